@@ -1,0 +1,45 @@
+# Two commands matter: `make demo` and `make test`. Each sets up what it needs in .venv and nowhere else.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+KILLS ?= 1000
+
+.PHONY: demo test check lint types crash powerloss bench lock clean
+
+demo: .venv/ready
+	@$(BIN)/headwater demo
+
+test: .venv/ready check
+	$(BIN)/python -m pytest
+
+check: lint types
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: .venv/ready
+	$(BIN)/mypy
+
+crash: .venv/ready
+	$(BIN)/python -m pytest tests/crash -q -s --timeout=0 --kills=$(KILLS)
+
+powerloss: .venv/ready
+	$(BIN)/python -m pytest tests/powerloss -q -s --timeout=0 --every-cut
+
+bench: .venv/ready
+	$(BIN)/uv sync --quiet --frozen --group bench
+	$(BIN)/python bench/run.py
+
+lock: .venv/ready
+	$(BIN)/uv lock
+
+# A venv without its own pip also works where Python ships no ensurepip; uv then installs what uv.lock names.
+.venv/ready: pyproject.toml uv.lock
+	$(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check 'uv>=0.9'
+	$(BIN)/uv sync --quiet --frozen --inexact
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,314 @@
+"""The asyncio face of a log: `headwater.connect()` gives an `AsyncLog`. The same verbs as `blocking`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Self, TypeVar, Unpack
+
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.core import Core
+from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
+from headwater.broker.engine import in_transaction, logger
+from headwater.broker.face import (
+    PREFETCH,
+    LogFace,
+    Registration,
+    SubscriptionFace,
+    claimed_of,
+    mark_settled,
+    nack_arguments,
+    require_transactions,
+)
+from headwater.broker.flow import run_async
+from headwater.broker.handlers import Handler, HandlerLoop
+from headwater.broker.housekeeping import Report
+from headwater.broker.options import Start, SubscribeOptions
+from headwater.broker.publish import Outgoing
+from headwater.broker.received import Received
+from headwater.broker.statistics import LogStatistics, SubscriptionInfo
+from headwater.broker.transaction import HandlerTransaction
+from headwater.errors import Closed, HeadwaterError
+from headwater.message import PublishOptions, Span, span_ms
+from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
+from headwater.topics import Dialect
+
+T = TypeVar("T")
+
+
+async def _off_loop(work: Callable[[], T]) -> T:
+    """Blocking work on a thread, so that the event loop goes on."""
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+class AsyncReceivedMessage(Received):
+    """A delivered message with the verbs that settle it."""
+
+    __slots__ = ("_subscription",)
+
+    def __init__(self, claimed: Claimed, subscription: AsyncSubscription) -> None:
+        super().__init__(claimed)
+        self._subscription = subscription
+
+    async def ack(self) -> None:
+        if not self.settled:
+            await self._subscription.ack_many([self])
+
+    async def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
+        if not self.settled:
+            delay_ms, failure = nack_arguments(delay, error)
+            await run_async(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
+            self.settled = True
+
+    async def reject(self, reason: str | None = None) -> None:
+        if not self.settled:
+            await run_async(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
+            self.settled = True
+
+    async def extend(self, by: Span | None = None) -> None:
+        by_ms = None if by is None else span_ms(by, "by")
+        await run_async(self._subscription._subscriber.extend([self._claimed], by_ms))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncTransaction]:
+        subscriber = require_transactions(self._subscription._subscriber)
+        inner = HandlerTransaction(subscriber.engine, subscriber, self._claimed)
+        await _off_loop(inner.begin)
+        inside = in_transaction.set(True)
+        try:
+            yield AsyncTransaction(inner)
+        except BaseException as exc:
+            await _off_loop(partial(inner.rollback, exc))
+            raise
+        else:
+            await _off_loop(inner.commit)
+            self.settled = True
+        finally:
+            in_transaction.reset(inside)
+
+
+class AsyncTransaction:
+    """Inside `async with message.transaction() as tx`. Nobody else can write meanwhile: keep it short."""
+
+    def __init__(self, inner: HandlerTransaction) -> None:
+        self._inner = inner
+
+    async def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        return await _off_loop(partial(self._inner.execute, sql, bindings))
+
+    async def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
+        return await _off_loop(partial(self._inner.publish, topic, data, **options))
+
+
+class AsyncSubscription(SubscriptionFace):
+    async def fetch(self, n: int = PREFETCH, wait: float | None = 0.0) -> list[AsyncReceivedMessage]:
+        found = await run_async(self._subscriber.fetch(n, wait))
+        return [AsyncReceivedMessage(claimed, self) for claimed in found]
+
+    def __aiter__(self) -> AsyncIterator[AsyncReceivedMessage]:
+        return self.messages(wait=None)
+
+    async def messages(self, wait: float | None = 0.0) -> AsyncIterator[AsyncReceivedMessage]:
+        while True:
+            try:
+                limit = min(PREFETCH, self._subscriber.spec.max_in_flight)
+                found = await run_async(self._subscriber.fetch(limit, wait))
+            except Closed:
+                return
+            if not found:
+                return
+            self._buffer = found[::-1]
+            while self._buffer:
+                yield AsyncReceivedMessage(self._buffer.pop(), self)
+
+    async def ack(self, message: AsyncReceivedMessage) -> None:
+        await message.ack()
+
+    async def ack_many(self, messages: Sequence[AsyncReceivedMessage]) -> None:
+        await run_async(self._subscriber.ack(claimed_of(messages)))
+        mark_settled(messages)
+
+    async def nack(self, message: AsyncReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
+        await message.nack(delay, error=error)
+
+    async def reject(self, message: AsyncReceivedMessage, reason: str | None = None) -> None:
+        await message.reject(reason)
+
+    async def extend(self, message: AsyncReceivedMessage, by: Span | None = None) -> None:
+        await message.extend(by)
+
+    async def info(self) -> SubscriptionInfo:
+        return await run_async(self._core.subscription_info(self.id))
+
+    async def close(self) -> None:
+        await run_async(self._subscriber.close(self._unseen()))
+        self._core.forget(self._subscriber)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class AsyncDeadLetterBox:
+    def __init__(self, core: Core) -> None:
+        self._inner = core.dead_letters
+
+    async def list(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> list[DeadLetter]:
+        return await run_async(self._inner.find(after, limit, **given))
+
+    async def get(self, id: int) -> DeadLetter:
+        return await run_async(self._inner.get(id))
+
+    async def statistics(self, **given: Unpack[LetterFilter]) -> LetterStatistics:
+        return await run_async(self._inner.statistics(**given))
+
+    async def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Redriven:
+        return await run_async(self._inner.redrive(to_topic, **given))
+
+    async def purge(self, **given: Unpack[LetterFilter]) -> int:
+        return await run_async(self._inner.purge(**given))
+
+    async def export(self, **given: Unpack[LetterFilter]) -> Iterable[str]:
+        return await run_async(self._inner.export(**given))
+
+    async def import_(self, lines: Iterable[str]) -> int:
+        return await run_async(self._inner.import_(lines))
+
+
+class AsyncLog(LogFace):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.dead_letters = AsyncDeadLetterBox(core)
+        self._running: list[tuple[HandlerLoop, list[asyncio.Task[None]]]] = []
+        self._stop_running = asyncio.Event()
+
+    async def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
+        return await run_async(self._core.publish(topic, data, options))
+
+    async def publish_many(self, messages: Iterable[Outgoing]) -> list[int]:
+        return await run_async(self._core.publish_many(messages))
+
+    async def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> AsyncSubscription:
+        return AsyncSubscription(self._core, await run_async(self._core.subscribe(id, pattern, **options)))
+
+    async def unsubscribe(self, id: str) -> None:
+        await run_async(self._core.unsubscribe(id))
+
+    async def seek(self, id: str, start: Start) -> int:
+        return await run_async(self._core.seek(id, start))
+
+    def on(
+        self,
+        pattern: str,
+        *,
+        id: str | None = None,
+        concurrency: int = 1,
+        auto_ack: bool = True,
+        **options: Unpack[SubscribeOptions],
+    ) -> Callable[[Handler], Handler]:
+        """Declare a handler, a plain function or a coroutine function; see `Log.on`."""
+        return self._declare(pattern, id, concurrency, auto_ack, options)
+
+    async def start(self) -> None:
+        while self._registrations:
+            await self._start(self._registrations.pop(0))
+
+    async def run(self) -> None:
+        await self.start()
+        try:
+            await self._stop_running.wait()
+        finally:
+            await self.stop()
+
+    async def _start(self, registration: Registration) -> None:
+        subscription = await self.subscribe(registration.id, registration.pattern, **registration.options)
+        loop = HandlerLoop(
+            subscription._subscriber,
+            registration.handler,
+            lambda claimed: AsyncReceivedMessage(claimed, subscription),
+            concurrency=registration.concurrency,
+            auto_ack=registration.auto_ack,
+        )
+        self._running.append((loop, [asyncio.create_task(_work(loop)) for _ in range(registration.concurrency)]))
+
+    async def stop(self) -> None:
+        self._stop_running.set()
+        for loop, _ in self._running:
+            loop.stop()
+        for loop, tasks in self._running:
+            await asyncio.gather(*(task for task in tasks if task is not asyncio.current_task()))
+            await run_async(loop.subscriber.close(loop.unseen()))
+            self._core.forget(loop.subscriber)
+        self._running.clear()
+
+    async def subscriptions(self) -> list[SubscriptionInfo]:
+        return await run_async(self._core.subscription_infos())
+
+    async def subscription(self, id: str) -> SubscriptionInfo:
+        return await run_async(self._core.subscription_info(id))
+
+    async def topics(self) -> list[TopicCount]:
+        return await run_async(self._core.topics())
+
+    async def topic_max_seq(self, topic: str) -> int:
+        return await run_async(self._core.topic_max_seq(topic))
+
+    async def last_seq(self) -> int:
+        return await run_async(self._core.last_seq())
+
+    async def statistics(self) -> LogStatistics:
+        return await run_async(self._core.statistics())
+
+    async def health(self) -> dict[str, Any]:
+        return await run_async(self._core.health())
+
+    async def retain(
+        self,
+        pattern: str,
+        *,
+        max_age: Span | None = None,
+        max_count: int | None = None,
+        max_bytes: int | None = None,
+        keep_unacked: bool = False,
+        dialect: Dialect = "nats",
+    ) -> None:
+        await run_async(
+            self._core.retain(
+                pattern,
+                max_age=max_age,
+                max_count=max_count,
+                max_bytes=max_bytes,
+                keep_unacked=keep_unacked,
+                dialect=dialect,
+            )
+        )
+
+    async def unretain(self, pattern: str, dialect: Dialect = "nats") -> bool:
+        return await run_async(self._core.unretain(pattern, dialect))
+
+    async def retention(self) -> list[RetentionPolicy]:
+        return await run_async(self._core.retention())
+
+    async def housekeep(self) -> Report:
+        return await run_async(self._core.housekeep())
+
+    async def close(self) -> None:
+        await self.stop()
+        await _off_loop(self._core.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _work(loop: HandlerLoop) -> None:
+    try:
+        await run_async(loop.work())
+    except HeadwaterError as exc:
+        logger.error("a handler of subscription %s stopped: %s", loop.subscriber.id, exc)

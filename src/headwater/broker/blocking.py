@@ -1,0 +1,343 @@
+"""The blocking face of a log: `headwater.open()` gives a `Log`. Safe to use from several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.core import Core
+from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
+from headwater.broker.engine import in_transaction, logger
+from headwater.broker.face import (
+    PREFETCH,
+    LogFace,
+    Registration,
+    SubscriptionFace,
+    claimed_of,
+    mark_settled,
+    nack_arguments,
+    require_transactions,
+)
+from headwater.broker.flow import run_blocking
+from headwater.broker.handlers import Handler, HandlerLoop
+from headwater.broker.housekeeping import Report
+from headwater.broker.options import Start, SubscribeOptions
+from headwater.broker.publish import Outgoing
+from headwater.broker.received import Received
+from headwater.broker.statistics import LogStatistics, SubscriptionInfo
+from headwater.broker.transaction import HandlerTransaction
+from headwater.errors import Closed, HeadwaterError
+from headwater.message import PublishOptions, Span, span_ms
+from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
+from headwater.topics import Dialect
+
+
+class ReceivedMessage(Received):
+    """A delivered message with the verbs that settle it."""
+
+    __slots__ = ("_subscription",)
+
+    def __init__(self, claimed: Claimed, subscription: Subscription) -> None:
+        super().__init__(claimed)
+        self._subscription = subscription
+
+    def ack(self) -> None:
+        """Done. Returns when that is on disk."""
+        if not self.settled:
+            self._subscription.ack_many([self])
+
+    def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
+        """Try again: after `delay` seconds, or after the backoff of the subscription."""
+        if not self.settled:
+            delay_ms, failure = nack_arguments(delay, error)
+            run_blocking(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
+            self.settled = True
+
+    def reject(self, reason: str | None = None) -> None:
+        """Never again: to the dead letters."""
+        if not self.settled:
+            run_blocking(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
+            self.settled = True
+
+    def extend(self, by: Span | None = None) -> None:
+        """More time to settle it, counted from now; the ack wait if not said otherwise."""
+        by_ms = None if by is None else span_ms(by, "by")
+        run_blocking(self._subscription._subscriber.extend([self._claimed], by_ms))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Your own writes in the log's database and this ack: both commit at the end of the block, or neither."""
+        subscriber = require_transactions(self._subscription._subscriber)
+        inner = HandlerTransaction(subscriber.engine, subscriber, self._claimed)
+        inner.begin()
+        inside = in_transaction.set(True)
+        try:
+            yield Transaction(inner)
+        except BaseException as exc:
+            inner.rollback(exc)
+            raise
+        else:
+            inner.commit()
+            self.settled = True
+        finally:
+            in_transaction.reset(inside)
+
+
+class Transaction:
+    """Inside `with message.transaction() as tx`. Nobody else can write meanwhile: keep it short."""
+
+    def __init__(self, inner: HandlerTransaction) -> None:
+        self._inner = inner
+
+    def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        return self._inner.execute(sql, bindings)
+
+    def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
+        return self._inner.publish(topic, data, **options)
+
+
+class Subscription(SubscriptionFace):
+    """Fetch from it, or iterate over it. Close it, or leave its `with` block, to give back what is in flight."""
+
+    def fetch(self, n: int = PREFETCH, wait: float | None = 0.0) -> list[ReceivedMessage]:
+        """Up to `n` messages. Waits up to `wait` seconds for the first one; None waits for ever."""
+        return [ReceivedMessage(claimed, self) for claimed in run_blocking(self._subscriber.fetch(n, wait))]
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return self.messages(wait=None)
+
+    def messages(self, wait: float | None = 0.0) -> Iterator[ReceivedMessage]:
+        """Message after message; ends when none comes for `wait` seconds (None: only when closed)."""
+        while True:
+            try:
+                found = run_blocking(self._subscriber.fetch(min(PREFETCH, self._subscriber.spec.max_in_flight), wait))
+            except Closed:
+                return
+            if not found:
+                return
+            self._buffer = found[::-1]
+            while self._buffer:
+                yield ReceivedMessage(self._buffer.pop(), self)
+
+    def ack(self, message: ReceivedMessage) -> None:
+        message.ack()
+
+    def ack_many(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Done with all of these, in one transaction: all acks hold, or the error says which does not and none does."""
+        run_blocking(self._subscriber.ack(claimed_of(messages)))
+        mark_settled(messages)
+
+    def nack(self, message: ReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
+        message.nack(delay, error=error)
+
+    def reject(self, message: ReceivedMessage, reason: str | None = None) -> None:
+        message.reject(reason)
+
+    def extend(self, message: ReceivedMessage, by: Span | None = None) -> None:
+        message.extend(by)
+
+    def info(self) -> SubscriptionInfo:
+        return run_blocking(self._core.subscription_info(self.id))
+
+    def close(self) -> None:
+        run_blocking(self._subscriber.close(self._unseen()))
+        self._core.forget(self._subscriber)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class DeadLetterBox:
+    """`log.dead_letters`. Filters everywhere: ids, subscription, topic (a pattern), type, reason, error (a regex)."""
+
+    def __init__(self, core: Core) -> None:
+        self._inner = core.dead_letters
+
+    def list(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> list[DeadLetter]:
+        return run_blocking(self._inner.find(after, limit, **given))
+
+    def get(self, id: int) -> DeadLetter:
+        return run_blocking(self._inner.get(id))
+
+    def statistics(self, **given: Unpack[LetterFilter]) -> LetterStatistics:
+        return run_blocking(self._inner.statistics(**given))
+
+    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Redriven:
+        """Deliver them again to the subscription they died in, or publish them anew on another topic."""
+        return run_blocking(self._inner.redrive(to_topic, **given))
+
+    def purge(self, **given: Unpack[LetterFilter]) -> int:
+        return run_blocking(self._inner.purge(**given))
+
+    def export(self, **given: Unpack[LetterFilter]) -> Iterable[str]:
+        """JSON, one line a letter."""
+        return run_blocking(self._inner.export(**given))
+
+    def import_(self, lines: Iterable[str]) -> int:
+        return run_blocking(self._inner.import_(lines))
+
+
+class Log(LogFace):
+    """A log. Publish to it, subscribe to it; close it, or use it in a `with` block."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.dead_letters = DeadLetterBox(core)
+        self._running: list[tuple[HandlerLoop, list[threading.Thread]]] = []
+        self._stop_running = threading.Event()
+
+    def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
+        """Store a message and return its seq. When this returns, the message is on disk."""
+        return run_blocking(self._core.publish(topic, data, options))
+
+    def publish_many(self, messages: Iterable[Outgoing]) -> list[int]:
+        """Store many, all or none, in one transaction: (topic, data), (topic, data, options) or mappings."""
+        return run_blocking(self._core.publish_many(messages))
+
+    def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Subscription:
+        """Begin or resume the durable subscription `id`."""
+        return Subscription(self._core, run_blocking(self._core.subscribe(id, pattern, **options)))
+
+    def unsubscribe(self, id: str) -> None:
+        """Remove a subscription with all its state."""
+        run_blocking(self._core.unsubscribe(id))
+
+    def seek(self, id: str, start: Start) -> int:
+        """Move a subscription nobody holds to another place; returns the position."""
+        return run_blocking(self._core.seek(id, start))
+
+    def on(
+        self,
+        pattern: str,
+        *,
+        id: str | None = None,
+        concurrency: int = 1,
+        auto_ack: bool = True,
+        **options: Unpack[SubscribeOptions],
+    ) -> Callable[[Handler], Handler]:
+        """Declare a handler. It runs once `start()` or `run()` is called; its name is the id if none is given."""
+        return self._declare(pattern, id, concurrency, auto_ack, options)
+
+    def start(self) -> None:
+        """Run the declared handlers on threads of their own."""
+        while self._registrations:
+            self._start(self._registrations.pop(0))
+
+    def run(self) -> None:
+        """Run the declared handlers until `stop()` is called or the user interrupts."""
+        self.start()
+        try:
+            self._stop_running.wait()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.stop()
+
+    def _start(self, registration: Registration) -> None:
+        subscription = self.subscribe(registration.id, registration.pattern, **registration.options)
+        loop = HandlerLoop(
+            subscription._subscriber,
+            registration.handler,
+            lambda claimed: ReceivedMessage(claimed, subscription),
+            concurrency=registration.concurrency,
+            auto_ack=registration.auto_ack,
+        )
+        threads = [
+            threading.Thread(target=_work, args=(loop,), name=f"headwater-{registration.id}-{number}", daemon=True)
+            for number in range(registration.concurrency)
+        ]
+        self._running.append((loop, threads))
+        for thread in threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let the handlers finish the message they are at, then give the rest back."""
+        self._stop_running.set()
+        for loop, _ in self._running:
+            loop.stop()
+        for loop, threads in self._running:
+            for thread in threads:
+                if thread is not threading.current_thread():
+                    thread.join()
+            run_blocking(loop.subscriber.close(loop.unseen()))
+            self._core.forget(loop.subscriber)
+        self._running.clear()
+
+    def subscriptions(self) -> list[SubscriptionInfo]:
+        return run_blocking(self._core.subscription_infos())
+
+    def subscription(self, id: str) -> SubscriptionInfo:
+        return run_blocking(self._core.subscription_info(id))
+
+    def topics(self) -> list[TopicCount]:
+        return run_blocking(self._core.topics())
+
+    def topic_max_seq(self, topic: str) -> int:
+        return run_blocking(self._core.topic_max_seq(topic))
+
+    def last_seq(self) -> int:
+        return run_blocking(self._core.last_seq())
+
+    def statistics(self) -> LogStatistics:
+        return run_blocking(self._core.statistics())
+
+    def health(self) -> dict[str, Any]:
+        return run_blocking(self._core.health())
+
+    def retain(
+        self,
+        pattern: str,
+        *,
+        max_age: Span | None = None,
+        max_count: int | None = None,
+        max_bytes: int | None = None,
+        keep_unacked: bool = False,
+        dialect: Dialect = "nats",
+    ) -> None:
+        """Keep no more than this of the messages under a pattern; housekeeping deletes the oldest beyond it."""
+        run_blocking(
+            self._core.retain(
+                pattern,
+                max_age=max_age,
+                max_count=max_count,
+                max_bytes=max_bytes,
+                keep_unacked=keep_unacked,
+                dialect=dialect,
+            )
+        )
+
+    def unretain(self, pattern: str, dialect: Dialect = "nats") -> bool:
+        return run_blocking(self._core.unretain(pattern, dialect))
+
+    def retention(self) -> list[RetentionPolicy]:
+        return run_blocking(self._core.retention())
+
+    def housekeep(self) -> Report:
+        """Do now what the background does every so often."""
+        return run_blocking(self._core.housekeep())
+
+    def close(self) -> None:
+        self.stop()
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _work(loop: HandlerLoop) -> None:
+    try:
+        run_blocking(loop.work())
+    except HeadwaterError as exc:
+        logger.error("a handler of subscription %s stopped: %s", loop.subscriber.id, exc)

@@ -1,0 +1,305 @@
+"""What happens to deliveries inside a transaction: claimed, settled, retried, buried. Decisions come from `delivery`.
+
+Functions here take a Writer and a subscription as stored, change the delivery rows, and return the subscription as it
+should be saved. Those that can refuse do so before they write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.delivery.lease import renew, take
+from headwater.delivery.retry import Bury, Reason, decide_after_lost_lease
+from headwater.delivery.where_eval import value_at
+from headwater.delivery.where_syntax import parse_path
+from headwater.delivery.window import WindowState
+from headwater.errors import LeaseLost, NotDelivered, SubscriptionActive, UnknownSubscription
+from headwater.message import Message
+from headwater.ports.records import (
+    DeadLetter,
+    DeadLetterQuery,
+    DeliveryRow,
+    Due,
+    Gap,
+    SubscriptionRecord,
+    selection_of,
+)
+from headwater.ports.store import Reader, Writer
+
+PRIORITY_ROWS_MAX = 10_000  # how many messages are looked through for the highest priority
+KEYED_ROWS_MAX = 1_000  # how many messages may be parked behind others of their key
+RECOVERY_PAGE = 1_000
+
+replace = msgspec.structs.replace
+
+
+class Claimed(NamedTuple):
+    """A message handed out: which attempt it is, and the token that proves the right to settle it."""
+
+    message: Message
+    attempt: int
+    token: int
+
+
+class Failure(NamedTuple):
+    """Why a delivery failed, as its dead letter will tell."""
+
+    reason: Reason
+    error: str | None = None
+    stack: str | None = None
+    handler: str | None = None
+
+
+def load(reader: Reader, id: str) -> SubscriptionRecord:
+    record = reader.subscription(id)
+    if record is None:
+        raise UnknownSubscription(
+            f"there is no subscription {id!r}",
+            where=id,
+            next="Create it with subscribe(); `headwater subscriptions` lists them",
+        )
+    return record
+
+
+def load_held(reader: Reader, id: str, owner: str, fence: int) -> SubscriptionRecord:
+    """The subscription, if this owner still holds it."""
+    record = load(reader, id)
+    if record.spec.mode == "exclusive" and not record.lease.held_by(owner, fence):
+        raise LeaseLost(
+            f"subscription '{id}' has been taken over",
+            where=id,
+            next="Subscribe again; what was in flight here is delivered to its new holder",
+        )
+    return record
+
+
+# --- holding --------------------------------------------------------------------------------------------------------
+
+
+def acquire(writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int) -> SubscriptionRecord:
+    """Take an exclusive subscription, and turn what its last holder left in flight into rows to be delivered again."""
+    lease = take(record.lease, owner, now_ms, record.spec.lease_ms)
+    if lease is None:
+        raise SubscriptionActive(
+            f"Subscription '{record.id}' is already active on another connection",
+            where=record.lease.owner,
+            next="Close it there, wait for its lease to run out, or use mode='shared' to share the work",
+        )
+    writer.put_deliveries(record.id, [*_left_in_flight(writer, record, now_ms)])
+    writer.end_leases(record.id, now_ms)
+    end = record.window.delivered
+    return replace(record, lease=lease, window=WindowState(end, end), active_ms=now_ms)
+
+
+def _left_in_flight(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Iterable[DeliveryRow]:
+    window, selection = record.window, selection_of(record.spec)
+    after = window.floor
+    while after < window.delivered:
+        messages, after = reader.scan(selection, after, RECOVERY_PAGE, window.delivered)
+        seqs = [message.seq for message in messages if not window.is_settled(message.seq)]
+        has_row = reader.deliveries(record.id, seqs)
+        # The old token stays on the row: it marks a delivery whose holder vanished.
+        yield from (DeliveryRow(seq, 1, now_ms, max(1, record.lease.fence)) for seq in seqs if seq not in has_row)
+
+
+# --- claiming -------------------------------------------------------------------------------------------------------
+
+
+def claim_due(
+    writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int
+) -> tuple[SubscriptionRecord, list[Claimed]]:
+    """Hand out rows that are due: retries, delayed ones, and those whose holder vanished.
+
+    One whose holder vanished is handed out alone, so that a message that kills its process takes no others with it.
+    """
+    token = record.lease.fence
+    rows: list[DeliveryRow] = []
+    claimed: list[Claimed] = []
+    buried: list[DeadLetter] = []
+    gone: list[int] = []
+    for row, message in with_buried_copies(writer, writer.due(record.id, now_ms, limit, record.spec.order)):
+        lost_its_holder = row.token > 0
+        if message is None:
+            gone.append(row.seq)
+            writer.add_gap(Gap(record.id, row.seq, row.seq, 1, "deleted", now_ms))
+        elif lost_its_holder and isinstance(decide_after_lost_lease(record.spec.retry, row.attempts, now_ms), Bury):
+            failure = Failure("timeout", "its lease ran out each time: the consumer died or hung")
+            buried.append(dead_letter(record.id, message, row, failure, now_ms))
+        elif is_expired(message, now_ms):
+            buried.append(dead_letter(record.id, message, row, Failure("expired"), now_ms))
+        elif lost_its_holder and claimed:
+            break
+        else:
+            rows.append(replace(row, attempts=row.attempts + 1, due_ms=now_ms + record.spec.ack_wait_ms, token=token))
+            claimed.append(Claimed(message, row.attempts + 1, token))
+            if lost_its_holder:
+                break
+    writer.put_deliveries(record.id, rows)
+    record = bury(writer, record, buried)
+    writer.remove_deliveries(record.id, gone + [letter.message.seq for letter in buried])
+    redelivered = sum(1 for row in rows if row.attempts > 1)
+    return replace(record, redelivered=record.redelivered + redelivered), claimed
+
+
+def with_buried_copies(reader: Reader, due: list[Due]) -> list[Due]:
+    """Redriven dead letters may have outlived their message; then the copy they carry is delivered."""
+    orphans = [row.dead_letter for row, message in due if message is None and row.dead_letter is not None]
+    if not orphans:
+        return due
+    letters = reader.dead_letters(DeadLetterQuery(ids=tuple(orphans)), 0, len(orphans))
+    copies = {letter.id: letter.message for letter in letters}
+    return [
+        Due(row, copies.get(row.dead_letter) if message is None and row.dead_letter is not None else message)
+        for row, message in due
+    ]
+
+
+def claim_fresh(
+    writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int
+) -> tuple[SubscriptionRecord, list[Claimed]]:
+    """Hand out messages never delivered before, each with a row of its own. `skip_to`: nothing matches at or below."""
+    spec, cursor = record.spec, max(record.window.delivered, skip_to)
+    messages, cursor = writer.scan(selection_of(spec), cursor, limit)
+    ready, rows, expired = sort_fresh(messages, now_ms)
+    token = record.lease.fence
+    rows += [DeliveryRow(message.seq, 1, now_ms + spec.ack_wait_ms, token) for message in ready]
+    writer.put_deliveries(record.id, rows)
+    record = bury_expired(writer, record, expired, now_ms)
+    return replace(record, window=WindowState(cursor, cursor)), [Claimed(message, 1, token) for message in ready]
+
+
+def park_and_claim(
+    writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int
+) -> tuple[SubscriptionRecord, list[Claimed]]:
+    """Where order is by key or priority, messages become rows first and the due rows say whose turn it is."""
+    spec, cursor = record.spec, max(record.window.delivered, skip_to)
+    path = None if spec.order_key is None else parse_path(spec.order_key)
+    counts = writer.delivery_counts(record.id)
+    most = PRIORITY_ROWS_MAX if spec.order == "priority" else KEYED_ROWS_MAX
+    room = most - counts.in_flight - counts.waiting
+    if room > 0:
+        messages, cursor = writer.scan(selection_of(spec), cursor, room)
+        ready, rows, expired = sort_fresh(messages, now_ms)
+        rows += [DeliveryRow(message.seq, 0, 0, 0, message.priority) for message in ready]
+        if path is not None:
+            keys = {message.seq: _key_text(value_at(path, message.field)) for message in messages}
+            rows = [replace(row, key=keys[row.seq]) for row in rows]
+        writer.put_deliveries(record.id, rows)
+        record = bury_expired(writer, record, expired, now_ms)
+        record = replace(record, window=WindowState(cursor, cursor))
+    return claim_due(writer, record, limit, now_ms)
+
+
+def _key_text(value: object) -> str | None:
+    return None if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def sort_fresh(messages: Sequence[Message], now_ms: int) -> tuple[list[Message], list[DeliveryRow], list[Message]]:
+    """Messages ready now, rows for those that are delayed, and messages that expired before anybody got them."""
+    ready: list[Message] = []
+    delayed: list[DeliveryRow] = []
+    expired: list[Message] = []
+    for message in messages:
+        if message.deliver_ms is None and message.expires_ms is None:
+            ready.append(message)
+        elif is_expired(message, now_ms):
+            expired.append(message)
+        elif message.deliver_ms is not None and message.deliver_ms > now_ms:
+            delayed.append(DeliveryRow(message.seq, 0, message.deliver_ms, 0, message.priority))
+        else:
+            ready.append(message)
+    return ready, delayed, expired
+
+
+def is_expired(message: Message, now_ms: int) -> bool:
+    return message.expires_ms is not None and message.expires_ms <= now_ms
+
+
+# --- settling -------------------------------------------------------------------------------------------------------
+
+
+def rows_in_flight(
+    reader: Reader, record: SubscriptionRecord, claims: Sequence[tuple[int, int, int]]
+) -> list[DeliveryRow]:
+    """The rows of claims (seq, attempt, token), or an error if one of them is not, or no longer, in flight there."""
+    found = reader.deliveries(record.id, [seq for seq, _, _ in claims])
+    rows: list[DeliveryRow] = []
+    for seq, attempt, token in claims:
+        row = found.get(seq)
+        if row is None or row.token != token or row.attempts != attempt or row.token == 0:
+            raise not_in_flight(reader, record, seq)
+        rows.append(row)
+    return rows
+
+
+def not_in_flight(reader: Reader, record: SubscriptionRecord, seq: int) -> NotDelivered | LeaseLost:
+    message = reader.messages([seq]).get(seq)
+    never = seq > record.window.delivered or (message is not None and not selection_of(record.spec).keeps(message))
+    if never:
+        return NotDelivered(
+            f"message {seq} was never delivered to '{record.id}'",
+            where=record.id,
+            next="Settle only what was fetched",
+        )
+    return LeaseLost(
+        f"message {seq} is not in flight for '{record.id}' any more: it was settled already, or its time ran out "
+        "and it was passed on",
+        where=record.id,
+        next="Drop it; if handlers take long, raise ack_wait or call extend()",
+    )
+
+
+def renewed(record: SubscriptionRecord, now_ms: int) -> SubscriptionRecord:
+    """The holder has just shown that it lives."""
+    if record.spec.mode != "exclusive":
+        return replace(record, active_ms=now_ms)
+    return replace(record, active_ms=now_ms, lease=renew(record.lease, now_ms, record.spec.lease_ms))
+
+
+# --- burying --------------------------------------------------------------------------------------------------------
+
+
+def dead_letter(subscription: str, message: Message, row: DeliveryRow, failure: Failure, now_ms: int) -> DeadLetter:
+    return DeadLetter(
+        row.dead_letter or 0,
+        subscription,
+        message,
+        failure.reason,
+        row.attempts,
+        now_ms,
+        failure.error,
+        failure.stack,
+        failure.handler,
+    )
+
+
+def bury(writer: Writer, record: SubscriptionRecord, letters: Sequence[DeadLetter]) -> SubscriptionRecord:
+    """Store dead letters. One that was redriven and failed again keeps its id and its count of redrives."""
+    if not letters:
+        return record
+    again = [letter.id for letter in letters if letter.id]
+    if again:
+        known = {old.id: old for old in writer.dead_letters(DeadLetterQuery(ids=tuple(again)), 0, len(again))}
+        letters = [
+            replace(letter, redrives=known[letter.id].redrives, redrive_error=letter.error or letter.reason)
+            if letter.id in known
+            else replace(letter, id=0)
+            for letter in letters
+        ]
+    writer.bury(letters)
+    return replace(record, buried=record.buried + len(letters))
+
+
+def bury_expired(
+    writer: Writer, record: SubscriptionRecord, expired: Sequence[Message], now_ms: int
+) -> SubscriptionRecord:
+    if not record.spec.bury_expired:
+        return record
+    letters = [
+        dead_letter(record.id, message, DeliveryRow(message.seq, 0, 0), Failure("expired"), now_ms)
+        for message in expired
+    ]
+    return bury(writer, record, letters)

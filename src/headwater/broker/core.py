@@ -1,0 +1,254 @@
+"""The verbs of a log, as flows. `faces` gives them their two colours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+from headwater.broker import claims, housekeeping, statistics
+from headwater.broker.claims import replace
+from headwater.broker.committer import Undo
+from headwater.broker.dead_letters import DeadLetters
+from headwater.broker.engine import Engine, logger
+from headwater.broker.flow import Flow, run_blocking
+from headwater.broker.live import LiveFeed
+from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec, start_position
+from headwater.broker.publish import Outgoing, publish, publish_many
+from headwater.broker.subscriber import Subscriber
+from headwater.broker.tail import Tail
+from headwater.delivery.lease import Lease
+from headwater.delivery.retention import Limits
+from headwater.delivery.window import WindowState
+from headwater.errors import HeadwaterError, SubscriptionActive, SubscriptionMismatch
+from headwater.message import PublishOptions, Span, span_ms
+from headwater.ports.records import RetentionPolicy, SubscriptionRecord, SubscriptionSpec, TopicCount
+from headwater.ports.store import Writer
+from headwater.topics import Dialect, parse_pattern
+
+HEARTBEATS_PER_LEASE = 3
+
+
+class Core:
+    """One open log: its engine, its subscribers, its background work."""
+
+    def __init__(self, engine: Engine, *, housekeeping_s: float | None, heartbeats: bool = True) -> None:
+        self.engine = engine
+        self.dead_letters = DeadLetters(engine)
+        self.live = LiveFeed(engine)
+        self._subscribers: set[Subscriber | Tail] = set()
+        self._keeper = _Keeper(self, housekeeping_s) if heartbeats or housekeeping_s is not None else None
+
+    # --- publishing ---------------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
+        return publish(self.engine, topic, data, options)
+
+    def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]:
+        return publish_many(self.engine, messages)
+
+    # --- subscribing --------------------------------------------------------------------------------------------
+
+    def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[Subscriber | Tail]:
+        check_subscription_id(id)
+        start: Start = options.pop("start", "first")
+        spec = make_spec(pattern, options)
+        subscriber: Subscriber | Tail
+        if spec.mode == "ephemeral":
+            after = yield from self.engine.read(lambda reader: start_position(reader, start))
+            subscriber = Tail(self.engine, id, spec, after)
+        else:
+            record, resumed_from = yield from self.engine.write(lambda writer, _: self._begin(writer, id, spec, start))
+            subscriber = Subscriber(self.engine, record, resumed_from)
+        self._subscribers.add(subscriber)
+        if self._keeper is not None:
+            self._keeper.poke()
+        return subscriber
+
+    def _begin(self, writer: Writer, id: str, spec: SubscriptionSpec, start: Start) -> tuple[SubscriptionRecord, int]:
+        now_ms = self.engine.clock.now_ms()
+        record = writer.subscription(id)
+        if record is None:
+            after = start_position(writer, start)
+            record = SubscriptionRecord(id, spec, now_ms, now_ms, WindowState(after, after))
+        else:
+            _refuse_other_purpose(record.spec, spec, id)
+            record = replace(record, spec=spec, active_ms=now_ms)
+        resumed_from = record.window.floor
+        if spec.mode == "exclusive":
+            record = claims.acquire(writer, record, self.engine.owner, now_ms)
+        writer.save_subscription(record)
+        return record, resumed_from
+
+    def forget(self, subscriber: Subscriber | Tail) -> None:
+        self._subscribers.discard(subscriber)
+
+    def unsubscribe(self, id: str) -> Flow[None]:
+        """Remove a subscription with all its state; its dead letters stay."""
+
+        def work(writer: Writer, undo: Undo) -> None:
+            record = claims.load(writer, id)
+            if record.lease.live(self.engine.clock.now_ms()):
+                raise SubscriptionActive(
+                    f"Subscription '{id}' is already active on another connection",
+                    where=record.lease.owner,
+                    next="Close it there first",
+                )
+            writer.delete_subscription(id)
+
+        return self.engine.write(work)
+
+    def seek(self, id: str, start: Start) -> Flow[int]:
+        """Move a subscription: what comes after the new position is delivered (again), all else counts as settled.
+        Only while nobody holds it; shared consumers lose what they have in flight."""
+
+        def work(writer: Writer, undo: Undo) -> int:
+            record = claims.load(writer, id)
+            if record.spec.mode == "exclusive" and record.lease.live(self.engine.clock.now_ms()):
+                raise SubscriptionActive(
+                    f"Subscription '{id}' is already active on another connection",
+                    where=record.lease.owner,
+                    next="Close it there, seek, and subscribe again",
+                )
+            after = start_position(writer, start)
+            lease = Lease("", record.lease.fence + 1, 0)
+            writer.clear_deliveries(id)
+            writer.save_subscription(replace(record, window=WindowState(after, after), lease=lease))
+            return after
+
+        position = yield from self.engine.write(work)
+        self.engine.wakeups.wake_all()
+        return position
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def subscription_infos(self) -> Flow[list[statistics.SubscriptionInfo]]:
+        now_ms = self.engine.clock.now_ms()
+        return self.engine.read(
+            lambda reader: [statistics.describe(reader, record, now_ms) for record in reader.subscriptions()]
+        )
+
+    def subscription_info(self, id: str) -> Flow[statistics.SubscriptionInfo]:
+        now_ms = self.engine.clock.now_ms()
+        return self.engine.read(lambda reader: statistics.describe(reader, claims.load(reader, id), now_ms))
+
+    def topics(self) -> Flow[list[TopicCount]]:
+        return self.engine.read(lambda reader: reader.topic_counts())
+
+    def topic_max_seq(self, topic: str) -> Flow[int]:
+        return self.engine.read(lambda reader: statistics.topic_max_seq(reader, topic))
+
+    def last_seq(self) -> Flow[int]:
+        return self.engine.read(lambda reader: reader.last_seq())
+
+    def statistics(self) -> Flow[statistics.LogStatistics]:
+        now_ms = self.engine.clock.now_ms()
+        return self.engine.read(lambda reader: statistics.log_statistics(reader, now_ms))
+
+    def health(self) -> Flow[dict[str, Any]]:
+        yield from self.engine.write(lambda writer, _: None)  # so that it also proves that writing works
+        return self.engine.store.health()
+
+    # --- retention ----------------------------------------------------------------------------------------------
+
+    def retain(
+        self,
+        pattern: str,
+        *,
+        max_age: Span | None,
+        max_count: int | None,
+        max_bytes: int | None,
+        keep_unacked: bool,
+        dialect: Dialect,
+    ) -> Flow[None]:
+        limits = Limits(None if max_age is None else span_ms(max_age, "max_age"), max_count, max_bytes, keep_unacked)
+        policy = RetentionPolicy(parse_pattern(pattern, dialect).text, limits, dialect)
+        return self.engine.write(lambda writer, _: writer.set_retention(policy))
+
+    def unretain(self, pattern: str, dialect: Dialect) -> Flow[bool]:
+        return self.engine.write(lambda writer, _: writer.remove_retention(pattern, dialect))
+
+    def retention(self) -> Flow[list[RetentionPolicy]]:
+        return self.engine.read(lambda reader: reader.retention())
+
+    def housekeep(self) -> Flow[housekeeping.Report]:
+        return housekeeping.housekeep(self.engine)
+
+    # --- living and ending --------------------------------------------------------------------------------------
+
+    def heartbeat(self) -> None:
+        """Renew what this process holds. Blocks; the keeper calls it on a thread of its own."""
+        for subscriber in list(self._subscribers):
+            try:
+                if not subscriber.closed:
+                    run_blocking(subscriber.heartbeat())
+            except HeadwaterError as exc:
+                logger.warning("subscription %s: %s", subscriber.id, exc)
+
+    def heartbeat_s(self) -> float:
+        leases_ms = [subscriber.spec.lease_ms for subscriber in list(self._subscribers)]
+        waits_ms = [subscriber.spec.ack_wait_ms for subscriber in list(self._subscribers)]
+        return min([*leases_ms, *waits_ms, 30_000]) / 1000 / HEARTBEATS_PER_LEASE
+
+    def close(self) -> None:
+        """Give back what is held, finish what is queued, let go of the store. Blocks."""
+        if self._keeper is not None:
+            self._keeper.stop()
+        self.live.close()
+        for subscriber in list(self._subscribers):
+            try:
+                run_blocking(subscriber.close())
+            except HeadwaterError as exc:  # it will be free when its lease runs out
+                logger.warning("subscription %s could not be given back: %s", subscriber.id, exc)
+        self.engine.close()
+
+
+class _Keeper:
+    """The thread that renews leases and calls for housekeeping."""
+
+    def __init__(self, core: Core, housekeeping_s: float | None) -> None:
+        self._core = core
+        self._housekeeping_s = housekeeping_s
+        self._stopping = False
+        self._poked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headwater-keeper", daemon=True)
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Something new may want an earlier heartbeat than the last one to be planned."""
+        self._poked.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._poked.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        next_round = time.monotonic() + (self._housekeeping_s or 0)
+        while True:
+            poked = self._poked.wait(self._core.heartbeat_s())
+            self._poked.clear()
+            if self._stopping:
+                return
+            if poked:
+                continue
+            self._core.heartbeat()
+            if self._housekeeping_s is not None and time.monotonic() >= next_round:
+                next_round = time.monotonic() + self._housekeeping_s
+                try:
+                    run_blocking(self._core.housekeep())
+                except HeadwaterError as exc:
+                    logger.warning("housekeeping: %s", exc)
+
+
+def _refuse_other_purpose(stored: SubscriptionSpec, asked: SubscriptionSpec, id: str) -> None:
+    """Settings may change from one subscribe to the next; what the subscription is for may not."""
+    for name in ("pattern", "dialect", "mode", "entities", "where", "order", "order_key"):
+        had, wants = getattr(stored, name), getattr(asked, name)
+        if had != wants:
+            raise SubscriptionMismatch(
+                f"subscription '{id}' was created with {name} {had!r}, not {wants!r}",
+                where=id,
+                next="Use another id, or unsubscribe it first and start anew",
+            )

@@ -1,0 +1,257 @@
+"""Dead letters: look, redrive, purge, take out and bring back."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+
+from headwater.broker.claims import replace
+from headwater.broker.committer import Undo
+from headwater.broker.engine import Engine
+from headwater.broker.flow import Flow
+from headwater.broker.publish import draft_of
+from headwater.errors import HeadwaterError, InvalidData, InvalidOption, UnknownDeadLetter
+from headwater.message import iso, message_from_json, ms_of_iso
+from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow
+from headwater.ports.store import Reader, Writer
+from headwater.topics import parse_pattern
+
+PAGE = 500
+ERROR_PATTERN_CHARS_MAX = 256
+
+
+class LetterFilter(TypedDict, total=False):
+    """Which dead letters: all conditions given hold together."""
+
+    ids: Iterable[int]
+    subscription: str
+    topic: str
+    type: str
+    reason: str
+    error: str
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """What a redrive did: how many are on their way again, and which could not be, with the reason."""
+
+    redriven: int
+    failed: dict[int, str]
+
+
+class LetterStatistics(msgspec.Struct, frozen=True):
+    total: int
+    redriving: int
+    by_reason: dict[str, int]
+    by_subscription: dict[str, int]
+    by_topic: dict[str, int]
+    by_type: dict[str, int]
+    by_error: dict[str, int]
+
+
+def make_query(given: LetterFilter) -> DeadLetterQuery:
+    unknown = given.keys() - LetterFilter.__annotations__.keys()
+    if unknown:
+        raise InvalidOption(
+            f"unknown dead-letter filter {sorted(unknown)[0]!r}",
+            next=f"Known ones: {', '.join(LetterFilter.__annotations__)}",
+        )
+    error = given.get("error")
+    if error is not None:
+        if len(error) > ERROR_PATTERN_CHARS_MAX:
+            raise InvalidOption(f"the error pattern has more than {ERROR_PATTERN_CHARS_MAX} characters")
+        try:
+            re.compile(error)
+        except re.error as exc:
+            raise InvalidOption(f"the error pattern is no regular expression ({exc})", where=error) from exc
+    topic, ids = given.get("topic"), given.get("ids")
+    return DeadLetterQuery(
+        ids=None if ids is None else tuple(ids),
+        subscription=given.get("subscription"),
+        topic=None if topic is None else parse_pattern(topic),
+        type=given.get("type"),
+        reason=given.get("reason"),
+        error=error,
+    )
+
+
+class DeadLetters:
+    """Flows over the dead letters of one log."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def find(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> Flow[list[DeadLetter]]:
+        query = make_query(given)
+        return self._engine.read(lambda reader: reader.dead_letters(query, after, limit))
+
+    def get(self, id: int) -> Flow[DeadLetter]:
+        return self._engine.read(lambda reader: _one(reader, id))
+
+    def statistics(self, **given: Unpack[LetterFilter]) -> Flow[LetterStatistics]:
+        query = make_query(given)
+        return self._engine.read(lambda reader: _statistics(_all(reader, query)))
+
+    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[Redriven]:
+        """Deliver again, to the subscription they died in, or as new messages on another topic.
+
+        Each page is one transaction. A letter stays until its redelivery is acked; if that fails again, or cannot be
+        begun (the subscription is gone), it stays for good with its count one higher.
+        """
+        query = make_query(given)
+        redriven, failed, after = 0, {}, 0
+        while True:
+            letters = yield from self._engine.read(
+                lambda reader, after=after: reader.dead_letters(query, after, PAGE)  # type: ignore[misc]
+            )
+            if not letters:
+                break
+            after = letters[-1].id
+            ids = [letter.id for letter in letters]
+            done, bad = yield from self._engine.write(
+                lambda writer, undo, ids=ids: self._redrive(writer, ids, to_topic)  # type: ignore[misc]
+            )
+            redriven += done
+            failed.update(bad)
+        self._engine.wakeups.wake_all()
+        return Redriven(redriven, failed)
+
+    def _redrive(self, writer: Writer, ids: Iterable[int], to_topic: str | None) -> tuple[int, dict[int, str]]:
+        now_ms = self._engine.clock.now_ms()
+        wanted = tuple(ids)
+        letters = [
+            letter
+            for letter in writer.dead_letters(DeadLetterQuery(ids=wanted), 0, len(wanted))
+            if not letter.redriving
+        ]
+        failed: dict[int, str] = {}
+        for letter in letters:
+            counted = replace(letter, redrives=letter.redrives + 1)
+            try:
+                if to_topic is not None:
+                    self._republish(writer, letter, to_topic, now_ms)
+                    continue
+                if writer.subscription(letter.subscription) is None:
+                    raise UnknownDeadLetter(f"subscription '{letter.subscription}' is gone")
+            except HeadwaterError as exc:
+                failed[letter.id] = exc.why
+                writer.bury([replace(counted, redrive_error=exc.why)])
+                continue
+            writer.bury([replace(counted, redriving=True, redrive_error=None)])
+            row = DeliveryRow(letter.message.seq, 0, now_ms, 0, letter.message.priority, None, letter.id)
+            writer.put_deliveries(letter.subscription, [row])
+        return len(letters) - len(failed), failed
+
+    def _republish(self, writer: Writer, letter: DeadLetter, topic: str, now_ms: int) -> None:
+        writer.append([draft_of(letter.message, topic)], now_ms, self._engine.dedupe)
+        writer.remove_dead_letters([letter.id])
+
+    def purge(self, **given: Unpack[LetterFilter]) -> Flow[int]:
+        query = make_query(given)
+        purged = 0
+        while True:
+            letters = yield from self._engine.read(lambda reader: reader.dead_letters(query, 0, PAGE))
+            if not letters:
+                return purged
+            ids = [letter.id for letter in letters]
+            yield from self._engine.write(
+                lambda writer, undo, ids=ids: writer.remove_dead_letters(ids)  # type: ignore[misc]
+            )
+            purged += len(ids)
+
+    def export(self, **given: Unpack[LetterFilter]) -> Flow[list[str]]:
+        """One JSON document per letter, oldest first."""
+        query = make_query(given)
+        letters = yield from self._engine.read(lambda reader: [*_all(reader, query)])
+        return [msgspec.json.encode(to_json(letter)).decode() for letter in letters]
+
+    def import_(self, lines: Iterable[str]) -> Flow[int]:
+        """Bring exported letters back, all or none. They get new ids."""
+        letters = [_letter_of(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+
+        def work(writer: Writer, undo: Undo) -> int:
+            return len(writer.bury(letters))
+
+        return self._engine.write(work)
+
+
+def to_json(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "subscription": letter.subscription,
+        "reason": letter.reason,
+        "error": letter.error,
+        "handler": letter.handler,
+        "attempts": letter.attempts,
+        "died_at": iso(letter.died_ms),
+        "redrives": letter.redrives,
+        "redriving": letter.redriving,
+        "redrive_error": letter.redrive_error,
+        "stack": letter.stack,
+        "message": letter.message.to_json(),
+    }
+
+
+def _letter_of(line: str, number: int) -> DeadLetter:
+    try:
+        plain: Mapping[str, Any] = msgspec.json.decode(line)
+        return DeadLetter(
+            0,
+            plain["subscription"],
+            message_from_json(plain["message"]),
+            plain["reason"],
+            plain["attempts"],
+            ms_of_iso(plain["died_at"]),
+            plain.get("error"),
+            plain.get("stack"),
+            plain.get("handler"),
+            plain.get("redrives", 0),
+        )
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as exc:
+        raise InvalidData(
+            f"not an exported dead letter ({type(exc).__name__}: {exc})",
+            where=f"line {number}",
+            next="Nothing was imported; mend the line and import again",
+        ) from exc
+
+
+def _one(reader: Reader, id: int) -> DeadLetter:
+    found = reader.dead_letters(DeadLetterQuery(ids=(id,)), 0, 1)
+    if not found:
+        raise UnknownDeadLetter(f"there is no dead letter {id}", next="`headwater dlq ls` lists them")
+    return found[0]
+
+
+def _all(reader: Reader, query: DeadLetterQuery) -> Iterable[DeadLetter]:
+    after = 0
+    while page := reader.dead_letters(query, after, PAGE):
+        yield from page
+        after = page[-1].id
+
+
+def _statistics(letters: Iterable[DeadLetter]) -> LetterStatistics:
+    reasons: Counter[str] = Counter()
+    subscriptions: Counter[str] = Counter()
+    topics: Counter[str] = Counter()
+    types: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    redriving = 0
+    for letter in letters:
+        reasons[letter.reason] += 1
+        subscriptions[letter.subscription] += 1
+        topics[letter.message.topic] += 1
+        types[letter.message.type or ""] += 1
+        errors[(letter.error or "").split("\n", 1)[0][:120]] += 1
+        redriving += letter.redriving
+    return LetterStatistics(
+        reasons.total(),
+        redriving,
+        dict(reasons.most_common()),
+        dict(subscriptions.most_common()),
+        dict(topics.most_common()),
+        dict(types.most_common()),
+        dict(errors.most_common(50)),
+    )

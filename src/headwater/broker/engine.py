@@ -1,0 +1,110 @@
+"""What every use case stands on: the store, the clock, the committer, the wake-ups. Also the log's background work."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import os
+import random
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from headwater.broker.committer import Committer, Work
+from headwater.broker.flow import Blocking, Flow
+from headwater.broker.wakeups import Wakeups
+from headwater.delivery.dedupe import DedupeWindow
+from headwater.errors import InvalidOption
+from headwater.ports.clock import Clock
+from headwater.ports.store import Notifier, Reader, Store
+
+T = TypeVar("T")
+
+READERS_MAX = 4
+TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
+
+logger = logging.getLogger("headwater")
+
+# True inside `with message.transaction()`: waiting there for the committer would wait for oneself.
+in_transaction: contextvars.ContextVar[bool] = contextvars.ContextVar("headwater_in_transaction", default=False)
+
+
+class Engine:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        dedupe: DedupeWindow,
+        roll: Callable[[], float] = random.random,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.dedupe = dedupe
+        self.roll = roll
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.wakeups = Wakeups()
+        with store.read() as reader:
+            self.wakeups.announced = reader.last_seq()
+        self.committer = Committer(store, clock, dedupe, self.wakeups.published)
+        self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
+        self._notifier: Notifier | None = None
+        self._make_notifier: Callable[[Callable[[], None]], Notifier] | None = None
+        self._notifier_lock = threading.Lock()
+        clock.on_advance(self.wakeups.wake_all)
+
+    def write(self, work: Work[T]) -> Flow[T]:
+        refuse_in_transaction()
+        outcome: T = yield self.committer.submit(work)
+        return outcome
+
+    def read(self, work: Callable[[Reader], T]) -> Flow[T]:
+        def look() -> T:
+            with self.store.read() as reader:
+                return work(reader)
+
+        outcome: T = yield Blocking(look, self.readers)
+        return outcome
+
+    def watch_with(self, make_notifier: Callable[[Callable[[], None]], Notifier]) -> None:
+        """How to notice other processes; started when the first reader here waits, for until then nobody cares."""
+        self._make_notifier = make_notifier
+
+    def ensure_watching(self) -> None:
+        if self._notifier is None and self._make_notifier is not None:
+            with self._notifier_lock:
+                if self._notifier is None:
+                    self._notifier = self._make_notifier(self.look_for_news)
+                    self._notifier.start()
+
+    def look_for_news(self) -> None:
+        """Another process has written: wake those here whom it concerns."""
+        with self.store.read() as reader:
+            last, known = reader.last_seq(), self.wakeups.announced
+            topics = set(reader.topics_between(known, last)) if 0 < last - known <= TOPICS_ANNOUNCED_MAX else None
+        if last <= known:  # no message, so an ack, a nack or a lease that changed hands
+            self.wakeups.settled()
+        elif topics is None:
+            self.wakeups.published(set(), known + 1, last)
+            self.wakeups.wake_all()
+        else:
+            self.wakeups.published(topics, known + 1, last)
+
+    def close(self) -> None:
+        if self._notifier is not None:
+            self._notifier.stop()
+        self.committer.close()
+        self.wakeups.wake_all()
+        self.readers.shutdown(wait=True)
+        self.store.close()
+
+
+def refuse_in_transaction() -> None:
+    if in_transaction.get():
+        raise InvalidOption(
+            "this would wait for the transaction it is called in",
+            next="Inside `transaction()` use the methods of the transaction itself (publish, execute, ack)",
+        )

@@ -1,0 +1,106 @@
+"""What the two faces of a log share: nothing in here waits, so nothing in here has a colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.core import Core
+from headwater.broker.handlers import Handler
+from headwater.broker.live import LiveFeed
+from headwater.broker.options import SubscribeOptions
+from headwater.broker.received import Received
+from headwater.broker.subscriber import Subscriber
+from headwater.broker.tail import Tail
+from headwater.errors import InvalidOption
+from headwater.message import Span, span_ms
+from headwater.ports.records import Gap
+
+PREFETCH = 100
+CONCURRENCY_MAX = 1_000
+
+
+class Registration(NamedTuple):
+    """A handler as declared with `@log.on(...)`."""
+
+    id: str
+    pattern: str
+    handler: Handler
+    concurrency: int
+    auto_ack: bool
+    options: SubscribeOptions
+
+
+class LogFace:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._registrations: list[Registration] = []
+
+    @property
+    def live(self) -> LiveFeed:
+        """Plain callbacks for messages as they come: subscribe, unsubscribe, unsubscribe_all."""
+        return self._core.live
+
+    @property
+    def name(self) -> str:
+        return self._core.engine.store.name
+
+    def _declare(
+        self, pattern: str, id: str | None, concurrency: int, auto_ack: bool, options: SubscribeOptions
+    ) -> Callable[[Handler], Handler]:
+        if not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise InvalidOption(f"concurrency must lie between 1 and {CONCURRENCY_MAX}, not {concurrency}")
+
+        def declare(handler: Handler) -> Handler:
+            own_name = getattr(handler, "__name__", "handler")
+            self._registrations.append(Registration(id or own_name, pattern, handler, concurrency, auto_ack, options))
+            return handler
+
+        return declare
+
+
+class SubscriptionFace:
+    def __init__(self, core: Core, subscriber: Subscriber | Tail) -> None:
+        self._core = core
+        self._subscriber = subscriber
+        self._buffer: list[Claimed] = []  # fetched ahead by the iterator, next one last
+
+    @property
+    def id(self) -> str:
+        return self._subscriber.id
+
+    @property
+    def resumed_from(self) -> int:
+        """Everything at or below this seq was settled when the subscription began here; 0 for a new one."""
+        return self._subscriber.resumed_from
+
+    def on_gap(self, callback: Callable[[Gap], None]) -> Callable[[Gap], None]:
+        """Call this when messages were deleted before they were settled here."""
+        if isinstance(self._subscriber, Subscriber):
+            self._subscriber.on_gap = callback
+        return callback
+
+    def _unseen(self) -> list[int]:
+        return [claimed.message.seq for claimed in self._buffer]
+
+
+def claimed_of(messages: Iterable[Received]) -> list[Claimed]:
+    return [message._claimed for message in messages]
+
+
+def mark_settled(messages: Iterable[Received]) -> None:
+    for message in messages:
+        message.settled = True
+
+
+def nack_arguments(delay: Span | None, error: str | None) -> tuple[int | None, Failure]:
+    return (None if delay is None else span_ms(delay, "delay")), Failure("processing_error", error)
+
+
+def require_transactions(subscriber: Subscriber | Tail) -> Subscriber:
+    if not isinstance(subscriber, Subscriber):
+        raise InvalidOption(
+            "an ephemeral subscription has nothing to ack", where=subscriber.id, next="Use mode exclusive or shared"
+        )
+    return subscriber

@@ -1,0 +1,179 @@
+"""One colour inside: use cases are generators that yield what they wait for; two small drivers run them.
+
+A flow yields a step and is sent its outcome. Threads run flows with `run_blocking`, event loops with `run_async`; no
+use case is written twice. The steps:
+
+    Ticket      something another thread will finish
+    Within      the same, but no longer than so many seconds; the outcome is whether it came
+    Blocking    work that may block: run in place by a thread, handed to a pool by an event loop
+    Call        a user's function, which on an event loop may be a coroutine function
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Executor
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+_PENDING = object()
+_Wake = Callable[[], None]
+
+
+class Ticket(Generic[T]):
+    """A value that will come from another thread. At most one waits for it."""
+
+    __slots__ = ("_error", "_value", "_waiter")
+
+    def __init__(self) -> None:
+        self._value: Any = _PENDING
+        self._error: BaseException | None = None
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | _Wake | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._value is not _PENDING or self._error is not None
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until done; False if the time is over first."""
+        if not self.done:
+            latch = threading.Lock()
+            latch.acquire()
+            self._waiter = latch.release
+            # The finisher sets the value before it looks for a waiter, we set the waiter before we look for the
+            # value: one of the two sees the other.
+            if not self.done:
+                latch.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+        return self.done
+
+    async def wait_async(self, timeout_s: float | None = None) -> bool:
+        if not self.done:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiter = (loop, future)
+            if not self.done:
+                if timeout_s is None:
+                    await future
+                else:
+                    timer = loop.call_later(max(0.0, timeout_s), _set_if_waiting, future)
+                    try:
+                        await future
+                    finally:
+                        timer.cancel()
+        return self.done
+
+
+class Within(NamedTuple):
+    """Wait for a ticket, but no longer than this; the flow is sent whether it came."""
+
+    ticket: Ticket[Any]
+    timeout_s: float | None
+
+
+class Blocking(NamedTuple):
+    work: Callable[[], Any]
+    pool: Executor
+
+
+class Call(NamedTuple):
+    function: Callable[..., Any]
+    argument: Any
+
+
+Step = Ticket[Any] | Within | Blocking | Call
+Flow = Generator[Step, Any, T]
+
+
+def finish(tickets: Iterable[tuple[Ticket[Any], Any, BaseException | None]]) -> None:
+    """Give tickets their outcome. Waiters of one event loop are woken by one call into it."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for ticket, value, error in tickets:
+        if error is not None:
+            ticket._error = error
+        else:
+            ticket._value = value
+        waiter = ticket._waiter
+        if waiter is None:
+            continue
+        if isinstance(waiter, tuple):
+            by_loop.setdefault(waiter[0], []).append(waiter[1])
+        else:
+            waiter()
+    for loop, futures in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_set_all, futures)
+        except RuntimeError:  # the loop is closed: nobody waits there any more
+            continue
+
+
+def _set_all(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        _set_if_waiting(future)
+
+
+def _set_if_waiting(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def run_blocking(flow: Flow[T]) -> T:
+    try:
+        step = next(flow)
+        while True:
+            try:
+                outcome = _block_on(step)
+            except BaseException as exc:
+                step = flow.throw(exc)
+            else:
+                step = flow.send(outcome)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+
+
+def _block_on(step: Step) -> Any:
+    if isinstance(step, Ticket):
+        step.wait()
+        return step.result()
+    if isinstance(step, Within):
+        return step.ticket.wait(step.timeout_s)
+    if isinstance(step, Blocking):
+        return step.work()
+    return step.function(step.argument)
+
+
+async def run_async(flow: Flow[T]) -> T:
+    try:
+        step = next(flow)
+        while True:
+            try:
+                outcome = await _await(step)
+            except BaseException as exc:
+                step = flow.throw(exc)
+            else:
+                step = flow.send(outcome)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+
+
+async def _await(step: Step) -> Any:
+    if isinstance(step, Ticket):
+        await step.wait_async()
+        return step.result()
+    if isinstance(step, Within):
+        return await step.ticket.wait_async(step.timeout_s)
+    if isinstance(step, Blocking):
+        return await asyncio.get_running_loop().run_in_executor(step.pool, step.work)
+    outcome = step.function(step.argument)
+    return await outcome if inspect.isawaitable(outcome) else outcome

@@ -1,0 +1,133 @@
+"""Running a user's function for every message: ack when it returns, retry with backoff when it raises."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.engine import logger
+from headwater.broker.flow import Call, Flow, Ticket, finish
+from headwater.broker.subscriber import Subscriber
+from headwater.broker.tail import Tail
+from headwater.errors import Closed, InvalidData, LeaseLost, NotDelivered
+
+STACK_CHARS_MAX = 8_000
+PREFETCH_PER_WORKER = 8
+
+Handler = Callable[[Any], Any]
+
+
+class Received(Protocol):
+    """What a handler gets: a message that knows whether it has been settled already."""
+
+    @property
+    def settled(self) -> bool: ...
+
+
+class Reject(Exception):
+    """Raised by a handler: dead-letter this message now, trying again is no use."""
+
+
+class HandlerLoop:
+    """One subscription's handler, run by any number of workers. Each worker is a flow: `work()`."""
+
+    def __init__(
+        self,
+        subscriber: Subscriber | Tail,
+        handler: Handler,
+        receive: Callable[[Claimed], Received],
+        *,
+        concurrency: int,
+        auto_ack: bool,
+    ) -> None:
+        self.subscriber = subscriber
+        self.concurrency = concurrency
+        self._handler = handler
+        self._name = getattr(handler, "__qualname__", repr(handler))
+        self._receive = receive
+        self._auto_ack = auto_ack
+        self._buffer: deque[Claimed] = deque()
+        self._lock = threading.Lock()
+        self._refill: Ticket[None] | None = None  # set while one worker fetches for all
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Workers end after the message they are at. What was fetched and not begun is given back untouched."""
+        self._stopping = True
+        self.subscriber.interrupt()
+
+    def unseen(self) -> list[int]:
+        return [claimed.message.seq for claimed in self._buffer]
+
+    def work(self) -> Flow[None]:
+        while not self._stopping:
+            claimed = yield from self._next()
+            if claimed is None:
+                return
+            yield from self._handle(claimed)
+
+    def _next(self) -> Flow[Claimed | None]:
+        while not self._stopping:
+            with self._lock:
+                if self._buffer:
+                    return self._buffer.popleft()
+                refill = self._refill
+                if refill is None:
+                    mine: Ticket[None] = Ticket()
+                    self._refill = mine
+            if refill is not None:
+                yield refill
+                continue
+            try:
+                yield from self._fill()
+            except (Closed, LeaseLost):
+                if not self._stopping:
+                    raise
+                return None
+            finally:
+                self._refill = None
+                finish([(mine, None, None)])
+        return None
+
+    def _fill(self) -> Flow[None]:
+        limit = min(self.concurrency * PREFETCH_PER_WORKER, self.subscriber.spec.max_in_flight)
+        found = yield from self.subscriber.fetch(limit, None)
+        with self._lock:
+            self._buffer.extend(found)
+
+    def _handle(self, claimed: Claimed) -> Flow[None]:
+        message = self._receive(claimed)
+        self.subscriber.began(claimed)
+        try:
+            yield Call(self._handler, message)
+        except Reject as exc:
+            yield from self._unless_settled(message, self.subscriber.reject(claimed, self._failure("rejected", exc)))
+        except InvalidData as exc:  # an undecodable payload stays so
+            failure = self._failure("processing_error", exc)
+            yield from self._unless_settled(message, self.subscriber.reject(claimed, failure))
+        except Exception as exc:
+            logger.warning("handler %s failed on message %d: %r", self._name, claimed.message.seq, exc)
+            failure = self._failure("processing_error", exc)
+            yield from self._unless_settled(message, self.subscriber.nack(claimed, None, failure))
+        else:
+            if self._auto_ack:
+                yield from self._unless_settled(message, self.subscriber.ack([claimed]))
+        finally:
+            self.subscriber.ended(claimed)
+
+    def _unless_settled(self, message: Received, settling: Flow[None]) -> Flow[None]:
+        if message.settled:
+            settling.close()
+            return
+        try:
+            yield from settling
+        except (LeaseLost, NotDelivered) as exc:
+            logger.warning("%s", exc)  # it took too long and will be, or has been, delivered again
+
+    def _failure(self, reason: Any, exc: BaseException) -> Failure:
+        stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
+        return Failure(reason, f"{type(exc).__name__}: {exc}", stack, self._name)

@@ -1,0 +1,182 @@
+"""Keeping the log within its limits: retention, forgotten ids, idle subscriptions, disk space.
+
+Every process that has a log open may do it; a lease in the database lets one at a time. All work is cut into small
+transactions, so that publishers wait for one of them at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from headwater.broker.committer import Undo
+from headwater.broker.engine import Engine, logger
+from headwater.broker.flow import Blocking, Flow
+from headwater.delivery.lease import release, take
+from headwater.delivery.retention import Kept, Total, surplus
+from headwater.ports.records import Gap, RetentionPolicy, SubscriptionRecord, selection_of
+from headwater.ports.store import Reader, Writer
+from headwater.topics import Pattern, overlaps, parse_pattern
+
+LEASE = "housekeeping"
+LEASE_MS = 60_000
+PRUNE_PAGE = 2_000
+COUNT_PAGE = 50_000
+IDS_PAGE = 20_000
+VACUUM_PAGES = 256
+
+
+class Report(msgspec.Struct):
+    """What one round did."""
+
+    pruned: dict[str, int] = {}
+    gaps: int = 0
+    expired_subscriptions: list[str] = []
+    forgotten_ids: int = 0
+    skipped: bool = False  # another process is at it
+
+
+def housekeep(engine: Engine) -> Flow[Report]:
+    report = Report()
+    if not (yield from engine.write(partial(_take_turn, engine))):
+        report.skipped = True
+        return report
+    while (yield from engine.write(lambda writer, _: writer.fold_topic_counts(COUNT_PAGE))) == COUNT_PAGE:
+        pass
+    policies = yield from engine.read(lambda reader: reader.retention())
+    for policy in policies:
+        yield from _enforce(engine, policy, report)
+    report.expired_subscriptions = yield from engine.write(partial(_drop_idle_subscriptions, engine))
+    while True:
+        forgotten = yield from engine.write(
+            lambda writer, _: writer.forget_ids(engine.dedupe, engine.clock.now_ms(), IDS_PAGE)
+        )
+        report.forgotten_ids += forgotten
+        if forgotten < IDS_PAGE:
+            break
+    while (yield Blocking(lambda: engine.store.reclaim_space(VACUUM_PAGES), engine.readers)):
+        pass
+    yield from engine.write(partial(_end_turn, engine))
+    return report
+
+
+def _take_turn(engine: Engine, writer: Writer, undo: Undo) -> bool:
+    lease = take(writer.lease(LEASE), engine.owner, engine.clock.now_ms(), LEASE_MS)
+    if lease is not None:
+        writer.save_lease(LEASE, lease)
+    return lease is not None
+
+
+def _end_turn(engine: Engine, writer: Writer, undo: Undo) -> None:
+    lease = writer.lease(LEASE)
+    if lease.owner == engine.owner:
+        writer.save_lease(LEASE, release(lease))
+
+
+# --- retention ------------------------------------------------------------------------------------------------------
+
+
+def _enforce(engine: Engine, policy: RetentionPolicy, report: Report) -> Flow[None]:
+    after: int | None = 0
+    while after is not None:
+        after, pruned, gaps = yield from engine.write(
+            lambda writer, _, after=after: _prune_page(writer, policy, after, engine.clock.now_ms())  # type: ignore[misc]
+        )
+        report.gaps += gaps
+        if pruned:
+            report.pruned[policy.pattern] = report.pruned.get(policy.pattern, 0) + pruned
+
+
+def _prune_page(writer: Writer, policy: RetentionPolicy, after: int, now_ms: int) -> tuple[int | None, int, int]:
+    """Delete up to a page of what is too much; (where to go on or None, messages deleted, messages lost to gaps)."""
+    pattern = parse_pattern(policy.pattern, policy.dialect)
+    page = writer.oldest(pattern, after, PRUNE_PAGE)
+    total = _total(writer, pattern)
+    too_much = page[: surplus(policy.limits, page, total, now_ms)]
+    if not too_much:
+        return None, 0, 0
+    subscriptions = [
+        record for record in writer.subscriptions() if overlaps(selection_of(record.spec).pattern, pattern)
+    ]
+    gone = _deletable(writer, policy, too_much, subscriptions, now_ms)
+    lost = _record_gaps(writer, gone, subscriptions, now_ms)
+    writer.delete_messages(gone)
+    # What had to be spared is skipped over, or the next page would be the same again.
+    last = too_much[-1].seq
+    finished = len(too_much) < len(page) or len(page) < PRUNE_PAGE
+    return (None if finished else last), len(gone), lost
+
+
+def _total(reader: Reader, pattern: Pattern) -> Total:
+    matching = [count for count in reader.topic_counts() if pattern.matches(count.topic)]
+    return Total(sum(count.count for count in matching), sum(count.bytes for count in matching))
+
+
+def _deletable(
+    reader: Reader,
+    policy: RetentionPolicy,
+    candidates: Sequence[Kept],
+    subscriptions: Sequence[SubscriptionRecord],
+    now_ms: int,
+) -> list[Kept]:
+    """Spares what is being handled right now, and with `keep_unacked` all that somebody has yet to settle."""
+    busy = reader.leased_seqs(candidates[0].seq, candidates[-1].seq, now_ms)
+    spared_above = candidates[-1].seq
+    if policy.limits.keep_unacked:
+        for record in subscriptions:
+            first_row = reader.delivery_counts(record.id).first_seq
+            settled_to = record.window.floor if first_row is None else min(record.window.floor, first_row - 1)
+            spared_above = min(spared_above, settled_to)
+    held = [record.window for record in subscriptions if record.lease.live(now_ms)]
+    return [
+        kept
+        for kept in candidates
+        if kept.seq <= spared_above
+        and kept.seq not in busy
+        and not any(window.floor < kept.seq <= window.delivered for window in held)
+    ]
+
+
+def _record_gaps(writer: Writer, gone: Sequence[Kept], subscriptions: Sequence[SubscriptionRecord], now_ms: int) -> int:
+    """Tell each subscription what it will never get. Must run before the messages are deleted."""
+    if not gone:
+        return 0
+    seqs = {kept.seq for kept in gone}
+    lost_in_all = 0
+    for record in subscriptions:
+        waiting = sorted(writer.deliveries(record.id, seqs))
+        writer.remove_deliveries(record.id, waiting)
+        lost = set(waiting) | _undelivered(writer, record, seqs)
+        if lost:
+            writer.add_gap(Gap(record.id, min(lost), max(lost), len(lost), "retention", now_ms))
+            lost_in_all += len(lost)
+    return lost_in_all
+
+
+def _undelivered(reader: Reader, record: SubscriptionRecord, seqs: set[int]) -> set[int]:
+    """Those of the seqs that the subscription wants and has not come to yet, or lost when its holder vanished."""
+    found: set[int] = set()
+    after, end = record.window.floor, max(seqs)
+    while after < end:
+        messages, after = reader.scan(selection_of(record.spec), after, PRUNE_PAGE, end)
+        found.update(
+            message.seq for message in messages if message.seq in seqs and not record.window.is_settled(message.seq)
+        )
+    return found
+
+
+def _drop_idle_subscriptions(engine: Engine, writer: Writer, undo: Undo) -> list[str]:
+    now_ms = engine.clock.now_ms()
+    idle = [
+        record.id
+        for record in writer.subscriptions()
+        if record.spec.inactive_ms is not None
+        and now_ms - record.active_ms > record.spec.inactive_ms
+        and not record.lease.live(now_ms)
+    ]
+    for id in idle:
+        writer.delete_subscription(id)
+        logger.warning("subscription %s was dropped: nobody used it for longer than its inactive_timeout", id)
+    return idle

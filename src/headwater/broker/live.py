@@ -1,0 +1,162 @@
+"""Plain callbacks for messages as they come: no cursor, no ack, nothing kept. The log is the truth, this is a hint.
+
+Each subscriber has a bounded queue and gets its messages one at a time, in order. A callback that raises is logged and
+goes on with the next message; a callback that is too slow loses its oldest waiting messages, which is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from headwater.broker.engine import Engine, logger
+from headwater.broker.flow import run_blocking
+from headwater.broker.tail import Tail
+from headwater.errors import Closed, HeadwaterError, InvalidOption
+from headwater.message import Message
+from headwater.ports.records import SubscriptionSpec
+from headwater.topics import Dialect, Pattern, TopicTrie, parse_pattern
+
+QUEUE_MAX = 1_000
+CALLBACK_THREADS = 8
+PAGE = 500
+
+Callback = Callable[[Message], object]
+
+
+class LiveCounts(msgspec.Struct):
+    delivered: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+class _Listener:
+    def __init__(self, id: str, pattern: Pattern, callback: Callback, queue_max: int) -> None:
+        self.id = id
+        self.pattern = pattern
+        self.callback = callback
+        self.queue: deque[Message] = deque()
+        self.queue_max = queue_max
+        self.counts = LiveCounts()
+        self.scheduled = False
+        self.gone = False
+
+
+class LiveFeed:
+    """`subscribe` and `unsubscribe` say whether they changed anything; `unsubscribe_all` says how many it ended."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._listeners: dict[tuple[str, str], _Listener] = {}
+        self._trie: TopicTrie[_Listener] = TopicTrie()
+        self._tail: Tail | None = None
+        self._pump: threading.Thread | None = None
+        self._workers: ThreadPoolExecutor | None = None
+
+    def subscribe(
+        self,
+        id: str,
+        pattern: str,
+        callback: Callback,
+        *,
+        dialect: Dialect = "nats",
+        queue_max: int = QUEUE_MAX,
+    ) -> bool:
+        parsed = parse_pattern(pattern, dialect)
+        if not callable(callback) or queue_max < 1:
+            raise InvalidOption("a live subscription needs a callback and a queue of at least 1", where=id)
+        with self._lock:
+            if (id, parsed.text) in self._listeners:
+                return False
+            listener = _Listener(id, parsed, callback, queue_max)
+            self._listeners[id, parsed.text] = listener
+            self._trie.add(parsed, listener)
+            self._ensure_pump()
+            return True
+
+    def unsubscribe(self, id: str, pattern: str) -> bool:
+        with self._lock:
+            return self._remove((id, pattern))
+
+    def unsubscribe_all(self, id: str) -> int:
+        with self._lock:
+            return sum([self._remove(key) for key in list(self._listeners) if key[0] == id])
+
+    def _remove(self, key: tuple[str, str]) -> bool:
+        listener = self._listeners.pop(key, None)
+        if listener is None:
+            return False
+        listener.gone = True
+        self._trie.remove(listener.pattern, listener)
+        return True
+
+    def counts(self, id: str) -> LiveCounts:
+        with self._lock:
+            mine = [listener.counts for listener in self._listeners.values() if listener.id == id]
+        return LiveCounts(
+            sum(each.delivered for each in mine),
+            sum(each.failed for each in mine),
+            sum(each.dropped for each in mine),
+        )
+
+    def _ensure_pump(self) -> None:
+        if self._pump is None:
+            with self._engine.store.read() as reader:
+                now = reader.last_seq()
+            self._tail = Tail(self._engine, "live", SubscriptionSpec(">"), now)
+            self._workers = ThreadPoolExecutor(CALLBACK_THREADS, thread_name_prefix="headwater-live")
+            self._pump = threading.Thread(target=self._run, args=(self._tail,), name="headwater-live", daemon=True)
+            self._pump.start()
+
+    def _run(self, tail: Tail) -> None:
+        while True:
+            try:
+                found = run_blocking(tail.fetch(PAGE, None))
+            except Closed:
+                return
+            except HeadwaterError:
+                logger.exception("the live feed could not read the log and goes on")
+                continue
+            for claimed in found:
+                with self._lock:
+                    for listener in self._trie.match(claimed.message.topic):
+                        self._offer(listener, claimed.message)
+
+    def _offer(self, listener: _Listener, message: Message) -> None:
+        if len(listener.queue) >= listener.queue_max:
+            listener.queue.popleft()
+            listener.counts.dropped += 1
+        listener.queue.append(message)
+        if not listener.scheduled and self._workers is not None:
+            listener.scheduled = True
+            self._workers.submit(self._drain, listener)
+
+    def _drain(self, listener: _Listener) -> None:
+        """Runs one listener's callbacks; `scheduled` keeps any other worker away from it, hence the order."""
+        while True:
+            with self._lock:
+                if listener.gone or not listener.queue:
+                    listener.scheduled = False
+                    return
+                message = listener.queue.popleft()
+            try:
+                listener.callback(message)
+                listener.counts.delivered += 1
+            except Exception:
+                listener.counts.failed += 1
+                logger.exception("live callback %s failed on message %d", listener.id, message.seq)
+
+    def close(self) -> None:
+        with self._lock:
+            for key in list(self._listeners):
+                self._remove(key)
+            tail, pump, workers = self._tail, self._pump, self._workers
+        if tail is not None and pump is not None and workers is not None:
+            run_blocking(tail.close())
+            pump.join()
+            workers.shutdown(wait=True)

@@ -1,0 +1,138 @@
+"""What users write at subscribe, checked and turned into a stored specification."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal, TypedDict
+
+from headwater.delivery.entity_filter import parse_entity_filter
+from headwater.delivery.retry import RetryPolicy
+from headwater.delivery.where import parse_where
+from headwater.delivery.where_syntax import parse_path
+from headwater.errors import InvalidOption
+from headwater.message import Span, span_ms, time_ms
+from headwater.ports.records import Mode, Order, SubscriptionSpec
+from headwater.ports.store import Reader
+from headwater.topics import Dialect, parse_pattern
+
+SUBSCRIPTION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
+IN_FLIGHT_MAX = 10_000
+Entities = str | list[str] | None
+
+Start = Literal["first", "new"] | int | datetime
+"""Where a new subscription begins: at the oldest message, at the next one, after a seq, or at a time."""
+
+
+class SubscribeOptions(TypedDict, total=False):
+    mode: Mode
+    start: Start
+    dialect: Dialect
+    from_: Entities
+    to: Entities
+    broadcast: bool
+    where: str | None
+    order: Order
+    order_key: str | None
+    ack_wait: Span
+    extension_max: Span
+    lease: Span
+    max_in_flight: int
+    max_attempts: int
+    backoff: Span
+    backoff_factor: float
+    backoff_max: Span
+    jitter: float
+    inactive_timeout: Span | None
+    bury_expired: bool
+
+
+def check_subscription_id(id: str) -> str:
+    if not isinstance(id, str) or not SUBSCRIPTION_ID.fullmatch(id):
+        raise InvalidOption(
+            f"{id!r} cannot name a subscription",
+            next="Use 1 to 128 letters, digits and . _ : @ / -, beginning with a letter or digit",
+        )
+    return id
+
+
+def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
+    unknown = options.keys() - SubscribeOptions.__annotations__.keys()
+    if unknown:
+        raise InvalidOption(
+            f"unknown subscribe option {sorted(unknown)[0]!r}",
+            next=f"Known ones: {', '.join(SubscribeOptions.__annotations__)}",
+        )
+    dialect = _one_of("dialect", options.get("dialect", "nats"), ("nats", "amqp"))
+    entities = parse_entity_filter(
+        from_=options.get("from_"), to=options.get("to"), broadcast=options.get("broadcast", False)
+    )
+    where, order_key = options.get("where"), options.get("order_key")
+    if order_key is not None:
+        parse_path(order_key)
+    default = SubscriptionSpec("")
+    max_in_flight = options.get("max_in_flight", default.max_in_flight)
+    if not isinstance(max_in_flight, int) or not 1 <= max_in_flight <= IN_FLIGHT_MAX:
+        raise InvalidOption(f"max_in_flight must lie between 1 and {IN_FLIGHT_MAX}, not {max_in_flight!r}")
+    inactive = options.get("inactive_timeout")
+    return SubscriptionSpec(
+        pattern=parse_pattern(pattern, dialect).text,
+        dialect=dialect,
+        entities=entities.to_json(),
+        where=None if where is None else parse_where(where).text,
+        mode=_one_of("mode", options.get("mode", "exclusive"), ("exclusive", "shared", "ephemeral")),
+        order=_one_of("order", options.get("order", "seq"), ("seq", "priority")),
+        order_key=order_key,
+        ack_wait_ms=_positive("ack_wait", options, default.ack_wait_ms),
+        extension_ms_max=_positive("extension_max", options, default.extension_ms_max),
+        lease_ms=_positive("lease", options, default.lease_ms),
+        max_in_flight=max_in_flight,
+        inactive_ms=None if inactive is None else _positive("inactive_timeout", options, 0),
+        bury_expired=bool(options.get("bury_expired", True)),
+        retry=_retry_policy(options),
+    )
+
+
+def _retry_policy(options: Mapping[str, Any]) -> RetryPolicy:
+    default = RetryPolicy()
+    base_ms = span_ms(options["backoff"], "backoff") if "backoff" in options else default.base_ms
+    cap_ms = span_ms(options["backoff_max"], "backoff_max") if "backoff_max" in options else default.cap_ms
+    return RetryPolicy(
+        max_attempts=options.get("max_attempts", default.max_attempts),
+        base_ms=base_ms,
+        factor=options.get("backoff_factor", default.factor),
+        cap_ms=max(cap_ms, base_ms),
+        jitter=options.get("jitter", default.jitter),
+    )
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> Any:
+    if value not in allowed:
+        raise InvalidOption(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+def _positive(name: str, options: Mapping[str, Any], default_ms: int) -> int:
+    if name not in options:
+        return default_ms
+    ms = span_ms(options[name], name)
+    if ms < 1:
+        raise InvalidOption(f"{name} must be longer than 0")
+    return ms
+
+
+def start_position(reader: Reader, start: Start) -> int:
+    """The seq after which a subscription with this start begins."""
+    if start == "first":
+        return 0
+    if start == "new":
+        return reader.last_seq()
+    if isinstance(start, datetime):
+        return reader.seq_before(time_ms(start, "start"))
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return min(start, reader.last_seq())
+    raise InvalidOption(
+        f"start must be 'first', 'new', a seq or a datetime, not {start!r}",
+        next="A seq is the last one you have",
+    )

@@ -1,0 +1,96 @@
+"""Publishing: checked and encoded in the caller's thread, stored by the committer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from headwater.broker.engine import Engine, refuse_in_transaction
+from headwater.broker.flow import Flow
+from headwater.errors import InvalidInput, InvalidOption, TooLarge
+from headwater.message import BATCH_MESSAGES_MAX, Draft, Extras, Message, PublishOptions, make_draft
+from headwater.ports.records import Appended
+from headwater.topics import check_topic
+
+Outgoing = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]
+"""One of several: (topic, data), (topic, data, options), or a mapping with topic, data and options."""
+
+
+def publish(engine: Engine, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
+    refuse_in_transaction()
+    draft = make_draft(check_topic(topic), data, options, engine.clock.now_ms())
+    appended: Appended = yield engine.committer.publish((draft,))
+    return appended.seqs[0]
+
+
+def publish_many(engine: Engine, messages: Iterable[Outgoing]) -> Flow[list[int]]:
+    """All or none, in one transaction."""
+    refuse_in_transaction()
+    drafts = make_drafts(messages, engine.clock.now_ms())
+    if not drafts:
+        return []
+    appended: Appended = yield engine.committer.publish(drafts)
+    return appended.seqs
+
+
+def make_drafts(messages: Iterable[Outgoing], now_ms: int) -> list[Draft]:
+    drafts: list[Draft] = []
+    no_options: PublishOptions = {}
+    for message in messages:
+        try:
+            if type(message) is tuple and len(message) == 2:  # the hot path
+                drafts.append(make_draft(check_topic(message[0]), message[1], no_options, now_ms))
+            else:
+                topic, data, options = _parts(message)
+                drafts.append(make_draft(check_topic(topic), data, options, now_ms))
+        except InvalidInput as exc:
+            raise type(exc)(
+                exc.why,
+                where=f"message {len(drafts)} of the batch" + (f" ({exc.where})" if exc.where else ""),
+                next=exc.next or "Nothing of the batch was published",
+            ) from exc
+        if len(drafts) > BATCH_MESSAGES_MAX:
+            raise TooLarge(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
+    return drafts
+
+
+def _parts(message: Outgoing) -> tuple[str, Any, PublishOptions]:
+    if isinstance(message, Mapping):
+        rest = dict(message)
+        try:
+            topic, data = rest.pop("topic"), rest.pop("data")
+        except KeyError as exc:
+            raise InvalidOption(f"{exc.args[0]!r} is missing", next="A message needs topic and data") from None
+        if "from" in rest:
+            rest["from_"] = rest.pop("from")
+        return topic, data, cast(PublishOptions, rest)
+    if isinstance(message, tuple) and len(message) in (2, 3):
+        options = dict(message[2]) if len(message) == 3 else {}
+        return message[0], message[1], cast(PublishOptions, options)
+    raise InvalidOption(
+        f"a {type(message).__name__} is no message",
+        next="Pass (topic, data), (topic, data, options) or a mapping",
+    )
+
+
+def draft_of(message: Message, topic: str) -> Draft:
+    """A stored message as a new one on another topic, with all its headers but without its id and times."""
+    headers = bytes(message.raw_headers)
+    return Draft(
+        check_topic(topic),
+        message.data_json,
+        message.size,
+        None,
+        Extras(
+            priority=message.priority,
+            from_=message.from_,
+            to=message.to,
+            reply_to=message.reply_to,
+            correlation_id=message.correlation_id,
+            type=message.type,
+            version=message.version,
+            content_type=message.content_type,
+            traceparent=message.traceparent,
+            headers_json=None if headers == b"null" else headers.decode(),
+        ),
+    )

@@ -1,0 +1,67 @@
+"""Waiting for messages, the same for durable and ephemeral readers."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+
+from headwater.broker.claims import Claimed
+from headwater.broker.engine import Engine
+from headwater.broker.flow import Flow, Within
+from headwater.errors import Closed, InvalidOption
+from headwater.ports.records import SubscriptionSpec, selection_of
+
+FETCH_MAX = 10_000
+NET_POLL_S = 5.0  # the net under lost wake-ups of this process; other processes have the watcher's
+
+
+class LogReader(ABC):
+    """Has a place in the log and waits there. What it does with a message it finds is up to the kind of reader."""
+
+    def __init__(self, engine: Engine, id: str, spec: SubscriptionSpec, *, minds_settling: bool) -> None:
+        self.engine = engine
+        self.id = id
+        self.spec = spec
+        self._selection = selection_of(spec)
+        self._closed = False
+        self._interrupted = False
+        self._waiter = engine.wakeups.add(self._selection.pattern, minds_settling=minds_settling)
+        engine.ensure_watching()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def fetch(self, limit: int, wait_s: float | None) -> Flow[list[Claimed]]:
+        """Up to `limit` messages; waits for the first as long as told (None: for ever), returns [] when time is up."""
+        if not 1 <= limit <= FETCH_MAX:
+            raise InvalidOption(f"fetch takes 1 to {FETCH_MAX} messages at a time, not {limit}", where=self.id)
+        until = None if wait_s is None else time.monotonic() + wait_s
+        while True:
+            ticket = self._waiter.arm()
+            if self._closed:
+                raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
+            if self._interrupted:
+                return []
+            found, look_again_ms = yield from self._try_fetch(limit)
+            if found:
+                return found
+            left_s = None if until is None else until - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return []
+            due_s = None if look_again_ms is None else (look_again_ms - self.engine.clock.now_ms()) / 1000
+            yield Within(ticket, max(0.0, min(s for s in (left_s, due_s, NET_POLL_S) if s is not None)))
+
+    @abstractmethod
+    def _try_fetch(self, limit: int) -> Flow[tuple[list[Claimed], int | None]]:
+        """What is there now, and when to look again at the latest even if nobody wakes us."""
+
+    def interrupt(self) -> None:
+        """Let a waiting fetch return, and every later one."""
+        self._interrupted = True
+        self._waiter.wake()
+
+    def _leave(self) -> None:
+        self._closed = True
+        self.engine.wakeups.remove(self._waiter)
+        self._waiter.wake()

@@ -1,0 +1,352 @@
+"""One holder of one subscription: fetches, settles, keeps its lease. Verbs are flows; see `flow`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from headwater.broker import claims
+from headwater.broker.claims import Claimed, Failure, replace
+from headwater.broker.committer import Undo
+from headwater.broker.engine import Engine, logger
+from headwater.broker.flow import Flow
+from headwater.broker.reading import LogReader
+from headwater.delivery.lease import release
+from headwater.delivery.retry import Retry, decide_retry
+from headwater.delivery.window import Window
+from headwater.message import Message
+from headwater.ports.records import DeliveryRow, Gap, SubscriptionRecord
+from headwater.ports.store import Reader, Writer
+
+SCANNED_UNSAVED_MAX = 10_000  # how far a reader may look past messages of others before it notes its place
+
+
+class Outlook(NamedTuple):
+    """What a look at the log promises, taken without disturbing the writer."""
+
+    room: int
+    fresh: list[Message]
+    scanned_from: int
+    scanned_to: int
+    saved_to: int
+    last_seq: int
+    next_due_ms: int | None
+
+    @property
+    def at_end(self) -> bool:
+        return self.scanned_to >= self.last_seq or self.room <= 0
+
+
+class Claim(NamedTuple):
+    found: list[Claimed]
+    gaps: list[Gap]
+    outrun: bool = False  # another fetch of the same holder was quicker: look again
+
+
+class Subscriber(LogReader):
+    def __init__(self, engine: Engine, record: SubscriptionRecord, resumed_from: int) -> None:
+        spec = record.spec
+        super().__init__(engine, record.id, spec, minds_settling=spec.keeps_rows or spec.mode == "exclusive")
+        self.resumed_from = resumed_from
+        self.fence = record.lease.fence
+        self.on_gap: Callable[[Gap], None] | None = None
+        self._window = Window(record.window)
+        self._scanned = record.window.delivered
+        self._in_flight: dict[int, Claimed] = {}  # what this holder has been handed and not settled
+        self._running: dict[int, int] = {}  # seq -> when its handler began; extended while it runs
+
+    # --- fetching -----------------------------------------------------------------------------------------------
+
+    def _try_fetch(self, limit: int) -> Flow[tuple[list[Claimed], int | None]]:
+        """One pass over what is there; the second value is when to look again at the latest."""
+        while True:
+            outlook = yield from self.engine.read(lambda reader: self._look(reader, limit))
+            now_ms = self.engine.clock.now_ms()
+            overdue_ms = self._window.next_deadline_ms()
+            due_ms = min((ms for ms in (outlook.next_due_ms, overdue_ms) if ms is not None), default=None)
+            is_due = (overdue_ms is not None and overdue_ms <= now_ms) or (
+                outlook.room > 0 and outlook.next_due_ms is not None and outlook.next_due_ms <= now_ms
+            )
+            if outlook.room <= 0:
+                due_ms = overdue_ms  # without room only a delivery that is given up can change anything
+            claim = Claim([], [])
+            if outlook.fresh or is_due or outlook.scanned_to - outlook.saved_to > SCANNED_UNSAVED_MAX:
+                claim = yield from self.engine.write(partial(self._claim, outlook=outlook))
+                self._tell(claim.gaps)
+            else:
+                self._scanned = max(self._scanned, outlook.scanned_to)
+            if claim.found or (outlook.at_end and not claim.outrun):
+                return claim.found, due_ms
+
+    def _look(self, reader: Reader, limit: int) -> Outlook:
+        saved_to = self._window.delivered
+        if self.spec.keeps_rows:
+            saved_to = claims.load(reader, self.id).window.delivered
+            self._scanned = max(self._scanned, saved_to)
+        room = self._room(reader, limit)
+        after = self._scanned
+        # A window's messages are handed out as read here; a row-keeping claim reads again under the write lock.
+        most = 1 if self.spec.keeps_rows else room
+        fresh, scanned_to = reader.scan(self._selection, after, most) if room > 0 else ([], after)
+        next_due_ms = reader.next_due_ms(self.id)
+        return Outlook(room, fresh, after, scanned_to, saved_to, reader.last_seq(), next_due_ms)
+
+    def _room(self, reader: Reader, limit: int) -> int:
+        if len(self._in_flight) >= self.spec.max_in_flight:
+            # Perhaps some have been passed on to others, because their time ran out here.
+            now_ms = self.engine.clock.now_ms()
+            rows = reader.deliveries(self.id, list(self._in_flight))
+            for seq, claimed in list(self._in_flight.items()):
+                row = rows.get(seq)
+                held = row is not None and row.token == claimed.token and row.due_ms > now_ms
+                if not held and seq not in self._window:
+                    self._in_flight.pop(seq, None)
+        return min(limit, self.spec.max_in_flight - len(self._in_flight))
+
+    def _tell(self, gaps: list[Gap]) -> None:
+        for gap in gaps:
+            logger.warning("subscription %s lost %d messages (%s)", self.id, gap.count, gap.why)
+            if self.on_gap is not None:
+                self.on_gap(gap)
+
+    def _claim(self, writer: Writer, undo: Undo, *, outlook: Outlook) -> Claim:
+        now_ms = self.engine.clock.now_ms()
+        record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+        outrun = False
+        if self.spec.keeps_rows:
+            record, found = self._claim_rows(writer, record, outlook, now_ms)
+        else:
+            self._give_up_overdue(writer, undo, now_ms)
+            record, found = claims.claim_due(writer, record, outlook.room, now_ms)
+            if not found:
+                outrun = self._scanned != outlook.scanned_from
+                if not outrun:
+                    record, found = self._claim_window(writer, undo, record, outlook, now_ms)
+            record = replace(record, window=self._window.state())
+        gaps = writer.gaps(self.id)
+        if gaps:
+            writer.mark_gaps_told(self.id)
+        writer.save_subscription(claims.renewed(record, now_ms))
+        self._hand_out(undo, found)
+        return Claim(found, gaps, outrun)
+
+    def _hand_out(self, undo: Undo, found: list[Claimed]) -> None:
+        def take_back() -> None:
+            for claimed in found:
+                self._in_flight.pop(claimed.message.seq, None)
+
+        undo.append(take_back)
+        for claimed in found:
+            self._in_flight[claimed.message.seq] = claimed
+
+    def _claim_rows(
+        self, writer: Writer, record: SubscriptionRecord, outlook: Outlook, now_ms: int
+    ) -> tuple[SubscriptionRecord, list[Claimed]]:
+        if record.spec.mode == "shared":  # every claim has a token of its own, so that an old one is told apart
+            record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
+        skip_to = outlook.fresh[0].seq - 1 if outlook.fresh else outlook.scanned_to
+        if record.spec.order == "priority" or record.spec.order_key is not None:
+            return claims.park_and_claim(writer, record, outlook.room, skip_to, now_ms)
+        record, found = claims.claim_due(writer, record, outlook.room, now_ms)
+        tried_before = any(claimed.attempt > 1 for claimed in found)
+        if len(found) < outlook.room and not tried_before:
+            record, fresh = claims.claim_fresh(writer, record, outlook.room - len(found), skip_to, now_ms)
+            found += fresh
+        return record, found
+
+    def _claim_window(
+        self, writer: Writer, undo: Undo, record: SubscriptionRecord, outlook: Outlook, now_ms: int
+    ) -> tuple[SubscriptionRecord, list[Claimed]]:
+        ready, delayed, expired = claims.sort_fresh(outlook.fresh, now_ms)
+        seqs = [message.seq for message in ready]
+        delivered = self._window.delivered
+
+        def take_back() -> None:
+            self._window.undeliver(seqs, delivered)
+            self._scanned = outlook.scanned_from
+
+        undo.append(take_back)
+        self._window.deliver(seqs, outlook.scanned_to, now_ms + self.spec.ack_wait_ms)
+        self._scanned = outlook.scanned_to
+        writer.put_deliveries(self.id, delayed)
+        record = claims.bury_expired(writer, record, expired, now_ms)
+        fence = self.fence
+        return record, [Claimed(message, 1, fence) for message in ready]
+
+    def _give_up_overdue(self, writer: Writer, undo: Undo, now_ms: int) -> None:
+        """Deliveries of the window whose ack wait is over become rows that are due, like those of a vanished holder."""
+        late = self._window.overdue(now_ms)
+        if late:
+            self._close_in_window(undo, late)
+            self._forget(undo, late)
+            writer.put_deliveries(self.id, [DeliveryRow(seq, 1, now_ms, self.fence) for seq in late])
+
+    def _forget(self, undo: Undo, seqs: Iterable[int]) -> None:
+        handed = {seq: self._in_flight.pop(seq) for seq in seqs if seq in self._in_flight}
+        undo.append(lambda: self._in_flight.update(handed))
+
+    # --- settling -----------------------------------------------------------------------------------------------
+
+    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
+        return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled))
+
+    def ack_in(self, writer: Writer, undo: Undo, settled: Sequence[Claimed]) -> None:
+        """Ack inside a transaction: also the user's own."""
+        record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+        rows = self._settle(writer, undo, record, settled)
+        redriven = [row.dead_letter for row in rows if row.dead_letter is not None]
+        if redriven:
+            writer.remove_dead_letters(redriven)
+        self._save(writer, replace(record, acked=record.acked + len(settled)))
+
+    def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
+        """Try again after a delay (the backoff, if none is given), or bury it if it has had all its attempts."""
+
+        def work(writer: Writer, undo: Undo) -> None:
+            now_ms = self.engine.clock.now_ms()
+            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+            decision = decide_retry(self.spec.retry, claimed.attempt, now_ms, self.engine.roll(), delay_ms=delay_ms)
+            row = self._settled_row(writer, undo, record, claimed)
+            if isinstance(decision, Retry):
+                writer.put_deliveries(self.id, [replace(row, due_ms=decision.at_ms, token=0)])
+            else:
+                record = self._bury(writer, record, claimed, row, failure._replace(reason=decision.reason), now_ms)
+            self._save(writer, record)
+
+        yield from self.engine.write(work)
+        self._waiter.wake()
+
+    def reject(self, claimed: Claimed, failure: Failure) -> Flow[None]:
+        """Dead-letter it now."""
+
+        def work(writer: Writer, undo: Undo) -> None:
+            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+            row = self._settled_row(writer, undo, record, claimed)
+            self._save(writer, self._bury(writer, record, claimed, row, failure, self.engine.clock.now_ms()))
+
+        return self.engine.write(work)
+
+    def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
+        """More time from now on, the ack wait if not said otherwise."""
+
+        def work(writer: Writer, undo: Undo) -> None:
+            now_ms = self.engine.clock.now_ms()
+            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+            deadline_ms = now_ms + (self.spec.ack_wait_ms if by_ms is None else by_ms)
+            in_rows = [claimed for claimed in extended if not self._extend_in_window(claimed, deadline_ms)]
+            rows = claims.rows_in_flight(writer, record, _keys(in_rows))
+            writer.put_deliveries(self.id, [replace(row, due_ms=deadline_ms) for row in rows])
+            writer.save_subscription(claims.renewed(record, now_ms))
+
+        return self.engine.write(work)
+
+    def _extend_in_window(self, claimed: Claimed, deadline_ms: int) -> bool:
+        return claimed.attempt == 1 and self._window.extend(claimed.message.seq, deadline_ms)
+
+    def _settle(
+        self, writer: Writer, undo: Undo, record: SubscriptionRecord, settled: Sequence[Claimed]
+    ) -> list[DeliveryRow]:
+        """Take claims out of the window or off the rows; returns the rows. Refuses before it changes anything."""
+        seqs = [claimed.message.seq for claimed in settled]
+        in_rows = [claimed for claimed in settled if claimed.attempt > 1 or claimed.message.seq not in self._window]
+        rows = claims.rows_in_flight(writer, record, _keys(in_rows)) if in_rows else []
+        self._close_in_window(undo, seqs)
+        writer.remove_deliveries(self.id, [row.seq for row in rows])
+        self._forget(undo, seqs)
+        return rows
+
+    def _settled_row(self, writer: Writer, undo: Undo, record: SubscriptionRecord, claimed: Claimed) -> DeliveryRow:
+        rows = self._settle(writer, undo, record, [claimed])
+        return rows[0] if rows else DeliveryRow(claimed.message.seq, claimed.attempt, 0)
+
+    def _close_in_window(self, undo: Undo, seqs: Iterable[int]) -> None:
+        closed = self._window.settle(seqs)
+        if closed:
+            undo.append(lambda: self._window.reopen(closed))
+
+    def _bury(
+        self,
+        writer: Writer,
+        record: SubscriptionRecord,
+        claimed: Claimed,
+        row: DeliveryRow,
+        failure: Failure,
+        now_ms: int,
+    ) -> SubscriptionRecord:
+        letter = claims.dead_letter(self.id, claimed.message, row, failure, now_ms)
+        return claims.bury(writer, record, [letter])
+
+    def _save(self, writer: Writer, record: SubscriptionRecord) -> None:
+        if not self.spec.keeps_rows:
+            record = replace(record, window=self._window.state())
+        writer.save_subscription(claims.renewed(record, self.engine.clock.now_ms()))
+        if len(self._in_flight) + 1 >= self.spec.max_in_flight:
+            self._waiter.wake()  # a fetch may be waiting for room
+
+    # --- living and ending --------------------------------------------------------------------------------------
+
+    def heartbeat(self) -> Flow[None]:
+        """Keep the lease, and the deliveries whose handlers still run, unless they have run for too long."""
+
+        def work(writer: Writer, undo: Undo) -> None:
+            now_ms = self.engine.clock.now_ms()
+            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+            writer.save_subscription(claims.renewed(record, now_ms))
+
+        yield from self.engine.write(work)
+        now_ms = self.engine.clock.now_ms()
+        running = [
+            self._in_flight[seq]
+            for seq, began_ms in list(self._running.items())
+            if seq in self._in_flight and now_ms - began_ms < self.spec.extension_ms_max
+        ]
+        if running:
+            yield from self.extend(running, None)
+
+    def began(self, claimed: Claimed) -> None:
+        self._running[claimed.message.seq] = self.engine.clock.now_ms()
+
+    def ended(self, claimed: Claimed) -> None:
+        self._running.pop(claimed.message.seq, None)
+
+    def close(self, unseen: Iterable[int] = ()) -> Flow[None]:
+        """Give everything back: what is in flight is deliverable at once, and what nobody saw counts as no attempt."""
+        if self._closed:
+            return
+        self._closed = True
+        never_seen = set(unseen)
+
+        def work(writer: Writer, undo: Undo) -> None:
+            now_ms = self.engine.clock.now_ms()
+            record = writer.subscription(self.id)
+            if record is None:
+                return
+            if record.spec.mode == "exclusive":
+                if not record.lease.held_by(self.engine.owner, self.fence):
+                    return
+                record = replace(record, lease=release(record.lease))
+            rows = writer.deliveries(self.id, list(self._in_flight))
+            given_back = []
+            for seq, claimed in self._in_flight.items():
+                attempts = claimed.attempt - (seq in never_seen)
+                row = rows.get(seq)
+                if row is None and seq in self._window:
+                    row = DeliveryRow(seq, claimed.attempt, 0)
+                if row is not None and row.token in (0, claimed.token):
+                    given_back.append(replace(row, attempts=attempts, due_ms=now_ms, token=0))
+            self._close_in_window(undo, list(self._in_flight))
+            writer.put_deliveries(self.id, given_back)
+            if not self.spec.keeps_rows:
+                record = replace(record, window=self._window.state())
+            writer.save_subscription(replace(record, active_ms=now_ms))
+
+        try:
+            yield from self.engine.write(work)
+        finally:
+            self._leave()
+            self.engine.wakeups.settled()
+
+
+def _keys(claimed: Iterable[Claimed]) -> list[tuple[int, int, int]]:
+    return [(each.message.seq, each.attempt, each.token) for each in claimed]

@@ -1,0 +1,91 @@
+"""A handler's own writes and its ack, committed together or not at all.
+
+The transaction has the writing connection to itself: nobody else's publish or ack commits until it ends, so keep it
+short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Unpack
+
+from headwater.broker.claims import Claimed
+from headwater.broker.committer import Undo
+from headwater.broker.engine import Engine, refuse_in_transaction
+from headwater.broker.subscriber import Subscriber
+from headwater.errors import InvalidOption
+from headwater.message import PublishOptions, make_draft
+from headwater.ports.store import Writer
+from headwater.topics import check_topic
+
+
+class HandlerTransaction:
+    """All methods block; `begin` waits for the writer's turn."""
+
+    def __init__(self, engine: Engine, subscriber: Subscriber, claimed: Claimed) -> None:
+        self._engine = engine
+        self._subscriber = subscriber
+        self._claimed = claimed
+        self._undo: Undo = []
+        self._context: AbstractContextManager[Writer] | None = None
+        self._writer: Writer | None = None
+        self._published: list[tuple[str, int]] = []
+
+    def begin(self) -> None:
+        refuse_in_transaction()
+        if not self._engine.store.supports_sql:
+            raise InvalidOption(
+                "this log keeps no tables of yours", where=self._engine.store.name, next="Open a file instead"
+            )
+        self._context = self._engine.store.write()
+        self._writer = self._context.__enter__()
+
+    def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        return self._open_writer().execute(sql, bindings)
+
+    def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
+        now_ms = self._engine.clock.now_ms()
+        draft = make_draft(check_topic(topic), data, options, now_ms)
+        appended = self._open_writer().append([draft], now_ms, self._engine.dedupe)
+        if not appended.repeats:
+            self._published.append((draft.topic, appended.seqs[0]))
+        return appended.seqs[0]
+
+    def commit(self) -> None:
+        """Ack the message and commit; if the right to ack has passed on, nothing is committed."""
+        try:
+            self._subscriber.ack_in(self._open_writer(), self._undo, [self._claimed])
+        except BaseException as exc:
+            self.rollback(exc)
+            raise
+        try:
+            self._leave(None)
+        except BaseException:
+            self._take_back()
+            raise
+        if self._published:
+            topics = {topic for topic, _ in self._published}
+            self._engine.wakeups.published(topics, self._published[0][1], self._published[-1][1])
+
+    def rollback(self, exc: BaseException) -> None:
+        self._take_back()
+        try:
+            self._leave(exc)
+        except BaseException as raised:
+            if raised is not exc:
+                raise
+
+    def _leave(self, exc: BaseException | None) -> None:
+        context, self._context, self._writer = self._context, None, None
+        if context is not None:
+            context.__exit__(None if exc is None else type(exc), exc, None if exc is None else exc.__traceback__)
+
+    def _take_back(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise InvalidOption("the transaction is over", next="Use it inside its `with` block")
+        return self._writer

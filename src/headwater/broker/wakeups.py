@@ -1,0 +1,72 @@
+"""Who waits for which topics, and waking just those. Hints only: whoever wakes looks at the log for the truth."""
+
+from __future__ import annotations
+
+import threading
+
+from headwater.broker.flow import Ticket, finish
+from headwater.topics import Pattern, TopicTrie
+
+
+class Waiter:
+    """Arm it, look at the log, and only then wait on the ticket: a wake-up in between is not lost."""
+
+    def __init__(self, pattern: Pattern, *, minds_settling: bool) -> None:
+        self.pattern = pattern
+        self.minds_settling = minds_settling
+        self._ticket: Ticket[None] = Ticket()
+
+    def arm(self) -> Ticket[None]:
+        if self._ticket.done:
+            self._ticket = Ticket()
+        return self._ticket
+
+    def wake(self) -> None:
+        finish([(self._ticket, None, None)])
+
+
+class Wakeups:
+    """Waiters by pattern. `announced` is the highest seq of which all waiters have been told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._trie: TopicTrie[Waiter] = TopicTrie()
+        self._waiters: set[Waiter] = set()
+        self.announced = 0
+
+    def add(self, pattern: Pattern, *, minds_settling: bool) -> Waiter:
+        """`minds_settling`: what others ack, nack or release may make something deliverable here."""
+        waiter = Waiter(pattern, minds_settling=minds_settling)
+        with self._lock:
+            self._trie.add(pattern, waiter)
+            self._waiters.add(waiter)
+        return waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        with self._lock:
+            self._trie.remove(waiter.pattern, waiter)
+            self._waiters.discard(waiter)
+
+    def published(self, topics: set[str], first_seq: int, last_seq: int) -> None:
+        with self._lock:
+            # Seqs below ours that we have not announced are another process's: leave them to the watcher.
+            if first_seq <= self.announced + 1:
+                self.announced = max(self.announced, last_seq)
+            awake = {waiter for topic in topics for waiter in self._trie.match(topic)} if self._waiters else ()
+        for waiter in awake:
+            waiter.wake()
+
+    def settled(self) -> None:
+        with self._lock:
+            awake = [waiter for waiter in self._waiters if waiter.minds_settling]
+        for waiter in awake:
+            waiter.wake()
+
+    def wake_all(self) -> None:
+        with self._lock:
+            awake = list(self._waiters)
+        for waiter in awake:
+            waiter.wake()
+
+    def __len__(self) -> int:
+        return len(self._waiters)

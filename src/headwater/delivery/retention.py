@@ -1,0 +1,58 @@
+"""How much of a topic pattern's history may stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.errors import InvalidOption
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """None is unlimited, 0 keeps nothing. `keep_unacked` spares what some subscription has yet to settle."""
+
+    max_age_ms: int | None = None
+    max_count: int | None = None
+    max_bytes: int | None = None
+    keep_unacked: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("max_age", self.max_age_ms),
+            ("max_count", self.max_count),
+            ("max_bytes", self.max_bytes),
+        ):
+            if value is not None and value < 0:
+                raise InvalidOption(f"{name} must not be negative")
+        if self.max_age_ms is None and self.max_count is None and self.max_bytes is None:
+            raise InvalidOption("retention without a limit", next="Set max_age, max_count or max_bytes")
+
+
+class Kept(NamedTuple):
+    """What retention needs to know of one stored message."""
+
+    seq: int
+    topic: str
+    size: int
+    published_ms: int
+
+
+class Total(NamedTuple):
+    messages: int
+    bytes: int
+
+
+def surplus(limits: Limits, oldest: Sequence[Kept], total: Total, now_ms: int) -> int:
+    """How many of `oldest` (in seq order) have to go. `total` is what is stored under the pattern in all."""
+    count, size = total
+    for index, kept in enumerate(oldest):
+        too_old = limits.max_age_ms is not None and now_ms - kept.published_ms > limits.max_age_ms
+        too_many = limits.max_count is not None and count > limits.max_count
+        too_big = limits.max_bytes is not None and size > limits.max_bytes
+        if not (too_old or too_many or too_big):
+            return index
+        count -= 1
+        size -= kept.size
+    return len(oldest)

@@ -1,0 +1,61 @@
+"""Whether a failed delivery is tried again, and when."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from headwater.errors import InvalidOption
+
+Reason = Literal["processing_error", "timeout", "max_retries", "expired", "rejected", "circuit_breaker"]
+
+ATTEMPTS_MAX = 1_000
+BACKOFF_MS_MAX = 30 * 24 * 3600 * 1000
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Exponential backoff: `base_ms · factor^(attempt-1)`, at most `cap_ms`, plus up to `jitter` of itself."""
+
+    max_attempts: int = 5
+    base_ms: int = 1_000
+    factor: float = 2.0
+    cap_ms: int = 300_000
+    jitter: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_attempts <= ATTEMPTS_MAX:
+            raise InvalidOption(f"max_attempts must lie between 1 and {ATTEMPTS_MAX}, not {self.max_attempts}")
+        if not 0 <= self.base_ms <= self.cap_ms <= BACKOFF_MS_MAX:
+            raise InvalidOption("backoff needs 0 ≤ base ≤ cap ≤ 30 days")
+        if not 1.0 <= self.factor <= 100.0 or not 0.0 <= self.jitter <= 1.0:
+            raise InvalidOption("backoff factor lies between 1 and 100, jitter between 0 and 1")
+
+
+class Retry(msgspec.Struct, frozen=True):
+    at_ms: int
+
+
+class Bury(msgspec.Struct, frozen=True):
+    reason: Reason
+
+
+def backoff_ms(policy: RetryPolicy, attempts: int, roll: float) -> int:
+    """How long to wait after the given number of attempts; `roll` in [0, 1) is the dice for the jitter."""
+    exponent = min(attempts - 1, 64)  # factor**64 is past any cap; a larger exponent would only overflow
+    delay = min(policy.base_ms * policy.factor**exponent, policy.cap_ms)
+    return round(delay * (1 + policy.jitter * roll))
+
+
+def decide_retry(
+    policy: RetryPolicy, attempts: int, now_ms: int, roll: float, *, delay_ms: int | None = None
+) -> Retry | Bury:
+    """After a nack or an exception: again at some time, or never. An explicit delay replaces the backoff."""
+    if attempts >= policy.max_attempts:
+        return Bury("max_retries")
+    return Retry(now_ms + (backoff_ms(policy, attempts, roll) if delay_ms is None else delay_ms))
+
+
+def decide_after_lost_lease(policy: RetryPolicy, attempts: int, now_ms: int) -> Retry | Bury:
+    """After a lease ran out (a crash, a hang): again at once, or never, if it has taken its holders down too often."""
+    return Bury("timeout") if attempts >= policy.max_attempts else Retry(now_ms)

@@ -1,0 +1,120 @@
+"""The deliveries an exclusive holder has in flight, and what of them must be written down.
+
+The database keeps three things: `floor` (everything matching at or below it is settled), `delivered` (the highest seq
+handed out) and the settled ranges between the two. While acks come in order that is one row with an empty range list,
+whatever the number of messages. After a crash the next holder reads the same three things and knows exactly what was in
+flight: the matching messages in (floor, delivered] outside the ranges.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+Range = tuple[int, int]
+
+
+class WindowState(msgspec.Struct, frozen=True):
+    """The durable part. `settled` are inclusive seq ranges above the floor."""
+
+    floor: int = 0
+    delivered: int = 0
+    settled: tuple[Range, ...] = ()
+
+    def is_settled(self, seq: int) -> bool:
+        return seq <= self.floor or any(low <= seq <= high for low, high in self.settled)
+
+
+class Window:
+    """In-flight deliveries of one holder, in seq order. Settling happens in two steps, `settle` before the commit
+    and `committed` or `reopen` after it, so that a failed commit leaves memory and database in agreement."""
+
+    def __init__(self, state: WindowState) -> None:
+        self._delivered = state.delivered
+        self._order: deque[int] = deque()
+        self._open: dict[int, int] = {}  # seq -> deadline_ms
+        self._first_deadline_ms = 0  # never later than the earliest deadline; spares a walk on every fetch
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._open
+
+    @property
+    def delivered(self) -> int:
+        return self._delivered
+
+    def deliver(self, seqs: Iterable[int], scanned_to: int, deadline_ms: int) -> None:
+        """Hand out more; `scanned_to` is how far the log has been looked through, matching or not."""
+        if not self._open:
+            self._first_deadline_ms = deadline_ms
+        for seq in seqs:
+            self._order.append(seq)
+            self._open[seq] = deadline_ms
+        self._first_deadline_ms = min(self._first_deadline_ms, deadline_ms)
+        self._delivered = max(self._delivered, scanned_to)
+
+    def undeliver(self, seqs: Iterable[int], scanned_before: int) -> None:
+        """Take back what `deliver` handed out last, because writing it down failed."""
+        for seq in seqs:
+            self._open.pop(seq, None)
+        self._delivered = scanned_before
+        while self._order and self._order[-1] > scanned_before:
+            self._order.pop()
+
+    def settle(self, seqs: Iterable[int]) -> dict[int, int]:
+        """Close deliveries; returns what was open of them (with deadlines), to be handed to `reopen` on failure."""
+        pop = self._open.pop
+        return {seq: deadline for seq in seqs if (deadline := pop(seq, None)) is not None}
+
+    def reopen(self, closed: dict[int, int]) -> None:
+        self._open.update(closed)
+        self._first_deadline_ms = 0
+
+    def state(self) -> WindowState:
+        """What to write down now."""
+        order, still_open = self._order, self._open
+        while order and order[0] not in still_open:
+            order.popleft()
+        if not order:
+            return WindowState(self._delivered, self._delivered)
+        if len(order) == len(still_open):
+            return WindowState(order[0] - 1, self._delivered)
+        return WindowState(order[0] - 1, self._delivered, tuple(_settled_ranges(order, still_open)))
+
+    def extend(self, seq: int, deadline_ms: int) -> bool:
+        if seq not in self._open:
+            return False
+        self._open[seq] = deadline_ms
+        self._first_deadline_ms = min(self._first_deadline_ms, deadline_ms)
+        return True
+
+    def overdue(self, now_ms: int) -> list[int]:
+        """Deliveries whose ack wait is over, in seq order."""
+        if not self._open or now_ms < self._first_deadline_ms:
+            return []
+        late = sorted(seq for seq, deadline_ms in self._open.items() if deadline_ms <= now_ms)
+        self._first_deadline_ms = min(
+            (deadline_ms for deadline_ms in self._open.values() if deadline_ms > now_ms), default=0
+        )
+        return late
+
+    def next_deadline_ms(self) -> int | None:
+        return min(self._open.values(), default=None)
+
+
+def _settled_ranges(order: Iterable[int], still_open: dict[int, int]) -> Iterable[Range]:
+    low = high = None
+    for seq in order:
+        if seq in still_open:
+            if low is not None and high is not None:
+                yield (low, high)
+            low = high = None
+        else:
+            low = seq if low is None else low
+            high = seq
+    if low is not None and high is not None:
+        yield (low, high)

@@ -1,0 +1,189 @@
+"""Every error Headwater raises, in one tree.
+
+HeadwaterError
+├── InvalidInput (also a ValueError)      what the caller passed cannot be used; nothing was changed
+│   ├── InvalidTopic
+│   ├── InvalidPattern
+│   │   ├── EmptyPattern
+│   │   ├── EmptyToken
+│   │   ├── CombinedWildcard
+│   │   ├── MultiWildcardNotLast
+│   │   └── MixedWildcards
+│   ├── InvalidFilter                     from/to/broadcast of a subscription
+│   ├── InvalidWhere                      the `where` condition of a subscription
+│   ├── InvalidData                       a payload or header that is not JSON
+│   ├── InvalidOption                     a named option with an impossible value
+│   └── TooLarge                          over a named limit
+├── SubscriptionError
+│   ├── UnknownSubscription
+│   ├── SubscriptionActive                another live holder has this exclusive subscription
+│   ├── SubscriptionMismatch              the stored subscription was created with other settings
+│   ├── NotDelivered                      ack, nack, reject or extend of what was never delivered
+│   └── LeaseLost                         it was delivered, but the right to settle it has passed on
+├── UnknownDeadLetter
+├── StoreError                            the database said no; committed messages are safe
+│   ├── NotALog
+│   ├── NewerSchema
+│   ├── UnsafeSqlite
+│   ├── ReadOnly
+│   ├── DiskFull
+│   ├── Locked
+│   ├── Corrupt
+│   ├── InputOutput
+│   └── SqlFailed                         the user's own SQL in a transaction; its cause says more
+├── QueueOverflow                         a bounded queue is full and its policy is to refuse
+└── Closed                                used after close()
+
+Each carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
+"""
+
+from __future__ import annotations
+
+
+class HeadwaterError(Exception):
+    """Base of the tree: `why`, and where it helps `where` and `next`."""
+
+    def __init__(self, why: str, *, where: str = "", next: str = "") -> None:
+        self.why = why
+        self.where = where
+        self.next = next
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        told = f"{self.where}: {self.why}" if self.where else self.why
+        return f"{told}. {self.next}" if self.next else told
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.why, self.where, self.next))
+
+
+def _rebuild(kind: type[HeadwaterError], why: str, where: str, next: str) -> HeadwaterError:
+    return kind(why, where=where, next=next)
+
+
+class InvalidInput(HeadwaterError, ValueError):
+    pass
+
+
+class InvalidTopic(InvalidInput):
+    pass
+
+
+class InvalidPattern(InvalidInput):
+    pass
+
+
+class EmptyPattern(InvalidPattern):
+    pass
+
+
+class EmptyToken(InvalidPattern):
+    pass
+
+
+class CombinedWildcard(InvalidPattern):
+    pass
+
+
+class MultiWildcardNotLast(InvalidPattern):
+    pass
+
+
+class MixedWildcards(InvalidPattern):
+    pass
+
+
+class InvalidFilter(InvalidInput):
+    pass
+
+
+class InvalidWhere(InvalidInput):
+    pass
+
+
+class InvalidData(InvalidInput):
+    pass
+
+
+class InvalidOption(InvalidInput):
+    pass
+
+
+class TooLarge(InvalidInput):
+    pass
+
+
+class SubscriptionError(HeadwaterError):
+    pass
+
+
+class UnknownSubscription(SubscriptionError):
+    pass
+
+
+class SubscriptionActive(SubscriptionError):
+    pass
+
+
+class SubscriptionMismatch(SubscriptionError):
+    pass
+
+
+class NotDelivered(SubscriptionError):
+    pass
+
+
+class LeaseLost(SubscriptionError):
+    pass
+
+
+class UnknownDeadLetter(HeadwaterError):
+    pass
+
+
+class StoreError(HeadwaterError):
+    pass
+
+
+class NotALog(StoreError):
+    pass
+
+
+class NewerSchema(StoreError):
+    pass
+
+
+class UnsafeSqlite(StoreError):
+    pass
+
+
+class ReadOnly(StoreError):
+    pass
+
+
+class DiskFull(StoreError):
+    pass
+
+
+class Locked(StoreError):
+    pass
+
+
+class Corrupt(StoreError):
+    pass
+
+
+class InputOutput(StoreError):
+    pass
+
+
+class SqlFailed(StoreError):
+    pass
+
+
+class QueueOverflow(HeadwaterError):
+    pass
+
+
+class Closed(HeadwaterError):
+    pass

@@ -1,0 +1,42 @@
+"""Time, passed in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 UTC. May jump; nothing may be lost when it does."""
+
+    def on_advance(self, callback: Callable[[], None]) -> None:
+        """Called after the time moved other than by passing, so that sleepers look again."""
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def on_advance(self, callback: Callable[[], None]) -> None:
+        """Real time only passes; whoever sleeps has a timeout."""
+
+
+class ManualClock:
+    """A clock for tests: stands still until told."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._callbacks: list[Callable[[], None]] = []
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def on_advance(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def advance(self, ms: int) -> None:
+        self._now_ms += ms
+        for callback in self._callbacks:
+            callback()

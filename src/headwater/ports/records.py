@@ -1,0 +1,189 @@
+"""What stores keep: subscriptions, deliveries, dead letters, gaps, retention policies, topic counts."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from headwater.delivery.entity_filter import EntityFilter
+from headwater.delivery.lease import Lease
+from headwater.delivery.retention import Limits
+from headwater.delivery.retry import Reason, RetryPolicy
+from headwater.delivery.where import Where, parse_where
+from headwater.delivery.window import WindowState
+from headwater.errors import InvalidData
+from headwater.message import Message
+from headwater.topics import Dialect, Pattern, parse_pattern
+
+Mode = Literal["exclusive", "shared", "ephemeral"]
+Order = Literal["seq", "priority"]
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which messages a reader wants: by topic, by sender and receiver, by content."""
+
+    pattern: Pattern
+    entities: EntityFilter = EntityFilter()
+    where: Where | None = None
+
+    def keeps(self, message: Message) -> bool:
+        return (
+            self.pattern.matches(message.topic)
+            and (self.entities.is_everything or self.entities.keeps(message.from_, message.to))
+            and (self.where is None or self._content_fits(self.where, message))
+        )
+
+    def _content_fits(self, where: Where, message: Message) -> bool:
+        try:
+            return where.holds(message.field)
+        except InvalidData:
+            return True  # unreadable: better delivered, failed and buried with a reason than silently left out
+
+
+class SubscriptionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a subscription was created with; stored as JSON."""
+
+    pattern: str
+    dialect: Dialect = "nats"
+    entities: dict[str, Any] = {}
+    where: str | None = None
+    mode: Mode = "exclusive"
+    order: Order = "seq"
+    order_key: str | None = None
+    ack_wait_ms: int = 30_000
+    extension_ms_max: int = 3_600_000
+    lease_ms: int = 10_000
+    max_in_flight: int = 1_000
+    inactive_ms: int | None = None
+    bury_expired: bool = True
+    retry: RetryPolicy = RetryPolicy()
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether every delivery in flight has a row of its own; otherwise the holder's window stands for them."""
+        return self.mode == "shared" or self.order != "seq" or self.order_key is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def _selection_of(pattern: str, dialect: Dialect, entities_json: bytes, where: str | None) -> Selection:
+    return Selection(
+        parse_pattern(pattern, dialect),
+        EntityFilter.from_json(msgspec.json.decode(entities_json)),
+        None if where is None else parse_where(where),
+    )
+
+
+def selection_of(spec: SubscriptionSpec) -> Selection:
+    return _selection_of(spec.pattern, spec.dialect, msgspec.json.encode(spec.entities), spec.where)
+
+
+class SubscriptionRecord(msgspec.Struct, frozen=True):
+    """A durable subscription as stored. Change it with `msgspec.structs.replace` and save it back.
+
+    `window` is the cursor: in row-keeping subscriptions its floor and delivered mark are equal, and a message at or
+    below them without a delivery row is settled. `lease` is the exclusive holder's; shared subscriptions only use its
+    fence, as the source of their claim tokens.
+    """
+
+    id: str
+    spec: SubscriptionSpec
+    created_ms: int
+    active_ms: int
+    window: WindowState = WindowState()
+    lease: Lease = Lease()
+    acked: int = 0
+    redelivered: int = 0
+    buried: int = 0
+
+
+class DeliveryRow(msgspec.Struct, frozen=True, array_like=True):
+    """A delivery that is in flight, waiting or failed. `token` 0 is waiting; `due_ms` is when it may be claimed:
+    the end of its lease if it is in flight, else the end of its delay."""
+
+    seq: int
+    attempts: int
+    due_ms: int
+    token: int = 0
+    priority: int = 0
+    key: str | None = None
+    dead_letter: int | None = None
+
+
+class Due(NamedTuple):
+    row: DeliveryRow
+    message: Message | None  # None when the message is gone from the log
+
+
+class Scan(NamedTuple):
+    """`messages` is all that matches in (after, scanned_to]."""
+
+    messages: list[Message]
+    scanned_to: int
+
+
+class Appended(NamedTuple):
+    seqs: list[int]
+    repeats: frozenset[int]  # positions whose id was known: their seq is the first one's
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that will not be delivered to this subscription again unless it is redriven. `id` 0: not stored yet."""
+
+    id: int
+    subscription: str
+    message: Message
+    reason: Reason
+    attempts: int
+    died_ms: int
+    error: str | None = None
+    stack: str | None = None
+    handler: str | None = None
+    redrives: int = 0
+    redriving: bool = False
+    redrive_error: str | None = None
+
+
+class DeadLetterQuery(msgspec.Struct, frozen=True):
+    """All given conditions hold together; `error` is a regular expression searched in the error text."""
+
+    ids: tuple[int, ...] | None = None
+    subscription: str | None = None
+    topic: Pattern | None = None
+    type: str | None = None
+    reason: str | None = None
+    error: str | None = None
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Messages a subscription can never get: deleted before it settled them."""
+
+    subscription: str
+    from_seq: int
+    to_seq: int
+    count: int
+    why: str
+    at_ms: int
+
+
+class RetentionPolicy(msgspec.Struct, frozen=True):
+    pattern: str
+    limits: Limits
+    dialect: Dialect = "nats"
+
+
+class TopicCount(msgspec.Struct, frozen=True, array_like=True):
+    """`last_seq` stays when the messages go."""
+
+    topic: str
+    count: int
+    bytes: int
+    last_seq: int
+    last_published_ms: int
+
+
+class DeliveryCounts(NamedTuple):
+    in_flight: int
+    waiting: int
+    first_seq: int | None

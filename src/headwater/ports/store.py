@@ -1,0 +1,183 @@
+"""A store keeps one log: messages, subscriptions, deliveries, dead letters. Three of them share one contract suite.
+
+A store decides nothing about delivery; it keeps what the broker decided. All its methods block, so the broker calls
+them on threads of its own, never on an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from headwater.delivery.dedupe import DedupeWindow
+from headwater.delivery.lease import Lease
+from headwater.delivery.retention import Kept
+from headwater.message import Draft, Message
+from headwater.ports.records import (
+    Appended,
+    DeadLetter,
+    DeadLetterQuery,
+    DeliveryCounts,
+    DeliveryRow,
+    Due,
+    Gap,
+    Order,
+    RetentionPolicy,
+    Scan,
+    Selection,
+    SubscriptionRecord,
+    TopicCount,
+)
+from headwater.topics import Dialect, Pattern
+
+
+class Reader(Protocol):
+    """A view of one moment: everything read through it was true at the same time."""
+
+    def last_seq(self) -> int:
+        """The highest seq ever given out, 0 in a log that never had a message."""
+
+    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+        """The first `limit` matching messages in (after, upto], in seq order. Looks at a bounded number of rows: if
+        `scanned_to` is below the end and below the limit's worth of messages, call again from there."""
+
+    def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
+        """Those of the given seqs that exist."""
+
+    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
+        """What retention looks at: the first matching messages above `after`, without their payload."""
+
+    def seq_before(self, at_ms: int) -> int:
+        """A position that divides the log at a time: messages at or below it were published before, those above it
+        not. Assumes a clock that runs forward."""
+
+    def count(self, selection: Selection, after: int, most: int) -> int:
+        """How many messages above `after` match, counting no further than `most`."""
+
+    def topics_between(self, after: int, upto: int) -> list[str]:
+        """The distinct topics of the messages in (after, upto]."""
+
+    def topic_counts(self) -> list[TopicCount]:
+        """Every topic ever published to, by name."""
+
+    def subscription(self, id: str) -> SubscriptionRecord | None: ...
+
+    def subscriptions(self) -> list[SubscriptionRecord]:
+        """All durable subscriptions, by id."""
+
+    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
+        """Delivery rows that may be claimed now (waiting ones whose delay is over, leased ones whose lease ran out),
+        by seq or by priority (high first) then seq. Of rows with the same key only the lowest seq can be due."""
+
+    def next_due_ms(self, subscription: str) -> int | None:
+        """When the earliest delivery row becomes due, if there is one. Rows behind another of the same key do not
+        count."""
+
+    def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]: ...
+
+    def delivery_counts(self, subscription: str) -> DeliveryCounts: ...
+
+    def keys_in_use(self, subscription: str, keys: Iterable[str]) -> set[str]:
+        """Those of the keys that some delivery row of the subscription carries."""
+
+    def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
+        """Seqs in [low, high] that some subscription holds under a live lease."""
+
+    def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
+        """Matching dead letters with an id above `after`, by id."""
+
+    def gaps(self, subscription: str) -> list[Gap]:
+        """Gaps not yet told to the subscription, oldest first."""
+
+    def gap_total(self, subscription: str) -> int:
+        """How many messages the subscription has lost to gaps in all."""
+
+    def retention(self) -> list[RetentionPolicy]: ...
+
+    def lease(self, resource: str) -> Lease: ...
+
+
+class Writer(Reader, Protocol):
+    """A transaction: all of it becomes durable together when its context ends, or none of it."""
+
+    def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
+        """Give each draft the next seq and store it. A draft whose id the window remembers, or that stands earlier in
+        the same call, is not stored again: it gets the first one's seq. The window counts from the last seq before the
+        call."""
+
+    def save_subscription(self, record: SubscriptionRecord) -> None: ...
+
+    def delete_subscription(self, id: str) -> None:
+        """With its delivery rows and gaps. Its dead letters stay."""
+
+    def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
+        """Insert, or replace those of the same seq."""
+
+    def end_leases(self, subscription: str, now_ms: int) -> None:
+        """Make every delivery in flight due now, keeping its token: its holder is gone."""
+
+    def remove_deliveries(self, subscription: str, seqs: Sequence[int]) -> None: ...
+
+    def clear_deliveries(self, subscription: str) -> None: ...
+
+    def bury(self, letters: Sequence[DeadLetter]) -> list[int]:
+        """Store dead letters and return their ids, which are never used twice. A letter with an id replaces the stored
+        one."""
+
+    def remove_dead_letters(self, ids: Sequence[int]) -> None: ...
+
+    def add_gap(self, gap: Gap) -> None: ...
+
+    def mark_gaps_told(self, subscription: str) -> None: ...
+
+    def set_retention(self, policy: RetentionPolicy) -> None: ...
+
+    def remove_retention(self, pattern: str, dialect: Dialect) -> bool: ...
+
+    def delete_messages(self, gone: Sequence[Kept]) -> None:
+        """Remove messages and take them off the topic counts. Delivery rows are the caller's business."""
+
+    def fold_topic_counts(self, limit: int) -> int:
+        """Bring the stored topic counts up to date by at most `limit` messages; returns how many were taken in.
+        Publishing does not pay for counting: readers add the uncounted tail, this keeps the tail short."""
+
+    def forget_ids(self, window: DedupeWindow, now_ms: int, limit: int) -> int:
+        """Drop remembered ids that lie outside the window; returns how many."""
+
+    def save_lease(self, resource: str, lease: Lease) -> None: ...
+
+    def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """The user's own SQL inside this transaction, where `supports_sql`. It may not touch the log's tables nor
+        end the transaction."""
+
+
+class Store(Protocol):
+    name: str
+    supports_sql: bool
+    supports_concurrent_reads: bool
+    """Whether `read()` goes on beside `write()`; a store in memory may make them take turns instead."""
+
+    def write(self) -> AbstractContextManager[Writer]:
+        """Begin a transaction; commit durably at the end of the block, roll back if it raises. One at a time per
+        store object: further callers wait."""
+
+    def read(self) -> AbstractContextManager[Reader]:
+        """Any number at a time, from any thread, without blocking writers where `supports_concurrent_reads`."""
+
+    def reclaim_space(self, pages: int) -> bool:
+        """Give back some free disk space without holding writers up for long; True while there is more to give."""
+
+    def health(self) -> dict[str, Any]:
+        """What `doctor` shows: versions, sizes, settings, integrity."""
+
+    def close(self) -> None: ...
+
+
+class Notifier(Protocol):
+    """Tells that somebody else may have changed the log. A hint: it may come late, twice, or for nothing."""
+
+    def start(self) -> None:
+        """Begin to call back. Calls come from a thread of the notifier's own."""
+
+    def stop(self) -> None: ...

@@ -1,0 +1,170 @@
+"""Reading from the tables; whoever holds a reader holds the store's lock, so that it sees one moment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
+
+from headwater.delivery.lease import Lease
+from headwater.delivery.retention import Kept
+from headwater.errors import InvalidOption
+from headwater.message import Message
+from headwater.ports.records import (
+    DeadLetter,
+    DeadLetterQuery,
+    DeliveryCounts,
+    DeliveryRow,
+    Due,
+    Gap,
+    Order,
+    RetentionPolicy,
+    Scan,
+    Selection,
+    SubscriptionRecord,
+    TopicCount,
+)
+from headwater.stores.memory.tables import Tables
+from headwater.topics import Pattern
+
+
+class MemoryReader:
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    # --- messages -------------------------------------------------------------------------------------------
+
+    def last_seq(self) -> int:
+        return self._tables.messages.last_seq
+
+    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+        end = self.last_seq() if upto is None else min(upto, self.last_seq())
+        found = list(islice(self._matching(selection, after, end), limit))
+        if len(found) < limit:
+            return Scan(found, max(after, end))
+        return Scan(found, found[-1].seq if found else after)
+
+    def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
+        by_seq = self._tables.messages.by_seq
+        return {seq: by_seq[seq] for seq in seqs if seq in by_seq}
+
+    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
+        matching = self._matching(Selection(pattern), after, self.last_seq())
+        return [
+            Kept(message.seq, message.topic, message.size, message.published_ms) for message in islice(matching, limit)
+        ]
+
+    def seq_before(self, at_ms: int) -> int:
+        return self._tables.messages.seq_before(at_ms)
+
+    def count(self, selection: Selection, after: int, most: int) -> int:
+        return sum(1 for _ in islice(self._matching(selection, after, self.last_seq()), most))
+
+    def topics_between(self, after: int, upto: int) -> list[str]:
+        return sorted({message.topic for message in self._tables.messages.between(after, upto)})
+
+    def topic_counts(self) -> list[TopicCount]:
+        return sorted(self._tables.topic_counts.values(), key=lambda counted: counted.topic)
+
+    def _matching(self, selection: Selection, after: int, upto: int) -> Iterator[Message]:
+        return filter(selection.keeps, self._tables.messages.between(after, upto))
+
+    # --- subscriptions and their deliveries -----------------------------------------------------------------
+
+    def subscription(self, id: str) -> SubscriptionRecord | None:
+        return self._tables.subscriptions.get(id)
+
+    def subscriptions(self) -> list[SubscriptionRecord]:
+        return sorted(self._tables.subscriptions.values(), key=lambda record: record.id)
+
+    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
+        rows = [row for row in _not_behind_their_key(self._rows(subscription)) if row.due_ms <= now_ms]
+        rows.sort(key=_ORDERS[order])
+        by_seq = self._tables.messages.by_seq
+        return [Due(row, by_seq.get(row.seq)) for row in rows[:limit]]
+
+    def next_due_ms(self, subscription: str) -> int | None:
+        return min((row.due_ms for row in _not_behind_their_key(self._rows(subscription))), default=None)
+
+    def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
+        rows = self._tables.deliveries.get(subscription, {})
+        return {seq: rows[seq] for seq in seqs if seq in rows}
+
+    def delivery_counts(self, subscription: str) -> DeliveryCounts:
+        rows = self._rows(subscription)
+        in_flight = sum(1 for row in rows if row.token)
+        first_seq = min((row.seq for row in rows), default=None)
+        return DeliveryCounts(in_flight, len(rows) - in_flight, first_seq)
+
+    def keys_in_use(self, subscription: str, keys: Iterable[str]) -> set[str]:
+        in_use = {row.key for row in self._rows(subscription)}
+        return {key for key in keys if key in in_use}
+
+    def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
+        return {
+            row.seq
+            for rows in self._tables.deliveries.values()
+            for row in rows.values()
+            if low <= row.seq <= high and row.token and now_ms < row.due_ms
+        }
+
+    def _rows(self, subscription: str) -> Collection[DeliveryRow]:
+        return self._tables.deliveries.get(subscription, {}).values()
+
+    # --- what went wrong ------------------------------------------------------------------------------------
+
+    def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
+        matches = _dead_letter_test(query)
+        letters = (self._tables.dead_letters[id] for id in sorted(self._tables.dead_letters) if id > after)
+        return list(islice(filter(matches, letters), limit))
+
+    def gaps(self, subscription: str) -> list[Gap]:
+        return list(self._tables.untold_gaps.get(subscription, ()))
+
+    def gap_total(self, subscription: str) -> int:
+        return self._tables.gap_totals.get(subscription, 0)
+
+    # --- settings and leases --------------------------------------------------------------------------------
+
+    def retention(self) -> list[RetentionPolicy]:
+        return [self._tables.retention[key] for key in sorted(self._tables.retention)]
+
+    def lease(self, resource: str) -> Lease:
+        return self._tables.leases.get(resource, Lease())
+
+
+_ORDERS: dict[Order, Callable[[DeliveryRow], tuple[int, ...]]] = {
+    "seq": lambda row: (row.seq,),
+    "priority": lambda row: (-row.priority, row.seq),
+}
+
+
+def _not_behind_their_key(rows: Collection[DeliveryRow]) -> Iterator[DeliveryRow]:
+    """The rows that no lower seq of the same key holds back."""
+    first_of_key: dict[str, int] = {}
+    for row in rows:
+        if row.key is not None:
+            first_of_key[row.key] = min(row.seq, first_of_key.get(row.key, row.seq))
+    return (row for row in rows if row.key is None or first_of_key[row.key] == row.seq)
+
+
+def _dead_letter_test(query: DeadLetterQuery) -> Callable[[DeadLetter], bool]:
+    try:
+        error = None if query.error is None else re.compile(query.error)
+    except re.error as exc:
+        raise InvalidOption(
+            f"not a regular expression: {exc}", where="error", next="Mend it; it is in Python's `re` spelling"
+        ) from exc
+    ids = None if query.ids is None else set(query.ids)
+
+    def matches(letter: DeadLetter) -> bool:
+        return (
+            (ids is None or letter.id in ids)
+            and (query.subscription is None or letter.subscription == query.subscription)
+            and (query.topic is None or query.topic.matches(letter.message.topic))
+            and (query.type is None or letter.message.type == query.type)
+            and (query.reason is None or letter.reason == query.reason)
+            and (error is None or (letter.error is not None and error.search(letter.error) is not None))
+        )
+
+    return matches

@@ -1,0 +1,120 @@
+"""Connections to the file, their settings, and SQLite's errors put into ours."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import apsw
+
+from headwater.errors import (
+    Corrupt,
+    DiskFull,
+    HeadwaterError,
+    InputOutput,
+    Locked,
+    NotALog,
+    ReadOnly,
+    StoreError,
+    UnsafeSqlite,
+)
+
+Durability = Literal["full", "relaxed"]
+
+SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL reset at the wrong moment could lose commits
+CACHE_KIB = 16 * 1024
+WAL_PAGES_CHECKPOINT = 1_000
+WAL_BYTES_KEPT = 16 * 1024 * 1024
+
+_SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
+
+# The first that fits; more special classes stand before their bases.
+_TRANSLATIONS: list[tuple[type[apsw.Error], type[StoreError], str]] = [
+    (
+        apsw.BusyError,
+        Locked,
+        "Another process holds the write lock; end its transaction, or raise busy_timeout",
+    ),
+    (apsw.LockedError, Locked, "Another statement of this process holds the lock; try again"),
+    (apsw.ProtocolError, Locked, "Too many processes raced for the lock; try again"),
+    (apsw.ReadOnlyError, ReadOnly, "Give this user write access to the file and its directory"),
+    (apsw.PermissionsError, ReadOnly, "Give this user write access to the file and its directory"),
+    (apsw.FullError, DiskFull, "Free some disk space and publish again; nothing committed was lost"),
+    (apsw.NotADBError, NotALog, "Name another file; this one is not SQLite and was left as it is"),
+    (apsw.CorruptError, Corrupt, "Run `headwater doctor`, then restore a replica or a backup"),
+    (apsw.IOError, InputOutput, "Look at the disk (dmesg); nothing committed was lost"),
+    (apsw.CantOpenError, StoreError, "Check that the directory exists and may be written"),
+]
+
+
+def refuse_unsafe_sqlite() -> None:
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split(".")[:3])
+    if version < SQLITE_VERSION_MIN:
+        raise UnsafeSqlite(
+            f"SQLite {apsw.sqlite_lib_version()} can lose commits in WAL mode",
+            where="apsw",
+            next="Install apsw 3.51.3 or newer from its wheel: pip install -U apsw",
+        )
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Inside, SQLite's errors come out as Headwater's."""
+    try:
+        yield
+    except apsw.Error as exc:
+        raise translate(exc, where) from exc
+
+
+def translate(exc: apsw.Error, where: str) -> HeadwaterError:
+    for foreign, own, next in _TRANSLATIONS:
+        if isinstance(exc, foreign):
+            return own(str(exc) or foreign.__name__, where=where, next=next)
+    return StoreError(f"{type(exc).__name__}: {exc}", where=where)
+
+
+def connect(path: str, *, durability: Durability, busy_timeout_ms: int, vfs: str | None = None) -> apsw.Connection:
+    """A connection with our settings. The file is created if it is not there."""
+    connection = apsw.Connection(path, vfs=vfs)
+    connection.set_busy_handler(_patient(busy_timeout_ms))
+    # On macOS a plain fsync does not reach the disk; elsewhere these two do nothing.
+    connection.execute("PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON")
+    connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    connection.execute("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA foreign_keys = ON")
+    connection.wal_autocheckpoint(WAL_PAGES_CHECKPOINT)
+    return connection
+
+
+def _patient(timeout_ms: int) -> Callable[[int], bool]:
+    """Waits for locks in short, uneven steps. SQLite's own handler sleeps up to 100 ms at a time, which starves
+    one of two busy writers and costs the other its latency."""
+    started = 0.0
+
+    def wait(tries: int) -> bool:
+        nonlocal started
+        now = time.monotonic()
+        if tries == 0:
+            started = now
+        if (now - started) * 1000 >= timeout_ms:
+            return False
+        time.sleep(random.uniform(0.000_1, min(0.000_2 * (tries + 1), 0.005)))
+        return True
+
+    return wait
+
+
+def check_file(path: str) -> str:
+    """An absolute path whose directory exists; says so clearly if it does not."""
+    absolute = os.path.abspath(path)
+    directory = os.path.dirname(absolute)
+    if os.path.isdir(absolute):
+        raise NotALog("this is a directory", where=absolute, next="Name a file in it")
+    if not os.path.isdir(directory):
+        raise StoreError("the directory does not exist", where=directory, next=f"mkdir -p {directory}")
+    return absolute

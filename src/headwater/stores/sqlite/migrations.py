@@ -1,0 +1,110 @@
+"""Making a log in a file, and bringing an older one up to date."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import apsw
+
+from headwater.errors import Locked, NewerSchema, NotALog, ReadOnly, StoreError
+from headwater.message import SALT_BITS
+from headwater.stores.sqlite.queries import SCHEMA, SQL
+
+# The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
+MIGRATIONS: list[str] = []
+SCHEMA_VERSION = 1 + len(MIGRATIONS)
+
+
+def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout_ms: int) -> None:
+    """Create the log's tables in a new file, or check and migrate those that are there."""
+    found = _tables(connection)
+    version = _version(connection, found)
+    if connection.readonly("main"):
+        raise ReadOnly("the file may not be written", where=path, next="Give this user write access to it")
+    if version is None and found and not adopt:
+        raise NotALog(
+            f"a SQLite database with other tables ({', '.join(sorted(found)[:3])}, …) and no log",
+            where=path,
+            next="Name another file, or pass adopt=True to add the log's tables to this one",
+        )
+    if not found:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    _use_wal(connection, path, busy_timeout_ms)
+    if version == SCHEMA_VERSION:
+        return
+    with _immediate(connection):
+        version = _version(connection, _tables(connection))  # another process may have been quicker
+        if version is None:
+            _create(connection, path)
+        elif version > SCHEMA_VERSION:
+            raise NewerSchema(
+                f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
+                where=path,
+                next="Upgrade: pip install -U headwater",
+            )
+        else:
+            for statements in MIGRATIONS[version - 1 :]:
+                connection.execute(statements)
+            connection.execute(SQL["set_fact"], ("schema_version", SCHEMA_VERSION))
+
+
+def _create(connection: apsw.Connection, path: str) -> None:
+    try:
+        connection.execute(SCHEMA)
+    except apsw.SQLError as exc:
+        raise NotALog(
+            f"a table of the log's name is in the way ({exc})",
+            where=path,
+            next="Keep the log in a file of its own",
+        ) from exc
+    facts = {
+        "schema_version": SCHEMA_VERSION,
+        "salt": secrets.randbits(SALT_BITS),
+        "created_at": time.time_ns() // 1_000_000,
+        "counted_to": 0,
+    }
+    for fact in facts.items():
+        connection.execute(SQL["set_fact"], fact)
+
+
+class _immediate:
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def _tables(connection: apsw.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+
+
+def _version(connection: apsw.Connection, tables: set[str]) -> int | None:
+    if "headwater" not in tables:
+        return None
+    found = connection.execute(SQL["fact"], ("schema_version",)).get
+    return found if isinstance(found, int) else None
+
+
+def _use_wal(connection: apsw.Connection, path: str, busy_timeout_ms: int) -> None:
+    """Changing the journal mode does not wait for locks by itself, so two processes creating one log can collide."""
+    until = time.monotonic() + busy_timeout_ms / 1000
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").get
+        except apsw.BusyError as exc:
+            if time.monotonic() > until:
+                raise Locked("another process keeps the file locked", where=path, next="End it, or try again") from exc
+            time.sleep(0.002)
+            continue
+        if mode != "wal":
+            raise StoreError(
+                f"this file system cannot keep a write-ahead log (journal mode stays {mode})",
+                where=path,
+                next="Put the file on a local disk",
+            )
+        return

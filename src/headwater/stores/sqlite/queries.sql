@@ -1,0 +1,214 @@
+-- Each query has a name and a line of purpose. {message} is one row of `messages` (as m) written as a JSON array in the
+-- field order of message.Message; {condition} is what conditions.py compiled. Batches travel as one JSON text, in and
+-- out, so that a statement is one step: Python's interpreter lock changes hands once, not once a row.
+
+-- :message: a message row as JSON text; the rare fields only where one is set
+'[' || m.seq || ',' || json_quote(m.topic) || ',' || m.data || ',' || m.published_at || ',' || m.size || ','
+|| iif(m.id IS NULL, ?, json_quote(m.id))
+|| iif(
+    coalesce(nullif(m.priority, 0), m.deliver_at, m.expires_at, m."from", m."to", m.reply_to, m.correlation_id, m.type,
+        m.version, m.content_type, m.traceparent, m.headers) IS NULL,
+    ']',
+    ',' || m.priority || ',' || json_quote(m.deliver_at) || ',' || json_quote(m.expires_at) || ','
+    || json_quote(m."from") || ',' || json_quote(m."to") || ',' || json_quote(m.reply_to) || ','
+    || json_quote(m.correlation_id) || ',' || json_quote(m.type) || ',' || json_quote(m.version) || ','
+    || json_quote(m.content_type) || ',' || json_quote(m.traceparent) || ',' || coalesce(m.headers, 'null') || ']'
+)
+
+-- :last_seq: the highest seq ever given out
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0)
+
+-- :scan: matching messages of a seq range, in order
+SELECT '[' || group_concat({message}) || ']'
+FROM (SELECT * FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?) AS m
+
+-- :messages: messages by seq
+SELECT '[' || group_concat({message}) || ']'
+FROM messages AS m WHERE m.seq IN (SELECT value FROM json_each(?))
+
+-- :oldest: what retention looks at, in seq order
+SELECT json_group_array(json_array(seq, topic, size, published_at))
+FROM (SELECT seq, topic, size, published_at FROM messages WHERE seq > ? AND {condition} ORDER BY seq LIMIT ?)
+
+-- :count: how many match in a seq range, counting no further than a limit
+SELECT count(*) FROM (SELECT 1 FROM messages WHERE seq > ? AND {condition} LIMIT ?)
+
+-- :at_or_after: the first message at or after a seq, for the search by time
+SELECT seq, published_at FROM messages WHERE seq >= ? ORDER BY seq LIMIT 1
+
+-- :bounds: the first and last seq in the log
+SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM messages
+
+-- :distinct_topics: the topics published to in a seq range
+SELECT json_group_array(topic) FROM (SELECT DISTINCT topic FROM messages WHERE seq > ? AND seq <= ?)
+
+-- :insert_plain: a message with nothing but topic and data; repeated for a batch
+INSERT INTO messages (seq, topic, data, published_at, checked) VALUES
+
+-- :insert_full: a message with all its fields; repeated for a batch
+INSERT INTO messages (seq, topic, data, published_at, checked, id, priority, deliver_at, expires_at, "from", "to",
+    reply_to, correlation_id, type, version, content_type, traceparent, headers) VALUES
+
+-- :known_ids: which of the given ids are remembered
+SELECT id, seq, published_at FROM remembered_ids WHERE id IN (SELECT value FROM json_each(?))
+
+-- :remember_ids: remember ids, forgetting an earlier message of the same id
+INSERT OR REPLACE INTO remembered_ids (seq, id, published_at)
+SELECT value ->> 0, value ->> 1, ? FROM json_each(?)
+
+-- :forget_ids: drop ids outside the dedupe window
+DELETE FROM remembered_ids
+WHERE seq IN (SELECT seq FROM remembered_ids WHERE seq <= ? OR published_at < ? ORDER BY seq LIMIT ?)
+
+-- :topic_counts: stored counts and the uncounted tail together
+SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at)) FROM (
+    SELECT topic, sum(count) AS count, sum(bytes) AS bytes, max(last_seq) AS last_seq,
+        max(last_published_at) AS last_published_at
+    FROM (
+        SELECT topic, count, bytes, last_seq, last_published_at FROM topic_counts
+        UNION ALL
+        SELECT topic, 1, size, seq, published_at FROM messages
+        WHERE seq > (SELECT value FROM headwater WHERE name = 'counted_to')
+    ) GROUP BY topic ORDER BY topic
+)
+
+-- :fold_topic_counts: take a seq range into the stored counts
+INSERT INTO topic_counts (topic, count, bytes, last_seq, last_published_at)
+SELECT topic, count(*), sum(size), max(seq), max(published_at) FROM messages WHERE seq > ? AND seq <= ? GROUP BY topic
+ON CONFLICT (topic) DO UPDATE SET
+    count = count + excluded.count, bytes = bytes + excluded.bytes, last_seq = excluded.last_seq,
+    last_published_at = max(last_published_at, excluded.last_published_at)
+
+-- :uncount: take deleted messages off the stored counts
+UPDATE topic_counts SET count = topic_counts.count - gone.count, bytes = topic_counts.bytes - gone.bytes
+FROM (SELECT value ->> 0 AS topic, value ->> 1 AS count, value ->> 2 AS bytes FROM json_each(?)) AS gone
+WHERE topic_counts.topic = gone.topic
+
+-- :present: count and bytes by topic of those of the given seqs that exist
+SELECT json_group_array(json_array(topic, count, bytes)) FROM (
+    SELECT topic, count(*) AS count, sum(size) AS bytes FROM messages
+    WHERE seq IN (SELECT value FROM json_each(?)) GROUP BY topic
+)
+
+-- :delete_messages: remove messages by seq
+DELETE FROM messages WHERE seq IN (SELECT value FROM json_each(?))
+
+-- :fact: one fact about the log
+SELECT value FROM headwater WHERE name = ?
+
+-- :set_fact: change a fact
+INSERT OR REPLACE INTO headwater (name, value) VALUES (?, ?)
+
+-- :subscription: one subscription
+SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried
+FROM subscriptions WHERE id = ?
+
+-- :subscriptions: all subscriptions
+SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried
+FROM subscriptions ORDER BY id
+
+-- :save_subscription: insert a subscription or replace what changes of it
+INSERT INTO subscriptions (id, pattern, mode, spec, floor, delivered, settled, holder, fence, lease_until, created_at,
+    active_at, acked, redelivered, buried)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+    pattern = excluded.pattern, mode = excluded.mode, spec = excluded.spec, floor = excluded.floor,
+    delivered = excluded.delivered, settled = excluded.settled, holder = excluded.holder, fence = excluded.fence,
+    lease_until = excluded.lease_until, active_at = excluded.active_at, acked = excluded.acked,
+    redelivered = excluded.redelivered, buried = excluded.buried
+
+-- :delete_subscription: remove a subscription
+DELETE FROM subscriptions WHERE id = ?
+
+-- :due: claimable delivery rows with their messages; of one key only the first
+SELECT '[' || group_concat(
+    '[[' || d.seq || ',' || d.attempts || ',' || d.due_at || ',' || d.token || ',' || d.priority || ','
+    || json_quote(d.key) || ',' || json_quote(d.dead_letter) || '],'
+    || iif(m.seq IS NULL, 'null', {message}) || ']'
+) || ']'
+FROM (
+    SELECT * FROM deliveries AS candidate
+    WHERE subscription = ? AND due_at <= ? AND (key IS NULL OR NOT EXISTS (
+        SELECT 1 FROM deliveries AS earlier
+        WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
+            AND earlier.seq < candidate.seq
+    ))
+    ORDER BY {order} LIMIT ?
+) AS d LEFT JOIN messages AS m ON m.seq = d.seq
+
+-- :next_due_ms: when the earliest delivery row becomes due, not counting those behind another of their key
+SELECT min(due_at) FROM deliveries AS candidate
+WHERE subscription = ? AND (key IS NULL OR NOT EXISTS (
+    SELECT 1 FROM deliveries AS earlier
+    WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
+        AND earlier.seq < candidate.seq
+))
+
+-- :deliveries: delivery rows by seq
+SELECT json_group_array(json_array(seq, attempts, due_at, token, priority, key, dead_letter)) FROM deliveries
+WHERE subscription = ? AND seq IN (SELECT value FROM json_each(?))
+
+-- :delivery_counts: rows in flight, rows waiting, and the first of them
+SELECT coalesce(sum(token > 0), 0), coalesce(sum(token = 0), 0), min(seq) FROM deliveries WHERE subscription = ?
+
+-- :keys_in_use: which of the given keys some delivery row carries
+SELECT json_group_array(DISTINCT key) FROM deliveries
+WHERE subscription = ? AND key IN (SELECT value FROM json_each(?))
+
+-- :leased_seqs: seqs of a range under a live lease
+SELECT json_group_array(DISTINCT seq) FROM deliveries WHERE seq BETWEEN ? AND ? AND token > 0 AND due_at > ?
+
+-- :put_deliveries: insert delivery rows or replace them
+INSERT OR REPLACE INTO deliveries (subscription, seq, attempts, due_at, token, priority, key, dead_letter)
+SELECT ?, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6 FROM json_each(?)
+
+-- :end_leases: make deliveries in flight due
+UPDATE deliveries SET due_at = ? WHERE subscription = ? AND token > 0 AND due_at > ?
+
+-- :remove_deliveries: remove delivery rows by seq
+DELETE FROM deliveries WHERE subscription = ? AND seq IN (SELECT value FROM json_each(?))
+
+-- :clear_deliveries: remove all delivery rows of a subscription
+DELETE FROM deliveries WHERE subscription = ?
+
+-- :dead_letters: dead letters above an id
+SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error, message
+FROM dead_letters WHERE id > ? AND {condition} ORDER BY id LIMIT ?
+
+-- :bury: store a dead letter or replace it
+INSERT OR REPLACE INTO dead_letters (id, subscription, seq, topic, type, reason, attempts, died_at, error, stack, handler,
+    redrives, redriving, redrive_error, message)
+VALUES (nullif(?, 0), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- :remove_dead_letters: remove dead letters by id
+DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))
+
+-- :add_gap: record a gap
+INSERT INTO gaps (subscription, from_seq, to_seq, count, why, at) VALUES (?, ?, ?, ?, ?, ?)
+
+-- :gaps: gaps not yet told
+SELECT subscription, from_seq, to_seq, count, why, at FROM gaps WHERE subscription = ? AND told = 0 ORDER BY number
+
+-- :gap_total: messages lost to gaps
+SELECT coalesce(sum(count), 0) FROM gaps WHERE subscription = ?
+
+-- :mark_gaps_told: they have been told
+UPDATE gaps SET told = 1 WHERE subscription = ? AND told = 0
+
+-- :delete_gaps: forget the gaps of a subscription
+DELETE FROM gaps WHERE subscription = ?
+
+-- :retention: all retention policies
+SELECT pattern, dialect, limits FROM retention ORDER BY pattern, dialect
+
+-- :set_retention: add or replace a retention policy
+INSERT OR REPLACE INTO retention (pattern, dialect, limits) VALUES (?, ?, ?)
+
+-- :remove_retention: drop a retention policy
+DELETE FROM retention WHERE pattern = ? AND dialect = ?
+
+-- :lease: who holds a resource
+SELECT owner, fence, until FROM leases WHERE resource = ?
+
+-- :save_lease: write a lease down
+INSERT OR REPLACE INTO leases (resource, owner, fence, until) VALUES (?, ?, ?, ?)

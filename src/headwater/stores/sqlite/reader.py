@@ -1,0 +1,291 @@
+"""Reading a log through one SQLite connection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import apsw
+import msgspec
+
+from headwater.delivery.lease import Lease
+from headwater.delivery.retention import Kept, Limits
+from headwater.delivery.window import WindowState
+from headwater.message import Message, message_from_json
+from headwater.ports.records import (
+    DeadLetter,
+    DeadLetterQuery,
+    DeliveryCounts,
+    DeliveryRow,
+    Due,
+    Gap,
+    Order,
+    RetentionPolicy,
+    Scan,
+    Selection,
+    SubscriptionRecord,
+    SubscriptionSpec,
+    TopicCount,
+)
+from headwater.stores.sqlite.conditions import (
+    EVERYTHING,
+    Condition,
+    entity_condition,
+    topic_condition,
+    where_condition,
+)
+from headwater.stores.sqlite.queries import SQL
+from headwater.topics import Pattern
+
+SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
+
+_messages = msgspec.json.Decoder(list[Message])
+_due = msgspec.json.Decoder(list[tuple[DeliveryRow, Message | None]])
+_rows = msgspec.json.Decoder(list[DeliveryRow])
+_topic_counts = msgspec.json.Decoder(list[TopicCount])
+_kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
+_spec = msgspec.json.Decoder(SubscriptionSpec)
+_settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
+_limits = msgspec.json.Decoder(Limits)
+
+_ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
+_DUE = {order: SQL["due"].replace("{order}", columns) for order, columns in _ORDER_BY.items()}
+
+
+class SqliteReader:
+    """`ports.store.Reader` over a connection that is inside a transaction."""
+
+    def __init__(self, connection: apsw.Connection, salt: int) -> None:
+        self._connection = connection
+        self._salt = str(salt)
+
+    def last_seq(self) -> int:
+        return int(self._value("last_seq"))
+
+    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+        last = self.last_seq()
+        end = min(last if upto is None else min(upto, last), after + SCAN_SEQS_MAX)
+        if end <= after or limit < 1:
+            return Scan([], after)
+        condition, exact = _condition_of(selection)
+        try:
+            text = self._connection.execute(
+                SQL["scan"].replace("{condition}", condition.sql),
+                (self._salt, after, end, *condition.params, limit),
+            ).get
+        except apsw.TooBigError:
+            return self.scan(selection, after, max(1, limit // 10), upto)  # huge payloads: fewer at a time
+        except apsw.SQLError:
+            # A payload that SQLite cannot read as JSON, put in by force: leave `where` to Python, which can skip it.
+            without_where, _ = _condition_of(Selection(selection.pattern, selection.entities))
+            if without_where == condition:
+                raise
+            sql = SQL["scan"].replace("{condition}", without_where.sql)
+            text = self._connection.execute(sql, (self._salt, after, end, *without_where.params, limit)).get
+            exact = False
+        found = _messages.decode(text) if text else []
+        scanned_to = found[-1].seq if len(found) == limit else end
+        return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
+
+    def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
+        text = self._value("messages", self._salt, _json(list(seqs)))
+        return {message.seq: message for message in _messages.decode(text)} if text else {}
+
+    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
+        condition, exact = topic_condition(pattern)
+        sql = SQL["oldest"].replace("{condition}", condition.sql)
+        found: list[Kept] = []
+        while len(found) < limit:
+            text = self._connection.execute(sql, (after, *condition.params, limit)).get
+            page = [Kept(*kept) for kept in _kept.decode(text)]
+            found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
+            if len(page) < limit:
+                break
+            after = page[-1].seq
+        return found[:limit]
+
+    def seq_before(self, at_ms: int) -> int:
+        first: int
+        high: int
+        first, high = self._row("bounds")
+        low = first
+        while low <= high:  # the first message at or after the time lies in [low, high + 1]
+            middle = (low + high) // 2
+            row = self._row("at_or_after", middle)
+            if row is None or row[1] >= at_ms:
+                high = middle - 1
+            else:
+                low = row[0] + 1
+        return low - 1 if low > first else max(first - 1, 0)
+
+    def count(self, selection: Selection, after: int, most: int) -> int:
+        condition, exact = _condition_of(selection)
+        if exact:
+            sql = SQL["count"].replace("{condition}", condition.sql)
+            return int(self._connection.execute(sql, (after, *condition.params, most)).get)
+        total, last = 0, self.last_seq()
+        while after < last and total < most:
+            found, after = self.scan(selection, after, 1_000)
+            total += len(found)
+        return min(total, most)
+
+    def topic_counts(self) -> list[TopicCount]:
+        return _topic_counts.decode(self._value("topic_counts"))
+
+    def topics_between(self, after: int, upto: int) -> list[str]:
+        found: list[str] = msgspec.json.decode(self._value("distinct_topics", after, upto))
+        return found
+
+    def subscription(self, id: str) -> SubscriptionRecord | None:
+        row = self._row("subscription", id)
+        return None if row is None else _record_of(row)
+
+    def subscriptions(self) -> list[SubscriptionRecord]:
+        return [_record_of(row) for row in self._connection.execute(SQL["subscriptions"])]
+
+    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
+        text = self._connection.execute(_DUE[order], (self._salt, subscription, now_ms, limit)).get
+        return [Due(row, message) for row, message in _due.decode(text)] if text else []
+
+    def next_due_ms(self, subscription: str) -> int | None:
+        found = self._value("next_due_ms", subscription)
+        return None if found is None else int(found)
+
+    def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
+        text = self._value("deliveries", subscription, _json(list(seqs)))
+        return {row.seq: row for row in _rows.decode(text)}
+
+    def delivery_counts(self, subscription: str) -> DeliveryCounts:
+        return DeliveryCounts(*self._row("delivery_counts", subscription))
+
+    def keys_in_use(self, subscription: str, keys: Iterable[str]) -> set[str]:
+        return set(msgspec.json.decode(self._value("keys_in_use", subscription, _json(list(keys)))))
+
+    def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
+        return set(msgspec.json.decode(self._value("leased_seqs", low, high, now_ms)))
+
+    def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
+        condition, exact = _letters_condition(query)
+        error = None if query.error is None else re.compile(query.error)
+        sql = SQL["dead_letters"].replace("{condition}", condition.sql)
+        found: list[DeadLetter] = []
+        while len(found) < limit:
+            page = [_letter_of(row) for row in self._connection.execute(sql, (after, *condition.params, limit))]
+            for letter in page:
+                topic_fits = exact or query.topic is None or query.topic.matches(letter.message.topic)
+                if topic_fits and (error is None or (letter.error is not None and error.search(letter.error))):
+                    found.append(letter)
+            if len(page) < limit:
+                break
+            after = page[-1].id
+        return found[:limit]
+
+    def gaps(self, subscription: str) -> list[Gap]:
+        return [Gap(*row) for row in self._connection.execute(SQL["gaps"], (subscription,))]
+
+    def gap_total(self, subscription: str) -> int:
+        return int(self._value("gap_total", subscription))
+
+    def retention(self) -> list[RetentionPolicy]:
+        return [
+            RetentionPolicy(pattern, _limits.decode(limits), dialect)
+            for pattern, dialect, limits in self._connection.execute(SQL["retention"])
+        ]
+
+    def lease(self, resource: str) -> Lease:
+        row = self._row("lease", resource)
+        return Lease() if row is None else Lease(*row)
+
+    def _value(self, name: str, *bindings: Any) -> Any:
+        """The only column of the first row."""
+        return self._connection.execute(SQL[name], bindings).get
+
+    def _row(self, name: str, *bindings: Any) -> Any:
+        return self._connection.execute(SQL[name], bindings).fetchone()
+
+
+@lru_cache(maxsize=4096)
+def _condition_of(selection: Selection) -> tuple[Condition, bool]:
+    topics, topics_exact = topic_condition(selection.pattern)
+    entities, entities_exact = entity_condition(selection.entities)
+    parts = [topics, entities]
+    if selection.where is not None:
+        parts.append(where_condition(selection.where))
+    return _all_of(parts), topics_exact and entities_exact
+
+
+def _letters_condition(query: DeadLetterQuery) -> tuple[Condition, bool]:
+    topics, exact = (EVERYTHING, True) if query.topic is None else topic_condition(query.topic)
+    parts = [topics]
+    if query.ids is not None:
+        parts.append(Condition("id IN (SELECT value FROM json_each(?))", (_json(list(query.ids)),)))
+    for column, value in (
+        ("subscription", query.subscription),
+        ("type", query.type),
+        ("reason", query.reason),
+    ):
+        if value is not None:
+            parts.append(Condition(f"{column} = ?", (value,)))
+    return _all_of(parts), exact
+
+
+def _all_of(parts: list[Condition]) -> Condition:
+    telling = [part for part in parts if part != EVERYTHING]
+    if not telling:
+        return EVERYTHING
+    return Condition(
+        " AND ".join(f"({part.sql})" for part in telling),
+        tuple(param for part in telling for param in part.params),
+    )
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _record_of(row: tuple[Any, ...]) -> SubscriptionRecord:
+    id, spec, floor, delivered, settled, holder, fence, until, created, active, acked, redelivered, buried = row
+    return SubscriptionRecord(
+        id,
+        _spec.decode(spec),
+        created,
+        active,
+        WindowState(floor, delivered, _settled.decode(settled)),
+        Lease(holder, fence, until),
+        acked,
+        redelivered,
+        buried,
+    )
+
+
+def _letter_of(row: tuple[Any, ...]) -> DeadLetter:
+    (
+        id,
+        subscription,
+        reason,
+        attempts,
+        died,
+        error,
+        stack,
+        handler,
+        redrives,
+        redriving,
+        redrive_error,
+        message,
+    ) = row
+    return DeadLetter(
+        id,
+        subscription,
+        message_from_json(msgspec.json.decode(message)),
+        reason,
+        attempts,
+        died,
+        error,
+        stack,
+        handler,
+        redrives,
+        bool(redriving),
+        redrive_error,
+    )

@@ -1,0 +1,186 @@
+"""A log in one SQLite file."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import apsw
+
+from headwater.errors import Closed
+from headwater.stores.sqlite.connection import (
+    Durability,
+    check_file,
+    connect,
+    refuse_unsafe_sqlite,
+    translated,
+)
+from headwater.stores.sqlite.migrations import SCHEMA_VERSION, prepare
+from headwater.stores.sqlite.queries import SQL
+from headwater.stores.sqlite.reader import SqliteReader
+from headwater.stores.sqlite.writer import SqliteWriter
+
+IDLE_READERS_MAX = 8
+
+
+class SqliteStore:
+    """`ports.store.Store`. One connection writes, under a lock; readers have connections of their own.
+
+    Other processes may use the same file: SQLite's own locks keep the writers apart.
+    """
+
+    supports_sql = True
+    supports_concurrent_reads = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability = "full",
+        busy_timeout_ms: int = 10_000,
+        adopt: bool = False,
+        vfs: str | None = None,
+    ) -> None:
+        refuse_unsafe_sqlite()
+        self.path = self.name = check_file(os.fspath(path))
+        self.durability = durability
+        self._busy_timeout_ms = busy_timeout_ms
+        self._vfs = vfs
+        self._closed = False
+        self._turn = threading.Lock()
+        self._idle_readers: list[apsw.Connection] = []
+        self._reading: dict[int, tuple[float, str]] = {}  # who reads since when, for `health`
+        with translated(self.path):
+            self._connection = self.connect()
+            try:
+                prepare(self._connection, self.path, adopt=adopt, busy_timeout_ms=busy_timeout_ms)
+                self._salt = int(self._connection.execute(SQL["fact"], ("salt",)).get)
+                self._foreign_version = self._data_version()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def connect(self) -> apsw.Connection:
+        """One more connection with the log's settings."""
+        return connect(self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs)
+
+    @contextmanager
+    def write(self) -> Iterator[SqliteWriter]:
+        with self._turn, translated(self.path):
+            self._refuse_closed()
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield SqliteWriter(connection, self._salt)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def read(self) -> Iterator[SqliteReader]:
+        with translated(self.path):
+            connection = self._reader()
+            key = id(connection)
+            self._reading[key] = (time.monotonic(), threading.current_thread().name)
+            try:
+                connection.execute("BEGIN")
+                yield SqliteReader(connection, self._salt)
+            finally:
+                self._reading.pop(key, None)
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                if self._closed or len(self._idle_readers) >= IDLE_READERS_MAX:
+                    connection.close()
+                else:
+                    self._idle_readers.append(connection)
+
+    def _reader(self) -> apsw.Connection:
+        self._refuse_closed()
+        try:
+            return self._idle_readers.pop()
+        except IndexError:
+            connection = self.connect()
+            connection.execute("PRAGMA query_only = ON")
+            return connection
+
+    def changed_by_others(self) -> bool:
+        """Whether another process committed since this was last asked. The writing connection does not count its own
+        commits, and nothing else here writes."""
+        with self._turn, translated(self.path):
+            if self._closed:
+                return False
+            before, self._foreign_version = self._foreign_version, self._data_version()
+            return before != self._foreign_version
+
+    def _data_version(self) -> int:
+        return int(self._connection.execute("PRAGMA data_version").get)
+
+    def reclaim_space(self, pages: int) -> bool:
+        with self._turn, translated(self.path):
+            self._refuse_closed()
+            # Each returned page is a row of its own in the pragma, so it has to be stepped to the end.
+            self._connection.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
+            auto_vacuum = self._connection.execute("PRAGMA auto_vacuum").get
+            free = self._connection.execute("PRAGMA freelist_count").get
+            return bool(auto_vacuum) and bool(free)
+
+    def checkpoint(self) -> tuple[int, int]:
+        """Move what the WAL holds into the database; (pages in the WAL, pages moved). Fewer moved than there are
+        means that some reader still needs the rest."""
+        with self._turn, translated(self.path):
+            self._refuse_closed()
+            return self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def health(self) -> dict[str, Any]:
+        in_wal, moved = self.checkpoint()
+        with self.read() as reader, translated(self.path):
+            pragma = reader._connection.execute
+            integrity = [row[0] for row in pragma("PRAGMA quick_check(10)")]
+            oldest = min(self._reading.values(), default=None)
+            return {
+                "store": "sqlite",
+                "path": self.path,
+                "sqlite": apsw.sqlite_lib_version(),
+                "apsw": apsw.apsw_version(),
+                "schema": SCHEMA_VERSION,
+                "durability": self.durability,
+                "synchronous": self._connection.execute("PRAGMA synchronous").get,
+                "journal": pragma("PRAGMA journal_mode").get,
+                "page_size": pragma("PRAGMA page_size").get,
+                "pages": pragma("PRAGMA page_count").get,
+                "free_pages": pragma("PRAGMA freelist_count").get,
+                "auto_vacuum": pragma("PRAGMA auto_vacuum").get,
+                "file_bytes": os.stat(self.path).st_size,
+                "wal_bytes": _size_or_zero(self.path + "-wal"),
+                "wal_pages": in_wal,
+                "wal_pages_moved": moved,
+                "oldest_reader_s": 0.0 if oldest is None else round(time.monotonic() - oldest[0], 3),
+                "oldest_reader": None if oldest is None else oldest[1],
+                "integrity": "ok" if integrity == ["ok"] else integrity,
+            }
+
+    def close(self) -> None:
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            while self._idle_readers:
+                self._idle_readers.pop().close()
+            self._connection.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise Closed("the log is closed", where=self.path, next="Open it again")
+
+
+def _size_or_zero(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,135 @@
+"""Notices commits by other processes.
+
+On Linux the kernel tells of writes to the `-wal` file (inotify through libc, no polling while idle). The write comes
+before the commit is visible, so `PRAGMA data_version` is asked again for a few milliseconds until it moves. Elsewhere,
+and as a net for lost events, `data_version` is polled: it costs microseconds. The database file itself is never opened
+or closed here: in a process that holds SQLite connections on it, that would drop SQLite's locks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import select
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import apsw
+
+from headwater.stores.sqlite.store import SqliteStore
+
+# After a file event: how often, and how long, to look for the commit it announced. An fsync can take long.
+RECHECKS_S = (0.0, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01, 0.02, 0.05, 0.1)
+NET_POLL_S = 1.0  # with file events: the net under lost ones
+POLL_S = 0.02  # without file events
+PAUSE_S = 0.000_5  # between two looks, so that a storm of writes costs little
+OWN_PAUSE_S = 0.005  # the same after this process's own commit, of which its readers know already
+
+_IN_MODIFY, _IN_CREATE, _IN_MOVED_TO = 0x2, 0x100, 0x80
+_EVENT_HEAD = struct.Struct("iIII")
+
+
+class SqliteWatcher:
+    """`ports.store.Notifier`: calls `on_change` after a commit by another process."""
+
+    def __init__(self, store: SqliteStore, on_change: Callable[[], None]) -> None:
+        self._store = store
+        self._path = store.path
+        self._on_change = on_change
+        self._stop_read, self._stop_write = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="headwater-watcher", daemon=True)
+        self._stopped = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            os.write(self._stop_write, b"x")
+            if self._thread.is_alive():
+                self._thread.join()
+            os.close(self._stop_read)
+            os.close(self._stop_write)
+
+    def _run(self) -> None:
+        connection = self._store.connect()
+        events = _wal_events(self._path)
+        try:
+            self._watch(connection, events)
+        finally:
+            connection.close()
+            if events is not None:
+                os.close(events)
+
+    def _watch(self, connection: apsw.Connection, events: int | None) -> None:
+        version = _data_version(connection)
+        waiting_on = select.poll()
+        waiting_on.register(self._stop_read, select.POLLIN)
+        if events is not None:
+            waiting_on.register(events, select.POLLIN)
+        wal_name = os.path.basename(self._path).encode() + b"-wal"
+        net_ms = (POLL_S if events is None else NET_POLL_S) * 1000
+        rechecks: Iterator[float] = iter(())
+        while True:
+            pause_s = next(rechecks, None)
+            if pause_s:
+                time.sleep(pause_s)  # finer than poll's milliseconds
+            ready = dict(waiting_on.poll(net_ms if pause_s is None else 0))
+            if self._stop_read in ready:
+                return
+            if events is not None and events in ready and _names_wal(events, wal_name):
+                rechecks = iter(RECHECKS_S)
+            found = _data_version(connection)
+            if found != version:
+                version = found
+                rechecks = iter(())
+                if self._store.changed_by_others():
+                    self._on_change()
+                    time.sleep(PAUSE_S)
+                else:
+                    time.sleep(OWN_PAUSE_S)
+
+
+def _data_version(connection: apsw.Connection) -> int:
+    try:
+        return int(connection.execute("PRAGMA data_version").get)
+    except apsw.BusyError:  # somebody recovers the WAL right now; the next look will tell
+        return -1
+
+
+def _wal_events(path: str) -> int | None:
+    """Readable when a file in the directory of the log is written; None where there is no inotify."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(ctypes.util.find_library("c") or "libc.so.6", use_errno=True)
+    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        return None
+    # The directory, not the file: the -wal file comes and goes.
+    directory = os.fsencode(os.path.dirname(path))
+    if libc.inotify_add_watch(descriptor, directory, _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO) < 0:
+        os.close(descriptor)
+        return None
+    return int(descriptor)
+
+
+def _names_wal(events: int, wal_name: bytes) -> bool:
+    """Empty the queue of events; whether one of them was about the -wal file, or events were lost."""
+    concerned = False
+    while True:
+        try:
+            buffer = os.read(events, 64 * 1024)
+        except BlockingIOError:
+            return concerned
+        offset = 0
+        while offset < len(buffer):
+            watch, _mask, _cookie, length = _EVENT_HEAD.unpack_from(buffer, offset)
+            offset += _EVENT_HEAD.size
+            name = buffer[offset : offset + length].rstrip(b"\0")
+            offset += length
+            concerned = concerned or name == wal_name or watch == -1

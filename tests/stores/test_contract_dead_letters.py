@@ -1,0 +1,218 @@
+"""What every store promises about dead letters."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.delivery.dedupe import DedupeWindow
+from headwater.delivery.retry import Reason
+from headwater.message import Message, make_draft
+from headwater.ports.records import DeadLetter, DeadLetterQuery, SubscriptionRecord, SubscriptionSpec
+from headwater.ports.store import Store
+from headwater.topics import parse_pattern
+
+NOW = 1_700_000_000_000
+ALL = DeadLetterQuery()
+
+
+def publish(store: Store, topic: str, data: Any = None, **options: Any) -> Message:
+    with store.write() as writer:
+        draft = make_draft(topic, data, options, NOW)
+        (seq,) = writer.append([draft], NOW, DedupeWindow()).seqs
+        return writer.messages([seq])[seq]
+
+
+def letter(message: Message, subscription: str = "s", reason: Reason = "rejected", **fields: Any) -> DeadLetter:
+    return DeadLetter(0, subscription, message, reason, attempts=1, died_ms=NOW, **fields)
+
+
+def bury(store: Store, *letters: DeadLetter) -> list[int]:
+    with store.write() as writer:
+        return writer.bury(letters)
+
+
+def found(store: Store, query: DeadLetterQuery = ALL, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+    with store.read() as reader:
+        return reader.dead_letters(query, after, limit)
+
+
+def found_ids(store: Store, query: DeadLetterQuery = ALL, after: int = 0, limit: int = 100) -> list[int]:
+    return [letter.id for letter in found(store, query, after, limit)]
+
+
+def plain(buried: DeadLetter) -> dict[str, Any]:
+    """For comparing: a dead letter may keep its message in another form, as long as it says the same."""
+    fields = {name: getattr(buried, name) for name in buried.__struct_fields__}
+    return fields | {"message": buried.message.to_json()}
+
+
+def test_no_dead_letters(store: Store) -> None:
+    assert found(store) == []
+    assert bury(store) == []
+
+
+def test_a_dead_letter_comes_back_whole(store: Store) -> None:
+    message = publish(
+        store,
+        "orders.new",
+        {"deep": [1, 2.5, None, "漢字\x00"]},
+        headers={"tenant": "acme"},
+        from_="shop",
+        to="till",
+        reply_to="r",
+        correlation_id="c",
+        type="T",
+        version=2,
+        content_type="application/json",
+        traceparent="00-1-2-01",
+        priority=-3,
+        delay=1,
+        ttl=2,
+    )
+    buried = DeadLetter(
+        id=0,
+        subscription="s",
+        message=message,
+        reason="max_retries",
+        attempts=5,
+        died_ms=NOW + 9,
+        error="ValueError: ü",
+        stack="Traceback …\n  line 2",
+        handler="shop.handle",
+        redrives=2,
+        redriving=True,
+        redrive_error="still broken",
+    )
+    (id,) = bury(store, buried)
+
+    assert id > 0
+    (read,) = found(store)
+    assert plain(read) == plain(msgspec.structs.replace(buried, id=id))
+    assert read.message.id == message.id
+    assert read.message.data == message.data
+
+
+def test_what_was_not_given_is_absent(store: Store) -> None:
+    buried = letter(publish(store, "a"), reason="expired")
+    (id,) = bury(store, buried)
+
+    (read,) = found(store)
+    assert plain(read) == plain(msgspec.structs.replace(buried, id=id))
+    assert (read.error, read.stack, read.handler, read.redrive_error) == (None, None, None, None)
+    assert (read.redrives, read.redriving) == (0, False)
+
+
+def test_a_dead_letter_outlives_its_message_and_its_subscription(store: Store) -> None:
+    message = publish(store, "a", {"n": 1}, id="given")
+    with store.write() as writer:
+        writer.save_subscription(SubscriptionRecord("s", SubscriptionSpec(">"), NOW, NOW))
+        (id,) = writer.bury([letter(message)])
+    with store.write() as writer:
+        writer.delete_messages(writer.oldest(parse_pattern(">"), 0, 10))
+        writer.delete_subscription("s")
+
+    (read,) = found(store)
+    assert read.id == id
+    assert read.message.to_json() == message.to_json()
+
+
+def test_ids_rise_and_are_not_used_twice(store: Store) -> None:
+    message = publish(store, "a")
+    first = bury(store, letter(message), letter(message))
+    second = bury(store, letter(message))
+    with store.write() as writer:
+        writer.remove_dead_letters([*first, *second])
+    third = bury(store, letter(message))
+
+    ids = [*first, *second, *third]
+    assert ids == sorted(set(ids))
+
+
+def test_a_letter_with_an_id_replaces_the_stored_one(store: Store) -> None:
+    message = publish(store, "a", 1)
+    first, second = bury(store, letter(message, error="one"), letter(message, error="two"))
+    (stored, _) = found(store)
+    changed = msgspec.structs.replace(
+        stored, redriving=True, redrives=1, error="again", attempts=7, reason="timeout", died_ms=NOW + 5
+    )
+    new = letter(message, error="three")
+
+    ids = bury(store, changed, new)
+    assert ids[0] == first
+    assert ids[1] > second
+    assert [plain(read) for read in found(store, DeadLetterQuery(ids=(first,)))] == [plain(changed)]
+    assert [read.error for read in found(store)] == ["again", "two", "three"]
+
+
+def test_removing(store: Store) -> None:
+    message = publish(store, "a")
+    first, second, third = bury(store, letter(message), letter(message), letter(message))
+    with store.write() as writer:
+        writer.remove_dead_letters([first, third, 999])
+        writer.remove_dead_letters([])
+
+    assert found_ids(store) == [second]
+
+
+@pytest.fixture
+def many(store: Store) -> list[int]:
+    """Five letters that differ in everything a query asks for."""
+    return bury(
+        store,
+        letter(publish(store, "orders.new", type="T"), error="ValueError: bad total 17"),
+        letter(publish(store, "orders.new.eu", type="U"), "other", "timeout"),
+        letter(publish(store, "stock.low", type="T"), "other", "max_retries", error="KeyError: 'total'"),
+        letter(publish(store, "orders.paid"), "s", "max_retries", error="line one\nValueError: late"),
+        letter(publish(store, "orders.paid"), "S", "expired", error=""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "positions"),
+    [
+        (DeadLetterQuery(), [0, 1, 2, 3, 4]),
+        (DeadLetterQuery(subscription="s"), [0, 3]),
+        (DeadLetterQuery(subscription="none"), []),
+        (DeadLetterQuery(topic=parse_pattern("orders.*")), [0, 3, 4]),
+        (DeadLetterQuery(topic=parse_pattern("#.eu", "amqp")), [1]),
+        (DeadLetterQuery(topic=parse_pattern("stock.low")), [2]),
+        (DeadLetterQuery(type="T"), [0, 2]),
+        (DeadLetterQuery(reason="max_retries"), [2, 3]),
+        (DeadLetterQuery(error="total"), [0, 2]),
+        (DeadLetterQuery(error=r"^\w+Error: .*\d+$"), [0]),
+        (DeadLetterQuery(error="(?i)valueerror"), [0, 3]),
+        (DeadLetterQuery(error=""), [0, 2, 3, 4]),
+        (DeadLetterQuery(subscription="other", type="T", error="Key", reason="max_retries"), [2]),
+        (DeadLetterQuery(subscription="other", topic=parse_pattern("orders.>")), [1]),
+        (DeadLetterQuery(subscription="s", reason="timeout"), []),
+        (DeadLetterQuery(ids=()), []),
+    ],
+    ids=str,
+)
+def test_query(store: Store, many: list[int], query: DeadLetterQuery, positions: list[int]) -> None:
+    assert found_ids(store, query) == [many[position] for position in positions]
+
+
+def test_query_by_ids(store: Store, many: list[int]) -> None:
+    assert found_ids(store, DeadLetterQuery(ids=(many[3], many[1], 999, many[1]))) == [many[1], many[3]]
+    assert found_ids(store, DeadLetterQuery(ids=tuple(many), reason="expired")) == [many[4]]
+    assert found_ids(store, DeadLetterQuery(ids=tuple(range(10_000, 13_000)))) == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [ALL, DeadLetterQuery(error="7$"), DeadLetterQuery(topic=parse_pattern("*.odd"))],
+    ids=["all", "error", "topic"],
+)
+def test_paging(store: Store, query: DeadLetterQuery) -> None:
+    messages = [publish(store, "a.odd"), publish(store, "a.even.more")]
+    bury(store, *(letter(messages[n % 2], error=f"error {n}") for n in range(2_500)))
+    expected = found_ids(store, query, limit=10_000)
+
+    paged: list[int] = []
+    while page := found_ids(store, query, after=paged[-1] if paged else 0, limit=100):
+        assert len(page) <= 100
+        paged += page
+    assert len(expected) >= 250
+    assert paged == expected == sorted(set(expected))
