@@ -166,14 +166,14 @@ _ATTRIBUTE_OF = {
 
 def message_from_json(plain: Mapping[str, Any]) -> Message:
     """The reverse of `Message.to_json`, for dead letters that outlived their message."""
-    data = encode(plain["data"], "data")
+    data, size = encode(plain["data"], "data")
     headers = plain.get("headers") or None
     return Message(
         seq=plain["seq"],
         topic=plain["topic"],
-        raw=msgspec.Raw(data),
+        raw=msgspec.Raw(data.encode()),
         published_ms=ms_of_iso(plain["published_at"]),
-        size=len(data),
+        size=size,
         identity=plain["id"],
         priority=plain.get("priority", 0),
         deliver_ms=None if plain.get("deliver_at") is None else ms_of_iso(plain["deliver_at"]),
@@ -186,7 +186,7 @@ def message_from_json(plain: Mapping[str, Any]) -> Message:
         version=plain.get("version"),
         content_type=plain.get("content_type"),
         traceparent=plain.get("traceparent"),
-        raw_headers=NO_HEADERS if headers is None else msgspec.Raw(encode(headers, "headers")),
+        raw_headers=NO_HEADERS if headers is None else msgspec.Raw(encode(headers, "headers")[0].encode()),
     )
 
 
@@ -195,9 +195,9 @@ def message_from_json(plain: Mapping[str, Any]) -> Message:
 
 def make_draft(topic: str, data: Any, options: PublishOptions, now_ms: int) -> Draft:
     """Check and encode one message; `topic` has been checked by the caller. Raises InvalidInput, changes nothing."""
-    encoded = encode(data, topic)
+    data_json, size = encode(data, topic)
     if not options:  # the hot path: nothing but topic and data
-        return Draft(topic, encoded.decode(), len(encoded))
+        return Draft(topic, data_json, size)
     unknown = options.keys() - PublishOptions.__annotations__.keys()
     if unknown:
         raise InvalidOption(
@@ -209,7 +209,7 @@ def make_draft(topic: str, data: Any, options: PublishOptions, now_ms: int) -> D
     if given_id is not None:
         _check_name("id", given_id, ID_CHARS_MAX)
     extras = _make_extras(topic, options, now_ms)
-    return Draft(topic, encoded.decode(), len(encoded), given_id, extras if extras != _NO_EXTRAS else None)
+    return Draft(topic, data_json, size, given_id, extras if extras != _NO_EXTRAS else None)
 
 
 def _make_extras(topic: str, options: PublishOptions, now_ms: int) -> Extras:
@@ -255,14 +255,14 @@ def _encode_headers(headers: Mapping[str, Any] | None, topic: str) -> str | None
         raise InvalidOption(
             f"header {misplaced!r} has an option of its own", where=topic, next=f"Pass {option}=… to publish"
         )
-    encoded = encode(dict(headers), f"headers on {topic}")
-    if len(encoded) > HEADERS_BYTES_MAX:
+    text, size = encode(dict(headers), f"headers on {topic}")
+    if size > HEADERS_BYTES_MAX:
         raise TooLarge(
-            f"headers take {len(encoded)} bytes, the limit is {HEADERS_BYTES_MAX}",
+            f"headers take {size} bytes, the limit is {HEADERS_BYTES_MAX}",
             where=topic,
             next="Put what is large into data",
         )
-    return encoded.decode()
+    return text
 
 
 def _check_name(name: str, value: object, limit: int) -> None:
@@ -290,30 +290,33 @@ def _foreign(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_foreign)
+_encode = msgspec.json.Encoder(enc_hook=_foreign).encode
 _decoder = msgspec.json.Decoder()
 
 
-def encode(data: Any, where: str) -> bytes:
-    """JSON text of `data`, or InvalidData/TooLarge that says where it stood."""
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidData("bytes are not JSON", where=where, next="Decode them, or send base64 text")
+def encode(data: Any, where: str) -> tuple[str, int]:
+    """JSON text of `data` and its size in bytes, or InvalidData/TooLarge that says where it stood."""
     try:
-        encoded = _encoder.encode(data)
-        # The encoder writes NaN and infinities as null; refusing them beats changing them silently.
-        if b"null" in encoded:
-            _refuse_non_finite(data, where)
-    except (TypeError, ValueError, RecursionError, UnicodeEncodeError, OverflowError) as exc:
-        if isinstance(exc, InvalidData):
-            raise
+        encoded = _encode(data)
+    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
         raise InvalidData(str(exc) or type(exc).__name__, where=where, next="Send JSON values only") from exc
-    if len(encoded) > DATA_BYTES_MAX:
+    size = len(encoded)
+    if size > DATA_BYTES_MAX:
         raise TooLarge(
-            f"{len(encoded)} bytes of JSON, the limit is {DATA_BYTES_MAX}",
+            f"{size} bytes of JSON, the limit is {DATA_BYTES_MAX}",
             where=where,
             next="Store it elsewhere and publish a reference",
         )
-    return encoded
+    text = encoded.decode()
+    # The encoder writes NaN and infinities as null and bytes as base64; refusing them beats changing them silently.
+    if "null" in text:
+        _refuse_non_finite(data, where)
+    if type(data) in _BYTES:
+        raise InvalidData("bytes are not JSON", where=where, next="Decode them, or send base64 text")
+    return text, size
+
+
+_BYTES = frozenset({bytes, bytearray, memoryview})
 
 
 def _refuse_non_finite(value: object, where: str) -> None:

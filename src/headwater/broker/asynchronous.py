@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
-from headwater.broker.claims import Claimed, Failure
+from headwater.broker.claims import Failure
 from headwater.broker.core import Core
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
 from headwater.broker.engine import in_transaction, logger
 from headwater.broker.face import (
-    PREFETCH,
     LogFace,
     Registration,
     SubscriptionFace,
@@ -27,6 +26,7 @@ from headwater.broker.handlers import Handler, HandlerLoop
 from headwater.broker.housekeeping import Report
 from headwater.broker.options import Start, SubscribeOptions
 from headwater.broker.publish import Outgoing
+from headwater.broker.reading import PREFETCH
 from headwater.broker.received import Received
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import HandlerTransaction
@@ -43,38 +43,34 @@ async def _off_loop(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-class AsyncReceivedMessage(Received):
+class AsyncReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the verbs that settle it."""
 
-    __slots__ = ("_subscription",)
-
-    def __init__(self, claimed: Claimed, subscription: AsyncSubscription) -> None:
-        super().__init__(claimed)
-        self._subscription = subscription
+    subscription: AsyncSubscription
 
     async def ack(self) -> None:
         if not self.settled:
-            await self._subscription.ack_many([self])
+            await self.subscription.ack_many([self])
 
     async def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         if not self.settled:
             delay_ms, failure = nack_arguments(delay, error)
-            await run_async(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
+            await run_async(self.subscription._subscriber.nack(self.claimed, delay_ms, failure))
             self.settled = True
 
     async def reject(self, reason: str | None = None) -> None:
         if not self.settled:
-            await run_async(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
+            await run_async(self.subscription._subscriber.reject(self.claimed, Failure("rejected", reason)))
             self.settled = True
 
     async def extend(self, by: Span | None = None) -> None:
         by_ms = None if by is None else span_ms(by, "by")
-        await run_async(self._subscription._subscriber.extend([self._claimed], by_ms))
+        await run_async(self.subscription._subscriber.extend([self.claimed], by_ms))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction]:
-        subscriber = require_transactions(self._subscription._subscriber)
-        inner = HandlerTransaction(subscriber.engine, subscriber, self._claimed)
+        subscriber = require_transactions(self.subscription._subscriber)
+        inner = HandlerTransaction(subscriber.engine, subscriber, self.claimed)
         await _off_loop(inner.begin)
         inside = in_transaction.set(True)
         try:
@@ -113,15 +109,13 @@ class AsyncSubscription(SubscriptionFace):
     async def messages(self, wait: float | None = 0.0) -> AsyncIterator[AsyncReceivedMessage]:
         while True:
             try:
-                limit = min(PREFETCH, self._subscriber.spec.max_in_flight)
-                found = await run_async(self._subscriber.fetch(limit, wait))
+                found = await run_async(self._fetch_ahead(wait))
             except Closed:
                 return
             if not found:
                 return
-            self._buffer = found[::-1]
             while self._buffer:
-                yield AsyncReceivedMessage(self._buffer.pop(), self)
+                yield AsyncReceivedMessage(self._take(), self)
 
     async def ack(self, message: AsyncReceivedMessage) -> None:
         await message.ack()

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from headwater.broker.claims import Claimed, Failure
+from headwater.broker.claims import Failure
 from headwater.broker.core import Core
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
 from headwater.broker.engine import in_transaction, logger
 from headwater.broker.face import (
-    PREFETCH,
     LogFace,
     Registration,
     SubscriptionFace,
@@ -27,6 +26,7 @@ from headwater.broker.handlers import Handler, HandlerLoop
 from headwater.broker.housekeeping import Report
 from headwater.broker.options import Start, SubscribeOptions
 from headwater.broker.publish import Outgoing
+from headwater.broker.reading import PREFETCH
 from headwater.broker.received import Received
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import HandlerTransaction
@@ -36,43 +36,39 @@ from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
 
 
-class ReceivedMessage(Received):
+class ReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the verbs that settle it."""
 
-    __slots__ = ("_subscription",)
-
-    def __init__(self, claimed: Claimed, subscription: Subscription) -> None:
-        super().__init__(claimed)
-        self._subscription = subscription
+    subscription: Subscription
 
     def ack(self) -> None:
         """Done. Returns when that is on disk."""
         if not self.settled:
-            self._subscription.ack_many([self])
+            self.subscription.ack_many([self])
 
     def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         """Try again: after `delay` seconds, or after the backoff of the subscription."""
         if not self.settled:
             delay_ms, failure = nack_arguments(delay, error)
-            run_blocking(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
+            run_blocking(self.subscription._subscriber.nack(self.claimed, delay_ms, failure))
             self.settled = True
 
     def reject(self, reason: str | None = None) -> None:
         """Never again: to the dead letters."""
         if not self.settled:
-            run_blocking(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
+            run_blocking(self.subscription._subscriber.reject(self.claimed, Failure("rejected", reason)))
             self.settled = True
 
     def extend(self, by: Span | None = None) -> None:
         """More time to settle it, counted from now; the ack wait if not said otherwise."""
         by_ms = None if by is None else span_ms(by, "by")
-        run_blocking(self._subscription._subscriber.extend([self._claimed], by_ms))
+        run_blocking(self.subscription._subscriber.extend([self.claimed], by_ms))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Your own writes in the log's database and this ack: both commit at the end of the block, or neither."""
-        subscriber = require_transactions(self._subscription._subscriber)
-        inner = HandlerTransaction(subscriber.engine, subscriber, self._claimed)
+        subscriber = require_transactions(self.subscription._subscriber)
+        inner = HandlerTransaction(subscriber.engine, subscriber, self.claimed)
         inner.begin()
         inside = in_transaction.set(True)
         try:
@@ -114,14 +110,13 @@ class Subscription(SubscriptionFace):
         """Message after message; ends when none comes for `wait` seconds (None: only when closed)."""
         while True:
             try:
-                found = run_blocking(self._subscriber.fetch(min(PREFETCH, self._subscriber.spec.max_in_flight), wait))
+                found = run_blocking(self._fetch_ahead(wait))
             except Closed:
                 return
             if not found:
                 return
-            self._buffer = found[::-1]
             while self._buffer:
-                yield ReceivedMessage(self._buffer.pop(), self)
+                yield ReceivedMessage(self._take(), self)
 
     def ack(self, message: ReceivedMessage) -> None:
         message.ack()

@@ -36,7 +36,7 @@ RECOVERY_PAGE = 1_000
 replace = msgspec.structs.replace
 
 
-class Claimed(NamedTuple):
+class Claimed(msgspec.Struct, frozen=True, gc=False):
     """A message handed out: which attempt it is, and the token that proves the right to settle it."""
 
     message: Message
@@ -199,9 +199,10 @@ def _key_text(value: object) -> str | None:
 
 def sort_fresh(messages: Sequence[Message], now_ms: int) -> tuple[list[Message], list[DeliveryRow], list[Message]]:
     """Messages ready now, rows for those that are delayed, and messages that expired before anybody got them."""
-    ready: list[Message] = []
-    delayed: list[DeliveryRow] = []
-    expired: list[Message] = []
+    ready = [message for message in messages if message.deliver_ms is None and message.expires_ms is None]
+    if len(ready) == len(messages):  # as a rule
+        return ready, [], []
+    ready, delayed, expired = [], [], []
     for message in messages:
         if message.deliver_ms is None and message.expires_ms is None:
             ready.append(message)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.core import Core
+from headwater.broker.flow import Flow
 from headwater.broker.handlers import Handler
 from headwater.broker.live import LiveFeed
 from headwater.broker.options import SubscribeOptions
+from headwater.broker.reading import Prefetch
 from headwater.broker.received import Received
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
@@ -17,7 +20,6 @@ from headwater.errors import InvalidOption
 from headwater.message import Span, span_ms
 from headwater.ports.records import Gap
 
-PREFETCH = 100
 CONCURRENCY_MAX = 1_000
 
 
@@ -64,6 +66,7 @@ class SubscriptionFace:
     def __init__(self, core: Core, subscriber: Subscriber | Tail) -> None:
         self._core = core
         self._subscriber = subscriber
+        self._prefetch = Prefetch(subscriber.spec)
         self._buffer: list[Claimed] = []  # fetched ahead by the iterator, next one last
 
     @property
@@ -81,12 +84,27 @@ class SubscriptionFace:
             self._subscriber.on_gap = callback
         return callback
 
+    def _fetch_ahead(self, wait: float | None) -> Flow[list[Claimed]]:
+        """For the iterator: keep what is fetched ahead, and its leases, until the user gets to it."""
+        self._prefetch.emptied(time.monotonic())
+        found = yield from self._subscriber.fetch(self._prefetch.size, wait)
+        self._prefetch.filled(len(found), time.monotonic())
+        for claimed in found:
+            self._subscriber.began(claimed)
+        self._buffer = found[::-1]
+        return found
+
+    def _take(self) -> Claimed:
+        claimed = self._buffer.pop()
+        self._subscriber.ended(claimed)
+        return claimed
+
     def _unseen(self) -> list[int]:
         return [claimed.message.seq for claimed in self._buffer]
 
 
 def claimed_of(messages: Iterable[Received]) -> list[Claimed]:
-    return [message._claimed for message in messages]
+    return [message.claimed for message in messages]
 
 
 def mark_settled(messages: Iterable[Received]) -> None:

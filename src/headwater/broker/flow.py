@@ -38,6 +38,10 @@ class Ticket(Generic[T]):
     def done(self) -> bool:
         return self._value is not _PENDING or self._error is not None
 
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
     def result(self) -> T:
         if self._error is not None:
             raise self._error
@@ -102,7 +106,7 @@ def finish(tickets: Iterable[tuple[Ticket[Any], Any, BaseException | None]]) -> 
             ticket._error = error
         else:
             ticket._value = value
-        waiter = ticket._waiter
+        waiter, ticket._waiter = ticket._waiter, None  # a ticket may be finished twice, its waiter is woken once
         if waiter is None:
             continue
         if isinstance(waiter, tuple):
@@ -157,7 +161,16 @@ async def run_async(flow: Flow[T]) -> T:
         step = next(flow)
         while True:
             try:
-                outcome = await _await(step)
+                if type(step) is Ticket:  # in place, for it is the hot path: a publish waiting for its commit
+                    if not step.done:
+                        loop = asyncio.get_running_loop()
+                        future: asyncio.Future[None] = loop.create_future()
+                        step._waiter = (loop, future)
+                        if not step.done:
+                            await future
+                    outcome = step.result()
+                else:
+                    outcome = await _await(step)
             except BaseException as exc:
                 step = flow.throw(exc)
             else:
@@ -168,12 +181,12 @@ async def run_async(flow: Flow[T]) -> T:
 
 
 async def _await(step: Step) -> Any:
-    if isinstance(step, Ticket):
-        await step.wait_async()
-        return step.result()
     if isinstance(step, Within):
         return await step.ticket.wait_async(step.timeout_s)
     if isinstance(step, Blocking):
         return await asyncio.get_running_loop().run_in_executor(step.pool, step.work)
-    outcome = step.function(step.argument)
-    return await outcome if inspect.isawaitable(outcome) else outcome
+    if isinstance(step, Call):
+        outcome = step.function(step.argument)
+        return await outcome if inspect.isawaitable(outcome) else outcome
+    await step.wait_async()
+    return step.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -10,13 +11,13 @@ from typing import Any, Protocol
 
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.engine import logger
-from headwater.broker.flow import Call, Flow, Ticket, finish
+from headwater.broker.flow import Call, Flow, Ticket, Within, finish
+from headwater.broker.reading import Prefetch
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
 from headwater.errors import Closed, InvalidData, LeaseLost, NotDelivered
 
 STACK_CHARS_MAX = 8_000
-PREFETCH_PER_WORKER = 8
 
 Handler = Callable[[Any], Any]
 
@@ -50,9 +51,13 @@ class HandlerLoop:
         self._name = getattr(handler, "__qualname__", repr(handler))
         self._receive = receive
         self._auto_ack = auto_ack
+        self._prefetch = Prefetch(subscriber.spec)
         self._buffer: deque[Claimed] = deque()
         self._lock = threading.Lock()
-        self._refill: Ticket[None] | None = None  # set while one worker fetches for all
+        self._filling = False  # one worker fetches for all; the others wait here
+        self._waiting: list[Ticket[None]] = []
+        self._done: list[Claimed] = []  # handled, ack not yet asked for
+        self._ack: Ticket[None] | None = None  # the last ack asked for
         self._stopping = False
 
     def stop(self) -> None:
@@ -64,40 +69,70 @@ class HandlerLoop:
         return [claimed.message.seq for claimed in self._buffer]
 
     def work(self) -> Flow[None]:
-        while not self._stopping:
-            claimed = yield from self._next()
-            if claimed is None:
-                return
-            yield from self._handle(claimed)
+        try:
+            while not self._stopping:
+                claimed = yield from self._next()
+                if claimed is None:
+                    return
+                yield from self._handle(claimed)
+        finally:
+            self._submit_acks()
+            if self._ack is not None:
+                yield Within(self._ack, None)
 
     def _next(self) -> Flow[Claimed | None]:
         while not self._stopping:
+            ticket: Ticket[None] = Ticket()
             with self._lock:
                 if self._buffer:
                     return self._buffer.popleft()
-                refill = self._refill
-                if refill is None:
-                    mine: Ticket[None] = Ticket()
-                    self._refill = mine
-            if refill is not None:
-                yield refill
+                my_turn = not self._filling
+                self._filling = True
+                if not my_turn:
+                    self._waiting.append(ticket)
+            if not my_turn:
+                yield ticket
                 continue
             try:
                 yield from self._fill()
             except (Closed, LeaseLost):
                 if not self._stopping:
                     raise
-                return None
             finally:
-                self._refill = None
-                finish([(mine, None, None)])
+                with self._lock:
+                    self._filling = False
+                    waiting, self._waiting = self._waiting, []
+                finish([(each, None, None) for each in waiting])
         return None
 
     def _fill(self) -> Flow[None]:
-        limit = min(self.concurrency * PREFETCH_PER_WORKER, self.subscriber.spec.max_in_flight)
+        self._submit_acks()  # rides in the same commit as the claim
+        self._prefetch.emptied(time.monotonic())
+        limit = min(self._prefetch.size * self.concurrency, self.subscriber.spec.max_in_flight)
         found = yield from self.subscriber.fetch(limit, None)
+        self._prefetch.filled(len(found), time.monotonic())
+        for claimed in found:
+            self.subscriber.began(claimed)  # waiting in the buffer must not cost it its lease
         with self._lock:
             self._buffer.extend(found)
+
+    def _acknowledge(self, claimed: Claimed) -> None:
+        """Ask for the ack and go on: the next handler runs while it is committed. What is done in the meantime goes
+        into the next ack, so a quick handler is not held to one commit a message."""
+        with self._lock:
+            self._done.append(claimed)
+            busy = self._ack is not None and not self._ack.done
+        if not busy:
+            self._submit_acks()
+
+    def _submit_acks(self) -> None:
+        with self._lock:
+            last, done = self._ack, self._done
+            if done:
+                self._done = []
+                self._ack = self.subscriber.submit_ack(done)
+        if done and last is not None and last.done and last.error is not None:
+            logger.warning("an ack of subscription %s failed: %s", self.subscriber.id, last.error)
 
     def _handle(self, claimed: Claimed) -> Flow[None]:
         message = self._receive(claimed)
@@ -114,8 +149,8 @@ class HandlerLoop:
             failure = self._failure("processing_error", exc)
             yield from self._unless_settled(message, self.subscriber.nack(claimed, None, failure))
         else:
-            if self._auto_ack:
-                yield from self._unless_settled(message, self.subscriber.ack([claimed]))
+            if self._auto_ack and not message.settled:
+                self._acknowledge(claimed)
         finally:
             self.subscriber.ended(claimed)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Flow
 from headwater.errors import InvalidInput, InvalidOption, TooLarge
-from headwater.message import BATCH_MESSAGES_MAX, Draft, Extras, Message, PublishOptions, make_draft
+from headwater.message import BATCH_MESSAGES_MAX, Draft, Extras, Message, PublishOptions, encode, make_draft
 from headwater.ports.records import Appended
 from headwater.topics import check_topic
 
@@ -35,22 +35,23 @@ def publish_many(engine: Engine, messages: Iterable[Outgoing]) -> Flow[list[int]
 
 def make_drafts(messages: Iterable[Outgoing], now_ms: int) -> list[Draft]:
     drafts: list[Draft] = []
-    no_options: PublishOptions = {}
-    for message in messages:
-        try:
-            if type(message) is tuple and len(message) == 2:  # the hot path
-                drafts.append(make_draft(check_topic(message[0]), message[1], no_options, now_ms))
+    add = drafts.append
+    try:
+        for message in messages:
+            if type(message) is tuple and len(message) == 2:  # the hot path: nothing but topic and data
+                topic = check_topic(message[0])
+                add(Draft(topic, *encode(message[1], topic)))
             else:
                 topic, data, options = _parts(message)
-                drafts.append(make_draft(check_topic(topic), data, options, now_ms))
-        except InvalidInput as exc:
-            raise type(exc)(
-                exc.why,
-                where=f"message {len(drafts)} of the batch" + (f" ({exc.where})" if exc.where else ""),
-                next=exc.next or "Nothing of the batch was published",
-            ) from exc
-        if len(drafts) > BATCH_MESSAGES_MAX:
-            raise TooLarge(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
+                add(make_draft(check_topic(topic), data, options, now_ms))
+    except InvalidInput as exc:
+        raise type(exc)(
+            exc.why,
+            where=f"message {len(drafts)} of the batch" + (f" ({exc.where})" if exc.where else ""),
+            next=exc.next or "Nothing of the batch was published",
+        ) from exc
+    if len(drafts) > BATCH_MESSAGES_MAX:
+        raise TooLarge(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
     return drafts
 
 

@@ -12,7 +12,31 @@ from headwater.errors import Closed, InvalidOption
 from headwater.ports.records import SubscriptionSpec, selection_of
 
 FETCH_MAX = 10_000
+PREFETCH = 100
+PREFETCH_SHARED = 4  # to begin with few, so that one consumer does not sit on work that others could do
+PREFETCH_S = 0.1  # shared consumers take about as much at a time as they get done in this time
 NET_POLL_S = 5.0  # the net under lost wake-ups of this process; other processes have the watcher's
+
+
+class Prefetch:
+    """How many messages an iterator or a handler takes at a time. Where others compete for them, as many as it has
+    shown to get done quickly."""
+
+    def __init__(self, spec: SubscriptionSpec) -> None:
+        self._most = min(PREFETCH, spec.max_in_flight)
+        self._adapts = spec.mode == "shared"
+        self.size = min(PREFETCH_SHARED, self._most) if self._adapts else self._most
+        self._filled_s: float | None = None
+
+    def filled(self, count: int, now_s: float) -> None:
+        self._filled_s = now_s if count >= self.size else None
+
+    def emptied(self, now_s: float) -> None:
+        """All that was taken is done; take more next time if that was quick, less if it was slow."""
+        if self._adapts and self._filled_s is not None:
+            took_s = now_s - self._filled_s
+            self.size = min(self.size * 2, self._most) if took_s < PREFETCH_S / 2 else self.size
+            self.size = max(self.size // 2, 1) if took_s > PREFETCH_S * 2 else self.size
 
 
 class LogReader(ABC):

@@ -10,7 +10,7 @@ from headwater.broker import claims
 from headwater.broker.claims import Claimed, Failure, replace
 from headwater.broker.committer import Undo
 from headwater.broker.engine import Engine, logger
-from headwater.broker.flow import Flow
+from headwater.broker.flow import Flow, Ticket
 from headwater.broker.reading import LogReader
 from headwater.delivery.lease import release
 from headwater.delivery.retry import Retry, decide_retry
@@ -137,8 +137,7 @@ class Subscriber(LogReader):
                 self._in_flight.pop(claimed.message.seq, None)
 
         undo.append(take_back)
-        for claimed in found:
-            self._in_flight[claimed.message.seq] = claimed
+        self._in_flight.update({claimed.message.seq: claimed for claimed in found})
 
     def _claim_rows(
         self, writer: Writer, record: SubscriptionRecord, outlook: Outlook, now_ms: int
@@ -190,6 +189,10 @@ class Subscriber(LogReader):
 
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
         return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled))
+
+    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
+        """Ack without waiting for the commit."""
+        return self.engine.committer.submit(lambda writer, undo: self.ack_in(writer, undo, settled))
 
     def ack_in(self, writer: Writer, undo: Undo, settled: Sequence[Claimed]) -> None:
         """Ack inside a transaction: also the user's own."""

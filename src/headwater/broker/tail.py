@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from headwater.broker.claims import Claimed, Failure, is_expired
 from headwater.broker.engine import Engine
-from headwater.broker.flow import Flow
+from headwater.broker.flow import Flow, Ticket, finish
 from headwater.broker.reading import LogReader
 from headwater.ports.records import SubscriptionSpec
 
@@ -36,6 +36,11 @@ class Tail(LogReader):
 
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
         return _nothing_to_do()
+
+    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
+        ticket: Ticket[None] = Ticket()
+        finish([(ticket, None, None)])
+        return ticket
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         return _nothing_to_do()

@@ -9,7 +9,7 @@ flight: the matching messages in (floor, delivered] outside the ranges.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -47,13 +47,12 @@ class Window:
     def delivered(self) -> int:
         return self._delivered
 
-    def deliver(self, seqs: Iterable[int], scanned_to: int, deadline_ms: int) -> None:
+    def deliver(self, seqs: Sequence[int], scanned_to: int, deadline_ms: int) -> None:
         """Hand out more; `scanned_to` is how far the log has been looked through, matching or not."""
         if not self._open:
             self._first_deadline_ms = deadline_ms
-        for seq in seqs:
-            self._order.append(seq)
-            self._open[seq] = deadline_ms
+        self._order.extend(seqs)
+        self._open.update(dict.fromkeys(seqs, deadline_ms))
         self._first_deadline_ms = min(self._first_deadline_ms, deadline_ms)
         self._delivered = max(self._delivered, scanned_to)
 

@@ -76,7 +76,8 @@ class _immediate:
         self._connection.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: object, *rest: object) -> None:
-        self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
+        if kind is None or self._connection.in_transaction:  # some errors make SQLite roll back by itself
+            self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
 def _tables(connection: apsw.Connection) -> set[str]:

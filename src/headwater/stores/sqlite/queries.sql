@@ -2,17 +2,16 @@
 -- field order of message.Message; {condition} is what conditions.py compiled. Batches travel as one JSON text, in and
 -- out, so that a statement is one step: Python's interpreter lock changes hands once, not once a row.
 
--- :message: a message row as JSON text; the rare fields only where one is set
-'[' || m.seq || ',' || json_quote(m.topic) || ',' || m.data || ',' || m.published_at || ',' || m.size || ','
-|| iif(m.id IS NULL, ?, json_quote(m.id))
+-- :message: a message row as JSON text; the rare fields only where `checked` does not say that there are none
+format('[%d,%s,%s,%d,%d,', m.seq, json_quote(m.topic), m.data, m.published_at, octet_length(m.data))
 || iif(
-    coalesce(nullif(m.priority, 0), m.deliver_at, m.expires_at, m."from", m."to", m.reply_to, m.correlation_id, m.type,
-        m.version, m.content_type, m.traceparent, m.headers) IS NULL,
-    ']',
-    ',' || m.priority || ',' || json_quote(m.deliver_at) || ',' || json_quote(m.expires_at) || ','
-    || json_quote(m."from") || ',' || json_quote(m."to") || ',' || json_quote(m.reply_to) || ','
-    || json_quote(m.correlation_id) || ',' || json_quote(m.type) || ',' || json_quote(m.version) || ','
-    || json_quote(m.content_type) || ',' || json_quote(m.traceparent) || ',' || coalesce(m.headers, 'null') || ']'
+    m.checked = 1,
+    format('%d]', ?1),
+    iif(m.id IS NULL, ?1, json_quote(m.id)) || ',' || m.priority || ',' || json_quote(m.deliver_at) || ','
+    || json_quote(m.expires_at) || ',' || json_quote(m."from") || ',' || json_quote(m."to") || ','
+    || json_quote(m.reply_to) || ',' || json_quote(m.correlation_id) || ',' || json_quote(m.type) || ','
+    || json_quote(m.version) || ',' || json_quote(m.content_type) || ',' || json_quote(m.traceparent) || ','
+    || coalesce(m.headers, 'null') || ']'
 )
 
 -- :last_seq: the highest seq ever given out
@@ -158,9 +157,9 @@ WHERE subscription = ? AND key IN (SELECT value FROM json_each(?))
 -- :leased_seqs: seqs of a range under a live lease
 SELECT json_group_array(DISTINCT seq) FROM deliveries WHERE seq BETWEEN ? AND ? AND token > 0 AND due_at > ?
 
--- :put_deliveries: insert delivery rows or replace them
-INSERT OR REPLACE INTO deliveries (subscription, seq, attempts, due_at, token, priority, key, dead_letter)
-SELECT ?, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6 FROM json_each(?)
+-- :put_deliveries: insert delivery rows that differ in their seq alone, or replace them
+INSERT OR REPLACE INTO deliveries (subscription, attempts, due_at, token, priority, key, dead_letter, seq)
+SELECT ?, ?, ?, ?, ?, ?, ?, value FROM json_each(?)
 
 -- :end_leases: make deliveries in flight due
 UPDATE deliveries SET due_at = ? WHERE subscription = ? AND token > 0 AND due_at > ?

@@ -59,7 +59,7 @@ class SqliteReader:
 
     def __init__(self, connection: apsw.Connection, salt: int) -> None:
         self._connection = connection
-        self._salt = str(salt)
+        self._salt = salt
 
     def last_seq(self) -> int:
         return int(self._value("last_seq"))

@@ -1,7 +1,8 @@
 -- The log's tables, version 1. Times are milliseconds since 1970 UTC.
 
--- One row, one message. `topic` and `data` are all an INSERT by hand needs. Headwater's own rows say `checked`, for
--- they were checked before; a row inserted by hand is checked here. A NULL `id` follows from the row: see the view.
+-- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
+-- rows were checked before and say so in `checked`: 1 if they have nothing but topic, data and time, else 2. A NULL `id`
+-- follows from the row: see the view.
 CREATE TABLE messages (
     seq            INTEGER PRIMARY KEY AUTOINCREMENT,
     topic          TEXT NOT NULL,

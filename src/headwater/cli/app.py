@@ -1,0 +1,133 @@
+"""The root of the command line: its commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from headwater.cli.bench import bench
+from headwater.cli.dead_letters import dlq
+from headwater.cli.doctor import doctor
+from headwater.cli.looking import stats, topics
+from headwater.cli.output import console, note, printable
+from headwater.cli.publish import publish
+from headwater.cli.reading import subscribe, tail
+from headwater.cli.retention import retention
+from headwater.cli.showing import demo, say_version, version
+from headwater.cli.stopping import treat_terminate_as_interrupt
+from headwater.cli.subscriptions import lag, subscriptions
+from headwater.cli.top import top
+from headwater.errors import HeadwaterError, InvalidInput, SubscriptionMismatch, UnknownDeadLetter, UnknownSubscription
+
+OK, FINDING, USAGE, STORE, INTERRUPTED = 0, 1, 2, 3, 130
+
+_EXITS = (
+    "[dim]Ends with 0 if all went well; 1 if a check found something; 2 if the call or its input cannot be used; "
+    "3 if the log said no (locked, full, not a log, held elsewhere); 130 when interrupted. "
+    "HEADWATER_DEBUG=1 shows tracebacks.[/]"
+)
+
+app = typer.Typer(
+    name="headwater",
+    help="Durable messaging where the database is the broker.\n\nCommands take the LOG first: a file like events.db.",
+    epilog=_EXITS,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_USE, _LOOK, _KEEP, _TRY = "Use", "Look", "Keep", "Try"
+app.command(rich_help_panel=_USE)(publish)
+app.command(rich_help_panel=_USE)(subscribe)
+app.command(rich_help_panel=_USE)(tail)
+app.command(rich_help_panel=_LOOK)(topics)
+app.add_typer(subscriptions, name="subscriptions", rich_help_panel=_LOOK)
+app.command(rich_help_panel=_LOOK)(lag)
+app.command(rich_help_panel=_LOOK)(stats)
+app.command(rich_help_panel=_LOOK)(top)
+app.add_typer(dlq, name="dlq", rich_help_panel=_KEEP)
+app.add_typer(retention, name="retention", rich_help_panel=_KEEP)
+app.command(rich_help_panel=_KEEP)(doctor)
+app.command(rich_help_panel=_TRY)(demo)
+app.command(rich_help_panel=_TRY)(bench)
+app.command(rich_help_panel=_TRY)(version)
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Say the version and end.", is_eager=True, callback=say_version)
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code. Errors become a line that says why, and one that says what next."""
+    _warn_in_our_words()
+    treat_terminate_as_interrupt()
+    try:
+        code = app(args=arguments, prog_name="headwater", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except HeadwaterError as exc:
+        _reraise_for_debugging()
+        _say_error(f"{exc.where}: {exc.why}" if exc.where else exc.why, exc.next)
+        return exit_code_of(exc)
+    except typer.TyperException as exc:  # a call that typer refuses: an unknown option, a missing argument
+        context = getattr(exc, "ctx", None)
+        command = context.command_path if context is not None else "headwater"
+        if message := str(getattr(exc, "format_message", exc.__str__)()):
+            _say_error(message.rstrip("."), f"{command} --help")
+        return USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except (BrokenPipeError, SystemExit) as exc:
+        # rich and typer turn a broken pipe into an exit; who reads us has had enough, and that is no error.
+        if isinstance(exc, BrokenPipeError) or isinstance(exc.__context__, BrokenPipeError):
+            _let_go_of_stdout()
+            return OK
+        raise
+
+
+def exit_code_of(exc: HeadwaterError) -> int:
+    unusable = (InvalidInput, UnknownSubscription, SubscriptionMismatch, UnknownDeadLetter)
+    return USAGE if isinstance(exc, unusable) else STORE
+
+
+def _say_error(why: str, next: str) -> None:
+    screen = console(to_stderr=True)
+    screen.print(Text(f"error: {printable(why)}", "red"), soft_wrap=True)
+    if next:
+        screen.print(Text(f"next: {printable(next)}", "dim"), soft_wrap=True)
+
+
+def _reraise_for_debugging() -> None:
+    if os.environ.get("HEADWATER_DEBUG") == "1":
+        raise
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def _warn_in_our_words() -> None:
+    """The library's warnings (a gap, a lease that could not be given back) go to stderr as notes."""
+    logger = logging.getLogger("headwater")
+    if not any(isinstance(handler, _Notes) for handler in logger.handlers):
+        logger.addHandler(_Notes(logging.WARNING))
+        logger.propagate = False
+
+
+def _let_go_of_stdout() -> None:
+    """So that the interpreter's last flush has somewhere to go."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())

@@ -1,0 +1,304 @@
+"""`headwater dlq`: look at dead letters, send them on their way again, throw them away, take them elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated, cast
+
+import typer
+from rich.text import Text
+
+from headwater.broker.dead_letters import LetterFilter, to_json
+from headwater.cli.groups import ListsByDefault
+from headwater.cli.opening import AsJson, LogPath, existing_log
+from headwater.cli.output import (
+    clock,
+    count,
+    headers_text,
+    note,
+    pairs,
+    printable,
+    say,
+    show_table,
+    some,
+    table,
+    write_document,
+)
+from headwater.errors import InvalidOption
+from headwater.ports.records import DeadLetter
+
+dlq = typer.Typer(
+    cls=ListsByDefault,
+    no_args_is_help=True,
+    help="Dead letters: messages that a subscription gave up on.\n\n[dim]List:[/]  headwater dlq events.db",
+)
+
+Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Dead letters by id.", show_default=False)]
+Id = Annotated[int, typer.Argument(metavar="ID", help="The dead letter.", show_default=False)]
+Subscription = Annotated[str | None, typer.Option("--subscription", "-s", help="Of this subscription.")]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="PATTERN", help="Of topics that match.")]
+Type = Annotated[str | None, typer.Option("--type", help="Of this type.")]
+Reason = Annotated[str | None, typer.Option("--reason", "-r", help="Like max_retries, rejected, timeout, expired.")]
+Error = Annotated[str | None, typer.Option("--error", "-e", metavar="REGEX", help="Whose error text fits.")]
+All = Annotated[bool, typer.Option("--all", help="All of them; to be said if nothing else is.")]
+
+
+def make_filter(
+    ids: Iterable[int] | None,
+    subscription: str | None,
+    topic: str | None,
+    type: str | None,
+    reason: str | None,
+    error: str | None,
+) -> LetterFilter:
+    given = {
+        "ids": ids or None,
+        "subscription": subscription,
+        "topic": topic,
+        "type": type,
+        "reason": reason,
+        "error": error,
+    }
+    return cast(LetterFilter, {name: value for name, value in given.items() if value is not None})
+
+
+def _require_choice(chosen: LetterFilter, all_of_them: bool) -> None:
+    if not chosen and not all_of_them:
+        raise InvalidOption("which dead letters?", next="Give their ids, a filter like --subscription, or --all")
+
+
+@dlq.command("ls")
+def list_letters(
+    path: LogPath,
+    subscription: Subscription = None,
+    topic: Topic = None,
+    type: Type = None,
+    reason: Reason = None,
+    error: Error = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")] = 100,
+    after: Annotated[int, typer.Option("--after", metavar="ID", min=0, help="Those after this id.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, oldest first."""
+    chosen = make_filter(None, subscription, topic, type, reason, error)
+    with existing_log(path) as log:
+        letters = log.dead_letters.list(after=after, limit=limit, **chosen)
+    if as_json:
+        write_document([to_json(letter) for letter in letters])
+        return
+    if not letters:
+        say("no dead letters")
+        return
+    shown = table(">id", "died", "~subscription", ">seq", "~topic", "reason", ">attempts", "~error")
+    for letter in letters:
+        shown.add_row(
+            str(letter.id),
+            clock(letter.died_ms),
+            printable(letter.subscription),
+            count(letter.message.seq),
+            Text(printable(letter.message.topic), "cyan"),
+            Text("redriving", "yellow") if letter.redriving else Text(letter.reason, "red"),
+            str(letter.attempts),
+            printable(_first_line(letter.error)),
+        )
+    show_table(shown)
+    if len(letters) == limit:
+        note(f"there may be more: --after {letters[-1].id}")
+
+
+@dlq.command("show")
+def show(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+    """Show one dead letter whole: the message, the error, the stack."""
+    with existing_log(path) as log:
+        letter = log.dead_letters.get(id)
+    if as_json:
+        write_document(to_json(letter))
+        return
+    show_table(pairs(_details(letter)))
+    if letter.stack:
+        say(Text("stack", "dim"))
+        say(Text(printable(letter.stack.rstrip())))
+
+
+def _details(letter: DeadLetter) -> list[tuple[str, str | Text]]:
+    message = letter.message
+    rows: list[tuple[str, str | Text]] = [
+        ("dead letter", str(letter.id)),
+        ("subscription", Text(printable(letter.subscription))),
+        ("reason", Text(letter.reason, "red")),
+        ("error", Text(printable(letter.error or "-"))),
+        ("handler", Text(printable(letter.handler or "-"))),
+        ("attempts", str(letter.attempts)),
+        ("died", clock(letter.died_ms)),
+        ("redrives", str(letter.redrives) + (", one on its way" if letter.redriving else "")),
+        ("message", f"seq {message.seq}, published {clock(message.published_ms)}"),
+        ("id", Text(printable(message.id))),
+        ("topic", Text(printable(message.topic), "cyan")),
+        ("headers", Text(headers_text(message) or "-")),
+        ("data", Text(printable(message.data_json))),
+    ]
+    if letter.redrive_error:
+        rows.append(("redrive error", Text(printable(letter.redrive_error), "red")))
+    return rows
+
+
+@dlq.command("stats")
+def statistics(
+    path: LogPath,
+    subscription: Subscription = None,
+    topic: Topic = None,
+    type: Type = None,
+    reason: Reason = None,
+    error: Error = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count dead letters by reason, subscription, topic, type and error."""
+    chosen = make_filter(None, subscription, topic, type, reason, error)
+    with existing_log(path) as log:
+        found = log.dead_letters.statistics(**chosen)
+    if as_json:
+        write_document(found)
+        return
+    say(f"{some(found.total, 'dead letter')}, {found.redriving:,} on their way again")
+    groups = {
+        "reason": found.by_reason,
+        "subscription": found.by_subscription,
+        "topic": found.by_topic,
+        "type": found.by_type,
+        "error": found.by_error,
+    }
+    for name, counts in groups.items():
+        if any(counts):  # more than the empty key of letters without a type or an error
+            shown = table(">count", f"~by {name}")
+            for key, number in counts.items():
+                shown.add_row(count(number), printable(key) or Text("none", "dim"))
+            say("")
+            show_table(shown)
+
+
+@dlq.command("redrive")
+def redrive(
+    path: LogPath,
+    ids: Ids = None,
+    to_topic: Annotated[
+        str | None, typer.Option("--to-topic", metavar="TOPIC", help="Publish them anew there instead.")
+    ] = None,
+    subscription: Subscription = None,
+    topic: Topic = None,
+    type: Type = None,
+    reason: Reason = None,
+    error: Error = None,
+    all_of_them: All = False,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver dead letters again to the subscription they died in.
+
+    Each stays until it is acked.
+
+    [dim]By error:[/]  headwater dlq redrive events.db -s billing --error Timeout
+    """
+    chosen = make_filter(ids, subscription, topic, type, reason, error)
+    _require_choice(chosen, all_of_them)
+    with existing_log(path) as log:
+        done = log.dead_letters.redrive(to_topic, **chosen)
+    if as_json:
+        write_document(done)
+    else:
+        say(f"{some(done.redriven, 'dead letter')} on the way again")
+        for id, why in done.failed.items():
+            note(f"dead letter {id} stays: {why}")
+    if done.failed:
+        raise typer.Exit(1)
+
+
+@dlq.command("purge")
+def purge(
+    path: LogPath,
+    ids: Ids = None,
+    subscription: Subscription = None,
+    topic: Topic = None,
+    type: Type = None,
+    reason: Reason = None,
+    error: Error = None,
+    all_of_them: All = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete dead letters for good."""
+    chosen = make_filter(ids, subscription, topic, type, reason, error)
+    _require_choice(chosen, all_of_them)
+    with existing_log(path) as log:
+        if not yes and sys.stdin.isatty():
+            total = log.dead_letters.statistics(**chosen).total
+            if not typer.confirm(f"Delete {some(total, 'dead letter')} for good?", err=True):
+                raise typer.Exit(1)
+        purged = log.dead_letters.purge(**chosen)
+    if as_json:
+        write_document({"purged": purged})
+    else:
+        say(f"deleted {some(purged, 'dead letter')}")
+
+
+@dlq.command("export")
+def export(
+    path: LogPath,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Into a file, not to stdout.", show_default=False)
+    ] = None,
+    subscription: Subscription = None,
+    topic: Topic = None,
+    type: Type = None,
+    reason: Reason = None,
+    error: Error = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Is always so: JSON, one line a letter.")] = False,
+) -> None:
+    """Write dead letters as JSON lines; they stay in the log. `dlq import` reads them."""
+    chosen = make_filter(None, subscription, topic, type, reason, error)
+    with existing_log(path) as log:
+        lines = list(log.dead_letters.export(**chosen))
+    text = "".join(f"{line}\n" for line in lines)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with open(out, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as exc:
+        raise InvalidOption(f"cannot be written ({exc.strerror})", where=out, next="Name another file") from exc
+    note(f"{some(len(lines), 'dead letter')} in {out}")
+
+
+@dlq.command("import")
+def import_letters(
+    path: LogPath,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="From `dlq export`; stdin if not given.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring exported dead letters into a log, all or none. They get new ids."""
+    lines = _lines_of(file)
+    with existing_log(path) as log:
+        imported = log.dead_letters.import_(lines)
+    if as_json:
+        write_document({"imported": imported})
+    else:
+        say(f"imported {some(imported, 'dead letter')}")
+
+
+def _lines_of(file: str | None) -> list[str]:
+    try:
+        if file is None:
+            return sys.stdin.read().splitlines()
+        with open(file, encoding="utf-8") as opened:
+            return opened.read().splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise InvalidOption(
+            f"cannot be read ({why})", where=file or "stdin", next="Name a file of `dlq export`"
+        ) from exc
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "-").split("\n", 1)[0]

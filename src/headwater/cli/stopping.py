@@ -1,0 +1,55 @@
+"""Ending on Ctrl-C or SIGTERM without leaving a message half done."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Stop:
+    """In its `with` block the first signal only asks: `requested` turns true, and `wait_for` ends.
+    The second one interrupts wherever the program is."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._waiting = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def wait_for(self, work: Callable[[], T]) -> T | None:
+        """What `work` returns, or None if a signal came before or during it."""
+        try:
+            self._waiting = True
+            return None if self.requested else work()
+        except KeyboardInterrupt:
+            self.requested = True
+            return None
+        finally:
+            self._waiting = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        interrupt = self.requested or self._waiting
+        self.requested = True
+        if interrupt:
+            raise KeyboardInterrupt
+
+
+def treat_terminate_as_interrupt() -> None:
+    """For all commands: SIGTERM unwinds like Ctrl-C, so that `with` blocks give back what they hold."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
