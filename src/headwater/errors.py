@@ -31,7 +31,6 @@ HeadwaterError
 │   ├── Corrupt
 │   ├── InputOutput
 │   └── SqlFailed                         the user's own SQL in a transaction; its cause says more
-├── QueueOverflow                         a bounded queue is full and its policy is to refuse
 └── Closed                                used after close()
 
 Each carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
@@ -178,10 +177,6 @@ class InputOutput(StoreError):
 
 
 class SqlFailed(StoreError):
-    pass
-
-
-class QueueOverflow(HeadwaterError):
     pass
 
 

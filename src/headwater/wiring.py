@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TypedDict, Unpack
+from collections.abc import Generator
+from typing import Any, TypedDict, Unpack
 
 from headwater.broker.asynchronous import AsyncLog
 from headwater.broker.blocking import Log
@@ -13,7 +13,7 @@ from headwater.broker.core import Core
 from headwater.broker.engine import Engine
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import InvalidOption
-from headwater.message import Span, span_ms
+from headwater.message import Span, check_whole, span_ms
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Store
 from headwater.stores.memory import MemoryStore
@@ -43,14 +43,33 @@ def open(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Log:
     return Log(open_core(url, **options))
 
 
-@asynccontextmanager
-async def connect(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> AsyncIterator[AsyncLog]:
-    """The same for asyncio: `async with headwater.connect("events.db") as log`."""
-    log = AsyncLog(open_core(url, **options))
-    try:
-        yield log
-    finally:
-        await log.close()
+def connect(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Connecting:
+    """The same for asyncio: `async with headwater.connect("events.db") as log`, or `log = await headwater.connect(…)`
+    and later `await log.close()`."""
+    return Connecting(url, options)
+
+
+class Connecting:
+    """A log about to be opened, off the event loop."""
+
+    def __init__(self, url: str | os.PathLike[str], options: OpenOptions) -> None:
+        self._url = url
+        self._options = options
+        self._log: AsyncLog | None = None
+
+    async def _open(self) -> AsyncLog:
+        self._log = AsyncLog(await asyncio.to_thread(open_core, self._url, **self._options))
+        return self._log
+
+    def __await__(self) -> Generator[Any, None, AsyncLog]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncLog:
+        return await self._open()
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._log is not None:
+            await self._log.close()
 
 
 def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Core:
@@ -62,8 +81,11 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
     default = DedupeWindow()
     window = DedupeWindow(
         span_ms(options["dedupe"], "dedupe") if "dedupe" in options else default.span_ms,
-        options.get("dedupe_count", default.count),
+        check_whole("dedupe_count", options.get("dedupe_count", default.count), 0, 2**63 - 1),
     )
+    housekeeping = options.get("housekeeping", HOUSEKEEPING_S)
+    if housekeeping is not None:
+        span_ms(housekeeping, "housekeeping")
     store = _open_store(os.fspath(url), options)
     try:
         engine = Engine(store, options.get("clock") or SystemClock(), dedupe=window)
@@ -74,21 +96,21 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
         engine.watch_with(lambda on_change: SqliteWatcher(store, on_change))
     return Core(
         engine,
-        housekeeping_s=options.get("housekeeping", HOUSEKEEPING_S),
+        housekeeping_s=housekeeping,
         heartbeats=options.get("heartbeats", True),
     )
 
 
 def _open_store(url: str, options: OpenOptions) -> Store:
+    durability = options.get("durability", "full")
+    if durability not in ("full", "relaxed"):
+        raise InvalidOption(f"durability is 'full' or 'relaxed', not {durability!r}", where=url)
     if url == "memory:":
         return MemoryStore()
     scheme, found, rest = url.partition("://")
     if found and scheme != "sqlite":
         raise InvalidOption(f"there is no store for {scheme}:// here", where=url, next="Use a file path or memory:")
     path = rest if found else url.removeprefix("sqlite:")
-    durability = options.get("durability", "full")
-    if durability not in ("full", "relaxed"):
-        raise InvalidOption(f"durability is 'full' or 'relaxed', not {durability!r}", where=url)
     return SqliteStore(
         path,
         durability=durability,

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 from headwater.broker.claims import Failure
 from headwater.broker.core import Core
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
-from headwater.broker.engine import in_transaction, logger
+from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
     Registration,
@@ -19,20 +19,21 @@ from headwater.broker.face import (
     claimed_of,
     mark_settled,
     nack_arguments,
-    require_transactions,
+    require_durable,
 )
 from headwater.broker.flow import run_async
 from headwater.broker.handlers import Handler, HandlerLoop
 from headwater.broker.housekeeping import Report
+from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions
 from headwater.broker.publish import Outgoing
 from headwater.broker.reading import PREFETCH
 from headwater.broker.received import Received
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
-from headwater.broker.transaction import HandlerTransaction
+from headwater.broker.transaction import OwnTransaction
 from headwater.errors import Closed, HeadwaterError
 from headwater.message import PublishOptions, Span, span_ms
-from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
+from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
 
 T = TypeVar("T")
@@ -46,49 +47,56 @@ async def _off_loop(work: Callable[[], T]) -> T:
 class AsyncReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the verbs that settle it."""
 
-    subscription: AsyncSubscription
+    _subscription: AsyncSubscription
 
     async def ack(self) -> None:
         if not self.settled:
-            await self.subscription.ack_many([self])
+            await self._subscription.ack_many([self])
 
     async def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         if not self.settled:
             delay_ms, failure = nack_arguments(delay, error)
-            await run_async(self.subscription._subscriber.nack(self.claimed, delay_ms, failure))
+            await run_async(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
             self.settled = True
 
     async def reject(self, reason: str | None = None) -> None:
         if not self.settled:
-            await run_async(self.subscription._subscriber.reject(self.claimed, Failure("rejected", reason)))
+            await run_async(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
             self.settled = True
 
     async def extend(self, by: Span | None = None) -> None:
         by_ms = None if by is None else span_ms(by, "by")
-        await run_async(self.subscription._subscriber.extend([self.claimed], by_ms))
+        await run_async(self._subscription._subscriber.extend([self._claimed], by_ms))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction]:
-        subscriber = require_transactions(self.subscription._subscriber)
-        inner = HandlerTransaction(subscriber.engine, subscriber, self.claimed)
-        await _off_loop(inner.begin)
-        inside = in_transaction.set(True)
-        try:
-            yield AsyncTransaction(inner)
-        except BaseException as exc:
-            await _off_loop(partial(inner.rollback, exc))
-            raise
-        else:
-            await _off_loop(inner.commit)
-            self.settled = True
-        finally:
-            in_transaction.reset(inside)
+        subscriber = require_durable(self._subscription._subscriber)
+        inner = OwnTransaction(subscriber.engine, partial(subscriber.ack_in, settled=[self._claimed]))
+        async with _transaction(inner) as tx:
+            yield tx
+        self.settled = True
+
+
+@asynccontextmanager
+async def _transaction(inner: OwnTransaction) -> AsyncIterator[AsyncTransaction]:
+    await _off_loop(inner.begin)
+    inside = in_transaction.set(True)
+    try:
+        yield AsyncTransaction(inner)
+    except BaseException as exc:
+        await _off_loop(partial(inner.rollback, exc))
+        raise
+    else:
+        await _off_loop(inner.commit)
+    finally:
+        in_transaction.reset(inside)
 
 
 class AsyncTransaction:
-    """Inside `async with message.transaction() as tx`. Nobody else can write meanwhile: keep it short."""
+    """Inside `async with message.transaction() as tx` or `async with log.transaction() as tx`. Nobody else
+    can write meanwhile: keep it short."""
 
-    def __init__(self, inner: HandlerTransaction) -> None:
+    def __init__(self, inner: OwnTransaction) -> None:
         self._inner = inner
 
     async def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
@@ -108,14 +116,14 @@ class AsyncSubscription(SubscriptionFace):
 
     async def messages(self, wait: float | None = 0.0) -> AsyncIterator[AsyncReceivedMessage]:
         while True:
+            while self._buffer:
+                yield AsyncReceivedMessage(self._take(), self)
             try:
                 found = await run_async(self._fetch_ahead(wait))
             except Closed:
                 return
             if not found:
                 return
-            while self._buffer:
-                yield AsyncReceivedMessage(self._take(), self)
 
     async def ack(self, message: AsyncReceivedMessage) -> None:
         await message.ack()
@@ -134,7 +142,7 @@ class AsyncSubscription(SubscriptionFace):
         await message.extend(by)
 
     async def info(self) -> SubscriptionInfo:
-        return await run_async(self._core.subscription_info(self.id))
+        return await run_async(self._core.describe(self._subscriber))
 
     async def close(self) -> None:
         await run_async(self._subscriber.close(self._unseen()))
@@ -186,6 +194,11 @@ class AsyncLog(LogFace):
     async def publish_many(self, messages: Iterable[Outgoing]) -> list[int]:
         return await run_async(self._core.publish_many(messages))
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncTransaction]:
+        async with _transaction(OwnTransaction(self._core.engine)) as tx:
+            yield tx
+
     async def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> AsyncSubscription:
         return AsyncSubscription(self._core, await run_async(self._core.subscribe(id, pattern, **options)))
 
@@ -202,16 +215,18 @@ class AsyncLog(LogFace):
         id: str | None = None,
         concurrency: int = 1,
         auto_ack: bool = True,
+        on_gap: Callable[[Gap], None] | None = None,
         **options: Unpack[SubscribeOptions],
     ) -> Callable[[Handler], Handler]:
         """Declare a handler, a plain function or a coroutine function; see `Log.on`."""
-        return self._declare(pattern, id, concurrency, auto_ack, options)
+        return self._declare(pattern, id, concurrency, auto_ack, on_gap, options)
 
     async def start(self) -> None:
         while self._registrations:
             await self._start(self._registrations.pop(0))
 
     async def run(self) -> None:
+        self._stop_running.clear()
         await self.start()
         try:
             await self._stop_running.wait()
@@ -220,6 +235,8 @@ class AsyncLog(LogFace):
 
     async def _start(self, registration: Registration) -> None:
         subscription = await self.subscribe(registration.id, registration.pattern, **registration.options)
+        if registration.on_gap is not None:
+            subscription.on_gap(registration.on_gap)
         loop = HandlerLoop(
             subscription._subscriber,
             registration.handler,
@@ -233,8 +250,10 @@ class AsyncLog(LogFace):
         self._stop_running.set()
         for loop, _ in self._running:
             loop.stop()
+        if any(asyncio.current_task() in tasks for _, tasks in self._running):
+            return
         for loop, tasks in self._running:
-            await asyncio.gather(*(task for task in tasks if task is not asyncio.current_task()))
+            await asyncio.gather(*tasks)
             await run_async(loop.subscriber.close(loop.unseen()))
             self._core.forget(loop.subscriber)
         self._running.clear()

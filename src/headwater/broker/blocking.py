@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from headwater.broker.claims import Failure
 from headwater.broker.core import Core
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
-from headwater.broker.engine import in_transaction, logger
+from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
     Registration,
@@ -19,74 +20,81 @@ from headwater.broker.face import (
     claimed_of,
     mark_settled,
     nack_arguments,
-    require_transactions,
+    require_durable,
 )
 from headwater.broker.flow import run_blocking
 from headwater.broker.handlers import Handler, HandlerLoop
 from headwater.broker.housekeeping import Report
+from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions
 from headwater.broker.publish import Outgoing
 from headwater.broker.reading import PREFETCH
 from headwater.broker.received import Received
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
-from headwater.broker.transaction import HandlerTransaction
+from headwater.broker.transaction import OwnTransaction
 from headwater.errors import Closed, HeadwaterError
 from headwater.message import PublishOptions, Span, span_ms
-from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
+from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
 
 
 class ReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the verbs that settle it."""
 
-    subscription: Subscription
+    _subscription: Subscription
 
     def ack(self) -> None:
         """Done. Returns when that is on disk."""
         if not self.settled:
-            self.subscription.ack_many([self])
+            self._subscription.ack_many([self])
 
     def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         """Try again: after `delay` seconds, or after the backoff of the subscription."""
         if not self.settled:
             delay_ms, failure = nack_arguments(delay, error)
-            run_blocking(self.subscription._subscriber.nack(self.claimed, delay_ms, failure))
+            run_blocking(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
             self.settled = True
 
     def reject(self, reason: str | None = None) -> None:
         """Never again: to the dead letters."""
         if not self.settled:
-            run_blocking(self.subscription._subscriber.reject(self.claimed, Failure("rejected", reason)))
+            run_blocking(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
             self.settled = True
 
     def extend(self, by: Span | None = None) -> None:
         """More time to settle it, counted from now; the ack wait if not said otherwise."""
         by_ms = None if by is None else span_ms(by, "by")
-        run_blocking(self.subscription._subscriber.extend([self.claimed], by_ms))
+        run_blocking(self._subscription._subscriber.extend([self._claimed], by_ms))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Your own writes in the log's database and this ack: both commit at the end of the block, or neither."""
-        subscriber = require_transactions(self.subscription._subscriber)
-        inner = HandlerTransaction(subscriber.engine, subscriber, self.claimed)
-        inner.begin()
-        inside = in_transaction.set(True)
-        try:
-            yield Transaction(inner)
-        except BaseException as exc:
-            inner.rollback(exc)
-            raise
-        else:
-            inner.commit()
-            self.settled = True
-        finally:
-            in_transaction.reset(inside)
+        subscriber = require_durable(self._subscription._subscriber)
+        with _transaction(OwnTransaction(subscriber.engine, partial(subscriber.ack_in, settled=[self._claimed]))) as tx:
+            yield tx
+        self.settled = True
+
+
+@contextmanager
+def _transaction(inner: OwnTransaction) -> Iterator[Transaction]:
+    inner.begin()
+    inside = in_transaction.set(True)
+    try:
+        yield Transaction(inner)
+    except BaseException as exc:
+        inner.rollback(exc)
+        raise
+    else:
+        inner.commit()
+    finally:
+        in_transaction.reset(inside)
 
 
 class Transaction:
-    """Inside `with message.transaction() as tx`. Nobody else can write meanwhile: keep it short."""
+    """Inside `with message.transaction() as tx` or `with log.transaction() as tx`. Nobody else can
+    write meanwhile: keep it short."""
 
-    def __init__(self, inner: HandlerTransaction) -> None:
+    def __init__(self, inner: OwnTransaction) -> None:
         self._inner = inner
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
@@ -109,14 +117,14 @@ class Subscription(SubscriptionFace):
     def messages(self, wait: float | None = 0.0) -> Iterator[ReceivedMessage]:
         """Message after message; ends when none comes for `wait` seconds (None: only when closed)."""
         while True:
+            while self._buffer:
+                yield ReceivedMessage(self._take(), self)
             try:
                 found = run_blocking(self._fetch_ahead(wait))
             except Closed:
                 return
             if not found:
                 return
-            while self._buffer:
-                yield ReceivedMessage(self._take(), self)
 
     def ack(self, message: ReceivedMessage) -> None:
         message.ack()
@@ -136,7 +144,7 @@ class Subscription(SubscriptionFace):
         message.extend(by)
 
     def info(self) -> SubscriptionInfo:
-        return run_blocking(self._core.subscription_info(self.id))
+        return run_blocking(self._core.describe(self._subscriber))
 
     def close(self) -> None:
         run_blocking(self._subscriber.close(self._unseen()))
@@ -196,6 +204,12 @@ class Log(LogFace):
         """Store many, all or none, in one transaction: (topic, data), (topic, data, options) or mappings."""
         return run_blocking(self._core.publish_many(messages))
 
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Your own writes in the log's database and your publishes: all commit at the end of the block, or none."""
+        with _transaction(OwnTransaction(self._core.engine)) as tx:
+            yield tx
+
     def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Subscription:
         """Begin or resume the durable subscription `id`."""
         return Subscription(self._core, run_blocking(self._core.subscribe(id, pattern, **options)))
@@ -215,10 +229,11 @@ class Log(LogFace):
         id: str | None = None,
         concurrency: int = 1,
         auto_ack: bool = True,
+        on_gap: Callable[[Gap], None] | None = None,
         **options: Unpack[SubscribeOptions],
     ) -> Callable[[Handler], Handler]:
         """Declare a handler. It runs once `start()` or `run()` is called; its name is the id if none is given."""
-        return self._declare(pattern, id, concurrency, auto_ack, options)
+        return self._declare(pattern, id, concurrency, auto_ack, on_gap, options)
 
     def start(self) -> None:
         """Run the declared handlers on threads of their own."""
@@ -227,6 +242,7 @@ class Log(LogFace):
 
     def run(self) -> None:
         """Run the declared handlers until `stop()` is called or the user interrupts."""
+        self._stop_running.clear()
         self.start()
         try:
             self._stop_running.wait()
@@ -237,6 +253,8 @@ class Log(LogFace):
 
     def _start(self, registration: Registration) -> None:
         subscription = self.subscribe(registration.id, registration.pattern, **registration.options)
+        if registration.on_gap is not None:
+            subscription.on_gap(registration.on_gap)
         loop = HandlerLoop(
             subscription._subscriber,
             registration.handler,
@@ -253,14 +271,16 @@ class Log(LogFace):
             thread.start()
 
     def stop(self) -> None:
-        """Let the handlers finish the message they are at, then give the rest back."""
+        """Let the handlers finish the message they are at, then give the rest back. Called by a handler, it only asks
+        for that, since it cannot wait for itself."""
         self._stop_running.set()
         for loop, _ in self._running:
             loop.stop()
+        if any(threading.current_thread() in threads for _, threads in self._running):
+            return
         for loop, threads in self._running:
             for thread in threads:
-                if thread is not threading.current_thread():
-                    thread.join()
+                thread.join()
             run_blocking(loop.subscriber.close(loop.unseen()))
             self._core.forget(loop.subscriber)
         self._running.clear()

@@ -76,6 +76,12 @@ def load_held(reader: Reader, id: str, owner: str, fence: int) -> SubscriptionRe
     return record
 
 
+def settled_to(reader: Reader, record: SubscriptionRecord) -> int:
+    """The seq at and below which everything that matches is settled."""
+    first_row = reader.delivery_counts(record.id).first_seq
+    return record.window.floor if first_row is None else min(record.window.floor, first_row - 1)
+
+
 # --- holding --------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +135,9 @@ def claim_due(
             failure = Failure("timeout", "its lease ran out each time: the consumer died or hung")
             buried.append(dead_letter(record.id, message, row, failure, now_ms))
         elif is_expired(message, now_ms):
-            buried.append(dead_letter(record.id, message, row, Failure("expired"), now_ms))
+            gone.append(row.seq)
+            if record.spec.bury_expired:
+                buried.append(dead_letter(record.id, message, row, Failure("expired"), now_ms))
         elif lost_its_holder and claimed:
             break
         else:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from headwater.broker.flow import Ticket, finish
+from headwater.broker.logger import logger
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import Closed, HeadwaterError, InvalidInput, SubscriptionError, UnknownDeadLetter
 from headwater.message import Draft
@@ -114,7 +115,10 @@ class Committer:
             for single in group:
                 self._commit([single])
             return
-        self._announce(group, outcomes)
+        try:
+            self._announce(group, outcomes)
+        except Exception:  # a wake-up is only a hint; the commit stands and must be told
+            logger.exception("waking readers failed")
         finish(
             [
                 (ticket, None, outcome) if isinstance(outcome, HeadwaterError) else (ticket, outcome, None)

@@ -1,4 +1,4 @@
-"""The verbs of a log, as flows. `faces` gives them their two colours."""
+"""The verbs of a log, as flows. `blocking` and `asynchronous` give them their two colours."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import replace
 from headwater.broker.committer import Undo
 from headwater.broker.dead_letters import DeadLetters
-from headwater.broker.engine import Engine, logger
+from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow, run_blocking
 from headwater.broker.live import LiveFeed
+from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec, start_position
 from headwater.broker.publish import Outgoing, publish, publish_many
 from headwater.broker.subscriber import Subscriber
@@ -21,13 +22,14 @@ from headwater.broker.tail import Tail
 from headwater.delivery.lease import Lease
 from headwater.delivery.retention import Limits
 from headwater.delivery.window import WindowState
-from headwater.errors import HeadwaterError, SubscriptionActive, SubscriptionMismatch
-from headwater.message import PublishOptions, Span, span_ms
+from headwater.errors import HeadwaterError, InvalidOption, SubscriptionActive, SubscriptionMismatch
+from headwater.message import PublishOptions, Span, check_whole, span_ms
 from headwater.ports.records import RetentionPolicy, SubscriptionRecord, SubscriptionSpec, TopicCount
 from headwater.ports.store import Writer
 from headwater.topics import Dialect, parse_pattern
 
 HEARTBEATS_PER_LEASE = 3
+INT64_MAX = 2**63 - 1
 
 
 class Core:
@@ -38,7 +40,7 @@ class Core:
         self.dead_letters = DeadLetters(engine)
         self.live = LiveFeed(engine)
         self._subscribers: set[Subscriber | Tail] = set()
-        self._keeper = _Keeper(self, housekeeping_s) if heartbeats or housekeeping_s is not None else None
+        self._keeper = _Keeper(self, housekeeping_s, heartbeats) if heartbeats or housekeeping_s is not None else None
 
     # --- publishing ---------------------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class Core:
         else:
             _refuse_other_purpose(record.spec, spec, id)
             record = replace(record, spec=spec, active_ms=now_ms)
-        resumed_from = record.window.floor
+        resumed_from = claims.settled_to(writer, record)
         if spec.mode == "exclusive":
             record = claims.acquire(writer, record, self.engine.owner, now_ms)
         writer.save_subscription(record)
@@ -129,6 +131,15 @@ class Core:
             lambda reader: [statistics.describe(reader, record, now_ms) for record in reader.subscriptions()]
         )
 
+    def describe(self, reader: Subscriber | Tail) -> Flow[statistics.SubscriptionInfo]:
+        if isinstance(reader, Tail):
+            raise InvalidOption(
+                "an ephemeral subscription keeps no state to describe",
+                where=reader.id,
+                next="Use mode exclusive or shared",
+            )
+        return self.subscription_info(reader.id)
+
     def subscription_info(self, id: str) -> Flow[statistics.SubscriptionInfo]:
         now_ms = self.engine.clock.now_ms()
         return self.engine.read(lambda reader: statistics.describe(reader, claims.load(reader, id), now_ms))
@@ -162,6 +173,9 @@ class Core:
         keep_unacked: bool,
         dialect: Dialect,
     ) -> Flow[None]:
+        for name, limit in (("max_count", max_count), ("max_bytes", max_bytes)):
+            if limit is not None:
+                check_whole(name, limit, 0, INT64_MAX)
         limits = Limits(None if max_age is None else span_ms(max_age, "max_age"), max_count, max_bytes, keep_unacked)
         policy = RetentionPolicy(parse_pattern(pattern, dialect).text, limits, dialect)
         return self.engine.write(lambda writer, _: writer.set_retention(policy))
@@ -207,8 +221,9 @@ class Core:
 class _Keeper:
     """The thread that renews leases and calls for housekeeping."""
 
-    def __init__(self, core: Core, housekeeping_s: float | None) -> None:
+    def __init__(self, core: Core, housekeeping_s: float | None, heartbeats: bool) -> None:
         self._core = core
+        self._heartbeats = heartbeats
         self._housekeeping_s = housekeeping_s
         self._stopping = False
         self._poked = threading.Event()
@@ -225,17 +240,19 @@ class _Keeper:
         self._thread.join()
 
     def _run(self) -> None:
-        next_round = time.monotonic() + (self._housekeeping_s or 0)
+        last_beat = last_round = time.monotonic()
         while True:
-            poked = self._poked.wait(self._core.heartbeat_s())
+            self._poked.wait(max(0.0, last_beat + self._core.heartbeat_s() - time.monotonic()))
             self._poked.clear()
             if self._stopping:
                 return
-            if poked:
-                continue
-            self._core.heartbeat()
-            if self._housekeeping_s is not None and time.monotonic() >= next_round:
-                next_round = time.monotonic() + self._housekeeping_s
+            now = time.monotonic()
+            if now - last_beat >= self._core.heartbeat_s():
+                last_beat = now
+                if self._heartbeats:
+                    self._core.heartbeat()
+            if self._housekeeping_s is not None and now - last_round >= self._housekeeping_s:
+                last_round = now
                 try:
                     run_blocking(self._core.housekeep())
                 except HeadwaterError as exc:

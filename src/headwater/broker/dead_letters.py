@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -14,8 +14,9 @@ from headwater.broker.committer import Undo
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
 from headwater.broker.publish import draft_of
+from headwater.delivery.retry import Reason
 from headwater.errors import HeadwaterError, InvalidData, InvalidOption, UnknownDeadLetter
-from headwater.message import iso, message_from_json, ms_of_iso
+from headwater.message import MessageDocument, from_document, iso, ms_of_iso, to_document
 from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow
 from headwater.ports.store import Reader, Writer
 from headwater.topics import parse_pattern
@@ -166,7 +167,7 @@ class DeadLetters:
         """One JSON document per letter, oldest first."""
         query = make_query(given)
         letters = yield from self._engine.read(lambda reader: [*_all(reader, query)])
-        return [msgspec.json.encode(to_json(letter)).decode() for letter in letters]
+        return [msgspec.json.encode(_exported(letter)).decode() for letter in letters]
 
     def import_(self, lines: Iterable[str]) -> Flow[int]:
         """Bring exported letters back, all or none. They get new ids."""
@@ -179,6 +180,7 @@ class DeadLetters:
 
 
 def to_json(letter: DeadLetter) -> dict[str, Any]:
+    """All of a dead letter as plain JSON values, for showing."""
     return {
         "id": letter.id,
         "subscription": letter.subscription,
@@ -195,24 +197,55 @@ def to_json(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
+class ExportedLetter(msgspec.Struct):
+    """One line of an export. `id` and `redriving` are the old log's and are not brought back."""
+
+    subscription: str
+    reason: Reason
+    attempts: int
+    died_at: str
+    message: MessageDocument
+    error: str | None = None
+    stack: str | None = None
+    handler: str | None = None
+    redrives: int = 0
+
+
+_exported_letter = msgspec.json.Decoder(ExportedLetter)
+
+
+def _exported(letter: DeadLetter) -> ExportedLetter:
+    return ExportedLetter(
+        letter.subscription,
+        letter.reason,
+        letter.attempts,
+        iso(letter.died_ms),
+        to_document(letter.message),
+        letter.error,
+        letter.stack,
+        letter.handler,
+        letter.redrives,
+    )
+
+
 def _letter_of(line: str, number: int) -> DeadLetter:
     try:
-        plain: Mapping[str, Any] = msgspec.json.decode(line)
+        found = _exported_letter.decode(line)
         return DeadLetter(
             0,
-            plain["subscription"],
-            message_from_json(plain["message"]),
-            plain["reason"],
-            plain["attempts"],
-            ms_of_iso(plain["died_at"]),
-            plain.get("error"),
-            plain.get("stack"),
-            plain.get("handler"),
-            plain.get("redrives", 0),
+            found.subscription,
+            from_document(found.message),
+            found.reason,
+            found.attempts,
+            ms_of_iso(found.died_at),
+            found.error,
+            found.stack,
+            found.handler,
+            found.redrives,
         )
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as exc:
+    except (msgspec.DecodeError, ValueError) as exc:
         raise InvalidData(
-            f"not an exported dead letter ({type(exc).__name__}: {exc})",
+            f"not an exported dead letter ({exc})",
             where=f"line {number}",
             next="Nothing was imported; mend the line and import again",
         ) from exc

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import logging
 import os
 import random
 import socket
@@ -25,8 +24,6 @@ T = TypeVar("T")
 
 READERS_MAX = 4
 TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
-
-logger = logging.getLogger("headwater")
 
 # True inside `with message.transaction()`: waiting there for the committer would wait for oneself.
 in_transaction: contextvars.ContextVar[bool] = contextvars.ContextVar("headwater_in_transaction", default=False)

@@ -11,13 +11,13 @@ from headwater.broker.core import Core
 from headwater.broker.flow import Flow
 from headwater.broker.handlers import Handler
 from headwater.broker.live import LiveFeed
-from headwater.broker.options import SubscribeOptions
+from headwater.broker.options import SubscribeOptions, make_spec
 from headwater.broker.reading import Prefetch
 from headwater.broker.received import Received
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
 from headwater.errors import InvalidOption
-from headwater.message import Span, span_ms
+from headwater.message import Span, check_whole, span_ms
 from headwater.ports.records import Gap
 
 CONCURRENCY_MAX = 1_000
@@ -31,6 +31,7 @@ class Registration(NamedTuple):
     handler: Handler
     concurrency: int
     auto_ack: bool
+    on_gap: Callable[[Gap], None] | None
     options: SubscribeOptions
 
 
@@ -49,14 +50,22 @@ class LogFace:
         return self._core.engine.store.name
 
     def _declare(
-        self, pattern: str, id: str | None, concurrency: int, auto_ack: bool, options: SubscribeOptions
+        self,
+        pattern: str,
+        id: str | None,
+        concurrency: int,
+        auto_ack: bool,
+        on_gap: Callable[[Gap], None] | None,
+        options: SubscribeOptions,
     ) -> Callable[[Handler], Handler]:
-        if not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise InvalidOption(f"concurrency must lie between 1 and {CONCURRENCY_MAX}, not {concurrency}")
+        check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        make_spec(pattern, {name: value for name, value in options.items() if name != "start"})  # complain here
 
         def declare(handler: Handler) -> Handler:
             own_name = getattr(handler, "__name__", "handler")
-            self._registrations.append(Registration(id or own_name, pattern, handler, concurrency, auto_ack, options))
+            self._registrations.append(
+                Registration(id or own_name, pattern, handler, concurrency, auto_ack, on_gap, options)
+            )
             return handler
 
         return declare
@@ -104,7 +113,7 @@ class SubscriptionFace:
 
 
 def claimed_of(messages: Iterable[Received]) -> list[Claimed]:
-    return [message.claimed for message in messages]
+    return [message._claimed for message in messages]
 
 
 def mark_settled(messages: Iterable[Received]) -> None:
@@ -116,7 +125,7 @@ def nack_arguments(delay: Span | None, error: str | None) -> tuple[int | None, F
     return (None if delay is None else span_ms(delay, "delay")), Failure("processing_error", error)
 
 
-def require_transactions(subscriber: Subscriber | Tail) -> Subscriber:
+def require_durable(subscriber: Subscriber | Tail) -> Subscriber:
     if not isinstance(subscriber, Subscriber):
         raise InvalidOption(
             "an ephemeral subscription has nothing to ack", where=subscriber.id, next="Use mode exclusive or shared"

@@ -12,6 +12,7 @@ use case is written twice. The steps:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Generator, Iterable
@@ -21,18 +22,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _PENDING = object()
-_Wake = Callable[[], None]
+_Waiter = Any  # a locked lock, or an event loop with a future of it
 
 
 class Ticket(Generic[T]):
-    """A value that will come from another thread. At most one waits for it."""
+    """A value that will come from another thread. Finishing it twice is harmless: the first outcome stays."""
 
-    __slots__ = ("_error", "_value", "_waiter")
+    __slots__ = ("_error", "_value", "_waiters")
 
     def __init__(self) -> None:
         self._value: Any = _PENDING
         self._error: BaseException | None = None
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | _Wake | None = None
+        self._waiters: list[_Waiter] = []
 
     @property
     def done(self) -> bool:
@@ -53,18 +54,18 @@ class Ticket(Generic[T]):
         if not self.done:
             latch = threading.Lock()
             latch.acquire()
-            self._waiter = latch.release
-            # The finisher sets the value before it looks for a waiter, we set the waiter before we look for the
-            # value: one of the two sees the other.
-            if not self.done:
-                latch.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+            self._waiters.append(latch)
+            # The finisher sets the value before it looks for waiters, we become one before we look for the value:
+            # one of the two sees the other.
+            if not self.done and not latch.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+                self._waiters.remove(latch)
         return self.done
 
     async def wait_async(self, timeout_s: float | None = None) -> bool:
         if not self.done:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
-            self._waiter = (loop, future)
+            self._waiters.append((loop, future))
             if not self.done:
                 if timeout_s is None:
                     await future
@@ -74,6 +75,7 @@ class Ticket(Generic[T]):
                         await future
                     finally:
                         timer.cancel()
+                        self._waiters.remove((loop, future))
         return self.done
 
 
@@ -102,22 +104,21 @@ def finish(tickets: Iterable[tuple[Ticket[Any], Any, BaseException | None]]) -> 
     """Give tickets their outcome. Waiters of one event loop are woken by one call into it."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for ticket, value, error in tickets:
+        if ticket.done:
+            continue
         if error is not None:
             ticket._error = error
         else:
             ticket._value = value
-        waiter, ticket._waiter = ticket._waiter, None  # a ticket may be finished twice, its waiter is woken once
-        if waiter is None:
-            continue
-        if isinstance(waiter, tuple):
-            by_loop.setdefault(waiter[0], []).append(waiter[1])
-        else:
-            waiter()
+        for waiter in list(ticket._waiters):
+            if isinstance(waiter, tuple):
+                by_loop.setdefault(waiter[0], []).append(waiter[1])
+            else:
+                with contextlib.suppress(RuntimeError):  # two finishers at once: the other one has opened it
+                    waiter.release()
     for loop, futures in by_loop.items():
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             loop.call_soon_threadsafe(_set_all, futures)
-        except RuntimeError:  # the loop is closed: nobody waits there any more
-            continue
 
 
 def _set_all(futures: list[asyncio.Future[None]]) -> None:
@@ -165,7 +166,7 @@ async def run_async(flow: Flow[T]) -> T:
                     if not step.done:
                         loop = asyncio.get_running_loop()
                         future: asyncio.Future[None] = loop.create_future()
-                        step._waiter = (loop, future)
+                        step._waiters.append((loop, future))
                         if not step.done:
                             await future
                     outcome = step.result()

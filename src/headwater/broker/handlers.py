@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headwater.broker.claims import Claimed, Failure
-from headwater.broker.engine import logger
 from headwater.broker.flow import Call, Flow, Ticket, Within, finish
+from headwater.broker.logger import logger
 from headwater.broker.reading import Prefetch
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
@@ -57,7 +57,7 @@ class HandlerLoop:
         self._filling = False  # one worker fetches for all; the others wait here
         self._waiting: list[Ticket[None]] = []
         self._done: list[Claimed] = []  # handled, ack not yet asked for
-        self._ack: Ticket[None] | None = None  # the last ack asked for
+        self._ack: Ticket[list[int]] | None = None  # the last ack asked for
         self._stopping = False
 
     def stop(self) -> None:
@@ -77,8 +77,10 @@ class HandlerLoop:
                 yield from self._handle(claimed)
         finally:
             self._submit_acks()
-            if self._ack is not None:
-                yield Within(self._ack, None)
+            last = self._ack
+            if last is not None:
+                yield Within(last, None)
+                self._report(last)
 
     def _next(self) -> Flow[Claimed | None]:
         while not self._stopping:
@@ -131,8 +133,15 @@ class HandlerLoop:
             if done:
                 self._done = []
                 self._ack = self.subscriber.submit_ack(done)
-        if done and last is not None and last.done and last.error is not None:
-            logger.warning("an ack of subscription %s failed: %s", self.subscriber.id, last.error)
+        if done and last is not None and last.done:
+            self._report(last)
+
+    def _report(self, ack: Ticket[list[int]]) -> None:
+        """What could not be acked is delivered again; whoever runs the handlers should know why."""
+        if ack.error is not None:
+            logger.warning("an ack of subscription %s failed: %s", self.subscriber.id, ack.error)
+        elif ack.result():
+            logger.warning("subscription %s was too late to ack %s", self.subscriber.id, ack.result())
 
     def _handle(self, claimed: Claimed) -> Flow[None]:
         message = self._receive(claimed)

@@ -11,9 +11,11 @@ from functools import partial
 
 import msgspec
 
+from headwater.broker.claims import settled_to
 from headwater.broker.committer import Undo
-from headwater.broker.engine import Engine, logger
+from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow
+from headwater.broker.logger import logger
 from headwater.delivery.lease import release, take
 from headwater.delivery.retention import Kept, Total, surplus
 from headwater.ports.records import Gap, RetentionPolicy, SubscriptionRecord, selection_of
@@ -48,6 +50,8 @@ def housekeep(engine: Engine) -> Flow[Report]:
     policies = yield from engine.read(lambda reader: reader.retention())
     for policy in policies:
         yield from _enforce(engine, policy, report)
+    if report.gaps:
+        engine.wakeups.wake_all()  # so that readers are told now, not with their next message
     report.expired_subscriptions = yield from engine.write(partial(_drop_idle_subscriptions, engine))
     while True:
         forgotten = yield from engine.write(
@@ -126,9 +130,7 @@ def _deletable(
     spared_above = candidates[-1].seq
     if policy.limits.keep_unacked:
         for record in subscriptions:
-            first_row = reader.delivery_counts(record.id).first_seq
-            settled_to = record.window.floor if first_row is None else min(record.window.floor, first_row - 1)
-            spared_above = min(spared_above, settled_to)
+            spared_above = min(spared_above, settled_to(reader, record))
     held = [record.window for record in subscriptions if record.lease.live(now_ms)]
     return [
         kept

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from headwater.broker.engine import Engine, logger
+from headwater.broker.engine import Engine
 from headwater.broker.flow import run_blocking
+from headwater.broker.logger import logger
 from headwater.broker.tail import Tail
 from headwater.errors import Closed, HeadwaterError, InvalidOption
 from headwater.message import Message

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 from headwater.delivery.entity_filter import parse_entity_filter
-from headwater.delivery.retry import RetryPolicy
+from headwater.delivery.retry import ATTEMPTS_MAX, RetryPolicy
 from headwater.delivery.where import parse_where
 from headwater.delivery.where_syntax import parse_path
 from headwater.errors import InvalidOption
-from headwater.message import Span, span_ms, time_ms
+from headwater.message import Span, check_whole, span_ms, time_ms
 from headwater.ports.records import Mode, Order, SubscriptionSpec
 from headwater.ports.store import Reader
 from headwater.topics import Dialect, parse_pattern
@@ -72,9 +72,7 @@ def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
     if order_key is not None:
         parse_path(order_key)
     default = SubscriptionSpec("")
-    max_in_flight = options.get("max_in_flight", default.max_in_flight)
-    if not isinstance(max_in_flight, int) or not 1 <= max_in_flight <= IN_FLIGHT_MAX:
-        raise InvalidOption(f"max_in_flight must lie between 1 and {IN_FLIGHT_MAX}, not {max_in_flight!r}")
+    max_in_flight = check_whole("max_in_flight", options.get("max_in_flight", default.max_in_flight), 1, IN_FLIGHT_MAX)
     inactive = options.get("inactive_timeout")
     return SubscriptionSpec(
         pattern=parse_pattern(pattern, dialect).text,
@@ -97,14 +95,22 @@ def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
 def _retry_policy(options: Mapping[str, Any]) -> RetryPolicy:
     default = RetryPolicy()
     base_ms = span_ms(options["backoff"], "backoff") if "backoff" in options else default.base_ms
-    cap_ms = span_ms(options["backoff_max"], "backoff_max") if "backoff_max" in options else default.cap_ms
-    return RetryPolicy(
-        max_attempts=options.get("max_attempts", default.max_attempts),
-        base_ms=base_ms,
-        factor=options.get("backoff_factor", default.factor),
-        cap_ms=max(cap_ms, base_ms),
-        jitter=options.get("jitter", default.jitter),
+    cap_ms = (
+        span_ms(options["backoff_max"], "backoff_max") if "backoff_max" in options else max(default.cap_ms, base_ms)
     )
+    return RetryPolicy(
+        max_attempts=check_whole("max_attempts", options.get("max_attempts", default.max_attempts), 1, ATTEMPTS_MAX),
+        base_ms=base_ms,
+        factor=_number("backoff_factor", options.get("backoff_factor", default.factor)),
+        cap_ms=cap_ms,
+        jitter=_number("jitter", options.get("jitter", default.jitter)),
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidOption(f"{name} must be a number, not {value!r}")
+    return float(value)
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> Any:

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from headwater.broker.claims import Claimed
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow, Within
-from headwater.errors import Closed, InvalidOption
+from headwater.errors import Closed
+from headwater.message import check_whole
 from headwater.ports.records import SubscriptionSpec, selection_of
 
 FETCH_MAX = 10_000
@@ -58,8 +59,7 @@ class LogReader(ABC):
 
     def fetch(self, limit: int, wait_s: float | None) -> Flow[list[Claimed]]:
         """Up to `limit` messages; waits for the first as long as told (None: for ever), returns [] when time is up."""
-        if not 1 <= limit <= FETCH_MAX:
-            raise InvalidOption(f"fetch takes 1 to {FETCH_MAX} messages at a time, not {limit}", where=self.id)
+        check_whole("the number to fetch", limit, 1, FETCH_MAX)
         until = None if wait_s is None else time.monotonic() + wait_s
         while True:
             ticket = self._waiter.arm()

@@ -53,7 +53,7 @@ def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Subscri
         id=record.id,
         pattern=record.spec.pattern,
         mode=record.spec.mode,
-        position=window.floor,
+        position=window.floor if counts.first_seq is None else min(window.floor, counts.first_seq - 1),
         lag=undelivered + in_flight + counts.waiting,
         lag_is_least=undelivered >= LAG_COUNTED_MAX,
         in_flight=in_flight,

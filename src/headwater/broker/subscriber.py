@@ -9,8 +9,9 @@ from typing import NamedTuple
 from headwater.broker import claims
 from headwater.broker.claims import Claimed, Failure, replace
 from headwater.broker.committer import Undo
-from headwater.broker.engine import Engine, logger
+from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow, Ticket
+from headwater.broker.logger import logger
 from headwater.broker.reading import LogReader
 from headwater.delivery.lease import release
 from headwater.delivery.retry import Retry, decide_retry
@@ -32,6 +33,7 @@ class Outlook(NamedTuple):
     saved_to: int
     last_seq: int
     next_due_ms: int | None
+    has_gaps: bool
 
     @property
     def at_end(self) -> bool:
@@ -71,7 +73,8 @@ class Subscriber(LogReader):
             if outlook.room <= 0:
                 due_ms = overdue_ms  # without room only a delivery that is given up can change anything
             claim = Claim([], [])
-            if outlook.fresh or is_due or outlook.scanned_to - outlook.saved_to > SCANNED_UNSAVED_MAX:
+            far = outlook.scanned_to - outlook.saved_to > SCANNED_UNSAVED_MAX
+            if outlook.fresh or is_due or far or outlook.has_gaps:
                 claim = yield from self.engine.write(partial(self._claim, outlook=outlook))
                 self._tell(claim.gaps)
             else:
@@ -90,7 +93,8 @@ class Subscriber(LogReader):
         most = 1 if self.spec.keeps_rows else room
         fresh, scanned_to = reader.scan(self._selection, after, most) if room > 0 else ([], after)
         next_due_ms = reader.next_due_ms(self.id)
-        return Outlook(room, fresh, after, scanned_to, saved_to, reader.last_seq(), next_due_ms)
+        has_gaps = bool(reader.gaps(self.id))
+        return Outlook(room, fresh, after, scanned_to, saved_to, reader.last_seq(), next_due_ms, has_gaps)
 
     def _room(self, reader: Reader, limit: int) -> int:
         if len(self._in_flight) >= self.spec.max_in_flight:
@@ -113,6 +117,7 @@ class Subscriber(LogReader):
     def _claim(self, writer: Writer, undo: Undo, *, outlook: Outlook) -> Claim:
         now_ms = self.engine.clock.now_ms()
         record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+        self._trim(undo)
         outrun = False
         if self.spec.keeps_rows:
             record, found = self._claim_rows(writer, record, outlook, now_ms)
@@ -181,6 +186,10 @@ class Subscriber(LogReader):
             self._forget(undo, late)
             writer.put_deliveries(self.id, [DeliveryRow(seq, 1, now_ms, self.fence) for seq in late])
 
+    def _trim(self, undo: Undo) -> None:
+        if not undo:  # the first of its transaction, so all that was done before is committed
+            self._window.trim()
+
     def _forget(self, undo: Undo, seqs: Iterable[int]) -> None:
         handed = {seq: self._in_flight.pop(seq) for seq in seqs if seq in self._in_flight}
         undo.append(lambda: self._in_flight.update(handed))
@@ -190,13 +199,32 @@ class Subscriber(LogReader):
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
         return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled))
 
-    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
-        """Ack without waiting for the commit."""
-        return self.engine.committer.submit(lambda writer, undo: self.ack_in(writer, undo, settled))
+    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
+        """Ack without waiting for the commit. One whose time ran out does not keep the others from being acked; the
+        outcome are the seqs of those."""
+
+        def work(writer: Writer, undo: Undo) -> list[int]:
+            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+            seqs = [claimed.message.seq for claimed in settled]
+            rows = writer.deliveries(self.id, [seq for seq in seqs if seq not in self._window])
+            held = [claimed for claimed in settled if self._still_held(claimed, rows.get(claimed.message.seq))]
+            self._ack_held(writer, undo, record, held)
+            return sorted(set(seqs) - {claimed.message.seq for claimed in held})
+
+        return self.engine.committer.submit(work)
+
+    def _still_held(self, claimed: Claimed, row: DeliveryRow | None) -> bool:
+        if claimed.attempt == 1 and claimed.message.seq in self._window:
+            return True
+        return row is not None and row.token == claimed.token and row.attempts == claimed.attempt
 
     def ack_in(self, writer: Writer, undo: Undo, settled: Sequence[Claimed]) -> None:
         """Ack inside a transaction: also the user's own."""
         record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+        self._ack_held(writer, undo, record, settled)
+
+    def _ack_held(self, writer: Writer, undo: Undo, record: SubscriptionRecord, settled: Sequence[Claimed]) -> None:
+        self._trim(undo)
         rows = self._settle(writer, undo, record, settled)
         redriven = [row.dead_letter for row in rows if row.dead_letter is not None]
         if redriven:

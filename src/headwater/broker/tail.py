@@ -37,9 +37,9 @@ class Tail(LogReader):
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
         return _nothing_to_do()
 
-    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
-        ticket: Ticket[None] = Ticket()
-        finish([(ticket, None, None)])
+    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
+        ticket: Ticket[list[int]] = Ticket()
+        finish([(ticket, [], None)])
         return ticket
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:

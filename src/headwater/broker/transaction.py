@@ -1,4 +1,4 @@
-"""A handler's own writes and its ack, committed together or not at all.
+"""The user's own writes and a publish or an ack, committed together or not at all.
 
 The transaction has the writing connection to itself: nobody else's publish or ack commits until it ends, so keep it
 short.
@@ -6,27 +6,25 @@ short.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
-from headwater.broker.claims import Claimed
 from headwater.broker.committer import Undo
 from headwater.broker.engine import Engine, refuse_in_transaction
-from headwater.broker.subscriber import Subscriber
 from headwater.errors import InvalidOption
 from headwater.message import PublishOptions, make_draft
 from headwater.ports.store import Writer
 from headwater.topics import check_topic
 
 
-class HandlerTransaction:
-    """All methods block; `begin` waits for the writer's turn."""
+class OwnTransaction:
+    """All methods block; `begin` waits for the writer's turn. `settle` is what happens to the message in hand at the
+    end; it may refuse, and then nothing is committed."""
 
-    def __init__(self, engine: Engine, subscriber: Subscriber, claimed: Claimed) -> None:
+    def __init__(self, engine: Engine, settle: Callable[[Writer, Undo], None] | None = None) -> None:
         self._engine = engine
-        self._subscriber = subscriber
-        self._claimed = claimed
+        self._settle = settle
         self._undo: Undo = []
         self._context: AbstractContextManager[Writer] | None = None
         self._writer: Writer | None = None
@@ -53,9 +51,9 @@ class HandlerTransaction:
         return appended.seqs[0]
 
     def commit(self) -> None:
-        """Ack the message and commit; if the right to ack has passed on, nothing is committed."""
         try:
-            self._subscriber.ack_in(self._open_writer(), self._undo, [self._claimed])
+            if self._settle is not None:
+                self._settle(self._open_writer(), self._undo)
         except BaseException as exc:
             self.rollback(exc)
             raise

@@ -95,6 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _let_go_of_stdout()
             return OK
         raise
+    except Exception as exc:
+        _reraise_for_debugging()
+        _say_error(f"unexpected {type(exc).__name__}: {exc}", "HEADWATER_DEBUG=1 shows where; please report it")
+        return STORE
 
 
 def exit_code_of(exc: HeadwaterError) -> int:

@@ -28,8 +28,8 @@ class WindowState(msgspec.Struct, frozen=True):
 
 
 class Window:
-    """In-flight deliveries of one holder, in seq order. Settling happens in two steps, `settle` before the commit
-    and `committed` or `reopen` after it, so that a failed commit leaves memory and database in agreement."""
+    """In-flight deliveries of one holder, in seq order. What `deliver` and `settle` do before a commit, `undeliver` and
+    `reopen` take back if it fails, so that memory and database agree."""
 
     def __init__(self, state: WindowState) -> None:
         self._delivered = state.delivered
@@ -73,16 +73,21 @@ class Window:
         self._open.update(closed)
         self._first_deadline_ms = 0
 
+    def trim(self) -> None:
+        """Forget the settled front; only when all that was settled is committed, for `reopen` needs it."""
+        while self._order and self._order[0] not in self._open:
+            self._order.popleft()
+
     def state(self) -> WindowState:
         """What to write down now."""
         order, still_open = self._order, self._open
-        while order and order[0] not in still_open:
-            order.popleft()
-        if not order:
+        first = next((seq for seq in order if seq in still_open), None)
+        if first is None:
             return WindowState(self._delivered, self._delivered)
-        if len(order) == len(still_open):
-            return WindowState(order[0] - 1, self._delivered)
-        return WindowState(order[0] - 1, self._delivered, tuple(_settled_ranges(order, still_open)))
+        behind = (seq for seq in order if seq > first)
+        in_order = order[-1] in still_open and len(still_open) == len(order) - order.index(first)
+        ranges = () if in_order else tuple(_settled_ranges(behind, still_open))
+        return WindowState(first - 1, self._delivered, ranges)
 
     def extend(self, seq: int, deadline_ms: int) -> bool:
         if seq not in self._open:

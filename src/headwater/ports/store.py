@@ -1,4 +1,4 @@
-"""A store keeps one log: messages, subscriptions, deliveries, dead letters. Three of them share one contract suite.
+"""A store keeps one log: messages, subscriptions, deliveries, dead letters. All of them share one contract suite.
 
 A store decides nothing about delivery; it keeps what the broker decided. All its methods block, so the broker calls
 them on threads of its own, never on an event loop.

@@ -25,6 +25,17 @@ FROM (SELECT * FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY
 SELECT '[' || group_concat({message}) || ']'
 FROM messages AS m WHERE m.seq IN (SELECT value FROM json_each(?))
 
+-- :seqs_of: the seqs in a batch of messages that could not be decoded as a whole
+SELECT value ->> 0 FROM json_each(?)
+
+-- :due_seqs_of: the same for a batch of due deliveries
+SELECT value ->> '$[0][0]' FROM json_each(?)
+
+-- :columns: one message, column by column
+SELECT seq, topic, data, published_at, size, coalesce(id, ?), priority, deliver_at, expires_at, "from", "to", reply_to,
+    correlation_id, type, version, content_type, traceparent, headers
+FROM messages WHERE seq = ?
+
 -- :oldest: what retention looks at, in seq order
 SELECT json_group_array(json_array(seq, topic, size, published_at))
 FROM (SELECT seq, topic, size, published_at FROM messages WHERE seq > ? AND {condition} ORDER BY seq LIMIT ?)

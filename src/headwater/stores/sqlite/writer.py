@@ -12,7 +12,7 @@ from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
 from headwater.delivery.retention import Kept
 from headwater.errors import SqlFailed
-from headwater.message import Draft, Extras
+from headwater.message import Draft, Extras, to_document
 from headwater.ports.records import (
     Appended,
     DeadLetter,
@@ -220,7 +220,7 @@ class SqliteWriter(SqliteReader):
             raise SqlFailed(
                 "this statement would touch the log's own tables or the transaction itself",
                 where=sql[:80],
-                next="Use publish, ack and nack of the transaction; leave BEGIN and COMMIT to it",
+                next="Use the publish of the transaction, and leave BEGIN and COMMIT to it",
             ) from exc
         except (
             apsw.SQLError,
@@ -274,7 +274,7 @@ def _letter_values(letter: DeadLetter) -> tuple[Any, ...]:
         letter.redrives,
         int(letter.redriving),
         letter.redrive_error,
-        _json(message.to_json()),
+        _json(to_document(message)),
     )
 
 

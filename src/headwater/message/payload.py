@@ -1,0 +1,76 @@
+"""Payloads: JSON text, encoded once at publish and decoded only when somebody asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidData, TooLarge
+
+DATA_BYTES_MAX = 1024 * 1024
+
+
+def _foreign(value: object) -> object:
+    dump = getattr(value, "model_dump", None)  # a pydantic model, without depending on pydantic
+    if callable(dump):
+        return dump(mode="json")
+    raise TypeError(f"a {type(value).__name__} is not JSON")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_foreign).encode
+_decoder = msgspec.json.Decoder()
+
+
+def encode(data: Any, where: str) -> tuple[str, int]:
+    """JSON text of `data` and its size in bytes, or InvalidData/TooLarge that says where it stood."""
+    try:
+        encoded = _encode(data)
+    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+        raise InvalidData(str(exc) or type(exc).__name__, where=where, next="Send JSON values only") from exc
+    size = len(encoded)
+    if size > DATA_BYTES_MAX:
+        raise TooLarge(
+            f"{size} bytes of JSON, the limit is {DATA_BYTES_MAX}",
+            where=where,
+            next="Store it elsewhere and publish a reference",
+        )
+    text = encoded.decode()
+    # The encoder writes NaN and infinities as null; refusing them beats changing them silently.
+    if "null" in text:
+        _refuse_non_finite(msgspec.to_builtins(data, enc_hook=_foreign), where)
+    if type(data) in _BYTES:
+        raise InvalidData("bytes are not JSON", where=where, next="Decode them, or send base64 text")
+    return text, size
+
+
+_BYTES = frozenset({bytes, bytearray, memoryview})
+
+
+def _refuse_non_finite(value: object, where: str) -> None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidData(f"{value} is not JSON", where=where, next="Send null or text instead")
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            _refuse_non_finite(part, where)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for part in value:
+            _refuse_non_finite(part, where)
+
+
+def decode(raw: msgspec.Raw, where: str) -> Any:
+    try:
+        return _decoder.decode(raw)
+    except msgspec.DecodeError as exc:
+        raise InvalidData(f"the stored payload is not JSON ({exc})", where=where) from exc
+
+
+def readable(raw: msgspec.Raw) -> bool:
+    try:
+        _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True

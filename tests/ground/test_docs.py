@@ -1,0 +1,255 @@
+"""The docs point at things that exist, their code runs, and their numbers are those of the code."""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from headwater import wiring
+from headwater.broker.options import SubscribeOptions
+from headwater.delivery.dedupe import DedupeWindow
+from headwater.message import PublishOptions
+from headwater.ports.records import SubscriptionSpec
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "headwater"
+DOCS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+WRITTEN = [*DOCS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").rglob("*.*")))]
+FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt|opt|usr|var)/")
+
+HEADWATER = [sys.executable, "-c", "import sys; from headwater.cli import main; sys.exit(main())"]
+
+
+@cache
+def text(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text("README.md"), re.MULTILINE | re.DOTALL)
+
+
+def prose(name: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text(name), flags=re.MULTILINE | re.DOTALL)
+
+
+def table(name: str, first_heading: str) -> list[list[str]]:
+    """The rows of the table whose first column has this heading, without backticks."""
+    lines = text(name).splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first_heading} |"))
+    rows: list[list[str]] = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip().replace("`", "") for cell in line.strip("|").split("|")])
+    return rows
+
+
+# --- what the docs point at -----------------------------------------------------------------------------------------
+
+
+def paths_in(markdown: str) -> list[str]:
+    """Names in backticks that look like paths: with a slash and nothing strange, or with a source file's suffix."""
+    quoted = re.findall(r"`([\w.][\w./-]*)`", markdown)
+    return [each for each in quoted if each.endswith(FILE_SUFFIXES) or "/" in each]
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_files_named_exist(name: str) -> None:
+    missing = [each for each in paths_in(prose(name)) if not any((base / each).exists() for base in (ROOT, PACKAGE))]
+    assert missing == []
+
+
+def test_paths_are_recognised() -> None:
+    assert paths_in("`broker/core.py` and `tests/crash`, `.ci/run`, not `ack_wait`, `sqlite:path` or `/regex/`") == [
+        "broker/core.py",
+        "tests/crash",
+        ".ci/run",
+    ]
+
+
+def test_every_file_of_the_package_has_its_place_in_the_architecture() -> None:
+    named = set(paths_in(prose("ARCHITECTURE.md")))
+    files = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.suffix in (".py", ".sql") and path.name != "__init__.py"
+    }
+    assert files - named == set()
+
+
+def anchors(name: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(name), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_links_between_docs_resolve(name: str) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", prose(name)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        assert (ROOT / (path or name)).exists(), target
+        assert not anchor or anchor in anchors(path or name), target
+
+
+def test_every_dependency_has_its_reason() -> None:
+    reasons = " ".join(row[0] for row in table("ARCHITECTURE.md", "part"))
+    declared = re.findall(r'^    "([a-z-]+)>=', text("pyproject.toml"), re.MULTILINE)
+    assert len(declared) > 8
+    assert [name for name in declared if not re.search(rf"\b{name}\b", reasons)] == []
+
+
+def test_make_targets_named_exist() -> None:
+    named = {each for name in DOCS for each in re.findall(r"(?:`|^)make ([a-z]+)", text(name), re.MULTILINE)}
+    targets = set(re.findall(r"^([a-z]+):", text("Makefile"), re.MULTILINE))
+    assert {"demo", "test"} <= named
+    assert named - targets == set()
+
+
+# --- what the docs say ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_no_paths_of_a_machine(name: str) -> None:
+    assert MACHINE_PATH.findall(text(name)) == []
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_exactly_once_is_never_said_without_its_mechanism(name: str) -> None:
+    for paragraph in re.split(r"\n\s*\n", text(name)):
+        if re.search(r"exactly[\s-]+once", paragraph, re.IGNORECASE):
+            assert "mechanism" in paragraph.lower()
+
+
+def test_the_readme_stays_readable() -> None:
+    assert len(text("README.md").splitlines()) <= 260
+
+
+def test_limits_are_those_of_the_code() -> None:
+    rows = table("README.md", "limit")
+    assert len(rows) > 15
+    for name, value, path in rows:
+        module = importlib.import_module("headwater." + path.removesuffix(".py").replace("/", "."))
+        assert int(value.replace(",", "")) == getattr(module, name), name
+
+
+def seconds(said: str) -> float:
+    number, unit = said.split()
+    return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
+
+
+def test_open_options_are_those_of_the_code() -> None:
+    said = {name: default for name, default, _ in table("README.md", "open option")}
+    assert list(said) == list(wiring.OpenOptions.__annotations__)
+    assert seconds(said["dedupe"]) * 1000 == DedupeWindow().span_ms
+    assert int(said["dedupe_count"].replace(",", "")) == DedupeWindow().count
+    assert seconds(said["housekeeping"]) == wiring.HOUSEKEEPING_S
+    assert seconds(said["busy_timeout"]) == wiring.BUSY_TIMEOUT_S
+    assert (said["durability"], said["adopt"], said["heartbeats"]) == ('"full"', "False", "True")
+
+
+def test_subscribe_options_are_those_of_the_code() -> None:
+    said = {name: default for name, default, _ in table("README.md", "subscribe option")}
+    assert set(said) == set(SubscribeOptions.__annotations__)
+    spec = SubscriptionSpec("")
+    spans_ms = {
+        "ack_wait": spec.ack_wait_ms,
+        "extension_max": spec.extension_ms_max,
+        "lease": spec.lease_ms,
+        "backoff": spec.retry.base_ms,
+        "backoff_max": spec.retry.cap_ms,
+    }
+    assert {name: seconds(said[name]) * 1000 for name in spans_ms} == spans_ms
+    numbers = {
+        "max_in_flight": spec.max_in_flight,
+        "max_attempts": spec.retry.max_attempts,
+        "backoff_factor": spec.retry.factor,
+        "jitter": spec.retry.jitter,
+    }
+    assert {name: float(said[name].replace(",", "")) for name in numbers} == numbers
+    words = {
+        "mode": spec.mode,
+        "dialect": spec.dialect,
+        "order": spec.order,
+    }
+    assert {name: said[name].strip('"') for name in words} == words
+    rest = {
+        "where": spec.where,
+        "order_key": spec.order_key,
+        "inactive_timeout": spec.inactive_ms,
+        "bury_expired": spec.bury_expired,
+        "from_": spec.entities.get("from"),
+        "to": spec.entities.get("to"),
+        "broadcast": spec.entities.get("broadcast", False),
+    }
+    assert {name: said[name] for name in rest} == {name: repr(value) for name, value in rest.items()}
+    assert said.keys() - {*spans_ms, *numbers, *words, *rest} == {"start"}
+
+
+def test_publish_options_are_all_named() -> None:
+    [paragraph] = re.findall(r"`log\.publish`\ntakes (.*?)\. `log\.retain", text("README.md"), re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", paragraph)) == set(PublishOptions.__annotations__)
+
+
+def test_there_is_a_place_for_the_speed() -> None:
+    assert re.search(r"<!-- speed -->\n.*<!-- /speed -->", text("README.md"), re.DOTALL)
+
+
+# --- what the docs run ----------------------------------------------------------------------------------------------
+
+
+def commands() -> list[list[str]]:
+    """The shell lines of the README that call Headwater or the SQLite shell, as words."""
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(("headwater ", "python -m apsw"))]
+
+
+def run(words: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    program = {"headwater": HEADWATER, "python": [sys.executable]}[words[0]]
+    return subprocess.run([*program, *words[1:]], cwd=directory, capture_output=True, text=True, timeout=60)
+
+
+def test_the_code_of_the_readme_runs_in_order(tmp_path: Path) -> None:
+    program = "\n".join(blocks("python"))
+    assert len(blocks("python")) == 3
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "1 orders.new {'order': 17}",
+        "2 orders.new {'order': 18}",
+        "3 orders.paid {'order': 17}",
+        "4 orders.paid {'order': 18}",
+        "74.5",
+        "1 {'to': 'nobody'} rejected Reject: no address",
+    ]
+    assert len(commands()) > 5
+    for words in commands():
+        done = run(words, tmp_path)
+        assert done.returncode == 0, (words, done.stderr)
+
+
+def command_names(markdown: str) -> set[tuple[str, ...]]:
+    """Every `headwater …` in code, as far as its words are names of commands."""
+    found = re.findall(r"(?:^|`)headwater ((?:[a-z][a-z-]*(?![.\w:/]) ?)+)", markdown, re.MULTILINE)
+    return {tuple(each.split()) for each in found}
+
+
+def test_commands_are_recognised() -> None:
+    assert command_names("`headwater dlq ls` or\nheadwater publish events.db orders.new 1\n") == {
+        ("dlq", "ls"),
+        ("publish",),
+    }
+
+
+@pytest.mark.parametrize("words", sorted({each for name in DOCS for each in command_names(text(name))}), ids=" ".join)
+def test_commands_named_exist(words: tuple[str, ...], tmp_path: Path) -> None:
+    helped = run(["headwater", *words, "--help"], tmp_path)
+    assert helped.returncode == 0, helped.stderr
+    assert "Usage" in helped.stdout
