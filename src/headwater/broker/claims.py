@@ -14,9 +14,9 @@ import msgspec
 from headwater.delivery.lease import renew, take
 from headwater.delivery.retry import Bury, Reason, decide_after_lost_lease
 from headwater.delivery.where_eval import value_at
-from headwater.delivery.where_syntax import parse_path
+from headwater.delivery.where_syntax import Path, parse_path
 from headwater.delivery.window import WindowState
-from headwater.errors import LeaseLost, NotDelivered, SubscriptionActive, UnknownSubscription
+from headwater.errors import InvalidData, LeaseLost, NotDelivered, SubscriptionActive, UnknownSubscription
 from headwater.message import Message
 from headwater.ports.records import (
     DeadLetter,
@@ -193,7 +193,7 @@ def park_and_claim(
         ready, rows, expired = sort_fresh(messages, now_ms)
         rows += [DeliveryRow(message.seq, 0, 0, 0, message.priority) for message in ready]
         if path is not None:
-            keys = {message.seq: _key_text(value_at(path, message.field)) for message in messages}
+            keys = {message.seq: _key_of(message, path) for message in messages}
             rows = [replace(row, key=keys[row.seq]) for row in rows]
         writer.put_deliveries(record.id, rows)
         record = bury_expired(writer, record, expired, now_ms)
@@ -201,7 +201,11 @@ def park_and_claim(
     return claim_due(writer, record, limit, now_ms)
 
 
-def _key_text(value: object) -> str | None:
+def _key_of(message: Message, path: Path) -> str | None:
+    try:
+        value = value_at(path, message.field)
+    except InvalidData:  # unreadable: it has no key, and fails when it is handled
+        return None
     return None if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

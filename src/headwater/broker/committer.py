@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from headwater.broker.flow import Ticket, finish
 from headwater.broker.logger import logger
 from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import Closed, HeadwaterError, InvalidInput, SubscriptionError, UnknownDeadLetter
+from headwater.errors import Closed, HeadwaterError, InvalidOption, SubscriptionError, UnknownDeadLetter
 from headwater.message import Draft
 from headwater.ports.clock import Clock
-from headwater.ports.records import Appended
 from headwater.ports.store import Store, Writer
 
 T = TypeVar("T")
@@ -29,7 +28,7 @@ Work = Callable[[Writer, Undo], T]
 GROUP_MESSAGES_MAX = 10_000  # a group is closed at this many, so that no transaction grows without end
 GROUP_WORKS_MAX = 2_000
 
-_Queued = tuple[Ticket[Any], Sequence[Draft] | Work[Any]]
+_Queued = tuple[Ticket[Any], Draft | list[Draft] | Work[Any]]
 
 
 class Committer:
@@ -43,7 +42,8 @@ class Committer:
         self._store = store
         self._clock = clock
         self._window = window
-        self._on_publish = on_publish
+        self._announce = on_publish
+        self._fresh: _Fresh | None = None
         self._queue: deque[_Queued] = deque()
         self._bell = threading.Lock()  # locked while there is nothing to do; an Event costs three times as much
         self._bell.acquire()
@@ -51,7 +51,12 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="headwater-writer", daemon=True)
         self._thread.start()
 
-    def publish(self, drafts: Sequence[Draft]) -> Ticket[Appended]:
+    def publish(self, draft: Draft) -> Ticket[int]:
+        """Store one message; the outcome is its seq."""
+        return self._enqueue(draft)
+
+    def publish_many(self, drafts: list[Draft]) -> Ticket[list[int]]:
+        """Store many, all or none."""
         return self._enqueue(drafts)
 
     def submit(self, work: Work[T]) -> Ticket[T]:
@@ -60,7 +65,7 @@ class Committer:
         writes, so that the others of its group are not held up."""
         return self._enqueue(work)
 
-    def _enqueue(self, work: Sequence[Draft] | Work[Any]) -> Ticket[Any]:
+    def _enqueue(self, work: Draft | list[Draft] | Work[Any]) -> Ticket[Any]:
         if self._closing:
             raise self._closed()
         ticket: Ticket[Any] = Ticket()
@@ -98,7 +103,7 @@ class Committer:
         while self._queue and messages < GROUP_MESSAGES_MAX and len(group) < GROUP_WORKS_MAX:
             ticket, work = self._queue.popleft()
             group.append((ticket, work))
-            messages += 1 if callable(work) else len(work)
+            messages += len(work) if type(work) is list else 1
         return group
 
     def _commit(self, group: list[_Queued]) -> None:
@@ -116,7 +121,7 @@ class Committer:
                 self._commit([single])
             return
         try:
-            self._announce(group, outcomes)
+            self._on_commit()
         except Exception:  # a wake-up is only a hint; the commit stands and must be told
             logger.exception("waking readers failed")
         finish(
@@ -126,57 +131,66 @@ class Committer:
             ]
         )
 
-    def _announce(self, group: list[_Queued], outcomes: list[Any]) -> None:
-        fresh = [seq for outcome in outcomes if isinstance(outcome, Appended) for seq in _ends(outcome)]
-        if fresh:
-            topics = {draft.topic for _, work in group if not callable(work) for draft in work}
-            self._on_publish(topics, min(fresh), max(fresh))
-
     def _write(self, group: list[_Queued], undo: Undo) -> list[Any]:
+        """Run a group in one transaction; the outcome of each, an error where one refused."""
         outcomes: list[Any] = []
+        self._fresh = None
         with self._store.write() as writer:
             now_ms = self._clock.now_ms()
-            index = 0
-            while index < len(group):
+            index, end = 0, len(group)
+            while index < end:
                 work = group[index][1]
-                if callable(work):
+                if isinstance(work, Draft | list):
+                    # Neighbouring publishes become one append: a hundred single ones cost like one of a hundred.
+                    drafts: list[Draft] = []
+                    sizes: list[int | None] = []
+                    while index < end and isinstance(work := group[index][1], Draft | list):
+                        if isinstance(work, Draft):
+                            drafts.append(work)
+                            sizes.append(None)
+                        else:
+                            drafts += work
+                            sizes.append(len(work))
+                        index += 1
+                    outcomes += self._append(writer, drafts, sizes, now_ms)
+                else:
                     try:
                         outcomes.append(work(writer, undo))
                     except _REFUSALS as exc:
                         outcomes.append(exc)
                     index += 1
-                    continue
-                batches: list[Sequence[Draft]] = []
-                while index < len(group) and not callable(following := group[index][1]):
-                    batches.append(following)
-                    index += 1
-                outcomes += self._append(writer, batches, now_ms)
         return outcomes
 
-    def _append(self, writer: Writer, batches: list[Sequence[Draft]], now_ms: int) -> list[Appended]:
-        """Neighbouring publishes become one append, so that a hundred single publishes cost like one of a hundred."""
-        if len(batches) == 1:
-            return [writer.append(batches[0], now_ms, self._window)]
-        appended = writer.append([draft for batch in batches for draft in batch], now_ms, self._window)
-        parts: list[Appended] = []
+    def _append(self, writer: Writer, drafts: list[Draft], sizes: list[int | None], now_ms: int) -> list[Any]:
+        """Store drafts and hand their seqs to whom they belong: a seq for each None, a list for each size."""
+        seqs, repeats = writer.append(drafts, now_ms, self._window)
+        new = seqs if not repeats else [seq for at, seq in enumerate(seqs) if at not in repeats]
+        if new:
+            topics = {draft.topic for draft in drafts}
+            if self._fresh is not None:
+                topics |= self._fresh.topics
+            first = new[0] if self._fresh is None else self._fresh.first_seq
+            self._fresh = _Fresh(topics, first, new[-1])
+        if len(sizes) == len(drafts) and not any(sizes):
+            return seqs
+        parts: list[Any] = []
         start = 0
-        for batch in batches:
-            end = start + len(batch)
-            repeats = (
-                frozenset(at - start for at in appended.repeats if start <= at < end) if appended.repeats else _NONE
-            )
-            parts.append(Appended(appended.seqs[start:end], repeats))
-            start = end
+        for size in sizes:
+            parts.append(seqs[start] if size is None else seqs[start : start + size])
+            start += 1 if size is None else size
         return parts
 
+    def _on_commit(self) -> None:
+        if self._fresh is not None:
+            self._announce(self._fresh.topics, self._fresh.first_seq, self._fresh.last_seq)
 
-_NONE: frozenset[int] = frozenset()
-_REFUSALS = (SubscriptionError, InvalidInput, UnknownDeadLetter)
+
+class _Fresh(NamedTuple):
+    """What the group being written adds to the log."""
+
+    topics: set[str]
+    first_seq: int
+    last_seq: int
 
 
-def _ends(appended: Appended) -> list[int]:
-    """The first and the last new seq of an append; new ones follow each other."""
-    if not appended.repeats:
-        return [appended.seqs[0], appended.seqs[-1]] if appended.seqs else []
-    fresh = [seq for at, seq in enumerate(appended.seqs) if at not in appended.repeats]
-    return [fresh[0], fresh[-1]] if fresh else []
+_REFUSALS = (SubscriptionError, InvalidOption, UnknownDeadLetter)

@@ -8,8 +8,7 @@ from typing import Any, cast
 from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Flow
 from headwater.errors import InvalidInput, InvalidOption, TooLarge
-from headwater.message import BATCH_MESSAGES_MAX, Draft, Extras, Message, PublishOptions, encode, make_draft
-from headwater.ports.records import Appended
+from headwater.message import BATCH_MESSAGES_MAX, Draft, Extras, Message, PublishOptions, encode_all, make_draft
 from headwater.topics import check_topic
 
 Outgoing = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]
@@ -19,8 +18,8 @@ Outgoing = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, A
 def publish(engine: Engine, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
     refuse_in_transaction()
     draft = make_draft(check_topic(topic), data, options, engine.clock.now_ms())
-    appended: Appended = yield engine.committer.publish((draft,))
-    return appended.seqs[0]
+    seq: int = yield engine.committer.publish(draft)
+    return seq
 
 
 def publish_many(engine: Engine, messages: Iterable[Outgoing]) -> Flow[list[int]]:
@@ -29,29 +28,45 @@ def publish_many(engine: Engine, messages: Iterable[Outgoing]) -> Flow[list[int]
     drafts = make_drafts(messages, engine.clock.now_ms())
     if not drafts:
         return []
-    appended: Appended = yield engine.committer.publish(drafts)
-    return appended.seqs
+    seqs: list[int] = yield engine.committer.publish_many(drafts)
+    return seqs
 
 
 def make_drafts(messages: Iterable[Outgoing], now_ms: int) -> list[Draft]:
-    drafts: list[Draft] = []
-    add = drafts.append
-    try:
-        for message in messages:
-            if type(message) is tuple and len(message) == 2:  # the hot path: nothing but topic and data
-                topic = check_topic(message[0])
-                add(Draft(topic, *encode(message[1], topic)))
-            else:
-                topic, data, options = _parts(message)
-                add(make_draft(check_topic(topic), data, options, now_ms))
-    except InvalidInput as exc:
-        raise type(exc)(
-            exc.why,
-            where=f"message {len(drafts)} of the batch" + (f" ({exc.where})" if exc.where else ""),
-            next=exc.next or "Nothing of the batch was published",
-        ) from exc
-    if len(drafts) > BATCH_MESSAGES_MAX:
+    batch = list(messages)
+    if len(batch) > BATCH_MESSAGES_MAX:
         raise TooLarge(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
+    return _plain_drafts(batch) or _drafts_one_by_one(batch, now_ms)
+
+
+def _plain_drafts(batch: list[Outgoing]) -> list[Draft] | None:
+    """The hot path, for messages of nothing but topic and data: each step over the whole batch, which takes two thirds
+    of the time of a loop. None if some message needs a closer look."""
+    if set(map(type, batch)) != {tuple} or set(map(len, batch)) != {2}:
+        return None
+    topics, payloads = zip(*batch, strict=True)
+    try:
+        checked = {topic: check_topic(topic) for topic in set(topics)}
+        encoded = encode_all(payloads)
+    except (InvalidInput, TypeError):
+        return None
+    if encoded is None:
+        return None
+    return list(map(Draft, map(checked.__getitem__, topics), *encoded))
+
+
+def _drafts_one_by_one(batch: list[Outgoing], now_ms: int) -> list[Draft]:
+    drafts: list[Draft] = []
+    for message in batch:
+        try:
+            topic, data, options = _parts(message)
+            drafts.append(make_draft(check_topic(topic), data, options, now_ms))
+        except InvalidInput as exc:
+            raise type(exc)(
+                exc.why,
+                where=f"message {len(drafts)} of the batch" + (f" ({exc.where})" if exc.where else ""),
+                next=exc.next or "Nothing of the batch was published",
+            ) from exc
     return drafts
 
 

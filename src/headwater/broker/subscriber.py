@@ -163,7 +163,7 @@ class Subscriber(LogReader):
         self, writer: Writer, undo: Undo, record: SubscriptionRecord, outlook: Outlook, now_ms: int
     ) -> tuple[SubscriptionRecord, list[Claimed]]:
         ready, delayed, expired = claims.sort_fresh(outlook.fresh, now_ms)
-        seqs = [message.seq for message in ready]
+        seqs = [message.seq for message in outlook.fresh]
         delivered = self._window.delivered
 
         def take_back() -> None:
@@ -172,6 +172,8 @@ class Subscriber(LogReader):
 
         undo.append(take_back)
         self._window.deliver(seqs, outlook.scanned_to, now_ms + self.spec.ack_wait_ms)
+        if len(ready) < len(seqs):  # the others have a row or are dead: not in flight, whoever reads the window
+            self._window.settle([*(row.seq for row in delayed), *(message.seq for message in expired)])
         self._scanned = outlook.scanned_to
         writer.put_deliveries(self.id, delayed)
         record = claims.bury_expired(writer, record, expired, now_ms)
@@ -363,8 +365,8 @@ class Subscriber(LogReader):
                 attempts = claimed.attempt - (seq in never_seen)
                 row = rows.get(seq)
                 if row is None and seq in self._window:
-                    row = DeliveryRow(seq, claimed.attempt, 0)
-                if row is not None and row.token in (0, claimed.token):
+                    row = DeliveryRow(seq, claimed.attempt, 0, claimed.token)
+                if row is not None and row.token == claimed.token:  # else it was passed on
                     given_back.append(replace(row, attempts=attempts, due_ms=now_ms, token=0))
             self._close_in_window(undo, list(self._in_flight))
             writer.put_deliveries(self.id, given_back)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from headwater.broker.dead_letters import LetterFilter, to_json
+from headwater.broker.dead_letters import to_json
 from headwater.cli.groups import ListsByDefault
+from headwater.cli.letter_filter import All, Error, Ids, Reason, Subscription, Topic, Type, make_filter, require_choice
 from headwater.cli.opening import AsJson, LogPath, existing_log
 from headwater.cli.output import (
     clock,
@@ -34,38 +34,7 @@ dlq = typer.Typer(
     help="Dead letters: messages that a subscription gave up on.\n\n[dim]List:[/]  headwater dlq events.db",
 )
 
-Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Dead letters by id.", show_default=False)]
 Id = Annotated[int, typer.Argument(metavar="ID", help="The dead letter.", show_default=False)]
-Subscription = Annotated[str | None, typer.Option("--subscription", "-s", help="Of this subscription.")]
-Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="PATTERN", help="Of topics that match.")]
-Type = Annotated[str | None, typer.Option("--type", help="Of this type.")]
-Reason = Annotated[str | None, typer.Option("--reason", "-r", help="Like max_retries, rejected, timeout, expired.")]
-Error = Annotated[str | None, typer.Option("--error", "-e", metavar="REGEX", help="Whose error text fits.")]
-All = Annotated[bool, typer.Option("--all", help="All of them; to be said if nothing else is.")]
-
-
-def make_filter(
-    ids: Iterable[int] | None,
-    subscription: str | None,
-    topic: str | None,
-    type: str | None,
-    reason: str | None,
-    error: str | None,
-) -> LetterFilter:
-    given = {
-        "ids": ids or None,
-        "subscription": subscription,
-        "topic": topic,
-        "type": type,
-        "reason": reason,
-        "error": error,
-    }
-    return cast(LetterFilter, {name: value for name, value in given.items() if value is not None})
-
-
-def _require_choice(chosen: LetterFilter, all_of_them: bool) -> None:
-    if not chosen and not all_of_them:
-        raise InvalidOption("which dead letters?", next="Give their ids, a filter like --subscription, or --all")
 
 
 @dlq.command("ls")
@@ -199,7 +168,7 @@ def redrive(
     [dim]By error:[/]  headwater dlq redrive events.db -s billing --error Timeout
     """
     chosen = make_filter(ids, subscription, topic, type, reason, error)
-    _require_choice(chosen, all_of_them)
+    require_choice(chosen, all_of_them)
     with existing_log(path) as log:
         done = log.dead_letters.redrive(to_topic, **chosen)
     if as_json:
@@ -227,7 +196,7 @@ def purge(
 ) -> None:
     """Delete dead letters for good."""
     chosen = make_filter(ids, subscription, topic, type, reason, error)
-    _require_choice(chosen, all_of_them)
+    require_choice(chosen, all_of_them)
     with existing_log(path) as log:
         if not yes and sys.stdin.isatty():
             total = log.dead_letters.statistics(**chosen).total

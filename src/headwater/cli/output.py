@@ -15,7 +15,7 @@ from rich.text import Text
 
 from headwater.broker.received import Received
 from headwater.errors import InvalidData
-from headwater.message import NAMED_HEADERS, Message, iso
+from headwater.message import NAMED_HEADERS, Message
 
 PIPE_COLUMNS = 10_000  # nobody wraps lines for a program that reads them
 
@@ -132,7 +132,7 @@ class MessagePrinter:
 
     def show(self, received: Received) -> None:
         if self._as_json:
-            write_line(message_json(received.message) | {"attempt": received.attempt})
+            write_line(received.message.to_json() | {"attempt": received.attempt})
         elif self._console is None:
             sys.stdout.write(self._line(received).plain + "\n")
         else:
@@ -179,18 +179,3 @@ def _bare(value: Any) -> str:
 
 def _one_line(text: str) -> str:
     return printable(text).replace("\n", " ").replace("\t", " ")
-
-
-def message_json(message: Message) -> dict[str, Any]:
-    try:
-        return message.to_json()
-    except InvalidData as exc:  # somebody's hand-made row; show what is there rather than stop
-        return {
-            "seq": message.seq,
-            "topic": message.topic,
-            "data": None,
-            "data_text": message.data_json,
-            "published_at": iso(message.published_ms),
-            "size": message.size,
-            "error": exc.why,
-        }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater
-from headwater.demo.narration import DemoFailed, Narrator
+from headwater.demo.narration import Narrator
 from headwater.demo.worker import LEASE_S, SUBSCRIPTION
 from headwater.errors import InvalidOption
 
@@ -181,7 +181,7 @@ def bury_and_redrive(narrator: Narrator, log: headwater.Log) -> None:
     log.publish("payments.card", {"payment": 1, "currency": "XAU"})
     log.publish("payments.card", {"payment": 2, "currency": "EUR"})
     log.start()
-    wait_until(lambda: len(log.dead_letters.list()) == 1, "the payment did not become a dead letter")
+    wait_until(narrator, lambda: len(log.dead_letters.list()) == 1, "the payment did not become a dead letter")
     letter = log.dead_letters.list()[0]
     narrator.show(f"dead letter {letter.id}: {letter.reason} after {letter.attempts} attempts: {letter.error}", "red")
     pauses = [later - earlier for earlier, later in pairwise(tries)]
@@ -198,17 +198,17 @@ def bury_and_redrive(narrator: Narrator, log: headwater.Log) -> None:
     narrator.tell("Now we mend the handler and redrive the dead letter.")
     currencies.add("XAU")
     redriven = log.dead_letters.redrive(subscription="payments")
-    wait_until(lambda: not log.dead_letters.list(), "the redriven payment was not acked")
+    wait_until(narrator, lambda: not log.dead_letters.list(), "the redriven payment was not acked")
     log.stop()
     narrator.check(redriven.redriven == 1 and paid == [2, 1], "payment 1 was delivered again and paid")
     narrator.check(log.dead_letters.statistics().total == 0, "its dead letter is gone, now that it is acked")
 
 
-def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+def wait_until(narrator: Narrator, holds: Callable[[], bool], otherwise: str) -> None:
     until = time.monotonic() + PATIENCE_S
     while not holds():
         if time.monotonic() > until:
-            raise DemoFailed(otherwise)
+            narrator.check(False, otherwise)
         time.sleep(LOOK_AGAIN_S)
 
 

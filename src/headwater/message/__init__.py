@@ -15,7 +15,7 @@ from headwater.message.draft import (
     make_draft,
 )
 from headwater.message.model import NAMED_HEADERS, NO_HEADERS, SALT_BITS, Message, derived_id
-from headwater.message.payload import DATA_BYTES_MAX, decode, encode, readable
+from headwater.message.payload import DATA_BYTES_MAX, decode, encode, encode_all, readable
 from headwater.message.times import TIME_MS_MAX, Moment, Span, datetime_of, iso, ms_of_iso, span_ms, time_ms
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "decode",
     "derived_id",
     "encode",
+    "encode_all",
     "from_document",
     "iso",
     "make_draft",

@@ -46,6 +46,17 @@ def encode(data: Any, where: str) -> tuple[str, int]:
     return text, size
 
 
+def encode_all(payloads: Sequence[Any]) -> tuple[list[str], list[int]] | None:
+    """The same for many at once: texts and sizes, or None if `encode` has to find out what is wrong with one."""
+    try:
+        encoded = list(map(_encode, payloads))
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return None
+    texts, sizes = [each.decode() for each in encoded], list(map(len, encoded))
+    suspicious = max(sizes) > DATA_BYTES_MAX or "null" in "".join(texts) or not _BYTES.isdisjoint(map(type, payloads))
+    return None if suspicious else (texts, sizes)
+
+
 _BYTES = frozenset({bytes, bytearray, memoryview})
 
 
@@ -64,13 +75,13 @@ def _refuse_non_finite(value: object, where: str) -> None:
 def decode(raw: msgspec.Raw, where: str) -> Any:
     try:
         return _decoder.decode(raw)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidData(f"the stored payload is not JSON ({exc})", where=where) from exc
 
 
 def readable(raw: msgspec.Raw) -> bool:
     try:
         _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True

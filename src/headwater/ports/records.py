@@ -54,7 +54,7 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     order_key: str | None = None
     ack_wait_ms: int = 30_000
     extension_ms_max: int = 3_600_000
-    lease_ms: int = 10_000
+    lease_ms: int = 15_000
     max_in_flight: int = 1_000
     inactive_ms: int | None = None
     bury_expired: bool = True

@@ -25,15 +25,13 @@ FROM (SELECT * FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY
 SELECT '[' || group_concat({message}) || ']'
 FROM messages AS m WHERE m.seq IN (SELECT value FROM json_each(?))
 
--- :seqs_of: the seqs in a batch of messages that could not be decoded as a whole
-SELECT value ->> 0 FROM json_each(?)
+-- :scan_seqs: the same without the messages, where they cannot be read all at once
+SELECT seq FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
 
--- :due_seqs_of: the same for a batch of due deliveries
-SELECT value ->> '$[0][0]' FROM json_each(?)
-
--- :columns: one message, column by column
-SELECT seq, topic, data, published_at, size, coalesce(id, ?), priority, deliver_at, expires_at, "from", "to", reply_to,
-    correlation_id, type, version, content_type, traceparent, headers
+-- :columns: one message, column by column, the payload as bytes
+SELECT seq, CAST(topic AS BLOB), CAST(data AS BLOB), published_at, size, coalesce(id, ?), priority, deliver_at,
+    expires_at, "from", "to", reply_to, correlation_id, type, version, content_type, traceparent,
+    CAST(headers AS BLOB)
 FROM messages WHERE seq = ?
 
 -- :oldest: what retention looks at, in seq order
@@ -145,6 +143,15 @@ FROM (
     ))
     ORDER BY {order} LIMIT ?
 ) AS d LEFT JOIN messages AS m ON m.seq = d.seq
+
+-- :due_seqs: the same without the messages, where they cannot be read all at once
+SELECT seq FROM deliveries AS candidate
+WHERE subscription = ? AND due_at <= ? AND (key IS NULL OR NOT EXISTS (
+    SELECT 1 FROM deliveries AS earlier
+    WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
+        AND earlier.seq < candidate.seq
+))
+ORDER BY {order} LIMIT ?
 
 -- :next_due_ms: when the earliest delivery row becomes due, not counting those behind another of their key
 SELECT min(due_at) FROM deliveries AS candidate

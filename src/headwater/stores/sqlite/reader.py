@@ -53,6 +53,8 @@ _document = msgspec.json.Decoder(MessageDocument)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _DUE = {order: SQL["due"].replace("{order}", columns) for order, columns in _ORDER_BY.items()}
+_DUE_SEQS = {order: SQL["due_seqs"].replace("{order}", columns) for order, columns in _ORDER_BY.items()}
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class SqliteReader:
@@ -72,40 +74,51 @@ class SqliteReader:
             return Scan([], after)
         condition, exact = _condition_of(selection)
         try:
-            text = self._connection.execute(
-                SQL["scan"].replace("{condition}", condition.sql),
-                (self._salt, after, end, *condition.params, limit),
-            ).get
+            found = self._scan(condition, after, end, limit)
         except apsw.TooBigError:
             return self.scan(selection, after, max(1, limit // 10), upto)  # huge payloads: fewer at a time
         except apsw.SQLError:
-            # A payload that SQLite cannot read as JSON, put in by force: leave `where` to Python, which can skip it.
+            # A payload that SQLite cannot read as JSON, put in by force: leave `where` to Python, which can.
             without_where, _ = _condition_of(Selection(selection.pattern, selection.entities))
             if without_where == condition:
                 raise
-            sql = SQL["scan"].replace("{condition}", without_where.sql)
-            text = self._connection.execute(sql, (self._salt, after, end, *without_where.params, limit)).get
-            exact = False
-        found = self._decode(text) if text else []
+            found, exact = self._scan(without_where, after, end, limit), False
         scanned_to = found[-1].seq if len(found) == limit else end
         return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
 
-    def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
-        text = self._value("messages", self._salt, _json(list(seqs)))
-        return {message.seq: message for message in self._decode(text)} if text else {}
-
-    def _decode(self, text: str) -> list[Message]:
+    def _scan(self, condition: Condition, after: int, end: int, limit: int) -> list[Message]:
+        bindings = (after, end, *condition.params, limit)
         try:
-            return _messages.decode(text)
-        except msgspec.DecodeError:
-            # Some row inserted by hand is JSON to SQLite and not to us. Handed out as it is, it can fail and be buried.
-            return [self._message_by_columns(seq) for (seq,) in self._connection.execute(SQL["seqs_of"], (text,))]
+            text = self._connection.execute(
+                SQL["scan"].replace("{condition}", condition.sql), (self._salt, *bindings)
+            ).get
+            return _messages.decode(text) if text else []
+        except _UNREADABLE:
+            sql = SQL["scan_seqs"].replace("{condition}", condition.sql)
+            return self._one_by_one(self._seqs(sql, bindings))
 
-    def _message_by_columns(self, seq: int) -> Message:
-        values = list(self._row("columns", self._salt, seq))
-        values[2] = msgspec.Raw(values[2].encode(errors="replace"))
-        values[-1] = NO_HEADERS if values[-1] is None else msgspec.Raw(values[-1].encode(errors="replace"))
-        return Message(*values)
+    def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
+        wanted = list(seqs)
+        try:
+            text = self._value("messages", self._salt, _json(wanted))
+            found = _messages.decode(text) if text else []
+        except _UNREADABLE:
+            found = self._one_by_one(wanted)
+        return {message.seq: message for message in found}
+
+    def _one_by_one(self, seqs: Iterable[int]) -> list[Message]:
+        """Column by column, where some row inserted by hand is JSON to SQLite and not to us, or no text at all. Handed
+        out as it is, it can fail and be buried; it must not stand in the way of all others."""
+        found: list[Message] = []
+        for seq in seqs:
+            row = self._row("columns", self._salt, seq)
+            if row is not None:
+                columns: list[Any] = list(row)
+                columns[1] = columns[1].decode(errors="replace")
+                columns[2] = msgspec.Raw(columns[2])
+                columns[-1] = NO_HEADERS if columns[-1] is None else msgspec.Raw(columns[-1])
+                found.append(Message(*columns))
+        return found
 
     def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
         condition, exact = topic_condition(pattern)
@@ -160,16 +173,13 @@ class SqliteReader:
         return [_record_of(row) for row in self._connection.execute(SQL["subscriptions"])]
 
     def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
-        text = self._connection.execute(_DUE[order], (self._salt, subscription, now_ms, limit)).get
-        if not text:
-            return []
         try:
-            return [Due(row, message) for row, message in _due.decode(text)]
-        except msgspec.DecodeError:
-            seqs = [seq for (seq,) in self._connection.execute(SQL["due_seqs_of"], (text,))]
-            rows = self.deliveries(subscription, seqs)
-            there = self.messages(rows)
-            return [Due(row, there.get(seq)) for seq, row in rows.items()]
+            text = self._connection.execute(_DUE[order], (self._salt, subscription, now_ms, limit)).get
+            return [Due(row, message) for row, message in _due.decode(text)] if text else []
+        except _UNREADABLE:
+            seqs = self._seqs(_DUE_SEQS[order], (subscription, now_ms, limit))
+            rows, there = self.deliveries(subscription, seqs), self.messages(seqs)
+            return [Due(rows[seq], there.get(seq)) for seq in seqs]
 
     def next_due_ms(self, subscription: str) -> int | None:
         found = self._value("next_due_ms", subscription)
@@ -219,6 +229,10 @@ class SqliteReader:
     def lease(self, resource: str) -> Lease:
         row = self._row("lease", resource)
         return Lease() if row is None else Lease(*row)
+
+    def _seqs(self, sql: str, bindings: tuple[Any, ...]) -> list[int]:
+        rows: list[Any] = self._connection.execute(sql, bindings).fetchall()
+        return [row[0] for row in rows]
 
     def _value(self, name: str, *bindings: Any) -> Any:
         """The only column of the first row."""

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import apsw
 
@@ -26,8 +26,9 @@ from headwater.stores.sqlite.store import SqliteStore
 RECHECKS_S = (0.0, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01, 0.02, 0.05, 0.1)
 NET_POLL_S = 1.0  # with file events: the net under lost ones
 POLL_S = 0.02  # without file events
-PAUSE_S = 0.000_5  # between two looks, so that a storm of writes costs little
-OWN_PAUSE_S = 0.005  # the same after this process's own commit, of which its readers know already
+PAUSE_S = 0.000_2  # between two looks, so that a storm of writes costs little
+OWN_PAUSE_S = 0.005  # the most between two looks while only this process writes: its readers know already
+_NEVER_ASKED = -2
 
 _IN_MODIFY, _IN_CREATE, _IN_MOVED_TO = 0x2, 0x100, 0x80
 _EVENT_HEAD = struct.Struct("iIII")
@@ -67,32 +68,36 @@ class SqliteWatcher:
                 os.close(events)
 
     def _watch(self, connection: apsw.Connection, events: int | None) -> None:
-        version = _data_version(connection)
         waiting_on = select.poll()
         waiting_on.register(self._stop_read, select.POLLIN)
         if events is not None:
             waiting_on.register(events, select.POLLIN)
         wal_name = os.path.basename(self._path).encode() + b"-wal"
-        net_ms = (POLL_S if events is None else NET_POLL_S) * 1000
-        rechecks: Iterator[float] = iter(())
+        net_s = POLL_S if events is None else NET_POLL_S
+        version = _NEVER_ASKED  # so that a commit made while we started counts as a change
+        rechecks = iter(RECHECKS_S)
+        own_in_a_row = 0
         while True:
-            pause_s = next(rechecks, None)
-            if pause_s:
-                time.sleep(pause_s)  # finer than poll's milliseconds
-            ready = dict(waiting_on.poll(net_ms if pause_s is None else 0))
+            pause_s = next(rechecks, net_s)
+            if pause_s < 0.001:
+                time.sleep(pause_s)  # poll knows whole milliseconds only
+            ready = dict(waiting_on.poll(int(pause_s * 1000)))
             if self._stop_read in ready:
                 return
             if events is not None and events in ready and _names_wal(events, wal_name):
                 rechecks = iter(RECHECKS_S)
             found = _data_version(connection)
-            if found != version:
-                version = found
-                rechecks = iter(())
-                if self._store.changed_by_others():
-                    self._on_change()
-                    time.sleep(PAUSE_S)
-                else:
-                    time.sleep(OWN_PAUSE_S)
+            if found == version:
+                continue
+            version = found
+            rechecks = iter(RECHECKS_S)  # the event of a commit that follows closely may be used up already
+            if self._store.changed_by_others():
+                own_in_a_row = 0
+                self._on_change()
+                time.sleep(PAUSE_S)
+            else:
+                own_in_a_row += 1
+                time.sleep(min(PAUSE_S * own_in_a_row, OWN_PAUSE_S))
 
 
 def _data_version(connection: apsw.Connection) -> int:

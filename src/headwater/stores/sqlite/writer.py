@@ -69,11 +69,13 @@ class SqliteWriter(SqliteReader):
 
     def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
         last = self.last_seq()
-        if not any(draft.id is not None for draft in drafts):
-            self._insert(drafts, range(last + 1, last + 1 + len(drafts)), now_ms)
-            return Appended(list(range(last + 1, last + 1 + len(drafts))), frozenset())
+        plain = all(draft.extras is None and draft.id is None for draft in drafts)
+        if plain or not any(draft.id is not None for draft in drafts):
+            seqs = list(range(last + 1, last + 1 + len(drafts)))
+            self._insert(drafts, seqs, now_ms, plain)
+            return Appended(seqs, frozenset())
         seq_of_id = self._remembered(drafts, last, now_ms, window)
-        seqs: list[int] = []
+        seqs = []
         fresh: list[Draft] = []
         fresh_seqs: list[int] = []
         repeats: list[int] = []
@@ -88,7 +90,7 @@ class SqliteWriter(SqliteReader):
             else:
                 repeats.append(position)
             seqs.append(known)
-        self._insert(fresh, fresh_seqs, now_ms)
+        self._insert(fresh, fresh_seqs, now_ms, plain=False)
         given = [[seq, draft.id] for seq, draft in zip(fresh_seqs, fresh, strict=True) if draft.id is not None]
         self._connection.execute(SQL["remember_ids"], (now_ms, _json(given)))
         return Appended(seqs, frozenset(repeats))
@@ -101,8 +103,7 @@ class SqliteWriter(SqliteReader):
             if window.remembers(seq, published_ms, last, now_ms)
         }
 
-    def _insert(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> None:
-        plain = all(draft.extras is None and draft.id is None for draft in drafts)
+    def _insert(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, plain: bool) -> None:
         statements, flatten = (_INSERT_PLAIN, _plain_values) if plain else (_INSERT_FULL, _full_values)
         start, total = 0, len(drafts)
         execute = self._connection.execute

@@ -1,0 +1,62 @@
+"""What all measurements share: the message, fresh files, medians, and the machine they ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import msgspec
+
+MESSAGE = {
+    "order_id": "o-1234567",
+    "customer": "c-98765",
+    "amount": 129.95,
+    "currency": "EUR",
+    "region": "us-west",
+    "items": [{"sku": "A-1", "qty": 2}, {"sku": "B-2", "qty": 1}],
+    "note": "leave at the door",
+    "check": 1234567,
+}
+MESSAGE_JSON = msgspec.json.encode(MESSAGE).decode()
+TOPIC = "orders.new"
+
+
+@contextmanager
+def fresh_directory() -> Iterator[Path]:
+    """On the disk of the working directory: a file system in memory would make fsync free."""
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name:
+        yield Path(name)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def medians(repeats: int, *measures: Callable[[], float]) -> list[float]:
+    """Each measure in turn, over and over, so that a noisy minute hits all of them alike."""
+    rounds = [[measure() for measure in measures] for _ in range(repeats)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def bare_connection(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path))
+    connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+    return connection
+
+
+def describe_machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB; "
+        f"Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}; "
+        f"WAL, synchronous=FULL unless said; message of {len(MESSAGE_JSON)} bytes of JSON"
+    )

@@ -1,0 +1,96 @@
+"""`headwater dlq`."""
+
+from pathlib import Path
+
+import pytest
+
+import headwater
+
+
+@pytest.fixture
+def buried(log: headwater.Log) -> headwater.Log:
+    """The log with dead letters 1 (rejected), 2 (out of attempts) and 3 (rejected, a note)."""
+    with log.subscribe("billing", "orders.>", max_attempts=1) as billing:
+        first, second, third = billing.fetch(3)
+        first.reject("no such customer")
+        second.nack(error="Timeout: bank\nsecond line")
+        third.ack()
+    with log.subscribe("notes", "notes.>") as notes:
+        notes.fetch(1)[0].reject("[red]illegible\x1b[2J")
+    return log
+
+
+def ids(result) -> list[int]:
+    return [letter["id"] for letter in result.json]
+
+
+def test_ls(run, buried, path: Path):
+    lines = run("dlq", path).out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
+    assert lines[2].endswith("max_retries         1  Timeout: bank")
+    assert lines[3].endswith("[red]illegible\\x1b[2J")
+    assert ids(run("dlq", path, "--json")) == [1, 2, 3]
+    assert ids(run("dlq", "ls", path, "--subscription", "billing", "--reason", "rejected", "--json")) == [1]
+    assert ids(run("dlq", "ls", path, "--topic", "notes.*", "--json")) == [3]
+    assert ids(run("dlq", "ls", path, "--error", "^Time", "--json")) == [2]
+    assert ids(run("dlq", "ls", path, "--limit", 1, "--after", 1, "--json")) == [2]
+    assert run("dlq", "ls", path, "--error", "(").code == 2
+
+
+def test_show(run, buried, path: Path):
+    shown = run("dlq", "show", path, 2).out
+    assert "max_retries" in shown
+    assert '{"order":2}' in shown
+    assert run("dlq", "show", path, 1, "--json").json["message"]["data"] == {"order": 1}
+    assert run("dlq", "show", path, 9).code == 2
+    assert run("dlq", "show", path, "x").code == 2
+
+
+def test_stats(run, buried, path: Path):
+    assert run("dlq", "stats", path).out.startswith("3 dead letters, 0 on their way again\n")
+    found = run("dlq", "stats", path, "--json").json
+    assert found["by_reason"] == {"rejected": 2, "max_retries": 1}
+    assert found["by_subscription"] == {"billing": 2, "notes": 1}
+
+
+def test_redrive(run, buried, path: Path):
+    assert run("dlq", "redrive", path).code == 2  # all of them has to be said
+    assert run("dlq", "redrive", path, 1, "--json").json == {"redriven": 1, "failed": {}}
+    with buried.subscribe("billing", "orders.>") as billing:
+        [message] = billing.fetch(10)
+        assert message.data == {"order": 1}
+        message.ack()
+    assert ids(run("dlq", path, "--json")) == [2, 3]
+    assert run("dlq", "redrive", path, "--all", "--to-topic", "again").out == "2 dead letters on the way again\n"
+    assert buried.topic_max_seq("again") > 0
+    assert run("dlq", path).out == "no dead letters\n"
+
+
+def test_redrive_that_fails_is_a_finding(run, buried, path: Path):
+    buried.unsubscribe("notes")
+    result = run("dlq", "redrive", path, "--all")
+    assert (result.code, result.out) == (1, "2 dead letters on the way again\n")
+    assert result.err == "dead letter 3 stays: subscription 'notes' is gone\n"
+
+
+def test_purge(run, buried, path: Path):
+    assert run("dlq", "purge", path).code == 2
+    assert run("dlq", "purge", path, "--reason", "rejected", "--yes").out == "deleted 2 dead letters\n"
+    assert run("dlq", "purge", path, "--all", "-y", "--json").json == {"purged": 1}
+
+
+def test_export_and_import(run, buried, path: Path, tmp_path: Path):
+    file = tmp_path / "letters.jsonl"
+    to_stdout = run("dlq", "export", path, "--subscription", "billing")
+    assert [letter["message"]["seq"] for letter in to_stdout.json_lines] == [1, 2]
+    assert run("dlq", "export", path, "--out", file).err == f"3 dead letters in {file}\n"
+    run("dlq", "purge", path, "--all", "--yes")
+    assert run("dlq", "import", path, file, "--json").json == {"imported": 3}
+    assert run("dlq", path, "--json").json[0]["error"] == "no such customer"
+    file.write_text(file.read_text() + "{}\n")
+    bad = run("dlq", "import", path, file)
+    assert bad.code == 2
+    assert "line 4" in bad.err
+    assert len(run("dlq", path, "--json").json) == 3
+    assert run("dlq", "import", path, tmp_path / "missing").code == 2
+    assert run("dlq", "export", path, "--out", tmp_path / "no" / "where").code == 2

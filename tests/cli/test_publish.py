@@ -1,0 +1,137 @@
+"""`headwater publish`."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import headwater
+
+
+def messages_of(path: Path) -> list[headwater.Message]:
+    with headwater.open(path) as log:
+        return [each.message for each in log.subscribe("t", ">", mode="ephemeral").messages()]
+
+
+def test_one_message(run, path: Path):
+    result = run("publish", path, "orders.new", '{"order": 17}')
+    assert (result.code, result.out) == (0, "1  orders.new\n")
+    assert result.err == f"made a new log: {path}\n"
+    assert run("publish", path, "orders.new", "2", "--json").json == {
+        "seq": 2,
+        "topic": "orders.new",
+        "repeated": False,
+    }
+    assert [message.data for message in messages_of(path)] == [{"order": 17}, 2]
+
+
+def test_all_options(run, path: Path):
+    headers = ("--from", "a", "--to", "b", "--reply-to", "c", "--correlation-id", "d", "--type", "e")
+    options = ("--id", "i1", *headers, "--priority", 3, "--delay", "1h", "--ttl", "2h")
+    assert run("publish", path, "orders.new", "hello", "--text", *options, "-H", "x=1", "-H", "y=a=b").code == 0
+    [message] = messages_of(path)
+    assert (message.id, message.from_, message.to, message.reply_to) == ("i1", "a", "b", "c")
+    assert (message.correlation_id, message.type, message.priority) == ("d", "e", 3)
+    assert (message.headers, message.data) == ({"x": "1", "y": "a=b"}, "hello")
+    assert message.expires_ms - message.deliver_ms == 3_600_000
+    assert 3_500_000 < message.deliver_ms - message.published_ms < 3_700_000
+
+
+def test_the_same_id_is_stored_once(run, path: Path):
+    first = run("publish", path, "orders.new", "1", "--id", "a")
+    again = run("publish", path, "orders.new", "1", "--id", "a")
+    assert (first.out, again.out) == ("1  orders.new\n", "1  orders.new  was published before with this id\n")
+    assert run("publish", path, "orders.new", "1", "--id", "a", "--json").json["repeated"] is True
+
+
+def test_what_is_refused(run, path: Path):
+    for arguments, why in [
+        (("orders.new", "{order}"), "DATA is not JSON"),
+        (("orders.*", "1"), "kept for patterns"),
+        (("orders.new", "1", "--delay", "10"), "a length of time"),
+        (("orders.new", "1", "-H", "x"), "a header is NAME=VALUE"),
+        (("orders.new", "1", "--file", "x"), "exclude each other"),
+        (("orders.new", "1", "--topic", "x"), "given twice"),
+        (("orders.new", "--file", "missing.jsonl"), "cannot be read"),
+    ]:
+        result = run("publish", path, *arguments)
+        assert result.code == 2, arguments
+        assert why in result.err
+    assert not path.exists() or messages_of(path) == []
+
+
+def test_lines_that_say_their_topic(run, path: Path, tmp_path: Path):
+    file = tmp_path / "lines.jsonl"
+    lines = [
+        {"topic": "a.b", "data": 1, "from": "x", "headers": {"k": 1}, "ttl": "1h", "delay": 5},
+        {"topic": "a.c", "data": None, "deliver_at": "2030-01-01T00:00:00Z", "expires_at": None},
+        {"topic": "a.d", "data": 3, "id": "one"},
+        {"topic": "a.d", "data": 3, "id": "one"},
+    ]
+    file.write_text("\n\n".join(map(json.dumps, lines)))
+    result = run("publish", path, "--file", file, "--type", "t", "--json")
+    assert result.json == {"published": 3, "repeated": 1, "first_seq": 1, "last_seq": 3, "lines": 7}
+    first, second, _ = messages_of(path)
+    assert (first.data, first.from_, first.headers, first.type) == (1, "x", {"k": 1}, "t")
+    assert first.expires_ms - first.deliver_ms == 3_595_000
+    assert (second.data, second.deliver_at.year) == (None, 2030)
+
+
+def test_a_bad_line_is_named_and_all_before_it_is_published(run, path: Path, tmp_path: Path):
+    file = tmp_path / "lines.jsonl"
+    for bad, why in [
+        ("{oops", "not JSON"),
+        ("[1]", "not an object with topic and data"),
+        ('{"topic": "a..b", "data": 1}', "token is empty"),
+        ('{"topic": "a.b", "data": 1, "colour": "red"}', "unknown publish option 'colour'"),
+        ('{"topic": "a.b", "data": 1, "ttl": "soon"}', "a length of time"),
+    ]:
+        path.unlink(missing_ok=True)
+        good = ['{"topic": "a.b", "data": 1}'] * 1_700
+        file.write_text("\n".join([*good[:1_500], bad, *good[1_500:]]))
+        result = run("publish", path, "--file", file)
+        assert result.code == 2
+        assert result.err.splitlines()[1].startswith("error: line 1501: ")
+        assert why in result.err
+        assert "Published before it: 1,500 messages" in result.err
+        assert len(messages_of(path)) == 1_500
+
+
+def test_lines_from_a_pipe_with_a_topic(finish, path: Path):
+    result = finish("publish", path, "numbers", input="".join(f"{number}\n" for number in range(2_500)))
+    assert (result.code, result.out) == (0, "published 2,500 messages  seq 1 to 2500\n")
+    assert [message.data for message in messages_of(path)] == list(range(2_500))
+
+
+def test_a_slow_sender_waits_for_no_full_batch(start, path: Path):
+    with headwater.open(path) as log, log.subscribe("t", ">", mode="ephemeral") as reader:
+        sender = start("publish", path, "--topic", "slow", stdin=subprocess.PIPE)
+        for number in (1, 2):
+            sender.stdin.write(f"{number}\n")
+            sender.stdin.flush()
+            assert [message.data for message in reader.fetch(1, wait=20)] == [number]
+        sender.stdin.write("3")  # without a newline at the end
+        out, _ = sender.communicate(timeout=20)
+        assert (sender.returncode, out) == (0, "published 3 messages  seq 1 to 3\n")
+
+
+def test_a_log_is_copied_by_a_pipe(run, finish, log, path: Path, tmp_path: Path):
+    log.publish("orders.late", 4, delay=3600, id="mine")
+    copied = run("tail", path, "--from", "first", "--json").out
+    assert finish("publish", tmp_path / "copy.db", input=copied).code == 0
+    copies, originals = messages_of(tmp_path / "copy.db"), messages_of(path)
+    assert [each.to_json() | {"published_at": 0} for each in copies] == [
+        each.to_json() | {"published_at": 0} for each in originals
+    ]
+
+
+def test_an_interrupt_tells_how_far_it_came(start, path: Path):
+    with headwater.open(path) as log, log.subscribe("t", ">", mode="ephemeral") as reader:
+        sender = start("publish", path, "--topic", "slow", stdin=subprocess.PIPE)
+        sender.stdin.write("1\n")
+        sender.stdin.flush()
+        assert len(reader.fetch(1, wait=20)) == 1
+        sender.send_signal(signal.SIGINT)
+        assert sender.wait(timeout=20) == 130
+        assert sender.stdout.read() == "published 1 message  seq 1 to 1\n"
+        assert "interrupted after line 1" in sender.stderr.read()
