@@ -12,7 +12,7 @@ from headwater.broker.claims import replace
 from headwater.broker.committer import Undo
 from headwater.broker.dead_letters import DeadLetters
 from headwater.broker.engine import Engine
-from headwater.broker.flow import Flow, run_blocking
+from headwater.broker.flow import Flow, Within, run_blocking
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec, start_position
@@ -24,12 +24,19 @@ from headwater.delivery.retention import Limits
 from headwater.delivery.window import WindowState
 from headwater.errors import HeadwaterError, InvalidOption, SubscriptionActive, SubscriptionMismatch
 from headwater.message import PublishOptions, Span, check_whole, span_ms
-from headwater.ports.records import RetentionPolicy, SubscriptionRecord, SubscriptionSpec, TopicCount
+from headwater.ports.records import (
+    RetentionPolicy,
+    SubscriptionRecord,
+    SubscriptionSpec,
+    TopicCount,
+    selection_of,
+)
 from headwater.ports.store import Writer
 from headwater.topics import Dialect, parse_pattern
 
 HEARTBEATS_PER_LEASE = 3
 INT64_MAX = 2**63 - 1
+TAKE_UP_POLL_S = 0.2  # a lease that runs out wakes nobody
 
 
 class Core:
@@ -55,18 +62,39 @@ class Core:
     def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[Subscriber | Tail]:
         check_subscription_id(id)
         start: Start = options.pop("start", "first")
+        wait_s = options.pop("wait", 0.0)
         spec = make_spec(pattern, options)
         subscriber: Subscriber | Tail
         if spec.mode == "ephemeral":
             after = yield from self.engine.read(lambda reader: start_position(reader, start))
             subscriber = Tail(self.engine, id, spec, after)
         else:
-            record, resumed_from = yield from self.engine.write(lambda writer, _: self._begin(writer, id, spec, start))
-            subscriber = Subscriber(self.engine, record, resumed_from)
+            subscriber = yield from self._take_up(id, spec, start, wait_s)
         self._subscribers.add(subscriber)
         if self._keeper is not None:
             self._keeper.poke()
         return subscriber
+
+    def _take_up(self, id: str, spec: SubscriptionSpec, start: Start, wait_s: float | None) -> Flow[Subscriber]:
+        """Begin or resume; while another holds it, wait for its release, or for its lease to run out."""
+        until = None if wait_s is None else time.monotonic() + wait_s
+        waiter = self.engine.wakeups.add(selection_of(spec).pattern, minds_settling=True)
+        try:
+            while True:
+                ticket = waiter.arm()
+                try:
+                    record, resumed_from = yield from self.engine.write(
+                        lambda writer, _: self._begin(writer, id, spec, start)
+                    )
+                    return Subscriber(self.engine, record, resumed_from)
+                except SubscriptionActive:
+                    left_s = TAKE_UP_POLL_S if until is None else min(until - time.monotonic(), TAKE_UP_POLL_S)
+                    if left_s <= 0:
+                        raise
+                    self.engine.ensure_watching()
+                    yield Within(ticket, left_s)
+        finally:
+            self.engine.wakeups.remove(waiter)
 
     def _begin(self, writer: Writer, id: str, spec: SubscriptionSpec, start: Start) -> tuple[SubscriptionRecord, int]:
         now_ms = self.engine.clock.now_ms()

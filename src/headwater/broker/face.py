@@ -59,7 +59,9 @@ class LogFace:
         options: SubscribeOptions,
     ) -> Callable[[Handler], Handler]:
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        make_spec(pattern, {name: value for name, value in options.items() if name != "start"})  # complain here
+        make_spec(
+            pattern, {name: value for name, value in options.items() if name not in ("start", "wait")}
+        )  # complain here
 
         def declare(handler: Handler) -> Handler:
             own_name = getattr(handler, "__name__", "handler")

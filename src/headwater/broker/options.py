@@ -26,8 +26,12 @@ Start = Literal["first", "new"] | int | datetime
 
 
 class SubscribeOptions(TypedDict, total=False):
+    """What may stand beside id and pattern. `start` says where a new subscription begins, and `wait` how many seconds
+    to wait for another holder to let go (None: for ever); all else is stored with the subscription."""
+
     mode: Mode
     start: Start
+    wait: float | None
     dialect: Dialect
     from_: Entities
     to: Entities
