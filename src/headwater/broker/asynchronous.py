@@ -182,6 +182,8 @@ class AsyncDeadLetterBox:
 
 
 class AsyncLog(LogFace):
+    _runs_coroutines = True
+
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.dead_letters = AsyncDeadLetterBox(core)

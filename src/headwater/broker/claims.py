@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.delivery.lease import renew, take
-from headwater.delivery.retry import Bury, Reason, decide_after_lost_lease
+from headwater.delivery.retry import Bury, Reason, decide_redelivery
 from headwater.delivery.where_eval import value_at
 from headwater.delivery.where_syntax import Path, parse_path
 from headwater.delivery.window import WindowState
@@ -116,8 +116,9 @@ def _left_in_flight(reader: Reader, record: SubscriptionRecord, now_ms: int) -> 
 
 def claim_due(
     writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int
-) -> tuple[SubscriptionRecord, list[Claimed]]:
-    """Hand out rows that are due: retries, delayed ones, and those whose holder vanished.
+) -> tuple[SubscriptionRecord, list[Claimed], bool]:
+    """Hand out rows that are due: retries, delayed ones, and those whose holder vanished. The last value says whether
+    some were dropped or buried instead, so that there may be more behind them.
 
     One whose holder vanished is handed out alone, so that a message that kills its process takes no others with it.
     """
@@ -131,9 +132,9 @@ def claim_due(
         if message is None:
             gone.append(row.seq)
             writer.add_gap(Gap(record.id, row.seq, row.seq, 1, "deleted", now_ms))
-        elif lost_its_holder and isinstance(decide_after_lost_lease(record.spec.retry, row.attempts, now_ms), Bury):
-            failure = Failure("timeout", "its lease ran out each time: the consumer died or hung")
-            buried.append(dead_letter(record.id, message, row, failure, now_ms))
+        elif isinstance(decision := decide_redelivery(record.spec.retry, row.attempts, lost_its_holder), Bury):
+            error = "its lease ran out each time: the consumer died or hung" if lost_its_holder else None
+            buried.append(dead_letter(record.id, message, row, Failure(decision.reason, error), now_ms))
         elif is_expired(message, now_ms):
             gone.append(row.seq)
             if record.spec.bury_expired:
@@ -149,7 +150,7 @@ def claim_due(
     record = bury(writer, record, buried)
     writer.remove_deliveries(record.id, gone + [letter.message.seq for letter in buried])
     redelivered = sum(1 for row in rows if row.attempts > 1)
-    return replace(record, redelivered=record.redelivered + redelivered), claimed
+    return replace(record, redelivered=record.redelivered + redelivered), claimed, bool(gone or buried)
 
 
 def with_buried_copies(reader: Reader, due: list[Due]) -> list[Due]:
@@ -181,7 +182,7 @@ def claim_fresh(
 
 def park_and_claim(
     writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int
-) -> tuple[SubscriptionRecord, list[Claimed]]:
+) -> tuple[SubscriptionRecord, list[Claimed], bool]:
     """Where order is by key or priority, messages become rows first and the due rows say whose turn it is."""
     spec, cursor = record.spec, max(record.window.delivered, skip_to)
     path = None if spec.order_key is None else parse_path(spec.order_key)

@@ -16,13 +16,37 @@ from typing import Any, NamedTuple, TypeVar
 from headwater.broker.flow import Ticket, finish
 from headwater.broker.logger import logger
 from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import Closed, HeadwaterError, InvalidOption, SubscriptionError, UnknownDeadLetter
+from headwater.errors import (
+    Closed,
+    Corrupt,
+    DiskFull,
+    HeadwaterError,
+    InputOutput,
+    InvalidOption,
+    Locked,
+    ReadOnly,
+    SubscriptionError,
+    UnknownDeadLetter,
+)
 from headwater.message import Draft
 from headwater.ports.clock import Clock
 from headwater.ports.store import Store, Writer
 
 T = TypeVar("T")
-Undo = list[Callable[[], None]]
+
+
+class Undo(list[Callable[[], None]]):
+    """What takes back in memory what a transaction did there, should it fail; `then` is done once it is committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: list[Callable[[], None]] = []
+
+    def take_back(self) -> None:
+        while self:
+            self.pop()()
+
+
 Work = Callable[[Writer, Undo], T]
 
 GROUP_MESSAGES_MAX = 10_000  # a group is closed at this many, so that no transaction grows without end
@@ -42,7 +66,7 @@ class Committer:
         self._store = store
         self._clock = clock
         self._window = window
-        self._announce = on_publish
+        self._on_publish = on_publish
         self._fresh: _Fresh | None = None
         self._queue: deque[_Queued] = deque()
         self._bell = threading.Lock()  # locked while there is nothing to do; an Event costs three times as much
@@ -107,21 +131,19 @@ class Committer:
         return group
 
     def _commit(self, group: list[_Queued]) -> None:
-        undo: Undo = []
+        undo = Undo()
         try:
             outcomes = self._write(group, undo)
         except BaseException as exc:
-            for take_back in reversed(undo):
-                take_back()
-            if len(group) == 1:
-                finish([(group[0][0], None, exc)])
+            if len(group) == 1 or isinstance(exc, _FOR_EVERYBODY):
+                finish([(ticket, None, exc) for ticket, _ in group])
                 return
-            # One of them is at fault, or the disk is: tried one by one, each gets its own answer.
+            # One of them is at fault: tried one by one, each gets its own answer.
             for single in group:
                 self._commit([single])
             return
         try:
-            self._on_commit()
+            self._after_commit(undo)
         except Exception:  # a wake-up is only a hint; the commit stands and must be told
             logger.exception("waking readers failed")
         finish(
@@ -135,7 +157,7 @@ class Committer:
         """Run a group in one transaction; the outcome of each, an error where one refused."""
         outcomes: list[Any] = []
         self._fresh = None
-        with self._store.write() as writer:
+        with self._store.write(undo.take_back) as writer:
             now_ms = self._clock.now_ms()
             index, end = 0, len(group)
             while index < end:
@@ -180,9 +202,11 @@ class Committer:
             start += 1 if size is None else size
         return parts
 
-    def _on_commit(self) -> None:
+    def _after_commit(self, undo: Undo) -> None:
         if self._fresh is not None:
-            self._announce(self._fresh.topics, self._fresh.first_seq, self._fresh.last_seq)
+            self._on_publish(self._fresh.topics, self._fresh.first_seq, self._fresh.last_seq)
+        for step in undo.then:
+            step()
 
 
 class _Fresh(NamedTuple):
@@ -193,4 +217,5 @@ class _Fresh(NamedTuple):
     last_seq: int
 
 
+_FOR_EVERYBODY = (Locked, DiskFull, ReadOnly, Corrupt, InputOutput, Closed)  # the file, not one of the works
 _REFUSALS = (SubscriptionError, InvalidOption, UnknownDeadLetter)

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import replace
 from headwater.broker.committer import Undo
-from headwater.broker.dead_letters import DeadLetters
+from headwater.broker.dead_letters import DeadLetters, end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow, Within, run_blocking
 from headwater.broker.live import LiveFeed
@@ -78,7 +78,7 @@ class Core:
     def _take_up(self, id: str, spec: SubscriptionSpec, start: Start, wait_s: float | None) -> Flow[Subscriber]:
         """Begin or resume; while another holds it, wait for its release, or for its lease to run out."""
         until = None if wait_s is None else time.monotonic() + wait_s
-        waiter = self.engine.wakeups.add(selection_of(spec).pattern, minds_settling=True)
+        waiter = self.engine.wakeups.add(selection_of(spec).pattern, id, minds_settling=True)
         try:
             while True:
                 ticket = waiter.arm()
@@ -125,6 +125,7 @@ class Core:
                     where=record.lease.owner,
                     next="Close it there first",
                 )
+            end_redrives(writer, id, "the subscription was removed")
             writer.delete_subscription(id)
 
         return self.engine.write(work)
@@ -143,6 +144,7 @@ class Core:
                 )
             after = start_position(writer, start)
             lease = Lease("", record.lease.fence + 1, 0)
+            end_redrives(writer, id, "the subscription was moved")
             writer.clear_deliveries(id)
             writer.save_subscription(replace(record, window=WindowState(after, after), lease=lease))
             return after

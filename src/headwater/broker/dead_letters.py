@@ -16,10 +16,10 @@ from headwater.broker.flow import Flow
 from headwater.broker.publish import draft_of
 from headwater.delivery.retry import Reason
 from headwater.errors import HeadwaterError, InvalidData, InvalidOption, UnknownDeadLetter
-from headwater.message import MessageDocument, from_document, iso, ms_of_iso, to_document
+from headwater.message import Message, MessageDocument, from_document, iso, ms_of_iso, to_document
 from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow
 from headwater.ports.store import Reader, Writer
-from headwater.topics import parse_pattern
+from headwater.topics import check_topic, parse_pattern
 
 PAGE = 500
 ERROR_PATTERN_CHARS_MAX = 256
@@ -137,6 +137,7 @@ class DeadLetters:
                     continue
                 if writer.subscription(letter.subscription) is None:
                     raise UnknownDeadLetter(f"subscription '{letter.subscription}' is gone")
+                _refuse_foreign(writer, letter)
             except HeadwaterError as exc:
                 failed[letter.id] = exc.why
                 writer.bury([replace(counted, redrive_error=exc.why)])
@@ -177,6 +178,12 @@ class DeadLetters:
             return len(writer.bury(letters))
 
         return self._engine.write(work)
+
+
+def end_redrives(writer: Writer, subscription: str, why: str) -> None:
+    """Letters on their way again whose delivery is about to be dropped: they stay, and may be redriven again."""
+    letters = [letter for letter in _all(writer, DeadLetterQuery(subscription=subscription)) if letter.redriving]
+    writer.bury([replace(letter, redriving=False, redrive_error=why) for letter in letters])
 
 
 def to_json(letter: DeadLetter) -> dict[str, Any]:
@@ -228,13 +235,18 @@ def _exported(letter: DeadLetter) -> ExportedLetter:
     )
 
 
+def _checked(message: Message) -> Message:
+    check_topic(message.topic)
+    return message
+
+
 def _letter_of(line: str, number: int) -> DeadLetter:
     try:
         found = _exported_letter.decode(line)
         return DeadLetter(
             0,
             found.subscription,
-            from_document(found.message),
+            _checked(from_document(found.message)),
             found.reason,
             found.attempts,
             ms_of_iso(found.died_at),
@@ -249,6 +261,13 @@ def _letter_of(line: str, number: int) -> DeadLetter:
             where=f"line {number}",
             next="Nothing was imported; mend the line and import again",
         ) from exc
+
+
+def _refuse_foreign(reader: Reader, letter: DeadLetter) -> None:
+    """A delivery goes by seq. A letter imported from another log has that log's seq, which here is another message."""
+    here = reader.messages([letter.message.seq]).get(letter.message.seq)
+    if letter.message.seq > reader.last_seq() or (here is not None and here.id != letter.message.id):
+        raise UnknownDeadLetter("the letter comes from another log; redrive it to a topic, as a new message")
 
 
 def _one(reader: Reader, id: int) -> DeadLetter:

@@ -16,7 +16,7 @@ from headwater.broker.committer import Committer, Work
 from headwater.broker.flow import Blocking, Flow
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import InvalidOption
+from headwater.errors import Closed, InvalidOption
 from headwater.ports.clock import Clock
 from headwater.ports.store import Notifier, Reader, Store
 
@@ -51,6 +51,7 @@ class Engine:
         self._notifier: Notifier | None = None
         self._make_notifier: Callable[[Callable[[], None]], Notifier] | None = None
         self._notifier_lock = threading.Lock()
+        self._closed = False
         clock.on_advance(self.wakeups.wake_all)
 
     def write(self, work: Work[T]) -> Flow[T]:
@@ -59,6 +60,9 @@ class Engine:
         return outcome
 
     def read(self, work: Callable[[Reader], T]) -> Flow[T]:
+        if self._closed:
+            raise Closed("the log is closed", where=self.store.name, next="Open it again")
+
         def look() -> T:
             with self.store.read() as reader:
                 return work(reader)
@@ -91,6 +95,7 @@ class Engine:
             self.wakeups.published(topics, known + 1, last)
 
     def close(self) -> None:
+        self._closed = True
         if self._notifier is not None:
             self._notifier.stop()
         self.committer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -36,6 +37,8 @@ class Registration(NamedTuple):
 
 
 class LogFace:
+    _runs_coroutines = False
+
     def __init__(self, core: Core) -> None:
         self._core = core
         self._registrations: list[Registration] = []
@@ -59,11 +62,14 @@ class LogFace:
         options: SubscribeOptions,
     ) -> Callable[[Handler], Handler]:
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        make_spec(
-            pattern, {name: value for name, value in options.items() if name not in ("start", "wait")}
-        )  # complain here
+        kept = {name: value for name, value in options.items() if name not in ("start", "wait")}
+        make_spec(pattern, kept)  # complain here, not when it is started
 
         def declare(handler: Handler) -> Handler:
+            if inspect.iscoroutinefunction(handler) and not self._runs_coroutines:
+                raise InvalidOption(
+                    f"{handler.__qualname__} is a coroutine function", where=pattern, next="Use headwater.connect()"
+                )
             own_name = getattr(handler, "__name__", "handler")
             self._registrations.append(
                 Registration(id or own_name, pattern, handler, concurrency, auto_ack, on_gap, options)

@@ -15,9 +15,10 @@ from headwater.broker.logger import logger
 from headwater.broker.reading import Prefetch
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
-from headwater.errors import Closed, InvalidData, LeaseLost, NotDelivered
+from headwater.errors import Closed, InvalidData, LeaseLost, NotDelivered, StoreError
 
 STACK_CHARS_MAX = 8_000
+RETRY_S = 1.0
 
 Handler = Callable[[Any], Any]
 
@@ -59,10 +60,12 @@ class HandlerLoop:
         self._done: list[Claimed] = []  # handled, ack not yet asked for
         self._ack: Ticket[list[int]] | None = None  # the last ack asked for
         self._stopping = False
+        self._stopped: Ticket[None] = Ticket()
 
     def stop(self) -> None:
         """Workers end after the message they are at. What was fetched and not begun is given back untouched."""
         self._stopping = True
+        finish([(self._stopped, None, None)])
         self.subscriber.interrupt()
 
     def unseen(self) -> list[int]:
@@ -71,10 +74,14 @@ class HandlerLoop:
     def work(self) -> Flow[None]:
         try:
             while not self._stopping:
-                claimed = yield from self._next()
-                if claimed is None:
-                    return
-                yield from self._handle(claimed)
+                try:
+                    claimed = yield from self._next()
+                    if claimed is None:
+                        return
+                    yield from self._handle(claimed)
+                except StoreError as exc:  # a full disk, a lock: it passes, and nothing is lost meanwhile
+                    logger.warning("subscription %s tries again: %s", self.subscriber.id, exc)
+                    yield Within(self._stopped, RETRY_S)
         finally:
             self._submit_acks()
             last = self._ack
@@ -86,6 +93,8 @@ class HandlerLoop:
         while not self._stopping:
             ticket: Ticket[None] = Ticket()
             with self._lock:
+                if self.subscriber.lost:
+                    self._buffer.clear()  # its new holder is at it; the fetch below says so
                 if self._buffer:
                     return self._buffer.popleft()
                 my_turn = not self._filling
@@ -93,6 +102,7 @@ class HandlerLoop:
                 if not my_turn:
                     self._waiting.append(ticket)
             if not my_turn:
+                self._submit_acks()  # nobody else may do it for a while
                 yield ticket
                 continue
             try:

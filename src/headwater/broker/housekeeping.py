@@ -13,6 +13,7 @@ import msgspec
 
 from headwater.broker.claims import settled_to
 from headwater.broker.committer import Undo
+from headwater.broker.dead_letters import end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow
 from headwater.broker.logger import logger
@@ -148,7 +149,9 @@ def _record_gaps(writer: Writer, gone: Sequence[Kept], subscriptions: Sequence[S
     seqs = {kept.seq for kept in gone}
     lost_in_all = 0
     for record in subscriptions:
-        waiting = sorted(writer.deliveries(record.id, seqs))
+        # One that is being redriven carries its own copy of the message.
+        rows = writer.deliveries(record.id, seqs).values()
+        waiting = sorted(row.seq for row in rows if row.dead_letter is None)
         writer.remove_deliveries(record.id, waiting)
         lost = set(waiting) | _undelivered(writer, record, seqs)
         if lost:
@@ -179,6 +182,7 @@ def _drop_idle_subscriptions(engine: Engine, writer: Writer, undo: Undo) -> list
         and not record.lease.live(now_ms)
     ]
     for id in idle:
+        end_redrives(writer, id, "the subscription was dropped")
         writer.delete_subscription(id)
         logger.warning("subscription %s was dropped: nobody used it for longer than its inactive_timeout", id)
     return idle

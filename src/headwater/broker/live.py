@@ -58,6 +58,7 @@ class LiveFeed:
         self._tail: Tail | None = None
         self._pump: threading.Thread | None = None
         self._workers: ThreadPoolExecutor | None = None
+        self._closed = False
 
     def subscribe(
         self,
@@ -72,6 +73,8 @@ class LiveFeed:
         if not callable(callback) or queue_max < 1:
             raise InvalidOption("a live subscription needs a callback and a queue of at least 1", where=id)
         with self._lock:
+            if self._closed:
+                raise Closed("the log is closed", where=self._engine.store.name, next="Open it again")
             if (id, parsed.text) in self._listeners:
                 return False
             listener = _Listener(id, parsed, callback, queue_max)
@@ -154,6 +157,7 @@ class LiveFeed:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             for key in list(self._listeners):
                 self._remove(key)
             tail, pump, workers = self._tail, self._pump, self._workers

@@ -74,7 +74,12 @@ def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
     )
     where, order_key = options.get("where"), options.get("order_key")
     if order_key is not None:
+        if not isinstance(order_key, str):
+            raise InvalidOption(f"order_key must be text like 'data.customer', not {order_key!r}")
         parse_path(order_key)
+    bury_expired = options.get("bury_expired", True)
+    if not isinstance(bury_expired, bool):
+        raise InvalidOption(f"bury_expired is True or False, not {bury_expired!r}")
     default = SubscriptionSpec("")
     max_in_flight = check_whole("max_in_flight", options.get("max_in_flight", default.max_in_flight), 1, IN_FLIGHT_MAX)
     inactive = options.get("inactive_timeout")
@@ -91,7 +96,7 @@ def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
         lease_ms=_positive("lease", options, default.lease_ms),
         max_in_flight=max_in_flight,
         inactive_ms=None if inactive is None else _positive("inactive_timeout", options, 0),
-        bury_expired=bool(options.get("bury_expired", True)),
+        bury_expired=bury_expired,
         retry=_retry_policy(options),
     )
 

@@ -50,7 +50,8 @@ class LogReader(ABC):
         self._selection = selection_of(spec)
         self._closed = False
         self._interrupted = False
-        self._waiter = engine.wakeups.add(self._selection.pattern, minds_settling=minds_settling)
+        self.lost = False  # found out that somebody else has taken it over
+        self._waiter = engine.wakeups.add(self._selection.pattern, id, minds_settling=minds_settling)
         engine.ensure_watching()
 
     @property

@@ -16,6 +16,7 @@ from headwater.broker.reading import LogReader
 from headwater.delivery.lease import release
 from headwater.delivery.retry import Retry, decide_retry
 from headwater.delivery.window import Window
+from headwater.errors import LeaseLost
 from headwater.message import Message
 from headwater.ports.records import DeliveryRow, Gap, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
@@ -43,7 +44,7 @@ class Outlook(NamedTuple):
 class Claim(NamedTuple):
     found: list[Claimed]
     gaps: list[Gap]
-    outrun: bool = False  # another fetch of the same holder was quicker: look again
+    look_again: bool = False  # there may be more, though nothing was found this time
 
 
 class Subscriber(LogReader):
@@ -54,7 +55,7 @@ class Subscriber(LogReader):
         self.fence = record.lease.fence
         self.on_gap: Callable[[Gap], None] | None = None
         self._window = Window(record.window)
-        self._scanned = record.window.delivered
+        self._scanned = self._saved_to = record.window.delivered
         self._in_flight: dict[int, Claimed] = {}  # what this holder has been handed and not settled
         self._running: dict[int, int] = {}  # seq -> when its handler began; extended while it runs
 
@@ -62,6 +63,7 @@ class Subscriber(LogReader):
 
     def _try_fetch(self, limit: int) -> Flow[tuple[list[Claimed], int | None]]:
         """One pass over what is there; the second value is when to look again at the latest."""
+        last_place = None
         while True:
             outlook = yield from self.engine.read(lambda reader: self._look(reader, limit))
             now_ms = self.engine.clock.now_ms()
@@ -79,14 +81,19 @@ class Subscriber(LogReader):
                 self._tell(claim.gaps)
             else:
                 self._scanned = max(self._scanned, outlook.scanned_to)
-            if claim.found or (outlook.at_end and not claim.outrun):
+            place = (outlook.scanned_from, outlook.saved_to)
+            stuck = place == last_place and not claim.look_again  # all that is left waits behind others of its key
+            last_place = place
+            if claim.found or stuck or (outlook.at_end and not claim.look_again):
                 return claim.found, due_ms
 
     def _look(self, reader: Reader, limit: int) -> Outlook:
         saved_to = self._window.delivered
         if self.spec.keeps_rows:
             saved_to = claims.load(reader, self.id).window.delivered
-            self._scanned = max(self._scanned, saved_to)
+            # Further than we looked: another consumer was there. Back from where it was: somebody moved it.
+            self._scanned = saved_to if saved_to < self._saved_to else max(self._scanned, saved_to)
+            self._saved_to = saved_to
         room = self._room(reader, limit)
         after = self._scanned
         # A window's messages are handed out as read here; a row-keeping claim reads again under the write lock.
@@ -118,23 +125,22 @@ class Subscriber(LogReader):
         now_ms = self.engine.clock.now_ms()
         record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
         self._trim(undo)
-        outrun = False
         if self.spec.keeps_rows:
-            record, found = self._claim_rows(writer, record, outlook, now_ms)
+            record, found, look_again = self._claim_rows(writer, record, outlook, now_ms)
         else:
-            self._give_up_overdue(writer, undo, now_ms)
-            record, found = claims.claim_due(writer, record, outlook.room, now_ms)
-            if not found:
-                outrun = self._scanned != outlook.scanned_from
-                if not outrun:
-                    record, found = self._claim_window(writer, undo, record, outlook, now_ms)
+            room_made = self._give_up_overdue(writer, undo, now_ms) and outlook.room <= 0
+            record, found, look_again = claims.claim_due(writer, record, outlook.room, now_ms)
+            outrun = self._scanned != outlook.scanned_from  # another fetch of this holder was quicker
+            if not found and not outrun:
+                record, found = self._claim_window(writer, undo, record, outlook, now_ms)
+            look_again = look_again or outrun or room_made
             record = replace(record, window=self._window.state())
         gaps = writer.gaps(self.id)
         if gaps:
             writer.mark_gaps_told(self.id)
         writer.save_subscription(claims.renewed(record, now_ms))
         self._hand_out(undo, found)
-        return Claim(found, gaps, outrun)
+        return Claim(found, gaps, look_again)
 
     def _hand_out(self, undo: Undo, found: list[Claimed]) -> None:
         def take_back() -> None:
@@ -146,18 +152,20 @@ class Subscriber(LogReader):
 
     def _claim_rows(
         self, writer: Writer, record: SubscriptionRecord, outlook: Outlook, now_ms: int
-    ) -> tuple[SubscriptionRecord, list[Claimed]]:
+    ) -> tuple[SubscriptionRecord, list[Claimed], bool]:
         if record.spec.mode == "shared":  # every claim has a token of its own, so that an old one is told apart
             record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
         skip_to = outlook.fresh[0].seq - 1 if outlook.fresh else outlook.scanned_to
+        if record.window.delivered < outlook.saved_to:  # moved back since we looked
+            skip_to = 0
         if record.spec.order == "priority" or record.spec.order_key is not None:
             return claims.park_and_claim(writer, record, outlook.room, skip_to, now_ms)
-        record, found = claims.claim_due(writer, record, outlook.room, now_ms)
+        record, found, dropped = claims.claim_due(writer, record, outlook.room, now_ms)
         tried_before = any(claimed.attempt > 1 for claimed in found)
         if len(found) < outlook.room and not tried_before:
             record, fresh = claims.claim_fresh(writer, record, outlook.room - len(found), skip_to, now_ms)
             found += fresh
-        return record, found
+        return record, found, dropped
 
     def _claim_window(
         self, writer: Writer, undo: Undo, record: SubscriptionRecord, outlook: Outlook, now_ms: int
@@ -180,13 +188,14 @@ class Subscriber(LogReader):
         fence = self.fence
         return record, [Claimed(message, 1, fence) for message in ready]
 
-    def _give_up_overdue(self, writer: Writer, undo: Undo, now_ms: int) -> None:
+    def _give_up_overdue(self, writer: Writer, undo: Undo, now_ms: int) -> bool:
         """Deliveries of the window whose ack wait is over become rows that are due, like those of a vanished holder."""
         late = self._window.overdue(now_ms)
         if late:
             self._close_in_window(undo, late)
             self._forget(undo, late)
             writer.put_deliveries(self.id, [DeliveryRow(seq, 1, now_ms, self.fence) for seq in late])
+        return bool(late)
 
     def _trim(self, undo: Undo) -> None:
         if not undo:  # the first of its transaction, so all that was done before is committed
@@ -231,7 +240,8 @@ class Subscriber(LogReader):
         redriven = [row.dead_letter for row in rows if row.dead_letter is not None]
         if redriven:
             writer.remove_dead_letters(redriven)
-        self._save(writer, replace(record, acked=record.acked + len(settled)))
+        acked = len({claimed.message.seq for claimed in settled})
+        self._save(writer, replace(record, acked=record.acked + acked))
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         """Try again after a delay (the backoff, if none is given), or bury it if it has had all its attempts."""
@@ -242,13 +252,13 @@ class Subscriber(LogReader):
             decision = decide_retry(self.spec.retry, claimed.attempt, now_ms, self.engine.roll(), delay_ms=delay_ms)
             row = self._settled_row(writer, undo, record, claimed)
             if isinstance(decision, Retry):
+                undo.then.append(self._wake_all_of_it)
                 writer.put_deliveries(self.id, [replace(row, due_ms=decision.at_ms, token=0)])
             else:
                 record = self._bury(writer, record, claimed, row, failure._replace(reason=decision.reason), now_ms)
             self._save(writer, record)
 
-        yield from self.engine.write(work)
-        self._waiter.wake()
+        return self.engine.write(work)
 
     def reject(self, claimed: Claimed, failure: Failure) -> Flow[None]:
         """Dead-letter it now."""
@@ -287,7 +297,12 @@ class Subscriber(LogReader):
         self._close_in_window(undo, seqs)
         writer.remove_deliveries(self.id, [row.seq for row in rows])
         self._forget(undo, seqs)
+        if self.spec.order_key is not None:
+            undo.then.append(self._wake_all_of_it)  # the next of its key may be delivered now
         return rows
+
+    def _wake_all_of_it(self) -> None:
+        self.engine.wakeups.settled(self.id)
 
     def _settled_row(self, writer: Writer, undo: Undo, record: SubscriptionRecord, claimed: Claimed) -> DeliveryRow:
         rows = self._settle(writer, undo, record, [claimed])
@@ -327,7 +342,11 @@ class Subscriber(LogReader):
             record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
             writer.save_subscription(claims.renewed(record, now_ms))
 
-        yield from self.engine.write(work)
+        try:
+            yield from self.engine.write(work)
+        except LeaseLost:
+            self.lost = True
+            raise
         now_ms = self.engine.clock.now_ms()
         running = [
             self._in_flight[seq]

@@ -25,7 +25,7 @@ class OwnTransaction:
     def __init__(self, engine: Engine, settle: Callable[[Writer, Undo], None] | None = None) -> None:
         self._engine = engine
         self._settle = settle
-        self._undo: Undo = []
+        self._undo = Undo()
         self._context: AbstractContextManager[Writer] | None = None
         self._writer: Writer | None = None
         self._published: list[tuple[str, int]] = []
@@ -36,7 +36,7 @@ class OwnTransaction:
             raise InvalidOption(
                 "this log keeps no tables of yours", where=self._engine.store.name, next="Open a file instead"
             )
-        self._context = self._engine.store.write()
+        self._context = self._engine.store.write(self._undo.take_back)
         self._writer = self._context.__enter__()
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
@@ -57,17 +57,14 @@ class OwnTransaction:
         except BaseException as exc:
             self.rollback(exc)
             raise
-        try:
-            self._leave(None)
-        except BaseException:
-            self._take_back()
-            raise
+        self._leave(None)
+        for step in self._undo.then:
+            step()
         if self._published:
             topics = {topic for topic, _ in self._published}
             self._engine.wakeups.published(topics, self._published[0][1], self._published[-1][1])
 
     def rollback(self, exc: BaseException) -> None:
-        self._take_back()
         try:
             self._leave(exc)
         except BaseException as raised:
@@ -78,10 +75,6 @@ class OwnTransaction:
         context, self._context, self._writer = self._context, None, None
         if context is not None:
             context.__exit__(None if exc is None else type(exc), exc, None if exc is None else exc.__traceback__)
-
-    def _take_back(self) -> None:
-        while self._undo:
-            self._undo.pop()()
 
     def _open_writer(self) -> Writer:
         if self._writer is None:

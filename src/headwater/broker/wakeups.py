@@ -11,8 +11,9 @@ from headwater.topics import Pattern, TopicTrie
 class Waiter:
     """Arm it, look at the log, and only then wait on the ticket: a wake-up in between is not lost."""
 
-    def __init__(self, pattern: Pattern, *, minds_settling: bool) -> None:
+    def __init__(self, pattern: Pattern, subscription: str, *, minds_settling: bool) -> None:
         self.pattern = pattern
+        self.subscription = subscription
         self.minds_settling = minds_settling
         self._ticket: Ticket[None] = Ticket()
 
@@ -34,9 +35,9 @@ class Wakeups:
         self._waiters: set[Waiter] = set()
         self.announced = 0
 
-    def add(self, pattern: Pattern, *, minds_settling: bool) -> Waiter:
+    def add(self, pattern: Pattern, subscription: str, *, minds_settling: bool) -> Waiter:
         """`minds_settling`: what others ack, nack or release may make something deliverable here."""
-        waiter = Waiter(pattern, minds_settling=minds_settling)
+        waiter = Waiter(pattern, subscription, minds_settling=minds_settling)
         with self._lock:
             self._trie.add(pattern, waiter)
             self._waiters.add(waiter)
@@ -56,9 +57,14 @@ class Wakeups:
         for waiter in awake:
             waiter.wake()
 
-    def settled(self) -> None:
+    def settled(self, subscription: str | None = None) -> None:
+        """Somebody gave something back, in this subscription, or in some if it is not known in which."""
         with self._lock:
-            awake = [waiter for waiter in self._waiters if waiter.minds_settling]
+            awake = [
+                waiter
+                for waiter in self._waiters
+                if waiter.minds_settling and subscription in (None, waiter.subscription)
+            ]
         for waiter in awake:
             waiter.wake()
 

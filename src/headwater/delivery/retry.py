@@ -56,6 +56,9 @@ def decide_retry(
     return Retry(now_ms + (backoff_ms(policy, attempts, roll) if delay_ms is None else delay_ms))
 
 
-def decide_after_lost_lease(policy: RetryPolicy, attempts: int, now_ms: int) -> Retry | Bury:
-    """After a lease ran out (a crash, a hang): again at once, or never, if it has taken its holders down too often."""
-    return Bury("timeout") if attempts >= policy.max_attempts else Retry(now_ms)
+def decide_redelivery(policy: RetryPolicy, attempts: int, lost_its_holder: bool) -> Bury | None:
+    """Whether a delivery that came back may be handed out once more. Also one that was given back politely: a message
+    that makes its consumer shut down must stop too."""
+    if attempts < policy.max_attempts:
+        return None
+    return Bury("timeout" if lost_its_holder else "max_retries")

@@ -46,7 +46,7 @@ def to_document(message: Message) -> MessageDocument:
     return MessageDocument(
         data=data,
         unreadable=unreadable,
-        headers=message.raw_headers if readable(message.raw_headers) else NO_HEADERS,
+        headers=message.raw_headers if message.headers else NO_HEADERS,
         published_at=iso(message.published_ms),
         deliver_at=None if message.deliver_ms is None else iso(message.deliver_ms),
         expires_at=None if message.expires_ms is None else iso(message.expires_ms),
@@ -62,7 +62,7 @@ def from_document(document: MessageDocument) -> Message:
     return Message(
         raw=msgspec.Raw(bytes(data)),  # a copy, so that it does not hold on to the whole document
         identity=document.id,
-        raw_headers=msgspec.Raw(bytes(document.headers)),
+        raw_headers=NO_HEADERS if bytes(document.headers) == b"null" else msgspec.Raw(bytes(document.headers)),
         published_ms=ms_of_iso(document.published_at),
         deliver_ms=None if document.deliver_at is None else ms_of_iso(document.deliver_at),
         expires_ms=None if document.expires_at is None else ms_of_iso(document.expires_at),

@@ -138,6 +138,10 @@ def _encode_headers(headers: Mapping[str, Any] | None, topic: str) -> str | None
 def _check_name(name: str, value: object, limit: int) -> None:
     if not isinstance(value, str) or not value:
         raise InvalidOption(f"{name} must be non-empty text, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidOption(f"{name} holds half a surrogate pair, which is no text") from exc
     if len(value) > limit:
         raise TooLarge(f"{name} has {len(value)} characters, the limit is {limit}")
 

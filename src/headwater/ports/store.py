@@ -6,7 +6,7 @@ them on threads of its own, never on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -158,9 +158,9 @@ class Store(Protocol):
     supports_concurrent_reads: bool
     """Whether `read()` goes on beside `write()`; a store in memory may make them take turns instead."""
 
-    def write(self) -> AbstractContextManager[Writer]:
-        """Begin a transaction; commit durably at the end of the block, roll back if it raises. One at a time per
-        store object: further callers wait."""
+    def write(self, on_rollback: Callable[[], None] | None = None) -> AbstractContextManager[Writer]:
+        """Begin a transaction; commit durably at the end of the block, roll back if it or the commit raises. One at a
+        time per store object: further callers wait, also for `on_rollback`, which is called if it was rolled back."""
 
     def read(self) -> AbstractContextManager[Reader]:
         """Any number at a time, from any thread, without blocking writers where `supports_concurrent_reads`."""

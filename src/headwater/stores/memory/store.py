@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -31,13 +31,15 @@ class MemoryStore:
         self._closed = False
 
     @contextmanager
-    def write(self) -> Iterator[Writer]:
+    def write(self, on_rollback: Callable[[], None] | None = None) -> Iterator[Writer]:
         with self._turn():
             undo = UndoLog()
             try:
                 yield MemoryWriter(self._tables, undo)
             except BaseException:
                 undo.roll_back()
+                if on_rollback is not None:
+                    on_rollback()
                 raise
 
     @contextmanager

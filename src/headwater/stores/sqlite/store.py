@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,7 +69,7 @@ class SqliteStore:
         return connect(self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs)
 
     @contextmanager
-    def write(self) -> Iterator[SqliteWriter]:
+    def write(self, on_rollback: Callable[[], None] | None = None) -> Iterator[SqliteWriter]:
         with self._turn, translated(self.path):
             self._refuse_closed()
             connection = self._connection
@@ -78,8 +78,12 @@ class SqliteStore:
                 yield SqliteWriter(connection, self._salt)
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+                try:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                finally:
+                    if on_rollback is not None:
+                        on_rollback()
                 raise
 
     @contextmanager

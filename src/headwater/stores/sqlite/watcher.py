@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import logging
 import os
 import select
 import struct
@@ -20,6 +21,7 @@ from collections.abc import Callable
 
 import apsw
 
+from headwater.errors import HeadwaterError
 from headwater.stores.sqlite.store import SqliteStore
 
 # After a file event: how often, and how long, to look for the commit it announced. An fsync can take long.
@@ -28,7 +30,9 @@ NET_POLL_S = 1.0  # with file events: the net under lost ones
 POLL_S = 0.02  # without file events
 PAUSE_S = 0.000_2  # between two looks, so that a storm of writes costs little
 OWN_PAUSE_S = 0.005  # the most between two looks while only this process writes: its readers know already
-_NEVER_ASKED = -2
+_UNKNOWN = -1
+
+logger = logging.getLogger("headwater")
 
 _IN_MODIFY, _IN_CREATE, _IN_MOVED_TO = 0x2, 0x100, 0x80
 _EVENT_HEAD = struct.Struct("iIII")
@@ -74,9 +78,10 @@ class SqliteWatcher:
             waiting_on.register(events, select.POLLIN)
         wal_name = os.path.basename(self._path).encode() + b"-wal"
         net_s = POLL_S if events is None else NET_POLL_S
-        version = _NEVER_ASKED  # so that a commit made while we started counts as a change
+        version = _UNKNOWN  # so that a commit made while we started counts as a change
         rechecks = iter(RECHECKS_S)
         own_in_a_row = 0
+        foreign = False
         while True:
             pause_s = next(rechecks, net_s)
             if pause_s < 0.001:
@@ -87,24 +92,27 @@ class SqliteWatcher:
             if events is not None and events in ready and _names_wal(events, wal_name):
                 rechecks = iter(RECHECKS_S)
             found = _data_version(connection)
-            if found == version:
+            if found in (version, _UNKNOWN):
+                continue
+            rechecks = iter(RECHECKS_S)  # the event of a commit that follows closely may be used up already
+            try:
+                foreign = self._store.changed_by_others() or foreign
+                if foreign:
+                    self._on_change()
+            except HeadwaterError as exc:  # not told yet, so `version` and `foreign` stay for the next look
+                logger.warning("could not look for news: %s", exc)
                 continue
             version = found
-            rechecks = iter(RECHECKS_S)  # the event of a commit that follows closely may be used up already
-            if self._store.changed_by_others():
-                own_in_a_row = 0
-                self._on_change()
-                time.sleep(PAUSE_S)
-            else:
-                own_in_a_row += 1
-                time.sleep(min(PAUSE_S * own_in_a_row, OWN_PAUSE_S))
+            own_in_a_row = 0 if foreign else own_in_a_row + 1
+            time.sleep(PAUSE_S if foreign else min(PAUSE_S * own_in_a_row, OWN_PAUSE_S))
+            foreign = False
 
 
 def _data_version(connection: apsw.Connection) -> int:
     try:
         return int(connection.execute("PRAGMA data_version").get)
-    except apsw.BusyError:  # somebody recovers the WAL right now; the next look will tell
-        return -1
+    except apsw.Error:  # a recovery going on, a passing fault: whatever it is, the next look will tell
+        return _UNKNOWN
 
 
 def _wal_events(path: str) -> int | None:

@@ -46,6 +46,7 @@ OWN_TABLES = frozenset(
         "topic_counts",
         "leases",
         "headwater",
+        "sqlite_sequence",
     ]
 )
 _WRITES = {
@@ -54,6 +55,10 @@ _WRITES = {
     apsw.SQLITE_DELETE,
     apsw.SQLITE_DROP_TABLE,
     apsw.SQLITE_ALTER_TABLE,
+    apsw.SQLITE_CREATE_INDEX,
+    apsw.SQLITE_DROP_INDEX,
+    apsw.SQLITE_CREATE_TRIGGER,
+    apsw.SQLITE_DROP_TRIGGER,
 }
 _CONTROLS = {
     apsw.SQLITE_TRANSACTION,
@@ -238,6 +243,8 @@ class SqliteWriter(SqliteReader):
 def _only_the_users_own(
     action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
 ) -> int:
+    if action == apsw.SQLITE_INSERT and first == "messages" and trigger is not None:
+        return apsw.SQLITE_OK  # a trigger on the user's own table that publishes with plain SQL
     if action in _CONTROLS or (action in _WRITES and OWN_TABLES & {first, second}):
         return apsw.SQLITE_DENY
     return apsw.SQLITE_OK

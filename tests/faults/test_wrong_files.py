@@ -1,0 +1,194 @@
+"""Files that are no log, or may not be one: the right error, a useful next step, and the file left as it is."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+import headwater
+from headwater.errors import Corrupt, HeadwaterError, NewerSchema, NotALog, StoreError
+
+NOBODY = 65534
+
+
+def refusal(path: Path, kind: type[HeadwaterError], **options: object) -> HeadwaterError:
+    with pytest.raises(kind) as caught:
+        headwater.open(path, **options)  # type: ignore[arg-type]
+    assert type(caught.value) is kind
+    assert caught.value.next, f"no next step in: {caught.value}"
+    assert str(path) in caught.value.where or str(path.parent) in caught.value.where
+    return caught.value
+
+
+def test_a_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("dear diary, " * 500)
+    refusal(path, NotALog)
+    assert path.read_text() == "dear diary, " * 500
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_short_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hi")
+    refusal(path, NotALog)
+    assert path.read_text() == "hi"
+
+
+def test_an_empty_file_becomes_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    path.touch()
+    with headwater.open(path) as log:
+        assert log.publish("a", 1) == 1
+
+
+def test_another_database(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE orders (id); INSERT INTO orders VALUES (17)")
+    connection.close()
+    before = path.read_bytes()
+    assert "adopt" in refusal(path, NotALog).next
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["shop.db"]
+    with headwater.open(path, adopt=True) as log:
+        assert log.publish("a", 1) == 1
+    connection = apsw.Connection(str(path))
+    assert connection.execute("SELECT id FROM orders").fetchall() == [(17,)]
+    connection.close()
+
+
+def test_another_database_with_a_table_in_the_way(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE messages (id); INSERT INTO messages VALUES (17)")
+    connection.close()
+    refusal(path, NotALog, adopt=True)
+    connection = apsw.Connection(str(path))
+    assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("messages",)]
+    connection.close()
+
+
+def test_a_newer_schema(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    headwater.open(path).close()
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE headwater SET value = 99 WHERE name = 'schema_version'")
+    connection.close()
+    error = refusal(path, NewerSchema)
+    assert "99" in error.why
+    assert "pgrade" in error.next
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    refusal(tmp_path, NotALog)
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    assert "mkdir" in refusal(tmp_path / "no" / "such" / "log.db", StoreError).next
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_truncated_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    with headwater.open(path) as log:
+        log.publish_many([("a", "x" * 500) for _ in range(200)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2 // 4096 * 4096])
+    with pytest.raises(Corrupt) as caught, headwater.open(path) as log:
+        log.subscribe("s", ">").fetch(1_000)
+    assert "doctor" in caught.value.next
+
+
+def test_a_log_cut_in_its_first_page(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    headwater.open(path).close()
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(StoreError) as caught:
+        headwater.open(path)
+    assert type(caught.value) in (Corrupt, NotALog)
+    assert caught.value.next
+
+
+def test_a_log_with_a_broken_header(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    headwater.open(path).close()
+    content = path.read_bytes()
+    path.write_bytes(b"SQLite format 4\0" + content[16:])
+    refusal(path, NotALog)
+
+
+# --- as a user without rights: root may write everywhere, so a forked child becomes nobody --------------------------
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """pytest's own directories are for root's eyes only."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become nobody")
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+def as_nobody(work: Callable[[], object]) -> str:
+    """Runs `work` in a forked child without rights; the class of the error it raised, and its next step."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            try:
+                told = f"nothing raised, {work()!r}"
+            except HeadwaterError as exc:
+                told = f"{type(exc).__name__}|{exc.next}"
+            os.write(write, told.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    return told
+
+
+def make_log(directory: Path) -> Path:
+    path = directory / "log.db"
+    with headwater.open(path) as log:
+        log.publish("a", 1)
+    return path
+
+
+def test_a_file_without_write_permission(public_directory: Path) -> None:
+    path = make_log(public_directory)
+    path.chmod(0o444)
+    kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
+    assert kind == "ReadOnly"
+    assert "write access" in next
+
+
+def test_a_file_without_any_permission(public_directory: Path) -> None:
+    path = make_log(public_directory)
+    path.chmod(0o400)
+    kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
+    assert kind in ("StoreError", "ReadOnly")
+    assert next
+
+
+def test_a_directory_without_write_permission(public_directory: Path) -> None:
+    path = make_log(public_directory)
+    path.chmod(0o666)  # the file may be written, but no -wal may be made beside it
+    kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
+    assert kind in ("StoreError", "ReadOnly")
+    assert "director" in next
+    kind, _, next = as_nobody(lambda: headwater.open(public_directory / "new.db")).partition("|")
+    assert kind in ("StoreError", "ReadOnly")
+    assert "director" in next

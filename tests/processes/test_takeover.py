@@ -1,0 +1,159 @@
+"""A holder dies or freezes: another takes over what it left, and the late one is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from process_child import Child, drain
+from process_roles import hold
+
+import headwater
+from headwater.errors import SubscriptionActive
+
+LEASE_S = 0.8
+OPTIONS: dict[str, Any] = {"lease": LEASE_S, "ack_wait": LEASE_S, "max_attempts": 100}
+
+
+def take_over(log: headwater.Log, child: Child, patience_s: float = 30.0) -> headwater.Subscription:
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return log.subscribe("s", ">", **OPTIONS)
+        except SubscriptionActive:
+            assert time.monotonic() < until, "the lease never ends"
+            child.process.join(0.02)  # it does not end, or has ended: this only waits
+
+
+@pytest.fixture
+def holder(log: headwater.Log, path: str, spawn: Callable[..., Child]) -> Child:
+    log.publish_many([("a", number) for number in range(1, 5)])
+    child = spawn(hold, path, "exclusive", OPTIONS)
+    assert child.hear() == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    return child
+
+
+def test_a_killed_holder(log: headwater.Log, holder: Child) -> None:
+    assert holder.hears_of(("ack", 1)) == "ok"
+    with pytest.raises(SubscriptionActive):
+        log.subscribe("s", ">", **OPTIONS)
+    killed = time.monotonic()
+    holder.kill()
+    subscription = take_over(log, holder)
+    assert time.monotonic() - killed > LEASE_S / 2, "taken over while the lease was alive"
+    log.publish("a", 5)
+    assert drain(subscription) == [(1, 2, 1), (3, 2, 3), (4, 2, 4), (5, 1, 5)]
+
+
+def test_a_living_holder_keeps_its_lease(log: headwater.Log, holder: Child) -> None:
+    """Heartbeats go on while it does nothing, for longer than its lease; and it can still ack."""
+    until = time.monotonic() + 3 * LEASE_S
+    while time.monotonic() < until:
+        with pytest.raises(SubscriptionActive):
+            log.subscribe("s", ">", **OPTIONS)
+        holder.process.join(0.05)
+    assert holder.hears_of(("fetch", 0)) == "ok"
+
+
+def test_a_frozen_holder_comes_too_late(log: headwater.Log, holder: Child) -> None:
+    holder.freeze()
+    subscription = take_over(log, holder)
+    (message,) = subscription.fetch(1)
+    assert (message.seq, message.attempt) == (1, 2)
+    holder.thaw()
+    for verb in ("ack", "nack", "reject", "extend", "fetch"):
+        assert holder.hears_of((verb, 0)) == "LeaseLost", verb
+    message.ack()
+    assert drain(subscription) == [(2, 2, 2), (3, 2, 3), (4, 2, 4)]
+    assert log.dead_letters.list() == []
+    assert holder.hears_of(("ack", 3)) == "LeaseLost"
+    assert log.subscription("s").acked == 4
+
+
+def test_a_frozen_shared_consumer_comes_too_late(log: headwater.Log, path: str, spawn: Callable[..., Child]) -> None:
+    log.publish("a", 1)
+    child = spawn(hold, path, "shared", OPTIONS)
+    assert child.hear() == [(1, 1)]
+    subscription = log.subscribe("s", ">", mode="shared", **OPTIONS)
+    assert subscription.fetch(1) == []
+    child.freeze()
+    (message,) = subscription.fetch(1, wait=30)
+    assert message.attempt == 2
+    child.thaw()
+    for verb in ("ack", "nack", "reject", "extend"):
+        assert child.hears_of((verb, 0)) == "LeaseLost", verb
+    message.ack()
+    assert child.hears_of(("ack", 0)) == "LeaseLost"
+    assert log.subscription("s").lag == 0
+
+
+def test_a_holder_that_closes_is_followed_at_once(log: headwater.Log, holder: Child) -> None:
+    holder.say(None)
+    holder.end()
+    began = time.monotonic()
+    assert [seq for seq, _, _ in drain(log.subscribe("s", ">", **OPTIONS))] == [1, 2, 3, 4]
+    assert time.monotonic() - began < 20
+
+
+class Successor:
+    """Two holders, one after the other, on a clock that jumps past leases: the first one vanishes without a word."""
+
+    def __init__(self, path: str) -> None:
+        self.clock = headwater.ManualClock()
+        self.logs = [
+            headwater.open(path, clock=self.clock, heartbeats=False, housekeeping=None) for _ in ("first", "second")
+        ]
+
+    def follow(self) -> list[int]:
+        self.clock.advance(3_600_000)
+        return sorted(seq for seq, _, _ in drain(self.logs[1].subscribe("s", ">", ack_wait=60)))
+
+
+@pytest.fixture
+def successor(path: str) -> Any:
+    successor = Successor(path)
+    yield successor
+    for log in successor.logs:
+        log.close()
+
+
+def test_a_delayed_message_acked_among_others_in_flight_stays_acked(successor: Successor) -> None:
+    log = successor.logs[0]
+    subscription = log.subscribe("s", ">", ack_wait=60)
+    log.publish("a", 1)
+    log.publish("a", 2, delay=1)
+    log.publish("a", 3)
+    assert [message.seq for message in subscription.fetch(10)] == [1, 3]
+    successor.clock.advance(1_500)
+    (delayed,) = subscription.fetch(10)
+    assert delayed.seq == 2
+    delayed.ack()
+    assert successor.follow() == [1, 3]
+
+
+def test_an_expired_message_among_others_in_flight_is_buried_once(successor: Successor) -> None:
+    log = successor.logs[0]
+    subscription = log.subscribe("s", ">", ack_wait=60)
+    log.publish("a", 1)
+    log.publish("a", 2, ttl=1)
+    log.publish("a", 3)
+    successor.clock.advance(1_500)
+    assert [message.seq for message in subscription.fetch(10)] == [1, 3]
+    assert len(log.dead_letters.list()) == 1
+    assert successor.follow() == [1, 3]
+    assert [letter.message.seq for letter in log.dead_letters.list()] == [2]
+
+
+def test_a_retried_message_acked_among_others_in_flight_stays_acked(successor: Successor) -> None:
+    log = successor.logs[0]
+    subscription = log.subscribe("s", ">", ack_wait=60)
+    log.publish_many([("a", number) for number in range(1, 6)])
+    messages = subscription.fetch(10)
+    messages[2].nack(0)
+    (again,) = subscription.fetch(10)
+    assert (again.seq, again.attempt) == (3, 2)
+    again.ack()
+    messages[3].ack()
+    assert successor.follow() == [1, 2, 5]
