@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 KILLS ?= 1000
+# Trust the certificates that the machine trusts, as pip does.
+export UV_SYSTEM_CERTS := 1
 
 .PHONY: demo test check lint types crash powerloss bench lock clean
 
