@@ -9,7 +9,7 @@ from headwater.delivery.retry import (
     Retry,
     RetryPolicy,
     backoff_ms,
-    decide_after_lost_lease,
+    decide_redelivery,
     decide_retry,
 )
 from headwater.errors import InvalidOption
@@ -72,10 +72,15 @@ def test_an_explicit_delay_replaces_the_backoff_but_not_the_limit(
     assert decide_retry(policy, policy.max_attempts, now_ms, roll, delay_ms=delay_ms) == Bury("max_retries")
 
 
-@given(policy=policies(), attempts=st.integers(min_value=1, max_value=2 * ATTEMPTS_MAX), now_ms=nows)
-def test_a_lost_lease_is_retried_at_once_or_buried_as_timeout(policy: RetryPolicy, attempts: int, now_ms: int) -> None:
-    decision = decide_after_lost_lease(policy, attempts, now_ms)
-    assert decision == (Retry(now_ms) if attempts < policy.max_attempts else Bury("timeout"))
+@given(policy=policies(), attempts=st.integers(min_value=0, max_value=2 * ATTEMPTS_MAX), lost=st.booleans())
+def test_what_came_back_is_handed_out_again_exactly_while_attempts_are_left(
+    policy: RetryPolicy, attempts: int, lost: bool
+) -> None:
+    decision = decide_redelivery(policy, attempts, lost)
+    if attempts < policy.max_attempts:
+        assert decision is None
+    else:
+        assert decision == Bury("timeout" if lost else "max_retries")
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,8 @@ class Subscriber(LogReader):
         return self.engine.committer.submit(work)
 
     def _still_held(self, claimed: Claimed, row: DeliveryRow | None) -> bool:
+        if self._in_flight.get(claimed.message.seq) is not claimed:
+            return False
         if claimed.attempt == 1 and claimed.message.seq in self._window:
             return True
         return row is not None and row.token == claimed.token and row.attempts == claimed.attempt
@@ -276,6 +278,7 @@ class Subscriber(LogReader):
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
             record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+            self._refuse_strangers(writer, record, extended)
             deadline_ms = now_ms + (self.spec.ack_wait_ms if by_ms is None else by_ms)
             in_rows = [claimed for claimed in extended if not self._extend_in_window(claimed, deadline_ms)]
             rows = claims.rows_in_flight(writer, record, _keys(in_rows))
@@ -292,6 +295,7 @@ class Subscriber(LogReader):
     ) -> list[DeliveryRow]:
         """Take claims out of the window or off the rows; returns the rows. Refuses before it changes anything."""
         seqs = [claimed.message.seq for claimed in settled]
+        self._refuse_strangers(writer, record, settled)
         in_rows = [claimed for claimed in settled if claimed.attempt > 1 or claimed.message.seq not in self._window]
         rows = claims.rows_in_flight(writer, record, _keys(in_rows)) if in_rows else []
         self._close_in_window(undo, seqs)
@@ -300,6 +304,13 @@ class Subscriber(LogReader):
         if self.spec.order_key is not None:
             undo.then.append(self._wake_all_of_it)  # the next of its key may be delivered now
         return rows
+
+    def _refuse_strangers(self, reader: Reader, record: SubscriptionRecord, claimed: Sequence[Claimed]) -> None:
+        """What was handed out last is what may be settled: not an earlier handing out of the same message, even if it
+        has the same token and attempt, as one that died and was redriven can."""
+        for each in claimed:
+            if self._in_flight.get(each.message.seq) is not each:
+                raise claims.not_in_flight(reader, record, each.message.seq)
 
     def _wake_all_of_it(self) -> None:
         self.engine.wakeups.settled(self.id)

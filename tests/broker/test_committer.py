@@ -1,0 +1,217 @@
+"""Group commit: who waits together is written together, and who fails, fails alone."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headwater import ManualClock
+from headwater.broker.committer import GROUP_WORKS_MAX, Committer
+from headwater.broker.flow import Ticket
+from headwater.delivery.dedupe import DedupeWindow
+from headwater.errors import Closed, DiskFull, StoreError, UnknownSubscription
+from headwater.message import Draft
+from headwater.stores.memory import MemoryStore
+
+
+class Gate:
+    """A store whose transactions wait at a gate, and tell what was in them. `failing`: the next commits fail."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.commits = 0
+        self.failing = 0
+        self.error: type[StoreError] = StoreError
+        self._open = threading.Event()
+        self.arrived = threading.Semaphore(0)
+        write = self.store.write
+
+        @contextmanager
+        def gated(*arguments: Any) -> Iterator[Any]:
+            self.arrived.release()
+            assert self._open.wait(30)
+            with write(*arguments) as writer:
+                yield writer
+                if self.failing:
+                    self.failing -= 1
+                    raise self.error("no")
+            self.commits += 1
+
+        self.store.write = gated  # type: ignore[method-assign]
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class Desk:
+    """A committer behind a gate. `hold()` keeps the writer busy, so that what follows becomes one group."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.announced: list[tuple[set[str], int, int]] = []
+        self.committer = Committer(
+            self.gate.store, ManualClock(), DedupeWindow(), lambda *news: self.announced.append(news)
+        )
+
+    def hold(self) -> None:
+        self.committer.submit(lambda writer, undo: None)
+        assert self.gate.arrived.acquire(timeout=30)
+
+    def publish(self, *topics: str, id: str | None = None) -> Ticket[Any]:
+        return self.committer.publish_many([Draft(topic, "1", 1, id) for topic in topics])
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.gate.open()
+    desk.committer.close()
+
+
+def outcome(ticket: Ticket[Any]) -> Any:
+    assert ticket.wait(30)
+    return ticket.result()
+
+
+def refuse(writer: Any, undo: Any) -> None:
+    raise UnknownSubscription("no such thing")
+
+
+def append(writer: Any) -> None:
+    writer.append([Draft("written", "1", 1)], 0, DedupeWindow())
+
+
+def test_what_waits_together_is_one_commit(desk: Desk) -> None:
+    desk.hold()
+    tickets = [desk.publish("a") for _ in range(50)]
+    works = [desk.committer.submit(lambda writer, undo: writer.last_seq()) for _ in range(3)]
+    desk.gate.open()
+    assert [outcome(ticket) for ticket in tickets] == [[seq] for seq in range(1, 51)]
+    assert [outcome(work) for work in works] == [50, 50, 50], "each sees what came before it in its group"
+    assert desk.gate.commits == 2, "the one that was held, and the group"
+
+
+def test_a_group_has_a_limit(desk: Desk) -> None:
+    desk.hold()
+    tickets = [desk.publish("a") for _ in range(GROUP_WORKS_MAX + 1)]
+    desk.gate.open()
+    assert outcome(tickets[-1]) == [GROUP_WORKS_MAX + 1]
+    assert desk.gate.commits == 3
+
+
+def test_nobody_is_told_before_the_commit(desk: Desk) -> None:
+    desk.hold()
+    ticket = desk.publish("a")
+    assert not ticket.done
+    assert desk.announced == []
+    desk.gate.open()
+    outcome(ticket)
+    assert desk.announced == [({"a"}, 1, 1)]
+
+
+def test_news_name_topics_and_seqs_of_the_group_and_leave_repeats_out(desk: Desk) -> None:
+    desk.hold()
+    tickets = [desk.publish("a", id="x"), desk.publish("b", "c"), desk.publish("a", id="x")]
+    desk.gate.open()
+    assert [outcome(ticket) for ticket in tickets] == [[1], [2, 3], [1]]
+    assert desk.announced == [({"a", "b", "c"}, 1, 3)]
+    outcome(desk.publish("a", id="x"))
+    assert len(desk.announced) == 1, "nothing new, nothing to tell"
+
+
+def test_one_message_has_one_seq_as_its_outcome(desk: Desk) -> None:
+    desk.hold()
+    single, several = desk.committer.publish(Draft("a", "1", 1, "x")), desk.publish("a", "b")
+    again = desk.committer.publish(Draft("a", "1", 1, "x"))
+    desk.gate.open()
+    assert (outcome(single), outcome(several), outcome(again)) == (1, [2, 3], 1)
+
+
+def test_a_refusal_reaches_the_one_who_asked_and_holds_nobody_up(desk: Desk) -> None:
+    desk.hold()
+    before, refused, after = desk.publish("a"), desk.committer.submit(refuse), desk.publish("a")
+    desk.gate.open()
+    assert (outcome(before), outcome(after)) == ([1], [2])
+    with pytest.raises(UnknownSubscription):
+        outcome(refused)
+    assert desk.gate.commits == 2
+
+
+def test_a_work_that_breaks_fails_alone(desk: Desk) -> None:
+    def broken(writer: Any, undo: Any) -> None:
+        append(writer)
+        raise ZeroDivisionError
+
+    desk.hold()
+    before, bad, after = desk.publish("a"), desk.committer.submit(broken), desk.publish("a")
+    desk.gate.open()
+    assert (outcome(before), outcome(after)) == ([1], [2]), "what it had written was taken back"
+    with pytest.raises(ZeroDivisionError):
+        outcome(bad)
+
+
+def test_a_failed_group_is_taken_back_in_memory_and_tried_one_by_one(desk: Desk) -> None:
+    memory: list[str] = []
+
+    def remember(what: str) -> Callable[[Any, Any], None]:
+        def work(writer: Any, undo: Any) -> None:
+            memory.append(what)
+            undo.append(lambda: memory.remove(what) if memory[-1] == what else pytest.fail("undone out of order"))
+
+        return work
+
+    desk.hold()
+    tickets = [desk.committer.submit(remember(what)) for what in ("one", "two", "three")]
+    published = desk.publish("a")
+    desk.gate.failing = 2  # the one that is held, and the group
+    desk.gate.open()
+    for ticket in tickets:
+        outcome(ticket)
+    assert outcome(published) == [1]
+    assert memory == ["one", "two", "three"]
+
+
+def test_a_disk_that_stays_full_fails_everybody_and_the_writer_lives_on(desk: Desk) -> None:
+    desk.hold()
+    tickets = [desk.publish("a") for _ in range(3)]
+    desk.gate.failing, desk.gate.error = 1_000, DiskFull
+    desk.gate.open()
+    for ticket in tickets:
+        with pytest.raises(DiskFull):
+            outcome(ticket)
+    assert desk.announced == []
+    desk.gate.failing = 0
+    assert outcome(desk.publish("a")) == [1]
+
+
+def test_closing_finishes_what_is_queued(desk: Desk) -> None:
+    desk.hold()
+    tickets = [desk.publish("a") for _ in range(10)]
+    closing = threading.Thread(target=desk.committer.close)
+    closing.start()
+    desk.gate.open()
+    closing.join(30)
+    assert [outcome(ticket)[0] for ticket in tickets] == list(range(1, 11))
+    with pytest.raises(Closed):
+        desk.publish("a")
+    with pytest.raises(Closed):
+        desk.committer.submit(refuse)
+
+
+def test_many_threads_get_their_own_seqs(desk: Desk) -> None:
+    desk.gate.open()
+    seqs: list[int] = []
+
+    def publish() -> None:
+        for _ in range(50):
+            seqs.extend(outcome(desk.publish("a", "b")))
+
+    threads = [threading.Thread(target=publish) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(seqs) == list(range(1, 801))

@@ -1,0 +1,113 @@
+"""Several workers of one handler: really at it together, none left behind, no ack put off."""
+
+import queue
+import threading
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import headwater
+from headwater import Log, ManualClock
+from headwater.broker.flow import Ticket
+
+TIME_LIMIT_S = 30
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_two_workers_are_really_at_it_together(log: Log, mode: Any) -> None:
+    together, done = threading.Barrier(2), threading.Semaphore(0)
+
+    @log.on("a", id="h", concurrency=2, mode=mode)
+    def handle(message: Any) -> None:
+        together.wait(TIME_LIMIT_S)
+        done.release()
+
+    log.publish_many([("a", n) for n in range(6)])
+    log.start()
+    assert all(done.acquire(timeout=TIME_LIMIT_S) for _ in range(6))
+    log.stop()
+    assert (log.subscription("h").acked, log.subscription("h").lag) == (6, 0)
+
+
+def test_no_ack_is_put_off_until_the_next_message(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = log._core.engine.store
+    write, gate = store.write, threading.Event()
+    quick, slow = threading.Event(), threading.Event()
+
+    @log.on("a", id="h", concurrency=2)
+    def handle(message: Any) -> None:
+        if message.data == "slow":
+            quick.set()
+            assert slow.wait(TIME_LIMIT_S)
+        else:
+            assert quick.wait(TIME_LIMIT_S)  # both are at it
+
+    @contextmanager
+    def gated(*arguments: Any) -> Any:
+        assert gate.wait(TIME_LIMIT_S)
+        with write(*arguments) as writer:
+            yield writer
+
+    gate.set()
+    monkeypatch.setattr(store, "write", gated)
+    log.publish_many([("a", "slow"), ("a", "quick")])
+    log.start()
+    assert quick.wait(TIME_LIMIT_S)
+    gate.clear()
+    [(loop, _)] = log._running
+    while loop._ack is None or not loop._filling:
+        pass  # until the quick one's ack is on its way, and its worker fetches
+    slow.set()
+    while not loop._waiting:
+        pass  # until the slow one's worker has nothing to do
+    gate.set()
+    for _ in range(200):
+        log._core.engine.committer.submit(lambda writer, undo: None).wait(TIME_LIMIT_S)
+    assert log.subscription("h").acked == 2
+
+
+def test_three_idle_workers_are_really_at_it_together(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A log of its own, left open if this fails: were a worker to hang, stop() would hang with it.
+    log = headwater.open("memory:", clock=clock, housekeeping=None, heartbeats=False)
+    waits, wait = threading.Semaphore(0), Ticket.wait
+
+    def counted(ticket: Ticket[Any], timeout_s: float | None = None) -> bool:
+        if threading.current_thread().name.startswith("headwater-h-"):
+            waits.release()
+        return wait(ticket, timeout_s)
+
+    monkeypatch.setattr(Ticket, "wait", counted)
+    together, done = threading.Barrier(3), threading.Semaphore(0)
+
+    @log.on("a", id="h", concurrency=3)
+    def handle(message: Any) -> None:
+        together.wait(TIME_LIMIT_S)
+        done.release()
+
+    log.start()
+    for _ in range(3):
+        assert waits.acquire(timeout=TIME_LIMIT_S)
+    log.publish_many([("a", n) for n in range(3)])
+    assert all(done.acquire(timeout=TIME_LIMIT_S) for _ in range(3))
+    log.close()
+
+
+def test_workers_with_an_order_key_do_not_wait_for_the_net(log: Log) -> None:
+    seen: queue.Queue[int] = queue.Queue()
+    entered, go_on = threading.Event(), threading.Event()
+
+    @log.on("a", id="h", concurrency=2, order_key="data.k")
+    def handle(message: Any) -> None:
+        entered.set()
+        assert go_on.wait(TIME_LIMIT_S)
+        seen.put(message.seq)
+
+    log.publish_many([("a", {"k": 1}), ("a", {"k": 1})])
+    log.start()
+    assert entered.wait(TIME_LIMIT_S)
+    log._core.engine.committer.submit(lambda writer, undo: None).wait(TIME_LIMIT_S)
+    threading.Event().wait(0.2)  # the other worker finds nothing and goes to sleep; there is no signal for that
+    go_on.set()
+    assert seen.get(timeout=TIME_LIMIT_S) == 1
+    assert seen.get(timeout=2) == 2

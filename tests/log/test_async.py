@@ -1,0 +1,296 @@
+"""The same verbs under asyncio."""
+
+# ruff: noqa: PT012 (what a transaction refuses, it may refuse at the end of its block)
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headwater
+from headwater import AsyncLog, ManualClock
+from headwater.errors import Closed, InvalidData, InvalidOption, LeaseLost, NotDelivered, SubscriptionActive
+
+Story = Callable[[AsyncLog], Awaitable[None]]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else str(tmp_path / "log.db")
+
+
+@pytest.fixture
+def run(url: str, clock: ManualClock) -> Callable[[Story], None]:
+    """Runs a coroutine function with an open log, and not for ever."""
+
+    def run(story: Story) -> None:
+        async def with_log() -> None:
+            async with headwater.connect(url, clock=clock, housekeeping=None, heartbeats=False) as log:
+                await asyncio.wait_for(story(log), 30)
+
+        asyncio.run(with_log())
+
+    return run
+
+
+def seqs(messages: Any) -> list[int]:
+    return [message.seq for message in messages]
+
+
+def test_publish_fetch_ack(run: Any) -> None:
+    async def story(log: AsyncLog) -> None:
+        assert await log.publish("a", {"n": 1}, id="x") == 1
+        assert await log.publish("a", {"n": 2}, id="x") == 1
+        assert await log.publish_many([("a", 2), ("b", 3)]) == [2, 3]
+        with pytest.raises(InvalidData):
+            await log.publish("a", float("nan"))
+        async with await log.subscribe("s", "a") as subscription:
+            first, second = await subscription.fetch()
+            assert first.data == {"n": 1}
+            await first.ack()
+            await first.ack()
+            await second.nack(0)
+            [again] = await subscription.fetch()
+            assert (again.seq, again.attempt) == (2, 2)
+            with pytest.raises(LeaseLost):
+                await subscription.ack_many([second])
+            await again.reject("no use")
+            assert (await subscription.info()).lag == 0
+        [letter] = await log.dead_letters.list()
+        assert letter.error == "no use"
+        assert (await log.dead_letters.redrive()).redriven == 1
+        assert (await log.subscription("s")).lag == 1
+
+    run(story)
+
+
+def test_the_rest_of_the_verbs(run: Any, clock: ManualClock) -> None:
+    async def story(log: AsyncLog) -> None:
+        await log.publish_many([("a", n, {"ttl": 0}) for n in range(3)])
+        subscription = await log.subscribe("s", "a", ack_wait=5)
+        assert await subscription.fetch() == []
+        assert (await log.dead_letters.statistics()).by_reason == {"expired": 3}
+        lines = list(await log.dead_letters.export())
+        assert await log.dead_letters.purge() == 3
+        assert await log.dead_letters.import_(lines) == 3
+        assert (await log.dead_letters.get(4)).message.data == 0
+        await log.publish("a", 4)
+        [message] = await subscription.fetch()
+        clock.advance(4_000)
+        await message.extend(10)
+        clock.advance(9_000)
+        assert await subscription.fetch() == []
+        await subscription.close()
+        assert await log.seek("s", "new") == 4
+        await log.unsubscribe("s")
+        await log.retain("a", max_count=1)
+        assert (await log.housekeep()).pruned == {"a": 3}
+        assert [policy.pattern for policy in await log.retention()] == ["a"]
+        assert await log.unretain("a")
+        assert (await log.last_seq(), await log.topic_max_seq("a")) == (4, 4)
+        assert [topic.count for topic in await log.topics()] == [1]
+        assert (await log.statistics()).messages == 1
+        assert (await log.health())["store"] in ("memory", "sqlite")
+        assert await log.subscriptions() == []
+
+    run(story)
+
+
+def test_a_hundred_publishers_share_commits(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(log: AsyncLog) -> None:
+        store = log._core.engine.store
+        write, commits = store.write, []
+
+        @contextmanager
+        def counted(*arguments: Any) -> Any:
+            with write(*arguments) as writer:
+                yield writer
+            commits.append(1)
+
+        monkeypatch.setattr(store, "write", counted)
+        published = await asyncio.gather(*(log.publish("a", n) for n in range(100)))
+        assert sorted(published) == list(range(1, 101))
+        assert len(commits) <= 20, "publishes that wait together are written together"
+        subscription = await log.subscribe("s", "a")
+        assert [message.data for message in await subscription.fetch()] == list(range(100)), "in the order of asking"
+
+    run(story)
+
+
+def test_one_bad_publish_among_many_fails_alone(run: Any) -> None:
+    async def story(log: AsyncLog) -> None:
+        outcomes = await asyncio.gather(
+            *(log.publish("a", float("nan") if n == 5 else n) for n in range(10)), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes].count(InvalidData) == 1
+        assert await log.last_seq() == 9
+
+    run(story)
+
+
+def test_a_waiting_fetch_is_woken(run: Any) -> None:
+    async def story(log: AsyncLog) -> None:
+        subscription = await log.subscribe("s", "a")
+        waiting = asyncio.create_task(subscription.fetch(wait=None))
+        await asyncio.sleep(0)
+        await log.publish("b", 0)
+        await log.publish("a", 1)
+        assert seqs(await waiting) == [2]
+
+    run(story)
+
+
+def test_cancelling_a_waiting_fetch_leaves_no_trace(run: Any) -> None:
+    async def story(log: AsyncLog) -> None:
+        subscription = await log.subscribe("s", "a")
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(subscription.fetch(wait=None), 0.02)
+        await log.publish_many([("a", 1), ("a", 2)])
+        assert [(message.seq, message.attempt) for message in await subscription.fetch()] == [(1, 1), (2, 1)]
+        await subscription.close()
+        with pytest.raises(Closed):
+            await subscription.fetch()
+
+    run(story)
+
+
+def test_cancelling_at_any_moment_loses_nothing(run: Any, clock: ManualClock) -> None:
+    """A fetch cancelled while its claim commits leaves deliveries in flight; they come again after the ack wait."""
+
+    async def story(log: AsyncLog) -> None:
+        subscription = await log.subscribe("s", "a", ack_wait=5, max_attempts=1_000)
+        acked: set[int] = set()
+        for turn in range(40):
+            await log.publish("a", turn)
+            task = asyncio.create_task(subscription.fetch(1, wait=None))
+            for _ in range(turn % 8):
+                await asyncio.sleep(0)
+            task.cancel()
+            for message in (await asyncio.gather(task, return_exceptions=True))[0:1]:
+                if isinstance(message, list):
+                    await subscription.ack_many(message)
+                    acked.update(seqs(message))
+        await log.health()  # a write, so that the claims of cancelled fetches are through before the time passes
+        clock.advance(5_000)
+        while found := await subscription.fetch():
+            assert not acked & set(seqs(found))
+            acked.update(seqs(found))
+            await subscription.ack_many(found)
+        assert acked == set(range(1, 41))
+        assert (await log.subscription("s")).lag == 0
+
+    run(story)
+
+
+def test_async_iteration(run: Any) -> None:
+    async def story(log: AsyncLog) -> None:
+        await log.publish_many([("a", n) for n in range(250)])
+        subscription = await log.subscribe("s", "a")
+        received = []
+        async for message in subscription.messages():
+            received.append(message.seq)
+            await message.ack()
+        assert received == list(range(1, 251))
+
+        last = asyncio.Event()
+
+        async def consume() -> None:
+            async for message in subscription:
+                received.append(message.seq)
+                await message.ack()
+                last.set()
+
+        task = asyncio.create_task(consume())
+        await log.publish("a", "last")
+        await last.wait()
+        await subscription.close()
+        await task
+        assert received == list(range(1, 252))
+
+    run(story)
+
+
+def test_two_shared_consumers(run: Any) -> None:
+    async def story(log: AsyncLog) -> None:
+        one, two = [await log.subscribe("s", "a", mode="shared") for _ in range(2)]
+        await log.publish_many([("a", n) for n in range(4)])
+        assert [seqs(await one.fetch(2)), seqs(await two.fetch())] == [[1, 2], [3, 4]]
+        behind = await log.subscribe("behind", "a", mode="shared")
+        with pytest.raises(NotDelivered):
+            await behind.ack_many(await log_all(log))
+
+    async def log_all(log: AsyncLog) -> Any:
+        return await (await log.subscribe("all", ">")).fetch()
+
+    run(story)
+
+
+def test_the_two_faces_share_a_file(tmp_path: Path, clock: ManualClock) -> None:
+    path = tmp_path / "log.db"
+    blocking = headwater.open(path, clock=clock, housekeeping=None, heartbeats=False)
+    blocking.publish("a", 1)
+
+    async def story() -> None:
+        async with headwater.connect(path, clock=clock, housekeeping=None, heartbeats=False) as log:
+            subscription = await log.subscribe("s", "a")
+            assert seqs(await subscription.fetch()) == [1]
+            with pytest.raises(SubscriptionActive):
+                blocking.subscribe("s", "a")
+            blocking.publish("a", 2)
+            assert seqs(await asyncio.wait_for(subscription.fetch(wait=None), 30)) == [2]
+
+    asyncio.run(story())
+    blocking.close()
+
+
+def test_transactions(tmp_path: Path, clock: ManualClock) -> None:
+    async def story() -> None:
+        async with headwater.connect(tmp_path / "log.db", clock=clock, housekeeping=None, heartbeats=False) as log:
+            await log.publish_many([("a", 1), ("a", 2)])
+            first, second = await (await log.subscribe("s", "a")).fetch()
+            async with first.transaction() as tx:
+                await tx.execute("CREATE TABLE mine (n)")
+                await tx.execute("INSERT INTO mine VALUES (?)", (1,))
+                assert await tx.publish("b", "from inside") == 3
+                with pytest.raises(InvalidOption):
+                    await log.publish("a", 3)
+            with pytest.raises(RuntimeError):
+                async with second.transaction() as tx:
+                    await tx.execute("INSERT INTO mine VALUES (2)")
+                    raise RuntimeError
+            async with second.transaction() as tx:
+                assert await tx.execute("SELECT n FROM mine") == [(1,)]
+            assert (await log.subscription("s")).lag == 0
+            assert await log.last_seq() == 3
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_closed_log_says_so(url: str, clock: ManualClock) -> None:
+    async def story() -> None:
+        async with headwater.connect(url, clock=clock, housekeeping=None, heartbeats=False) as log:
+            subscription = await log.subscribe("s", "a")
+            waiting = asyncio.create_task(subscription.fetch(wait=None))
+            await asyncio.sleep(0)
+        with pytest.raises(Closed):
+            await waiting
+        for verb in (log.publish("a", 1), log.subscribe("t", "a"), log.retain("a", max_count=1)):
+            with pytest.raises(Closed):
+                await verb
+        await log.close()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_closed_log_says_so_to_readers_too(url: str, clock: ManualClock) -> None:
+    async def story() -> None:
+        async with headwater.connect(url, clock=clock, housekeeping=None, heartbeats=False) as log:
+            pass
+        with pytest.raises(Closed):
+            await log.last_seq()
+
+    asyncio.run(story())

@@ -1,0 +1,132 @@
+"""Dead letters out to JSON lines and back."""
+
+import json
+from typing import Any
+
+import pytest
+
+import headwater
+from headwater import Log, ManualClock
+from headwater.errors import InvalidData
+
+
+def bury_two(log: Log) -> None:
+    log.publish(
+        "a.b", {"deep": [1, "é"]}, id="given", type="T", headers={"h": 1}, from_="me", priority=3, delay=0, ttl=9
+    )
+    log.publish("c", None)
+    with log.subscribe("s", ">", max_attempts=1) as subscription:
+        first, second = subscription.fetch()
+        first.nack(error="went wrong\nTraceback …")
+        second.reject("no use")
+
+
+def plain(log: Log) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.dead_letters.export()]
+
+
+def test_a_line_tells_everything(log: Log) -> None:
+    bury_two(log)
+    first, second = plain(log)
+    assert first["message"]["data"] == {"deep": [1, "é"]}
+    assert (first["reason"], first["error"], first["attempts"]) == ("max_retries", "went wrong\nTraceback …", 1)
+    assert (first["message"]["id"], first["message"]["type"], first["message"]["from"]) == ("given", "T", "me")
+    assert (second["reason"], second["message"]["topic"]) == ("rejected", "c")
+
+
+def test_export_takes_a_filter(log: Log) -> None:
+    bury_two(log)
+    assert [json.loads(line)["message"]["topic"] for line in log.dead_letters.export(reason="rejected")] == ["c"]
+
+
+def test_out_and_back_is_the_same_but_for_the_ids(log: Log) -> None:
+    bury_two(log)
+    before, lines = plain(log), list(log.dead_letters.export())
+    log.dead_letters.purge()
+    assert log.dead_letters.import_(lines) == 2
+    assert plain(log) == before
+    assert [letter.id for letter in log.dead_letters.list()] == [3, 4]
+
+
+def test_imported_letters_can_be_redriven(log: Log) -> None:
+    bury_two(log)
+    lines = list(log.dead_letters.export())
+    log.dead_letters.purge()
+    log.retain(">", max_count=0)
+    log.housekeep()
+    log.dead_letters.import_(lines)
+    assert log.dead_letters.redrive().redriven == 2
+    subscription = log.subscribe("s", ">", max_attempts=1)
+    assert [message.data for message in subscription.fetch()] == [{"deep": [1, "é"]}, None]
+
+
+def test_letters_of_another_log_are_redriven_to_a_topic_only(log: Log, clock: ManualClock) -> None:
+    """A delivery goes by seq, and here that seq is another message."""
+    with headwater.open("memory:", clock=clock, housekeeping=None, heartbeats=False) as elsewhere:
+        bury_two(elsewhere)
+        lines = list(elsewhere.dead_letters.export(reason="rejected"))
+    log.publish_many([("a", "mine"), ("a", "mine too")])
+    subscription = log.subscribe("s", ">")
+    subscription.ack_many(subscription.fetch())
+    log.dead_letters.import_(lines)
+    redriven = log.dead_letters.redrive()
+    assert (redriven.redriven, list(redriven.failed)) == (0, [1])
+    assert subscription.fetch() == []
+    assert log.dead_letters.redrive("again").redriven == 1
+    assert [(message.topic, message.data) for message in subscription.fetch()] == [("again", None)]
+
+
+def test_empty_lines_do_not_matter(log: Log) -> None:
+    bury_two(log)
+    first, second = log.dead_letters.export()
+    assert log.dead_letters.import_(["", first + "\n", "   \n", second, ""]) == 2
+    assert log.dead_letters.import_([]) == 0
+
+
+BROKEN = ["{", "[]", "5", "null", '{"subscription": "s"}', '{"message": {}}']
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_line_is_named_and_nothing_is_imported(log: Log, broken: str) -> None:
+    bury_two(log)
+    first, second = log.dead_letters.export()
+    with pytest.raises(InvalidData) as refused:
+        log.dead_letters.import_([first, "", broken, second])
+    assert refused.value.where == "line 3"
+    assert len(log.dead_letters.list()) == 2
+
+
+@pytest.mark.parametrize("change", [{"died_at": "yesterday"}, {"died_at": 5}, {"message": 5}], ids=str)
+def test_a_line_with_a_wrong_value_is_named(log: Log, change: dict[str, Any]) -> None:
+    bury_two(log)
+    line = {**plain(log)[0], **change}
+    with pytest.raises(InvalidData) as refused:
+        log.dead_letters.import_([json.dumps(line)])
+    assert refused.value.where == "line 1"
+    assert len(log.dead_letters.list()) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attempts": "many"},
+        {"subscription": 5},
+        {"reason": "boredom"},
+        {"redrives": "x"},
+        {"message.seq": "x"},
+        {"message.topic": "a..b"},
+        {"message.topic": 5},
+        {"message.id": 5},
+        {"message.priority": "x"},
+    ],
+    ids=str,
+)
+def test_a_line_with_a_value_of_the_wrong_type_is_named(log: Log, change: dict[str, Any]) -> None:
+    bury_two(log)
+    line = plain(log)[0]
+    for name, value in change.items():
+        *inside, name = name.split(".")
+        (line["message"] if inside else line)[name] = value
+    with pytest.raises(InvalidData) as refused:
+        log.dead_letters.import_([json.dumps(line)])
+    assert refused.value.where == "line 1"

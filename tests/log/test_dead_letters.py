@@ -1,0 +1,143 @@
+"""Looking at dead letters, and letting them go."""
+
+from typing import Any
+
+import pytest
+
+from headwater import Log, ManualClock
+from headwater.errors import InvalidOption, InvalidPattern, UnknownDeadLetter
+
+
+def bury(log: Log, *letters: tuple[str, str | None, str | None], id: str = "s") -> None:
+    """Rejects a message per (topic, type, error)."""
+    log.publish_many([(topic, None, {"type": type}) for topic, type, _ in letters])
+    with log.subscribe(id, ">") as subscription:
+        messages = subscription.fetch()
+        for message, (_, _, error) in zip(messages, letters, strict=True):
+            message.reject(error)
+
+
+@pytest.fixture
+def three(log: Log) -> Log:
+    bury(
+        log,
+        ("orders.new", "TestMessage", "Redis error: connection refused"),
+        ("orders.old", "TestMessage", "Redis error: timed out"),
+        ("logs", "OtherMessage", "lost connection\nsecond line"),
+    )
+    return log
+
+
+def ids(log: Log, **given: Any) -> list[int]:
+    return [letter.id for letter in log.dead_letters.list(**given)]
+
+
+def test_they_are_listed_in_the_order_they_died(three: Log) -> None:
+    assert [letter.message.topic for letter in three.dead_letters.list()] == ["orders.new", "orders.old", "logs"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, [1, 2, 3]),
+        ({"topic": "orders.*"}, [1, 2]),
+        ({"topic": "logs"}, [3]),
+        ({"type": "TestMessage"}, [1, 2]),
+        ({"reason": "rejected"}, [1, 2, 3]),
+        ({"reason": "expired"}, []),
+        ({"subscription": "s"}, [1, 2, 3]),
+        ({"subscription": "t"}, []),
+        ({"error": "connection"}, [1, 3]),
+        ({"error": "(?i)redis"}, [1, 2]),
+        ({"error": "^lost"}, [3]),
+        ({"error": "connection", "topic": "orders.>"}, [1]),
+        ({"ids": [3, 1, 99]}, [1, 3]),
+        ({"ids": []}, []),
+        ({"after": 1}, [2, 3]),
+        ({"after": 1, "limit": 1}, [2]),
+    ],
+    ids=str,
+)
+def test_they_can_be_filtered(three: Log, given: dict[str, Any], expected: list[int]) -> None:
+    assert ids(three, **given) == expected
+
+
+def test_one_can_be_looked_at(three: Log) -> None:
+    assert three.dead_letters.get(2).error == "Redis error: timed out"
+    with pytest.raises(UnknownDeadLetter):
+        three.dead_letters.get(99)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"colour": "red"}, InvalidOption),
+        ({"error": "("}, InvalidOption),
+        ({"error": "x" * 1_000}, InvalidOption),
+        ({"topic": "a..b"}, InvalidPattern),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+@pytest.mark.parametrize("verb", ["list", "statistics", "redrive", "purge", "export"])
+def test_an_impossible_filter_is_refused(three: Log, verb: str, given: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        getattr(three.dead_letters, verb)(**given)
+    assert ids(three) == [1, 2, 3]
+
+
+def test_statistics_count_by_everything(three: Log) -> None:
+    statistics = three.dead_letters.statistics()
+    assert (statistics.total, statistics.redriving) == (3, 0)
+    assert statistics.by_type == {"TestMessage": 2, "OtherMessage": 1}
+    assert statistics.by_reason == {"rejected": 3}
+    assert statistics.by_subscription == {"s": 3}
+    assert statistics.by_topic == {"orders.new": 1, "orders.old": 1, "logs": 1}
+    assert statistics.by_error["lost connection"] == 1, "by the first line"
+    assert three.dead_letters.statistics(error="Redis").total == 2
+
+
+def test_none_is_none(log: Log) -> None:
+    assert log.dead_letters.list() == []
+    assert log.dead_letters.statistics().total == 0
+    assert log.dead_letters.redrive().redriven == 0
+    assert log.dead_letters.purge() == 0
+    assert list(log.dead_letters.export()) == []
+
+
+def test_purging_removes_some_or_all_and_says_how_many(three: Log) -> None:
+    assert three.dead_letters.purge(type="TestMessage") == 2
+    assert ids(three) == [3]
+    assert three.dead_letters.purge() == 1
+    assert ids(three) == []
+
+
+def test_ids_are_not_used_again_after_purging(three: Log) -> None:
+    three.dead_letters.purge()
+    bury(three, ("again", None, None))
+    assert ids(three) == [4]
+
+
+def test_they_outlive_their_message_and_their_subscription(three: Log, clock: ManualClock) -> None:
+    three.retain(">", max_count=0)
+    three.housekeep()
+    three.unsubscribe("s")
+    assert three.topics()[0].count == 0
+    assert [letter.message.topic for letter in three.dead_letters.list()] == ["orders.new", "orders.old", "logs"]
+
+
+def test_they_survive_reopening(open_again: Any) -> None:
+    with open_again() as log:
+        bury(log, ("a", "T", "broken"))
+    with open_again() as log:
+        [letter] = log.dead_letters.list()
+    assert (letter.message.topic, letter.message.type, letter.error) == ("a", "T", "broken")
+
+
+def test_more_than_a_page_of_them(log: Log) -> None:
+    count = 1_100
+    log.publish_many([("a", n, {"ttl": 0}) for n in range(count)])
+    log.subscribe("s", "a").fetch()
+    assert log.dead_letters.statistics().total == count
+    assert len(list(log.dead_letters.export())) == count
+    assert log.dead_letters.redrive().redriven == count
+    assert log.dead_letters.purge() == count

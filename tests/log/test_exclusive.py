@@ -1,0 +1,152 @@
+"""One holder: the second is refused, a dead one is replaced, and a late one is told."""
+
+from typing import Any
+
+import pytest
+
+from headwater import Log, ManualClock
+from headwater.errors import LeaseLost, SubscriptionActive
+
+LEASE_MS = 10_000
+
+
+def seqs(messages: Any) -> list[int]:
+    return [message.seq for message in messages]
+
+
+def test_a_second_holder_is_refused_in_the_words_of_the_seed(open_again: Any) -> None:
+    open_again().subscribe("billing", "orders.>")
+    with pytest.raises(SubscriptionActive) as refused:
+        open_again().subscribe("billing", "orders.>")
+    assert refused.value.why == "Subscription 'billing' is already active on another connection"
+    assert refused.value.next
+
+
+def test_a_refused_holder_takes_nothing_away(open_again: Any) -> None:
+    holder, other = open_again(), open_again()
+    holder.publish_many([("a", n) for n in range(3)])
+    subscription = holder.subscribe("s", "a")
+    first, *_ = subscription.fetch(2)
+    with pytest.raises(SubscriptionActive):
+        other.subscribe("s", "a")
+    first.ack()
+    assert seqs(subscription.fetch()) == [3]
+
+
+def test_closing_frees_it_at_once_and_gives_back_what_is_in_flight(open_again: Any) -> None:
+    holder, other = open_again(), open_again()
+    holder.publish_many([("a", n) for n in range(3)])
+    with holder.subscribe("s", "a") as subscription:
+        subscription.fetch(2)[0].ack()
+    successor = other.subscribe("s", "a")
+    assert [(message.seq, message.attempt) for message in successor.fetch()] == [(2, 2)]
+    assert seqs(successor.fetch()) == [3]
+
+
+def test_a_vanished_holder_is_replaced_when_its_lease_runs_out(open_again: Any, clock: ManualClock) -> None:
+    vanished, successor = open_again(), open_again()
+    vanished.publish_many([("a", n) for n in range(4)])
+    before = vanished.subscribe("s", "a", lease=10, ack_wait=3_600)
+    messages = before.fetch(3)
+    messages[1].ack()
+    clock.advance(LEASE_MS - 1)
+    with pytest.raises(SubscriptionActive):
+        successor.subscribe("s", "a", lease=10)
+    clock.advance(1)
+    after = successor.subscribe("s", "a", lease=10)
+    received: list[tuple[int, int]] = []
+    while found := after.fetch():
+        received += [(message.seq, message.attempt) for message in found]
+    assert received == [(1, 2), (3, 2), (4, 1)], "what was acked stays acked, what was in flight comes again"
+
+
+def test_the_late_holder_is_refused_in_everything(open_again: Any, clock: ManualClock) -> None:
+    late_log, new_log = open_again(), open_again()
+    late_log.publish_many([("a", n) for n in range(4)])
+    late = late_log.subscribe("s", "a", lease=10, ack_wait=3_600)
+    messages = late.fetch(3)
+    clock.advance(LEASE_MS)
+    present = new_log.subscribe("s", "a", lease=10)
+    for settle in (messages[0].ack, messages[1].nack, messages[2].reject, messages[0].extend, late.fetch):
+        with pytest.raises(LeaseLost):
+            settle()
+    with pytest.raises(LeaseLost):
+        late.ack_many(messages)
+    late.close()
+    assert [message.seq for message in present.fetch()] == [1], "nothing the late one did has moved anything"
+    assert new_log.subscription("s").holder is not None
+
+
+def test_taking_it_again_in_the_same_log_fences_the_first(log: Log) -> None:
+    log.publish_many([("a", 1), ("a", 2)])
+    first = log.subscribe("s", "a")
+    [message] = first.fetch(1)
+    second = log.subscribe("s", "a")
+    with pytest.raises(LeaseLost):
+        message.ack()
+    with pytest.raises(LeaseLost):
+        first.fetch()
+    received = []
+    while found := second.fetch():
+        received += [(each.seq, each.attempt) for each in found]
+    assert received == [(1, 2), (2, 1)]
+
+
+def test_using_it_renews_the_lease(open_again: Any, clock: ManualClock) -> None:
+    holder, other = open_again(), open_again()
+    subscription = holder.subscribe("s", "a", lease=10)
+    for _ in range(5):
+        holder.publish("a", 1)
+        clock.advance(LEASE_MS - 1)
+        [message] = subscription.fetch()
+        clock.advance(LEASE_MS - 1)
+        message.ack()
+        with pytest.raises(SubscriptionActive):
+            other.subscribe("s", "a", lease=10)
+
+
+def test_a_heartbeat_renews_the_lease_of_an_idle_holder(open_again: Any, clock: ManualClock) -> None:
+    holder, other = open_again(), open_again()
+    holder.subscribe("s", "a", lease=10)
+    for _ in range(5):
+        clock.advance(LEASE_MS - 1)
+        holder._core.heartbeat()
+        with pytest.raises(SubscriptionActive):
+            other.subscribe("s", "a", lease=10)
+    clock.advance(LEASE_MS)
+    other.subscribe("s", "a", lease=10)
+
+
+def test_a_holder_that_ran_out_unnoticed_goes_on(log: Log, clock: ManualClock) -> None:
+    """Nobody else wanted it meanwhile, so its work is still nobody else's."""
+    log.publish_many([("a", 1), ("a", 2)])
+    subscription = log.subscribe("s", "a", lease=10, ack_wait=3_600)
+    [message] = subscription.fetch(1)
+    clock.advance(10 * LEASE_MS)
+    message.ack()
+    assert seqs(subscription.fetch()) == [2]
+
+
+def test_info_names_the_holder_while_it_lives(log: Log, clock: ManualClock) -> None:
+    subscription = log.subscribe("s", "a", lease=10)
+    assert log.subscription("s").holder
+    clock.advance(LEASE_MS)
+    assert log.subscription("s").holder is None
+    subscription.close()
+    assert log.subscription("s").holder is None
+
+
+def test_hundreds_left_in_flight_come_again_each_once(open_again: Any, clock: ManualClock) -> None:
+    vanished = open_again()
+    vanished.publish_many([("a", n) for n in range(300)])
+    before = vanished.subscribe("s", "a", lease=10)
+    before.ack_many([message for message in before.fetch(250) if message.seq % 3])
+    clock.advance(LEASE_MS)
+    log = open_again()
+    subscription = log.subscribe("s", "a", lease=10)
+    received: list[tuple[int, int]] = []
+    while found := subscription.fetch():
+        received += [(message.seq, message.attempt) for message in found]
+        subscription.ack_many(found)
+    assert received == [(seq, 2) for seq in range(3, 251, 3)] + [(seq, 1) for seq in range(251, 301)]
+    assert log.subscription("s").lag == 0

@@ -1,0 +1,113 @@
+"""When the database says no, memory and database still agree: nothing is lost, nothing is done twice."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headwater import Log, ManualClock
+from headwater.errors import DiskFull
+
+
+@pytest.fixture(params=["exclusive", "shared"])
+def mode(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def full_disk(log: Log, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """`with full_disk():` every commit fails, after all the work for it was done."""
+    store = log._core.engine.store
+    write = store.write
+
+    @contextmanager
+    def failing_write(*arguments: Any) -> Iterator[Any]:
+        with write(*arguments) as writer:
+            yield writer
+            raise DiskFull("the disk is full")
+
+    @contextmanager
+    def full() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "write", failing_write)
+            yield
+
+    return full
+
+
+def drain(subscription: Any) -> list[tuple[int, int]]:
+    received = []
+    while found := subscription.fetch():
+        received += [(message.seq, message.attempt) for message in found]
+        subscription.ack_many(found)
+    return received
+
+
+def test_a_failed_publish_took_no_seq(log: Log, full_disk: Any) -> None:
+    with full_disk(), pytest.raises(DiskFull):
+        log.publish("a", 1, id="x")
+    assert log.last_seq() == 0
+    assert log.publish("a", 1, id="x") == 1
+    assert log.publish("a", 1, id="x") == 1
+
+
+def test_a_failed_fetch_delivered_nothing(log: Log, mode: Any, full_disk: Any) -> None:
+    log.publish_many([("a", 1), ("a", 2, {"delay": 0}), ("a", 3, {"ttl": 60})])
+    subscription = log.subscribe("s", "a", mode=mode)
+    with full_disk(), pytest.raises(DiskFull):
+        subscription.fetch()
+    assert log.subscription("s").in_flight == 0
+    assert drain(subscription) == [(1, 1), (2, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("settle", ["ack", "nack", "reject"])
+def test_a_failed_settling_may_be_tried_again(log: Log, mode: Any, full_disk: Any, settle: str) -> None:
+    log.publish_many([("a", 1), ("a", 2)])
+    subscription = log.subscribe("s", "a", mode=mode)
+    first, second = subscription.fetch()
+    with full_disk(), pytest.raises(DiskFull):
+        getattr(first, settle)()
+    assert not first.settled
+    assert log.subscription("s").in_flight == 2
+    getattr(first, settle)()
+    second.ack()
+    info = log.subscription("s")
+    assert (info.in_flight, info.waiting, info.dead) == (0, int(settle == "nack"), int(settle == "reject"))
+
+
+def test_a_failed_ack_that_nobody_repeats_comes_again(log: Log, mode: Any, full_disk: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", 1), ("a", 2)])
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
+    first, second = subscription.fetch()
+    with full_disk(), pytest.raises(DiskFull):
+        first.ack()
+    second.ack()
+    clock.advance(5_000)
+    assert drain(subscription) == [(1, 2)]
+
+
+def test_a_failed_ack_is_not_lost_with_its_holder(log: Log, full_disk: Any) -> None:
+    log.publish_many([("a", 1), ("a", 2)])
+    first, second = log.subscribe("s", "a").fetch()
+    with full_disk(), pytest.raises(DiskFull):
+        first.ack()
+    second.ack()
+    assert drain(log.subscribe("s", "a")) == [(1, 2)], "the next holder gets what was never acked"
+
+
+def test_a_failed_close_is_freed_by_the_lease(log: Log, mode: Any, full_disk: Any, clock: ManualClock) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=5, lease=5)
+    subscription.fetch()
+    with full_disk(), pytest.raises(DiskFull):
+        subscription.close()
+    clock.advance(5_000)
+    assert drain(log.subscribe("s", "a", mode=mode)) == [(1, 2)]
+
+
+def test_a_failed_subscribe_is_no_subscription(log: Log, mode: Any, full_disk: Any) -> None:
+    with full_disk(), pytest.raises(DiskFull):
+        log.subscribe("s", "a", mode=mode)
+    assert log.subscriptions() == []
+    log.subscribe("s", "a", mode=mode)

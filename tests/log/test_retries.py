@@ -1,0 +1,267 @@
+"""Trying again: after a nack, after a lost lease, and no more than so often."""
+
+from typing import Any
+
+import pytest
+
+from headwater import Log, ManualClock
+from headwater.errors import InvalidOption, LeaseLost
+
+
+@pytest.fixture(params=["exclusive", "shared"])
+def mode(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def attempts(messages: Any) -> list[tuple[int, int]]:
+    return [(message.seq, message.attempt) for message in messages]
+
+
+# --- nack ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_nack_with_a_delay_comes_back_when_it_is_over(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a", mode=mode)
+    subscription.fetch()[0].nack(5)
+    clock.advance(4_999)
+    assert subscription.fetch() == []
+    clock.advance(1)
+    assert attempts(subscription.fetch()) == [(1, 2)]
+
+
+def test_a_nack_without_delay_backs_off_longer_each_time(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe(
+        "s", "a", mode=mode, backoff=0.1, backoff_factor=2, backoff_max=0.3, jitter=0, max_attempts=9
+    )
+    for attempt, wait_ms in enumerate((100, 200, 300, 300), 1):
+        [message] = subscription.fetch()
+        assert message.attempt == attempt
+        message.nack()
+        clock.advance(wait_ms - 1)
+        assert subscription.fetch() == []
+        clock.advance(1)
+    assert attempts(subscription.fetch()) == [(1, 5)]
+
+
+def test_jitter_spreads_the_backoff_upwards(log: Log, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(100)])
+    subscription = log.subscribe("s", "a", mode="shared", backoff=10, jitter=1)
+    for message in subscription.fetch():
+        message.nack()
+    clock.advance(9_999)
+    assert subscription.fetch() == []
+    clock.advance(5_001)
+    assert 0 < len(subscription.fetch()) < 100
+    clock.advance(5_000)
+    assert log.subscription("s").waiting > 0
+    assert subscription.fetch() != []
+    assert log.subscription("s").waiting == 0
+
+
+def test_a_nack_with_zero_delay_comes_back_at_once(log: Log, mode: Any) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a", mode=mode)
+    subscription.fetch()[0].nack(0)
+    assert attempts(subscription.fetch()) == [(1, 2)]
+
+
+@pytest.mark.parametrize("delay", [-1, "5s", float("nan")], ids=repr)
+def test_an_impossible_delay_is_refused_and_nothing_settled(log: Log, mode: Any, delay: Any) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a", mode=mode)
+    [message] = subscription.fetch()
+    with pytest.raises(InvalidOption):
+        message.nack(delay)
+    message.ack()
+    assert log.subscription("s").acked == 1
+
+
+def test_others_go_on_while_one_waits(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(3)])
+    subscription = log.subscribe("s", "a", mode=mode)
+    subscription.fetch(1)[0].nack(60)
+    assert attempts(subscription.fetch()) == [(2, 1), (3, 1)]
+    clock.advance(60_000)
+    assert (1, 2) in attempts(subscription.fetch())
+
+
+def test_a_waiting_retry_survives_reopening(open_again: Any, mode: Any, clock: ManualClock) -> None:
+    with open_again() as log:
+        log.publish("a", 1)
+        log.subscribe("s", "a", mode=mode).fetch()[0].nack(60)
+    with open_again() as log:
+        subscription = log.subscribe("s", "a", mode=mode)
+        assert subscription.fetch() == []
+        clock.advance(60_000)
+        assert attempts(subscription.fetch()) == [(1, 2)]
+
+
+# --- the end of attempts ------------------------------------------------------------------------------------------
+
+
+def test_after_max_attempts_it_is_dead(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish("a", "poison", type="Order")
+    subscription = log.subscribe("s", "a", mode=mode, max_attempts=3)
+    for attempt in (1, 2, 3):
+        [message] = subscription.fetch()
+        assert message.attempt == attempt
+        message.nack(0, error=f"failure {attempt}")
+    assert subscription.fetch() == []
+    [letter] = log.dead_letters.list()
+    assert (letter.reason, letter.error, letter.attempts) == ("max_retries", "failure 3", 3)
+    assert (letter.message.data, letter.message.type, letter.died_ms) == ("poison", "Order", clock.now_ms())
+    info = log.subscription("s")
+    assert (info.lag, info.dead, info.redelivered) == (0, 1, 2)
+
+
+def test_one_attempt_means_one(log: Log, mode: Any) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a", mode=mode, max_attempts=1)
+    subscription.fetch()[0].nack()
+    assert subscription.fetch() == []
+    assert log.dead_letters.list()[0].attempts == 1
+
+
+def test_a_message_that_takes_its_consumers_down_is_dead_of_timeout(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", "poison"), ("a", "fine")])
+    subscription = log.subscribe("s", "a", mode=mode, max_attempts=3, ack_wait=5)
+    for attempt in (1, 2, 3):
+        assert attempts(subscription.fetch(1)) == [(1, attempt)]
+        clock.advance(5_000)
+    assert attempts(subscription.fetch(1)) == [(2, 1)]
+    [letter] = log.dead_letters.list()
+    assert (letter.reason, letter.attempts, letter.message.data) == ("timeout", 3, "poison")
+
+
+def test_a_message_that_kills_the_process_is_dead_of_timeout(open_again: Any, mode: Any, clock: ManualClock) -> None:
+    open_again().publish_many([("a", "poison"), ("a", "fine")])
+    crashes = 0
+    while True:
+        log = open_again()  # the last one was never closed: its process is gone
+        subscription = log.subscribe("s", "a", mode=mode, max_attempts=3, ack_wait=5, lease=5)
+        data = [message.data for message in subscription.fetch(1)]
+        if data != ["poison"]:
+            break
+        crashes += 1
+        clock.advance(5_000)
+    assert (crashes, data) == (3, ["fine"])
+    assert [(letter.reason, letter.message.data) for letter in log.dead_letters.list()] == [("timeout", "poison")]
+
+
+def test_a_delivery_whose_holder_vanished_is_handed_out_alone(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(4)])
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
+    subscription.fetch(3)
+    clock.advance(5_000)
+    for expected in (1, 2, 3):
+        assert attempts(subscription.fetch()) == [(expected, 2)]
+    assert attempts(subscription.fetch()) == [(4, 1)]
+
+
+def test_a_message_that_ends_its_consumer_cleanly_stops_too(log: Log, mode: Any) -> None:
+    """`with log.subscribe(…)` around a loop whose body raises closes cleanly, and a supervisor starts it again."""
+    log.publish("a", "poison")
+    for _ in range(5):
+        with log.subscribe("s", "a", mode=mode, max_attempts=2) as subscription:
+            subscription.fetch()
+    assert len(log.dead_letters.list()) == 1
+
+
+# --- the ack wait -------------------------------------------------------------------------------------------------
+
+
+def test_after_the_ack_wait_it_is_delivered_again_and_the_late_ack_refused(
+    log: Log, mode: Any, clock: ManualClock
+) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=30)
+    [late] = subscription.fetch()
+    clock.advance(29_999)
+    assert subscription.fetch() == []
+    clock.advance(1)
+    [again] = subscription.fetch()
+    assert (again.seq, again.attempt) == (1, 2)
+    for settle in (late.ack, late.nack, late.reject, late.extend):
+        with pytest.raises(LeaseLost):
+            settle()
+    again.ack()
+    assert (log.subscription("s").lag, log.subscription("s").redelivered) == (0, 1)
+
+
+def test_an_ack_that_is_late_but_first_still_counts(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=30)
+    [message] = subscription.fetch()
+    clock.advance(60_000)
+    message.ack()
+    assert subscription.fetch() == []
+    assert log.subscription("s").acked == 1
+
+
+def test_extend_moves_the_end_of_the_ack_wait(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", 1), ("a", 2)])
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=30)
+    extended, longer = subscription.fetch()
+    clock.advance(20_000)
+    extended.extend()
+    longer.extend(100)
+    clock.advance(29_999)
+    assert subscription.fetch() == []
+    clock.advance(1)
+    assert attempts(subscription.fetch()) == [(1, 2)]
+    clock.advance(10_000)
+    longer.ack()
+
+
+def test_extending_works_for_a_second_attempt_too(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=30)
+    subscription.fetch()[0].nack(0)
+    [message] = subscription.fetch()
+    message.extend(100)
+    clock.advance(99_000)
+    assert subscription.fetch() == []
+    message.ack()
+    assert log.subscription("s").acked == 1
+
+
+# --- the window ---------------------------------------------------------------------------------------------------
+
+
+def test_no_more_than_max_in_flight_are_out_at_once(log: Log, mode: Any) -> None:
+    log.publish_many([("a", n) for n in range(10)])
+    subscription = log.subscribe("s", "a", mode=mode, max_in_flight=3)
+    first = subscription.fetch(10)
+    assert attempts(first) == [(1, 1), (2, 1), (3, 1)]
+    assert subscription.fetch(10) == []
+    first[1].ack()
+    first[2].nack(60)
+    assert attempts(subscription.fetch(10)) == [(4, 1), (5, 1)]
+    assert subscription.fetch(10) == []
+
+
+def test_a_full_window_opens_when_the_ack_wait_is_over(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(2)])
+    subscription = log.subscribe("s", "a", mode=mode, max_in_flight=1, ack_wait=5)
+    subscription.fetch()
+    clock.advance(5_000)
+    assert attempts(subscription.fetch(wait=5)) == [(1, 2)]
+
+
+def test_a_full_window_of_an_exclusive_holder_opens_without_waiting(log: Log, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(2)])
+    subscription = log.subscribe("s", "a", max_in_flight=1, ack_wait=5)
+    subscription.fetch()
+    clock.advance(5_000)
+    assert attempts(subscription.fetch()) == [(1, 2)]
+
+
+def test_a_fetch_goes_on_behind_what_it_buried(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", "expires", {"ttl": 6}), ("a", "stays")])
+    subscription = log.subscribe("s", "a", mode=mode)
+    for message in subscription.fetch():
+        message.nack(5)
+    clock.advance(6_000)
+    assert [message.data for message in subscription.fetch(1)] == ["stays"]
