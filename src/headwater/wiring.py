@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import weakref
 from collections.abc import Generator
 from typing import Any, TypedDict, Unpack
 
@@ -94,11 +96,19 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
         raise
     if isinstance(store, SqliteStore):
         engine.watch_with(lambda on_change: SqliteWatcher(store, on_change))
-    return Core(
-        engine,
-        housekeeping_s=housekeeping,
-        heartbeats=options.get("heartbeats", True),
-    )
+    core = Core(engine, housekeeping_s=housekeeping, heartbeats=options.get("heartbeats", True))
+    _open_cores.add(core)
+    return core
+
+
+_open_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_what_is_open() -> None:
+    """A script that ends without closing its log gives back what it holds all the same."""
+    for core in list(_open_cores):
+        core.close()
 
 
 def _open_store(url: str, options: OpenOptions) -> Store:
@@ -107,10 +117,12 @@ def _open_store(url: str, options: OpenOptions) -> Store:
         raise InvalidOption(f"durability is 'full' or 'relaxed', not {durability!r}", where=url)
     if url == "memory:":
         return MemoryStore()
+    if url == ":memory:":
+        raise InvalidOption("this would be a file of that name", where=url, next="A log in memory is memory:")
     scheme, found, rest = url.partition("://")
     if found and scheme != "sqlite":
         raise InvalidOption(f"there is no store for {scheme}:// here", where=url, next="Use a file path or memory:")
-    path = rest if found else url.removeprefix("sqlite:")
+    path = rest.removeprefix("/") if found else url.removeprefix("sqlite:")  # sqlite:///relative, sqlite:////absolute
     return SqliteStore(
         path,
         durability=durability,

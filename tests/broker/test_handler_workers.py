@@ -9,6 +9,7 @@ import pytest
 
 import headwater
 from headwater import Log, ManualClock
+from headwater.broker import reading
 from headwater.broker.flow import Ticket
 
 TIME_LIMIT_S = 30
@@ -67,17 +68,24 @@ def test_no_ack_is_put_off_until_the_next_message(log: Log, monkeypatch: pytest.
     assert log.subscription("h").acked == 2
 
 
-def test_three_idle_workers_are_really_at_it_together(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A log of its own, left open if this fails: were a worker to hang, stop() would hang with it.
-    log = headwater.open("memory:", clock=clock, housekeeping=None, heartbeats=False)
-    waits, wait = threading.Semaphore(0), Ticket.wait
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> dict[str, threading.Semaphore]:
+    """Counts how often workers of handler `h` begin to wait: for each other, and for messages."""
+    begun = {"other": threading.Semaphore(0), "message": threading.Semaphore(0)}
+    wait = Ticket.wait
 
     def counted(ticket: Ticket[Any], timeout_s: float | None = None) -> bool:
         if threading.current_thread().name.startswith("headwater-h-"):
-            waits.release()
+            begun["other" if timeout_s is None else "message"].release()
         return wait(ticket, timeout_s)
 
     monkeypatch.setattr(Ticket, "wait", counted)
+    return begun
+
+
+def test_three_idle_workers_are_really_at_it_together(clock: ManualClock, naps: dict[str, threading.Semaphore]) -> None:
+    # A log of its own, left open if this fails: were a worker to hang, stop() would hang with it.
+    log = headwater.open("memory:", clock=clock, housekeeping=None, heartbeats=False)
     together, done = threading.Barrier(3), threading.Semaphore(0)
 
     @log.on("a", id="h", concurrency=3)
@@ -86,14 +94,17 @@ def test_three_idle_workers_are_really_at_it_together(clock: ManualClock, monkey
         done.release()
 
     log.start()
-    for _ in range(3):
-        assert waits.acquire(timeout=TIME_LIMIT_S)
+    for nap in ("message", "other", "other"):
+        assert naps[nap].acquire(timeout=TIME_LIMIT_S)
     log.publish_many([("a", n) for n in range(3)])
     assert all(done.acquire(timeout=TIME_LIMIT_S) for _ in range(3))
     log.close()
 
 
-def test_workers_with_an_order_key_do_not_wait_for_the_net(log: Log) -> None:
+def test_workers_with_an_order_key_do_not_wait_for_the_net(
+    log: Log, naps: dict[str, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "NET_POLL_S", 2 * TIME_LIMIT_S)
     seen: queue.Queue[int] = queue.Queue()
     entered, go_on = threading.Event(), threading.Event()
 
@@ -106,8 +117,6 @@ def test_workers_with_an_order_key_do_not_wait_for_the_net(log: Log) -> None:
     log.publish_many([("a", {"k": 1}), ("a", {"k": 1})])
     log.start()
     assert entered.wait(TIME_LIMIT_S)
-    log._core.engine.committer.submit(lambda writer, undo: None).wait(TIME_LIMIT_S)
-    threading.Event().wait(0.2)  # the other worker finds nothing and goes to sleep; there is no signal for that
+    assert naps["message"].acquire(timeout=TIME_LIMIT_S)  # the other worker finds nothing it may take
     go_on.set()
-    assert seen.get(timeout=TIME_LIMIT_S) == 1
-    assert seen.get(timeout=2) == 2
+    assert [seen.get(timeout=TIME_LIMIT_S) for _ in range(2)] == [1, 2]

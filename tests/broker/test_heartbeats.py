@@ -115,8 +115,9 @@ def test_what_was_fetched_ahead_is_not_handled_twice(log: Log, busy: Busy, clock
     assert not elsewhere or not busy.entered.acquire(timeout=1), "message 2 was handled here and elsewhere"
 
 
-def test_a_heartbeat_of_one_that_was_taken_over_harms_nobody(log: Log) -> None:
+def test_a_heartbeat_of_one_that_was_taken_over_harms_nobody(log: Log, clock: ManualClock) -> None:
     log.subscribe("s", "a")
+    clock.advance(15_001)
     successor = log.subscribe("s", "a")
     log._core.heartbeat()
     log.publish("a", 1)

@@ -5,6 +5,7 @@ It says "o" on stdout when the log is open and ends itself when its stdin is clo
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import select
@@ -123,8 +124,11 @@ class Consumer:
             if subscription is None:
                 continue
             try:
-                while not stopping.is_set():
-                    if until_empty and self._log.subscription(self._id).lag == 0:
+                for turn in itertools.count():
+                    if stopping.is_set():
+                        break
+                    # Now and then: to count what is left of a large log takes longer than to work some of it off.
+                    if until_empty and turn % 50 == 0 and self._log.subscription(self._id).lag == 0:
                         return
                     self._work(subscription, careful=until_empty)
             except LeaseLost:

@@ -81,6 +81,9 @@ class Reader:
         delivery = self.deliveries[handle.seq]
         return delivery.state == FLIGHT and delivery.handle is handle
 
+    def overdue(self, handle: Any, now_ms: int) -> bool:
+        return self.deliveries[handle.seq].due_ms <= now_ms
+
     def overlooked(self, now_ms: int) -> list[int]:
         """What an empty fetch should have returned, or buried."""
         return [seq for seq, delivery in self.deliveries.items() if delivery.due(now_ms)]
@@ -116,7 +119,7 @@ class Reader:
         delivery = self.deliveries[seq]
         assert delivery.due(now_ms), f"message {seq} was buried ({reason}) while it was {delivery.state}"
         if reason != "expired":  # it was given back, or lost, once too often
-            assert reason == ("timeout" if delivery.state == FLIGHT else "max_retries")
+            assert reason in ("timeout", "max_retries")
             assert delivery.attempts >= self.max_attempts
         else:
             assert delivery.message.expired(now_ms)

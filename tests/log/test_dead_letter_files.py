@@ -72,7 +72,7 @@ def test_letters_of_another_log_are_redriven_to_a_topic_only(log: Log, clock: Ma
     redriven = log.dead_letters.redrive()
     assert (redriven.redriven, list(redriven.failed)) == (0, [1])
     assert subscription.fetch() == []
-    assert log.dead_letters.redrive("again").redriven == 1
+    assert log.dead_letters.redrive(to_topic="again").redriven == 1
     assert [(message.topic, message.data) for message in subscription.fetch()] == [("again", None)]
 
 

@@ -77,10 +77,14 @@ def test_the_late_holder_is_refused_in_everything(open_again: Any, clock: Manual
     assert new_log.subscription("s").holder is not None
 
 
-def test_taking_it_again_in_the_same_log_fences_the_first(log: Log) -> None:
+def test_one_log_is_no_exception(log: Log, clock: ManualClock) -> None:
+    """Two holders of one process are two: the second waits for the lease like any other."""
     log.publish_many([("a", 1), ("a", 2)])
     first = log.subscribe("s", "a")
     [message] = first.fetch(1)
+    with pytest.raises(SubscriptionActive):
+        log.subscribe("s", "a")
+    clock.advance(15_001)
     second = log.subscribe("s", "a")
     with pytest.raises(LeaseLost):
         message.ack()

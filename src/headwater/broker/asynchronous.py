@@ -16,6 +16,7 @@ from headwater.broker.face import (
     LogFace,
     Registration,
     SubscriptionFace,
+    by_id,
     claimed_of,
     mark_settled,
     nack_arguments,
@@ -168,11 +169,11 @@ class AsyncDeadLetterBox:
     async def statistics(self, **given: Unpack[LetterFilter]) -> LetterStatistics:
         return await run_async(self._inner.statistics(**given))
 
-    async def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Redriven:
-        return await run_async(self._inner.redrive(to_topic, **given))
+    async def redrive(self, *letters: int, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Redriven:
+        return await run_async(self._inner.redrive(to_topic, **by_id(letters, given)))
 
-    async def purge(self, **given: Unpack[LetterFilter]) -> int:
-        return await run_async(self._inner.purge(**given))
+    async def purge(self, *letters: int, **given: Unpack[LetterFilter]) -> int:
+        return await run_async(self._inner.purge(**by_id(letters, given)))
 
     async def export(self, **given: Unpack[LetterFilter]) -> Iterable[str]:
         return await run_async(self._inner.export(**given))
@@ -189,6 +190,8 @@ class AsyncLog(LogFace):
         self.dead_letters = AsyncDeadLetterBox(core)
         self._running: list[tuple[HandlerLoop, list[asyncio.Task[None]]]] = []
         self._stop_running = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        core.live.run_coroutine = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
     async def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
         return await run_async(self._core.publish(topic, data, options))
@@ -224,10 +227,14 @@ class AsyncLog(LogFace):
         return self._declare(pattern, id, concurrency, auto_ack, on_gap, options)
 
     async def start(self) -> None:
-        while self._registrations:
-            await self._start(self._registrations.pop(0))
+        running = {loop.subscriber.id for loop, _ in self._running}
+        for registration in self._registrations:
+            if registration.id not in running:
+                self._ended.discard(registration.id)
+                await self._start(registration)
 
     async def run(self) -> None:
+        self._require_handlers()
         self._stop_running.clear()
         await self.start()
         try:
@@ -258,6 +265,7 @@ class AsyncLog(LogFace):
             await asyncio.gather(*tasks)
             await run_async(loop.subscriber.close(loop.unseen()))
             self._core.forget(loop.subscriber)
+            self._ended.add(loop.subscriber.id)
         self._running.clear()
 
     async def subscriptions(self) -> list[SubscriptionInfo]:

@@ -17,6 +17,7 @@ from headwater.broker.face import (
     LogFace,
     Registration,
     SubscriptionFace,
+    by_id,
     claimed_of,
     mark_settled,
     nack_arguments,
@@ -172,12 +173,13 @@ class DeadLetterBox:
     def statistics(self, **given: Unpack[LetterFilter]) -> LetterStatistics:
         return run_blocking(self._inner.statistics(**given))
 
-    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Redriven:
-        """Deliver them again to the subscription they died in, or publish them anew on another topic."""
-        return run_blocking(self._inner.redrive(to_topic, **given))
+    def redrive(self, *letters: int, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Redriven:
+        """Deliver them again to the subscription they died in, or publish them anew on another topic. Without ids or a
+        filter: all of them."""
+        return run_blocking(self._inner.redrive(to_topic, **by_id(letters, given)))
 
-    def purge(self, **given: Unpack[LetterFilter]) -> int:
-        return run_blocking(self._inner.purge(**given))
+    def purge(self, *letters: int, **given: Unpack[LetterFilter]) -> int:
+        return run_blocking(self._inner.purge(**by_id(letters, given)))
 
     def export(self, **given: Unpack[LetterFilter]) -> Iterable[str]:
         """JSON, one line a letter."""
@@ -237,11 +239,15 @@ class Log(LogFace):
 
     def start(self) -> None:
         """Run the declared handlers on threads of their own."""
-        while self._registrations:
-            self._start(self._registrations.pop(0))
+        running = {loop.subscriber.id for loop, _ in self._running}
+        for registration in self._registrations:
+            if registration.id not in running:
+                self._ended.discard(registration.id)
+                self._start(registration)
 
     def run(self) -> None:
         """Run the declared handlers until `stop()` is called or the user interrupts."""
+        self._require_handlers()
         self._stop_running.clear()
         self.start()
         try:
@@ -283,6 +289,7 @@ class Log(LogFace):
                 thread.join()
             run_blocking(loop.subscriber.close(loop.unseen()))
             self._core.forget(loop.subscriber)
+            self._ended.add(loop.subscriber.id)
         self._running.clear()
 
     def subscriptions(self) -> list[SubscriptionInfo]:

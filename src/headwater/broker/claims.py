@@ -92,7 +92,8 @@ def acquire(writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int)
         raise SubscriptionActive(
             f"Subscription '{record.id}' is already active on another connection",
             where=record.lease.owner,
-            next="Close it there, wait for its lease to run out, or use mode='shared' to share the work",
+            next=f"Close it there, or pass wait= to wait for it (a dead holder's lease ends in "
+            f"{(record.lease.until_ms - now_ms) / 1000:.0f} s), or use mode='shared' to share the work",
         )
     writer.put_deliveries(record.id, [*_left_in_flight(writer, record, now_ms)])
     writer.end_leases(record.id, now_ms)
@@ -133,7 +134,8 @@ def claim_due(
             gone.append(row.seq)
             writer.add_gap(Gap(record.id, row.seq, row.seq, 1, "deleted", now_ms))
         elif isinstance(decision := decide_redelivery(record.spec.retry, row.attempts, lost_its_holder), Bury):
-            error = "its lease ran out each time: the consumer died or hung" if lost_its_holder else None
+            lost, closed = "the consumer died or hung", "the consumer was closed before it settled it"
+            error = f"delivered {row.attempts} times; the last time {lost if lost_its_holder else closed}"
             buried.append(dead_letter(record.id, message, row, Failure(decision.reason, error), now_ms))
         elif is_expired(message, now_ms):
             gone.append(row.seq)

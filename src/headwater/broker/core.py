@@ -47,6 +47,7 @@ class Core:
         self.dead_letters = DeadLetters(engine)
         self.live = LiveFeed(engine)
         self._subscribers: set[Subscriber | Tail] = set()
+        self._closed = False
         self._keeper = _Keeper(self, housekeeping_s, heartbeats) if heartbeats or housekeeping_s is not None else None
 
     # --- publishing ---------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class Core:
             record = replace(record, spec=spec, active_ms=now_ms)
         resumed_from = claims.settled_to(writer, record)
         if spec.mode == "exclusive":
-            record = claims.acquire(writer, record, self.engine.owner, now_ms)
+            record = claims.acquire(writer, record, self.engine.new_owner(), now_ms)
         writer.save_subscription(record)
         return record, resumed_from
 
@@ -236,7 +237,12 @@ class Core:
         return min([*leases_ms, *waits_ms, 30_000]) / 1000 / HEARTBEATS_PER_LEASE
 
     def close(self) -> None:
-        """Give back what is held, finish what is queued, let go of the store. Blocks."""
+        """Give back what is held, finish what is queued, let go of the store. Blocks. Twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.engine.forked:
+            return
         if self._keeper is not None:
             self._keeper.stop()
         self.live.close()
@@ -272,7 +278,10 @@ class _Keeper:
     def _run(self) -> None:
         last_beat = last_round = time.monotonic()
         while True:
-            self._poked.wait(max(0.0, last_beat + self._core.heartbeat_s() - time.monotonic()))
+            due = last_beat + self._core.heartbeat_s()
+            if self._housekeeping_s is not None:
+                due = min(due, last_round + self._housekeeping_s)
+            self._poked.wait(max(0.0, due - time.monotonic()))
             self._poked.clear()
             if self._stopping:
                 return

@@ -103,6 +103,8 @@ class DeadLetters:
         begun (the subscription is gone), it stays for good with its count one higher.
         """
         query = make_query(given)
+        if to_topic is not None:
+            check_topic(to_topic)
         redriven, failed, after = 0, {}, 0
         while True:
             letters = yield from self._engine.read(

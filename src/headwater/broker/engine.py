@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
 import os
 import random
 import socket
@@ -52,16 +53,22 @@ class Engine:
         self._make_notifier: Callable[[Callable[[], None]], Notifier] | None = None
         self._notifier_lock = threading.Lock()
         self._closed = False
+        self._holders = itertools.count(1)
+        self._pid = os.getpid()
         clock.on_advance(self.wakeups.wake_all)
+
+    def new_owner(self) -> str:
+        """A name for one holder: two of the same process are two."""
+        return f"{self.owner}:{next(self._holders)}"
 
     def write(self, work: Work[T]) -> Flow[T]:
         refuse_in_transaction()
+        self.refuse_closed()
         outcome: T = yield self.committer.submit(work)
         return outcome
 
     def read(self, work: Callable[[Reader], T]) -> Flow[T]:
-        if self._closed:
-            raise Closed("the log is closed", where=self.store.name, next="Open it again")
+        self.refuse_closed()
 
         def look() -> T:
             with self.store.read() as reader:
@@ -69,6 +76,21 @@ class Engine:
 
         outcome: T = yield Blocking(look, self.readers)
         return outcome
+
+    def refuse_closed(self) -> None:
+        if self._closed:
+            raise Closed("the log is closed", where=self.store.name, next="Open it again")
+        if self.forked:
+            raise Closed(
+                "the log was opened by the process that this one was forked from",
+                where=self.store.name,
+                next="Open it again in this process",
+            )
+
+    @property
+    def forked(self) -> bool:
+        """A forked child has none of our threads, and must not touch the connections of its parent."""
+        return os.getpid() != self._pid
 
     def watch_with(self, make_notifier: Callable[[Callable[[], None]], Notifier]) -> None:
         """How to notice other processes; started when the first reader here waits, for until then nobody cares."""
@@ -96,6 +118,8 @@ class Engine:
 
     def close(self) -> None:
         self._closed = True
+        if self.forked:
+            return
         if self._notifier is not None:
             self._notifier.stop()
         self.committer.close()
@@ -108,5 +132,5 @@ def refuse_in_transaction() -> None:
     if in_transaction.get():
         raise InvalidOption(
             "this would wait for the transaction it is called in",
-            next="Inside `transaction()` use the methods of the transaction itself (publish, execute, ack)",
+            next="Inside `transaction()` use the methods of the transaction itself (publish, execute)",
         )

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.core import Core
+from headwater.broker.dead_letters import LetterFilter
 from headwater.broker.flow import Flow
 from headwater.broker.handlers import Handler
 from headwater.broker.live import LiveFeed
-from headwater.broker.options import SubscribeOptions, make_spec
+from headwater.broker.options import SubscribeOptions, check_subscription_id, make_spec
 from headwater.broker.reading import Prefetch
 from headwater.broker.received import Received
 from headwater.broker.subscriber import Subscriber
@@ -42,6 +43,7 @@ class LogFace:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._registrations: list[Registration] = []
+        self._ended: set[str] = set()  # handlers that ran and were stopped
 
     @property
     def live(self) -> LiveFeed:
@@ -70,13 +72,25 @@ class LogFace:
                 raise InvalidOption(
                     f"{handler.__qualname__} is a coroutine function", where=pattern, next="Use headwater.connect()"
                 )
-            own_name = getattr(handler, "__name__", "handler")
-            self._registrations.append(
-                Registration(id or own_name, pattern, handler, concurrency, auto_ack, on_gap, options)
-            )
+            name = check_subscription_id(id or str(getattr(handler, "__name__", "handler")))
+            known = [registration.id for registration in self._registrations]
+            if name in self._ended:  # it ran and was stopped: this one takes its place
+                self._ended.discard(name)
+                del self._registrations[known.index(name)]
+            elif name in known:
+                raise InvalidOption(
+                    f"there is a handler for subscription '{name}' already",
+                    where=pattern,
+                    next="Give this one another id; to do more at a time, raise concurrency",
+                )
+            self._registrations.append(Registration(name, pattern, handler, concurrency, auto_ack, on_gap, options))
             return handler
 
         return declare
+
+    def _require_handlers(self) -> None:
+        if not self._registrations:
+            raise InvalidOption("there is no handler to run", next="Declare one with @log.on(pattern) first")
 
 
 class SubscriptionFace:
@@ -118,6 +132,13 @@ class SubscriptionFace:
 
     def _unseen(self) -> list[int]:
         return [claimed.message.seq for claimed in self._buffer]
+
+
+def by_id(ids: tuple[int, ...], given: LetterFilter) -> LetterFilter:
+    """Dead letters named one by one, as well as by filter."""
+    for id in ids:
+        check_whole("the id of a dead letter", id, 1, 2**63 - 1)
+    return {**given, "ids": ids} if ids else given
 
 
 def claimed_of(messages: Iterable[Received]) -> list[Claimed]:

@@ -163,8 +163,11 @@ class HandlerLoop:
         except InvalidData as exc:  # an undecodable payload stays so
             failure = self._failure("processing_error", exc)
             yield from self._unless_settled(message, self.subscriber.reject(claimed, failure))
-        except Exception as exc:
-            logger.warning("handler %s failed on message %d: %r", self._name, claimed.message.seq, exc)
+        except (Exception, SystemExit) as exc:  # a handler that wants to exit has failed like any other
+            attempts = f"attempt {claimed.attempt} of {self.subscriber.spec.retry.max_attempts}"
+            logger.warning(
+                "handler %s failed on message %d, %s", self._name, claimed.message.seq, attempts, exc_info=exc
+            )
             failure = self._failure("processing_error", exc)
             yield from self._unless_settled(message, self.subscriber.nack(claimed, None, failure))
         else:

@@ -6,10 +6,12 @@ goes on with the next message; a callback that is too slow loses its oldest wait
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
@@ -51,6 +53,7 @@ class LiveFeed:
     """`subscribe` and `unsubscribe` say whether they changed anything; `unsubscribe_all` says how many it ended."""
 
     def __init__(self, engine: Engine) -> None:
+        self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] | None = None  # set where there is an event loop
         self._engine = engine
         self._lock = threading.Lock()
         self._listeners: dict[tuple[str, str], _Listener] = {}
@@ -72,6 +75,8 @@ class LiveFeed:
         parsed = parse_pattern(pattern, dialect)
         if not callable(callback) or queue_max < 1:
             raise InvalidOption("a live subscription needs a callback and a queue of at least 1", where=id)
+        if inspect.iscoroutinefunction(callback) and self.run_coroutine is None:
+            raise InvalidOption("a coroutine function needs an event loop", where=id, next="Use headwater.connect()")
         with self._lock:
             if self._closed:
                 raise Closed("the log is closed", where=self._engine.store.name, next="Open it again")
@@ -149,7 +154,9 @@ class LiveFeed:
                     return
                 message = listener.queue.popleft()
             try:
-                listener.callback(message)
+                outcome = listener.callback(message)
+                if inspect.iscoroutine(outcome) and self.run_coroutine is not None:
+                    self.run_coroutine(outcome)
                 listener.counts.delivered += 1
             except Exception:
                 listener.counts.failed += 1

@@ -17,6 +17,7 @@ Outgoing = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, A
 
 def publish(engine: Engine, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
     refuse_in_transaction()
+    engine.refuse_closed()
     draft = make_draft(check_topic(topic), data, options, engine.clock.now_ms())
     seq: int = yield engine.committer.publish(draft)
     return seq
@@ -25,6 +26,7 @@ def publish(engine: Engine, topic: str, data: Any, options: PublishOptions) -> F
 def publish_many(engine: Engine, messages: Iterable[Outgoing]) -> Flow[list[int]]:
     """All or none, in one transaction."""
     refuse_in_transaction()
+    engine.refuse_closed()
     drafts = make_drafts(messages, engine.clock.now_ms())
     if not drafts:
         return []

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 from headwater.broker import claims
-from headwater.broker.claims import Claimed, Failure, replace
+from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import Undo
 from headwater.broker.engine import Engine
-from headwater.broker.flow import Flow, Ticket
+from headwater.broker.flow import Flow
+from headwater.broker.holding import Holding
 from headwater.broker.logger import logger
-from headwater.broker.reading import LogReader
 from headwater.delivery.lease import release
-from headwater.delivery.retry import Retry, decide_retry
-from headwater.delivery.window import Window
 from headwater.errors import LeaseLost
 from headwater.message import Message
 from headwater.ports.records import DeliveryRow, Gap, SubscriptionRecord
@@ -47,16 +45,12 @@ class Claim(NamedTuple):
     look_again: bool = False  # there may be more, though nothing was found this time
 
 
-class Subscriber(LogReader):
+class Subscriber(Holding):
     def __init__(self, engine: Engine, record: SubscriptionRecord, resumed_from: int) -> None:
-        spec = record.spec
-        super().__init__(engine, record.id, spec, minds_settling=spec.keeps_rows or spec.mode == "exclusive")
+        super().__init__(engine, record)
         self.resumed_from = resumed_from
-        self.fence = record.lease.fence
         self.on_gap: Callable[[Gap], None] | None = None
-        self._window = Window(record.window)
         self._scanned = self._saved_to = record.window.delivered
-        self._in_flight: dict[int, Claimed] = {}  # what this holder has been handed and not settled
         self._running: dict[int, int] = {}  # seq -> when its handler began; extended while it runs
 
     # --- fetching -----------------------------------------------------------------------------------------------
@@ -123,7 +117,7 @@ class Subscriber(LogReader):
 
     def _claim(self, writer: Writer, undo: Undo, *, outlook: Outlook) -> Claim:
         now_ms = self.engine.clock.now_ms()
-        record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+        record = claims.load_held(writer, self.id, self.owner, self.fence)
         self._trim(undo)
         if self.spec.keeps_rows:
             record, found, look_again = self._claim_rows(writer, record, outlook, now_ms)
@@ -197,152 +191,6 @@ class Subscriber(LogReader):
             writer.put_deliveries(self.id, [DeliveryRow(seq, 1, now_ms, self.fence) for seq in late])
         return bool(late)
 
-    def _trim(self, undo: Undo) -> None:
-        if not undo:  # the first of its transaction, so all that was done before is committed
-            self._window.trim()
-
-    def _forget(self, undo: Undo, seqs: Iterable[int]) -> None:
-        handed = {seq: self._in_flight.pop(seq) for seq in seqs if seq in self._in_flight}
-        undo.append(lambda: self._in_flight.update(handed))
-
-    # --- settling -----------------------------------------------------------------------------------------------
-
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
-        return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled))
-
-    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
-        """Ack without waiting for the commit. One whose time ran out does not keep the others from being acked; the
-        outcome are the seqs of those."""
-
-        def work(writer: Writer, undo: Undo) -> list[int]:
-            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
-            seqs = [claimed.message.seq for claimed in settled]
-            rows = writer.deliveries(self.id, [seq for seq in seqs if seq not in self._window])
-            held = [claimed for claimed in settled if self._still_held(claimed, rows.get(claimed.message.seq))]
-            self._ack_held(writer, undo, record, held)
-            return sorted(set(seqs) - {claimed.message.seq for claimed in held})
-
-        return self.engine.committer.submit(work)
-
-    def _still_held(self, claimed: Claimed, row: DeliveryRow | None) -> bool:
-        if self._in_flight.get(claimed.message.seq) is not claimed:
-            return False
-        if claimed.attempt == 1 and claimed.message.seq in self._window:
-            return True
-        return row is not None and row.token == claimed.token and row.attempts == claimed.attempt
-
-    def ack_in(self, writer: Writer, undo: Undo, settled: Sequence[Claimed]) -> None:
-        """Ack inside a transaction: also the user's own."""
-        record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
-        self._ack_held(writer, undo, record, settled)
-
-    def _ack_held(self, writer: Writer, undo: Undo, record: SubscriptionRecord, settled: Sequence[Claimed]) -> None:
-        self._trim(undo)
-        rows = self._settle(writer, undo, record, settled)
-        redriven = [row.dead_letter for row in rows if row.dead_letter is not None]
-        if redriven:
-            writer.remove_dead_letters(redriven)
-        acked = len({claimed.message.seq for claimed in settled})
-        self._save(writer, replace(record, acked=record.acked + acked))
-
-    def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
-        """Try again after a delay (the backoff, if none is given), or bury it if it has had all its attempts."""
-
-        def work(writer: Writer, undo: Undo) -> None:
-            now_ms = self.engine.clock.now_ms()
-            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
-            decision = decide_retry(self.spec.retry, claimed.attempt, now_ms, self.engine.roll(), delay_ms=delay_ms)
-            row = self._settled_row(writer, undo, record, claimed)
-            if isinstance(decision, Retry):
-                undo.then.append(self._wake_all_of_it)
-                writer.put_deliveries(self.id, [replace(row, due_ms=decision.at_ms, token=0)])
-            else:
-                record = self._bury(writer, record, claimed, row, failure._replace(reason=decision.reason), now_ms)
-            self._save(writer, record)
-
-        return self.engine.write(work)
-
-    def reject(self, claimed: Claimed, failure: Failure) -> Flow[None]:
-        """Dead-letter it now."""
-
-        def work(writer: Writer, undo: Undo) -> None:
-            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
-            row = self._settled_row(writer, undo, record, claimed)
-            self._save(writer, self._bury(writer, record, claimed, row, failure, self.engine.clock.now_ms()))
-
-        return self.engine.write(work)
-
-    def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
-        """More time from now on, the ack wait if not said otherwise."""
-
-        def work(writer: Writer, undo: Undo) -> None:
-            now_ms = self.engine.clock.now_ms()
-            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
-            self._refuse_strangers(writer, record, extended)
-            deadline_ms = now_ms + (self.spec.ack_wait_ms if by_ms is None else by_ms)
-            in_rows = [claimed for claimed in extended if not self._extend_in_window(claimed, deadline_ms)]
-            rows = claims.rows_in_flight(writer, record, _keys(in_rows))
-            writer.put_deliveries(self.id, [replace(row, due_ms=deadline_ms) for row in rows])
-            writer.save_subscription(claims.renewed(record, now_ms))
-
-        return self.engine.write(work)
-
-    def _extend_in_window(self, claimed: Claimed, deadline_ms: int) -> bool:
-        return claimed.attempt == 1 and self._window.extend(claimed.message.seq, deadline_ms)
-
-    def _settle(
-        self, writer: Writer, undo: Undo, record: SubscriptionRecord, settled: Sequence[Claimed]
-    ) -> list[DeliveryRow]:
-        """Take claims out of the window or off the rows; returns the rows. Refuses before it changes anything."""
-        seqs = [claimed.message.seq for claimed in settled]
-        self._refuse_strangers(writer, record, settled)
-        in_rows = [claimed for claimed in settled if claimed.attempt > 1 or claimed.message.seq not in self._window]
-        rows = claims.rows_in_flight(writer, record, _keys(in_rows)) if in_rows else []
-        self._close_in_window(undo, seqs)
-        writer.remove_deliveries(self.id, [row.seq for row in rows])
-        self._forget(undo, seqs)
-        if self.spec.order_key is not None:
-            undo.then.append(self._wake_all_of_it)  # the next of its key may be delivered now
-        return rows
-
-    def _refuse_strangers(self, reader: Reader, record: SubscriptionRecord, claimed: Sequence[Claimed]) -> None:
-        """What was handed out last is what may be settled: not an earlier handing out of the same message, even if it
-        has the same token and attempt, as one that died and was redriven can."""
-        for each in claimed:
-            if self._in_flight.get(each.message.seq) is not each:
-                raise claims.not_in_flight(reader, record, each.message.seq)
-
-    def _wake_all_of_it(self) -> None:
-        self.engine.wakeups.settled(self.id)
-
-    def _settled_row(self, writer: Writer, undo: Undo, record: SubscriptionRecord, claimed: Claimed) -> DeliveryRow:
-        rows = self._settle(writer, undo, record, [claimed])
-        return rows[0] if rows else DeliveryRow(claimed.message.seq, claimed.attempt, 0)
-
-    def _close_in_window(self, undo: Undo, seqs: Iterable[int]) -> None:
-        closed = self._window.settle(seqs)
-        if closed:
-            undo.append(lambda: self._window.reopen(closed))
-
-    def _bury(
-        self,
-        writer: Writer,
-        record: SubscriptionRecord,
-        claimed: Claimed,
-        row: DeliveryRow,
-        failure: Failure,
-        now_ms: int,
-    ) -> SubscriptionRecord:
-        letter = claims.dead_letter(self.id, claimed.message, row, failure, now_ms)
-        return claims.bury(writer, record, [letter])
-
-    def _save(self, writer: Writer, record: SubscriptionRecord) -> None:
-        if not self.spec.keeps_rows:
-            record = replace(record, window=self._window.state())
-        writer.save_subscription(claims.renewed(record, self.engine.clock.now_ms()))
-        if len(self._in_flight) + 1 >= self.spec.max_in_flight:
-            self._waiter.wake()  # a fetch may be waiting for room
-
     # --- living and ending --------------------------------------------------------------------------------------
 
     def heartbeat(self) -> Flow[None]:
@@ -350,7 +198,7 @@ class Subscriber(LogReader):
 
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
-            record = claims.load_held(writer, self.id, self.engine.owner, self.fence)
+            record = claims.load_held(writer, self.id, self.owner, self.fence)
             writer.save_subscription(claims.renewed(record, now_ms))
 
         try:
@@ -386,7 +234,7 @@ class Subscriber(LogReader):
             if record is None:
                 return
             if record.spec.mode == "exclusive":
-                if not record.lease.held_by(self.engine.owner, self.fence):
+                if not record.lease.held_by(self.owner, self.fence):
                     return
                 record = replace(record, lease=release(record.lease))
             rows = writer.deliveries(self.id, list(self._in_flight))
@@ -409,7 +257,3 @@ class Subscriber(LogReader):
         finally:
             self._leave()
             self.engine.wakeups.settled()
-
-
-def _keys(claimed: Iterable[Claimed]) -> list[tuple[int, int, int]]:
-    return [(each.message.seq, each.attempt, each.token) for each in claimed]

@@ -170,7 +170,7 @@ def redrive(
     chosen = make_filter(ids, subscription, topic, type, reason, error)
     require_choice(chosen, all_of_them)
     with existing_log(path) as log:
-        done = log.dead_letters.redrive(to_topic, **chosen)
+        done = log.dead_letters.redrive(to_topic=to_topic, **chosen)
     if as_json:
         write_document(done)
     else:
