@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import weakref
 from collections.abc import Generator
@@ -33,7 +34,7 @@ class OpenOptions(TypedDict, total=False):
     durability: Durability
     dedupe: Span
     dedupe_count: int
-    housekeeping: float | None
+    housekeeping: Span | None
     busy_timeout: Span
     adopt: bool
     clock: Clock
@@ -87,7 +88,7 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
     )
     housekeeping = options.get("housekeeping", HOUSEKEEPING_S)
     if housekeeping is not None:
-        span_ms(housekeeping, "housekeeping")
+        housekeeping = span_ms(housekeeping, "housekeeping") / 1000
     store = _open_store(os.fspath(url), options)
     try:
         engine = Engine(store, options.get("clock") or SystemClock(), dedupe=window)
@@ -108,7 +109,8 @@ _open_cores: weakref.WeakSet[Core] = weakref.WeakSet()
 def _close_what_is_open() -> None:
     """A script that ends without closing its log gives back what it holds all the same."""
     for core in list(_open_cores):
-        core.close()
+        with contextlib.suppress(Exception):  # whatever it is, the others want to be closed too
+            core.close()
 
 
 def _open_store(url: str, options: OpenOptions) -> Store:

@@ -160,6 +160,16 @@ def test_a_delivery_whose_holder_vanished_is_handed_out_alone(log: Log, mode: An
     assert attempts(subscription.fetch()) == [(4, 1)]
 
 
+def test_a_delivery_whose_holder_vanished_takes_no_retry_along(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(2)])
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
+    _, other = subscription.fetch()
+    other.nack(5)
+    clock.advance(5_000)
+    assert attempts(subscription.fetch()) == [(1, 2)]
+    assert attempts(subscription.fetch()) == [(2, 2)]
+
+
 def test_a_message_that_ends_its_consumer_cleanly_stops_too(log: Log, mode: Any) -> None:
     """`with log.subscribe(…)` around a loop whose body raises closes cleanly, and a supervisor starts it again."""
     log.publish("a", "poison")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
@@ -40,9 +41,9 @@ from headwater.topics import Dialect
 T = TypeVar("T")
 
 
-async def _off_loop(work: Callable[[], T]) -> T:
+async def _off_loop(work: Callable[[], T], pool: Executor | None = None) -> T:
     """Blocking work on a thread, so that the event loop goes on."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
+    return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
 class AsyncReceivedMessage(Received, gc=False, eq=False):
@@ -80,15 +81,22 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
 
 @asynccontextmanager
 async def _transaction(inner: OwnTransaction) -> AsyncIterator[AsyncTransaction]:
-    await _off_loop(inner.begin)
+    pool = inner.engine.transactions
+    beginning = inner.engine.turns.submit(inner.begin)
+    try:
+        await asyncio.wrap_future(beginning)
+    except asyncio.CancelledError:
+        # The thread cannot be cancelled; what it begins has to be ended, or nobody could write any more.
+        beginning.add_done_callback(inner.abandon)
+        raise
     inside = in_transaction.set(True)
     try:
         yield AsyncTransaction(inner)
     except BaseException as exc:
-        await _off_loop(partial(inner.rollback, exc))
+        await _off_loop(partial(inner.rollback, exc), pool)  # behind a statement that still runs there
         raise
     else:
-        await _off_loop(inner.commit)
+        await _off_loop(inner.commit, pool)
     finally:
         in_transaction.reset(inside)
 
@@ -101,10 +109,10 @@ class AsyncTransaction:
         self._inner = inner
 
     async def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        return await _off_loop(partial(self._inner.execute, sql, bindings))
+        return await _off_loop(partial(self._inner.execute, sql, bindings), self._inner.engine.transactions)
 
     async def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
-        return await _off_loop(partial(self._inner.publish, topic, data, **options))
+        return await _off_loop(partial(self._inner.publish, topic, data, **options), self._inner.engine.transactions)
 
 
 class AsyncSubscription(SubscriptionFace):
@@ -262,7 +270,7 @@ class AsyncLog(LogFace):
         if any(asyncio.current_task() in tasks for _, tasks in self._running):
             return
         for loop, tasks in self._running:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await run_async(loop.subscriber.close(loop.unseen()))
             self._core.forget(loop.subscriber)
             self._ended.add(loop.subscriber.id)

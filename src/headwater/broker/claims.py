@@ -139,7 +139,7 @@ def claim_due(
             buried.append(dead_letter(record.id, message, row, Failure(decision.reason, error), now_ms))
         elif is_expired(message, now_ms):
             gone.append(row.seq)
-            if record.spec.bury_expired:
+            if record.spec.bury_expired or row.dead_letter is not None:
                 buried.append(dead_letter(record.id, message, row, Failure("expired"), now_ms))
         elif lost_its_holder and claimed:
             break

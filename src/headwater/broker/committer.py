@@ -95,6 +95,8 @@ class Committer:
         ticket: Ticket[Any] = Ticket()
         self._queue.append((ticket, work))
         self._ring()
+        if not self._thread.is_alive():  # it ended between the look at `_closing` and now
+            self._refuse_rest()
         return ticket
 
     def _ring(self) -> None:
@@ -107,8 +109,13 @@ class Committer:
         self._closing = True
         self._ring()
         self._thread.join()
-        while self._queue:  # slipped in while we closed
-            finish([(self._queue.popleft()[0], None, self._closed())])
+        self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """What slipped in while we closed."""
+        with contextlib.suppress(IndexError):  # two of us at once: the queue is empty
+            while True:
+                finish([(self._queue.popleft()[0], None, self._closed())])
 
     def _closed(self) -> Closed:
         return Closed("the log is closed", where=self._store.name, next="Open it again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any, Unpack
@@ -13,6 +12,7 @@ from headwater.broker.committer import Undo
 from headwater.broker.dead_letters import DeadLetters, end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow, Within, run_blocking
+from headwater.broker.keeper import Repeating
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec, start_position
@@ -48,7 +48,12 @@ class Core:
         self.live = LiveFeed(engine)
         self._subscribers: set[Subscriber | Tail] = set()
         self._closed = False
-        self._keeper = _Keeper(self, housekeeping_s, heartbeats) if heartbeats or housekeeping_s is not None else None
+        self._keeper = Repeating("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
+        self._housekeeper = (
+            None
+            if housekeeping_s is None
+            else Repeating("headwater-housekeeper", lambda: run_blocking(self.housekeep()), lambda: housekeeping_s)
+        )
 
     # --- publishing ---------------------------------------------------------------------------------------------
 
@@ -234,7 +239,8 @@ class Core:
     def heartbeat_s(self) -> float:
         leases_ms = [subscriber.spec.lease_ms for subscriber in list(self._subscribers)]
         waits_ms = [subscriber.spec.ack_wait_ms for subscriber in list(self._subscribers)]
-        return min([*leases_ms, *waits_ms, 30_000]) / 1000 / HEARTBEATS_PER_LEASE
+        idle_ms = [subscriber.spec.inactive_ms or 30_000 for subscriber in list(self._subscribers)]
+        return min([*leases_ms, *waits_ms, *idle_ms, 30_000]) / 1000 / HEARTBEATS_PER_LEASE
 
     def close(self) -> None:
         """Give back what is held, finish what is queued, let go of the store. Blocks. Twice is harmless."""
@@ -243,8 +249,9 @@ class Core:
         self._closed = True
         if self.engine.forked:
             return
-        if self._keeper is not None:
-            self._keeper.stop()
+        for background in (self._housekeeper, self._keeper):
+            if background is not None:
+                background.stop()
         self.live.close()
         for subscriber in list(self._subscribers):
             try:
@@ -252,50 +259,6 @@ class Core:
             except HeadwaterError as exc:  # it will be free when its lease runs out
                 logger.warning("subscription %s could not be given back: %s", subscriber.id, exc)
         self.engine.close()
-
-
-class _Keeper:
-    """The thread that renews leases and calls for housekeeping."""
-
-    def __init__(self, core: Core, housekeeping_s: float | None, heartbeats: bool) -> None:
-        self._core = core
-        self._heartbeats = heartbeats
-        self._housekeeping_s = housekeeping_s
-        self._stopping = False
-        self._poked = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headwater-keeper", daemon=True)
-        self._thread.start()
-
-    def poke(self) -> None:
-        """Something new may want an earlier heartbeat than the last one to be planned."""
-        self._poked.set()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._poked.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        last_beat = last_round = time.monotonic()
-        while True:
-            due = last_beat + self._core.heartbeat_s()
-            if self._housekeeping_s is not None:
-                due = min(due, last_round + self._housekeeping_s)
-            self._poked.wait(max(0.0, due - time.monotonic()))
-            self._poked.clear()
-            if self._stopping:
-                return
-            now = time.monotonic()
-            if now - last_beat >= self._core.heartbeat_s():
-                last_beat = now
-                if self._heartbeats:
-                    self._core.heartbeat()
-            if self._housekeeping_s is not None and now - last_round >= self._housekeeping_s:
-                last_round = now
-                try:
-                    run_blocking(self._core.housekeep())
-                except HeadwaterError as exc:
-                    logger.warning("housekeeping: %s", exc)
 
 
 def _refuse_other_purpose(stored: SubscriptionSpec, asked: SubscriptionSpec, id: str) -> None:

@@ -140,6 +140,8 @@ class DeadLetters:
                 if writer.subscription(letter.subscription) is None:
                     raise UnknownDeadLetter(f"subscription '{letter.subscription}' is gone")
                 _refuse_foreign(writer, letter)
+                if writer.deliveries(letter.subscription, [letter.message.seq]):
+                    raise UnknownDeadLetter("the message is being delivered already")
             except HeadwaterError as exc:
                 failed[letter.id] = exc.why
                 writer.bury([replace(counted, redrive_error=exc.why)])

@@ -49,6 +49,10 @@ class Engine:
             self.wakeups.announced = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
         self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
+        # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
+        # their turn do so on another, so that they never take the thread that the open one needs to end.
+        self.turns = ThreadPoolExecutor(1, thread_name_prefix="headwater-turn")
+        self.transactions = ThreadPoolExecutor(1, thread_name_prefix="headwater-transaction")
         self._notifier: Notifier | None = None
         self._make_notifier: Callable[[Callable[[], None]], Notifier] | None = None
         self._notifier_lock = threading.Lock()
@@ -124,7 +128,8 @@ class Engine:
             self._notifier.stop()
         self.committer.close()
         self.wakeups.wake_all()
-        self.readers.shutdown(wait=True)
+        for pool in (self.turns, self.transactions, self.readers):
+            pool.shutdown(wait=True)
         self.store.close()
 
 

@@ -141,8 +141,9 @@ class HandlerLoop:
         with self._lock:
             last, done = self._ack, self._done
             if done:
+                # When it is committed, what was done meanwhile is asked for: the next handler may run for hours.
+                self._ack = self.subscriber.submit_ack(done, then=self._submit_acks)
                 self._done = []
-                self._ack = self.subscriber.submit_ack(done)
         if done and last is not None and last.done:
             self._report(last)
 

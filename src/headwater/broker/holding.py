@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from headwater.broker import claims
 from headwater.broker.claims import Claimed, Failure, replace
@@ -12,8 +12,11 @@ from headwater.broker.flow import Flow, Ticket
 from headwater.broker.reading import LogReader
 from headwater.delivery.retry import Retry, decide_retry
 from headwater.delivery.window import Window
+from headwater.errors import LeaseLost
 from headwater.ports.records import DeliveryRow, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
+
+SPANS_KEPT = 4  # how many times its size a window may stretch, from its first open delivery to its last
 
 
 class Holding(LogReader):
@@ -24,22 +27,31 @@ class Holding(LogReader):
         super().__init__(engine, record.id, spec, minds_settling=spec.keeps_rows or spec.mode == "exclusive")
         self.owner = record.lease.owner
         self.fence = record.lease.fence
+        self._created_ms = record.created_ms
         self._window = Window(record.window)
         self._in_flight: dict[int, Claimed] = {}  # what this holder has been handed and not settled
+
+    def _held(self, reader: Reader) -> SubscriptionRecord:
+        """The subscription as stored, if this holder may still act for it."""
+        record = claims.load_held(reader, self.id, self.owner, self.fence)
+        if record.created_ms != self._created_ms:
+            raise LeaseLost("the subscription was removed and made anew", where=self.id, next="Subscribe again")
+        return record
 
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
         return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled))
 
-    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
-        """Ack without waiting for the commit. One whose time ran out does not keep the others from being acked; the
-        outcome are the seqs of those."""
+    def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
+        """Ack without waiting for the commit; `then` is called after it. One whose time ran out does not keep the
+        others from being acked; the outcome are the seqs of those."""
 
         def work(writer: Writer, undo: Undo) -> list[int]:
-            record = claims.load_held(writer, self.id, self.owner, self.fence)
+            record = self._held(writer)
             seqs = [claimed.message.seq for claimed in settled]
             rows = writer.deliveries(self.id, [seq for seq in seqs if seq not in self._window])
             held = [claimed for claimed in settled if self._still_held(claimed, rows.get(claimed.message.seq))]
             self._ack_held(writer, undo, record, held)
+            undo.then.append(then)
             return sorted(set(seqs) - {claimed.message.seq for claimed in held})
 
         return self.engine.committer.submit(work)
@@ -53,7 +65,7 @@ class Holding(LogReader):
 
     def ack_in(self, writer: Writer, undo: Undo, settled: Sequence[Claimed]) -> None:
         """Ack inside a transaction: also the user's own."""
-        record = claims.load_held(writer, self.id, self.owner, self.fence)
+        record = self._held(writer)
         self._ack_held(writer, undo, record, settled)
 
     def _ack_held(self, writer: Writer, undo: Undo, record: SubscriptionRecord, settled: Sequence[Claimed]) -> None:
@@ -70,7 +82,7 @@ class Holding(LogReader):
 
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
-            record = claims.load_held(writer, self.id, self.owner, self.fence)
+            record = self._held(writer)
             decision = decide_retry(self.spec.retry, claimed.attempt, now_ms, self.engine.roll(), delay_ms=delay_ms)
             row = self._settled_row(writer, undo, record, claimed)
             if isinstance(decision, Retry):
@@ -86,7 +98,7 @@ class Holding(LogReader):
         """Dead-letter it now."""
 
         def work(writer: Writer, undo: Undo) -> None:
-            record = claims.load_held(writer, self.id, self.owner, self.fence)
+            record = self._held(writer)
             row = self._settled_row(writer, undo, record, claimed)
             self._save(writer, self._bury(writer, record, claimed, row, failure, self.engine.clock.now_ms()))
 
@@ -97,7 +109,7 @@ class Holding(LogReader):
 
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
-            record = claims.load_held(writer, self.id, self.owner, self.fence)
+            record = self._held(writer)
             self._refuse_strangers(writer, record, extended)
             deadline_ms = now_ms + (self.spec.ack_wait_ms if by_ms is None else by_ms)
             in_rows = [claimed for claimed in extended if not self._extend_in_window(claimed, deadline_ms)]
@@ -106,6 +118,31 @@ class Holding(LogReader):
             writer.save_subscription(claims.renewed(record, now_ms))
 
         return self.engine.write(work)
+
+    def _extend_held(self, writer: Writer, undo: Undo, *, extended: Sequence[Claimed]) -> None:
+        """More time for those still held; one that was lost does not cost the others theirs."""
+        now_ms = self.engine.clock.now_ms()
+        record = self._held(writer)
+        deadline_ms = now_ms + self.spec.ack_wait_ms
+        in_rows = [claimed for claimed in extended if not self._extend_in_window(claimed, deadline_ms)]
+        rows = writer.deliveries(self.id, [claimed.message.seq for claimed in in_rows])
+        held = [rows[each.message.seq] for each in in_rows if self._still_held(each, rows.get(each.message.seq))]
+        writer.put_deliveries(self.id, [replace(row, due_ms=deadline_ms) for row in held])
+        writer.save_subscription(claims.renewed(record, now_ms))
+
+    def _give_back(self, writer: Writer, undo: Undo, found: Sequence[Claimed]) -> None:
+        """As if they had never been handed out."""
+        record = self._held(writer)
+        self._trim(undo)
+        rows = {row.seq: row for row in self._settle(writer, undo, record, found)}
+        now_ms = self.engine.clock.now_ms()
+        given_back = []
+        for each in found:
+            row = rows.get(each.message.seq, DeliveryRow(each.message.seq, 0, 0))
+            given_back.append(replace(row, attempts=each.attempt - 1, due_ms=now_ms, token=0))
+        writer.put_deliveries(self.id, given_back)
+        undo.then.append(self._wake_all_of_it)
+        self._save(writer, record)
 
     def _extend_in_window(self, claimed: Claimed, deadline_ms: int) -> bool:
         return claimed.attempt == 1 and self._window.extend(claimed.message.seq, deadline_ms)
@@ -160,14 +197,23 @@ class Holding(LogReader):
         if not self.spec.keeps_rows:
             record = replace(record, window=self._window.state())
         writer.save_subscription(claims.renewed(record, self.engine.clock.now_ms()))
-        if len(self._in_flight) + 1 >= self.spec.max_in_flight:
-            self._waiter.wake()  # a fetch may be waiting for room
 
     def _trim(self, undo: Undo) -> None:
         if not undo:  # the first of its transaction, so all that was done before is committed
             self._window.trim()
 
+    def _shorten_window(self, writer: Writer, undo: Undo) -> None:
+        """A delivery that stays open for long, while thousands behind it are settled, gets a row, so that the window
+        can forget those."""
+        stragglers = self._window.stragglers(SPANS_KEPT * self.spec.max_in_flight)
+        if stragglers:
+            self._close_in_window(undo, stragglers)
+            rows = [DeliveryRow(seq, 1, deadline_ms, self.fence) for seq, deadline_ms in stragglers.items()]
+            writer.put_deliveries(self.id, rows)
+
     def _forget(self, undo: Undo, seqs: Iterable[int]) -> None:
+        if len(self._in_flight) >= self.spec.max_in_flight:
+            undo.then.append(self._waiter.wake)  # a fetch may be waiting for room
         handed = {seq: self._in_flight.pop(seq) for seq in seqs if seq in self._in_flight}
         undo.append(lambda: self._in_flight.update(handed))
 

@@ -85,33 +85,40 @@ def _end_turn(engine: Engine, writer: Writer, undo: Undo) -> None:
 
 def _enforce(engine: Engine, policy: RetentionPolicy, report: Report) -> Flow[None]:
     after: int | None = 0
+    spared = Total(0, 0)
     while after is not None:
-        after, pruned, gaps = yield from engine.write(
-            lambda writer, _, after=after: _prune_page(writer, policy, after, engine.clock.now_ms())  # type: ignore[misc]
+        after, pruned, gaps, spared = yield from engine.write(
+            partial(_prune_page, policy=policy, after=after, spared=spared, now_ms=engine.clock.now_ms())
         )
         report.gaps += gaps
         if pruned:
             report.pruned[policy.pattern] = report.pruned.get(policy.pattern, 0) + pruned
 
 
-def _prune_page(writer: Writer, policy: RetentionPolicy, after: int, now_ms: int) -> tuple[int | None, int, int]:
-    """Delete up to a page of what is too much; (where to go on or None, messages deleted, messages lost to gaps)."""
+def _prune_page(
+    writer: Writer, undo: Undo, *, policy: RetentionPolicy, after: int, spared: Total, now_ms: int
+) -> tuple[int | None, int, int, Total]:
+    """Delete up to a page of what is too much: where to go on (or None), how many were deleted, how many of them
+    somebody had yet to settle, and what had to be spared so far."""
     pattern = parse_pattern(policy.pattern, policy.dialect)
     page = writer.oldest(pattern, after, PRUNE_PAGE)
-    total = _total(writer, pattern)
+    stored = _total(writer, pattern)
+    total = Total(stored.messages - spared.messages, stored.bytes - spared.bytes)  # what lies above `after`
     too_much = page[: surplus(policy.limits, page, total, now_ms)]
     if not too_much:
-        return None, 0, 0
+        return None, 0, 0, spared
     subscriptions = [
         record for record in writer.subscriptions() if overlaps(selection_of(record.spec).pattern, pattern)
     ]
     gone = _deletable(writer, policy, too_much, subscriptions, now_ms)
     lost = _record_gaps(writer, gone, subscriptions, now_ms)
     writer.delete_messages(gone)
-    # What had to be spared is skipped over, or the next page would be the same again.
-    last = too_much[-1].seq
+    spared = Total(
+        spared.messages + len(too_much) - len(gone),
+        spared.bytes + sum(kept.size for kept in too_much) - sum(kept.size for kept in gone),
+    )
     finished = len(too_much) < len(page) or len(page) < PRUNE_PAGE
-    return (None if finished else last), len(gone), lost
+    return (None if finished else too_much[-1].seq), len(gone), lost, spared
 
 
 def _total(reader: Reader, pattern: Pattern) -> Total:
@@ -162,14 +169,9 @@ def _record_gaps(writer: Writer, gone: Sequence[Kept], subscriptions: Sequence[S
 
 def _undelivered(reader: Reader, record: SubscriptionRecord, seqs: set[int]) -> set[int]:
     """Those of the seqs that the subscription wants and has not come to yet, or lost when its holder vanished."""
-    found: set[int] = set()
-    after, end = record.window.floor, max(seqs)
-    while after < end:
-        messages, after = reader.scan(selection_of(record.spec), after, PRUNE_PAGE, end)
-        found.update(
-            message.seq for message in messages if message.seq in seqs and not record.window.is_settled(message.seq)
-        )
-    return found
+    ahead = [seq for seq in seqs if not record.window.is_settled(seq)]
+    selection = selection_of(record.spec)
+    return {message.seq for message in reader.messages(ahead).values() if selection.keeps(message)}
 
 
 def _drop_idle_subscriptions(engine: Engine, writer: Writer, undo: Undo) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from headwater.broker.engine import Engine
 from headwater.broker.flow import run_blocking
 from headwater.broker.logger import logger
 from headwater.broker.tail import Tail
-from headwater.errors import Closed, HeadwaterError, InvalidOption
+from headwater.errors import Closed, InvalidOption
 from headwater.message import Message
 from headwater.ports.records import SubscriptionSpec
 from headwater.topics import Dialect, Pattern, TopicTrie, parse_pattern
@@ -27,6 +28,7 @@ from headwater.topics import Dialect, Pattern, TopicTrie, parse_pattern
 QUEUE_MAX = 1_000
 CALLBACK_THREADS = 8
 PAGE = 500
+RETRY_S = 1.0
 
 Callback = Callable[[Message], object]
 
@@ -128,8 +130,9 @@ class LiveFeed:
                 found = run_blocking(tail.fetch(PAGE, None))
             except Closed:
                 return
-            except HeadwaterError:
-                logger.exception("the live feed could not read the log and goes on")
+            except Exception:
+                logger.exception("the live feed could not read the log and tries again")
+                time.sleep(RETRY_S)
                 continue
             for claimed in found:
                 with self._lock:

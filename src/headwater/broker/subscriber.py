@@ -9,7 +9,7 @@ from typing import NamedTuple
 from headwater.broker import claims
 from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import Undo
-from headwater.broker.engine import Engine
+from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Flow
 from headwater.broker.holding import Holding
 from headwater.broker.logger import logger
@@ -71,20 +71,44 @@ class Subscriber(Holding):
             claim = Claim([], [])
             far = outlook.scanned_to - outlook.saved_to > SCANNED_UNSAVED_MAX
             if outlook.fresh or is_due or far or outlook.has_gaps:
-                claim = yield from self.engine.write(partial(self._claim, outlook=outlook))
+                claim = yield from self._claim_or_give_back(outlook)
                 self._tell(claim.gaps)
-            else:
-                self._scanned = max(self._scanned, outlook.scanned_to)
+            elif self._scanned == outlook.scanned_from:  # else another fetch moved it, or its claim was taken back
+                self._scanned = outlook.scanned_to
             place = (outlook.scanned_from, outlook.saved_to)
             stuck = place == last_place and not claim.look_again  # all that is left waits behind others of its key
             last_place = place
             if claim.found or stuck or (outlook.at_end and not claim.look_again):
                 return claim.found, due_ms
 
+    def _claim_or_give_back(self, outlook: Outlook) -> Flow[Claim]:
+        """A cancelled fetch may have claimed already, and nobody would ever see what: it is given back untouched."""
+        refuse_in_transaction()
+        self.engine.refuse_closed()
+        made: list[Claim] = []
+
+        def work(writer: Writer, undo: Undo) -> Claim:
+            made[:] = [self._claim(writer, undo, outlook=outlook)]
+            undo.append(made.clear)
+            return made[0]
+
+        def give_back(writer: Writer, undo: Undo) -> None:
+            for claim in made:
+                self._give_back(writer, undo, claim.found)
+
+        ticket = self.engine.committer.submit(work)
+        try:
+            claim: Claim = yield ticket
+            return claim
+        except BaseException:
+            if ticket.error is None:
+                self.engine.committer.submit(give_back)  # it comes after the claim, for there is one queue
+            raise
+
     def _look(self, reader: Reader, limit: int) -> Outlook:
         saved_to = self._window.delivered
         if self.spec.keeps_rows:
-            saved_to = claims.load(reader, self.id).window.delivered
+            saved_to = self._held(reader).window.delivered
             # Further than we looked: another consumer was there. Back from where it was: somebody moved it.
             self._scanned = saved_to if saved_to < self._saved_to else max(self._scanned, saved_to)
             self._saved_to = saved_to
@@ -107,18 +131,22 @@ class Subscriber(Holding):
                 held = row is not None and row.token == claimed.token and row.due_ms > now_ms
                 if not held and seq not in self._window:
                     self._in_flight.pop(seq, None)
-        return min(limit, self.spec.max_in_flight - len(self._in_flight))
+        return max(0, min(limit, self.spec.max_in_flight - len(self._in_flight)))
 
     def _tell(self, gaps: list[Gap]) -> None:
         for gap in gaps:
             logger.warning("subscription %s lost %d messages (%s)", self.id, gap.count, gap.why)
             if self.on_gap is not None:
-                self.on_gap(gap)
+                try:
+                    self.on_gap(gap)
+                except Exception:  # the claim is committed: what it found must reach its consumer
+                    logger.exception("the on_gap callback of subscription %s failed", self.id)
 
     def _claim(self, writer: Writer, undo: Undo, *, outlook: Outlook) -> Claim:
         now_ms = self.engine.clock.now_ms()
-        record = claims.load_held(writer, self.id, self.owner, self.fence)
+        record = self._held(writer)
         self._trim(undo)
+        self._shorten_window(writer, undo)
         if self.spec.keeps_rows:
             record, found, look_again = self._claim_rows(writer, record, outlook, now_ms)
         else:
@@ -198,7 +226,7 @@ class Subscriber(Holding):
 
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
-            record = claims.load_held(writer, self.id, self.owner, self.fence)
+            record = self._held(writer)
             writer.save_subscription(claims.renewed(record, now_ms))
 
         try:
@@ -208,12 +236,12 @@ class Subscriber(Holding):
             raise
         now_ms = self.engine.clock.now_ms()
         running = [
-            self._in_flight[seq]
+            claimed
             for seq, began_ms in list(self._running.items())
-            if seq in self._in_flight and now_ms - began_ms < self.spec.extension_ms_max
+            if now_ms - began_ms < self.spec.extension_ms_max and (claimed := self._in_flight.get(seq)) is not None
         ]
         if running:
-            yield from self.extend(running, None)
+            yield from self.engine.write(partial(self._extend_held, extended=running))
 
     def began(self, claimed: Claimed) -> None:
         self._running[claimed.message.seq] = self.engine.clock.now_ms()

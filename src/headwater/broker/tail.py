@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from headwater.broker.claims import Claimed, Failure, is_expired
 from headwater.broker.engine import Engine
@@ -37,7 +37,7 @@ class Tail(LogReader):
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
         return _nothing_to_do()
 
-    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
+    def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
         ticket: Ticket[list[int]] = Ticket()
         finish([(ticket, [], None)])
         return ticket

@@ -7,6 +7,7 @@ short.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
@@ -23,46 +24,52 @@ class OwnTransaction:
     end; it may refuse, and then nothing is committed."""
 
     def __init__(self, engine: Engine, settle: Callable[[Writer, Undo], None] | None = None) -> None:
-        self._engine = engine
+        self.engine = engine
         self._settle = settle
         self._undo = Undo()
         self._context: AbstractContextManager[Writer] | None = None
         self._writer: Writer | None = None
-        self._published: list[tuple[str, int]] = []
+        self._began_at = 0
 
     def begin(self) -> None:
         refuse_in_transaction()
-        if not self._engine.store.supports_sql:
+        if not self.engine.store.supports_sql:
             raise InvalidOption(
-                "this log keeps no tables of yours", where=self._engine.store.name, next="Open a file instead"
+                "this log keeps no tables of yours", where=self.engine.store.name, next="Open a file instead"
             )
-        self._context = self._engine.store.write(self._undo.take_back)
+        self._context = self.engine.store.write(self._undo.take_back)
         self._writer = self._context.__enter__()
+        self._began_at = self._writer.last_seq()
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         return self._open_writer().execute(sql, bindings)
 
     def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
-        now_ms = self._engine.clock.now_ms()
+        now_ms = self.engine.clock.now_ms()
         draft = make_draft(check_topic(topic), data, options, now_ms)
-        appended = self._open_writer().append([draft], now_ms, self._engine.dedupe)
-        if not appended.repeats:
-            self._published.append((draft.topic, appended.seqs[0]))
+        appended = self._open_writer().append([draft], now_ms, self.engine.dedupe)
         return appended.seqs[0]
 
     def commit(self) -> None:
         try:
+            writer = self._open_writer()
             if self._settle is not None:
-                self._settle(self._open_writer(), self._undo)
+                self._settle(writer, self._undo)
+            ended_at = writer.last_seq()
+            topics = set(writer.topics_between(self._began_at, ended_at))  # also of what the user's triggers put in
         except BaseException as exc:
             self.rollback(exc)
             raise
         self._leave(None)
         for step in self._undo.then:
             step()
-        if self._published:
-            topics = {topic for topic, _ in self._published}
-            self._engine.wakeups.published(topics, self._published[0][1], self._published[-1][1])
+        if topics:
+            self.engine.wakeups.published(topics, self._began_at + 1, ended_at)
+
+    def abandon(self, beginning: Future[None]) -> None:
+        """End what was begun and nobody is there to end."""
+        if not beginning.cancelled() and beginning.exception() is None:
+            self.rollback(GeneratorExit())
 
     def rollback(self, exc: BaseException) -> None:
         try:

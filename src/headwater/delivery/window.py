@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -78,6 +79,11 @@ class Window:
         while self._order and self._order[0] not in self._open:
             self._order.popleft()
 
+    def stragglers(self, most: int) -> dict[int, int]:
+        """Open deliveries, with their deadlines, that keep the window longer than so many."""
+        over = len(self._order) - most
+        return {seq: self._open[seq] for seq in islice(self._order, max(0, over)) if seq in self._open}
+
     def state(self) -> WindowState:
         """What to write down now."""
         order, still_open = self._order, self._open
@@ -85,7 +91,7 @@ class Window:
         if first is None:
             return WindowState(self._delivered, self._delivered)
         behind = (seq for seq in order if seq > first)
-        in_order = order[-1] in still_open and len(still_open) == len(order) - order.index(first)
+        in_order = len(still_open) == len(order) - order.index(first)
         ranges = () if in_order else tuple(_settled_ranges(behind, still_open))
         return WindowState(first - 1, self._delivered, ranges)
 

@@ -76,6 +76,8 @@ class SqliteReader:
         try:
             found = self._scan(condition, after, end, limit)
         except apsw.TooBigError:
+            if limit == 1:
+                raise
             return self.scan(selection, after, max(1, limit // 10), upto)  # huge payloads: fewer at a time
         except apsw.SQLError:
             # A payload that SQLite cannot read as JSON, put in by force: leave `where` to Python, which can.
@@ -102,7 +104,7 @@ class SqliteReader:
         try:
             text = self._value("messages", self._salt, _json(wanted))
             found = _messages.decode(text) if text else []
-        except _UNREADABLE:
+        except (*_UNREADABLE, apsw.TooBigError):
             found = self._one_by_one(wanted)
         return {message.seq: message for message in found}
 
@@ -176,6 +178,10 @@ class SqliteReader:
         try:
             text = self._connection.execute(_DUE[order], (self._salt, subscription, now_ms, limit)).get
             return [Due(row, message) for row, message in _due.decode(text)] if text else []
+        except apsw.TooBigError:
+            if limit == 1:
+                raise
+            return self.due(subscription, now_ms, max(1, limit // 10), order)
         except _UNREADABLE:
             seqs = self._seqs(_DUE_SEQS[order], (subscription, now_ms, limit))
             rows, there = self.deliveries(subscription, seqs), self.messages(seqs)

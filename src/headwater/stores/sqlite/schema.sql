@@ -28,6 +28,13 @@ CREATE TABLE messages (
             topic <> '' AND '.' || topic || '.' NOT GLOB '*..*' AND topic NOT GLOB '*[*>#' || char(1) || '- ]*'
         )
     ),
+    CONSTRAINT "times are milliseconds since 1970" CHECK (
+        checked IS NOT NULL OR (
+            published_at BETWEEN 0 AND 253402300799999
+            AND (deliver_at IS NULL OR deliver_at BETWEEN 0 AND 253402300799999)
+            AND (expires_at IS NULL OR expires_at BETWEEN 0 AND 253402300799999)
+        )
+    ),
     CONSTRAINT "data must be JSON" CHECK (checked IS NOT NULL OR json_valid(data)),
     CONSTRAINT "headers must be a JSON object" CHECK (
         headers IS NULL OR checked IS NOT NULL OR (json_valid(headers) AND json_type(headers) = 'object')

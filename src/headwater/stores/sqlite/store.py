@@ -73,6 +73,8 @@ class SqliteStore:
         with self._turn, translated(self.path):
             self._refuse_closed()
             connection = self._connection
+            if connection.in_transaction:  # a rollback failed; without this one nobody could ever write again
+                connection.execute("ROLLBACK")
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield SqliteWriter(connection, self._salt)
@@ -154,7 +156,6 @@ class SqliteStore:
                 "apsw": apsw.apsw_version(),
                 "schema": SCHEMA_VERSION,
                 "durability": self.durability,
-                "synchronous": self._connection.execute("PRAGMA synchronous").get,
                 "journal": pragma("PRAGMA journal_mode").get,
                 "page_size": pragma("PRAGMA page_size").get,
                 "pages": pragma("PRAGMA page_count").get,

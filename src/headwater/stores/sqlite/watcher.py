@@ -21,7 +21,6 @@ from collections.abc import Callable
 
 import apsw
 
-from headwater.errors import HeadwaterError
 from headwater.stores.sqlite.store import SqliteStore
 
 # After a file event: how often, and how long, to look for the commit it announced. An fsync can take long.
@@ -99,7 +98,7 @@ class SqliteWatcher:
                 foreign = self._store.changed_by_others() or foreign
                 if foreign:
                     self._on_change()
-            except HeadwaterError as exc:  # not told yet, so `version` and `foreign` stay for the next look
+            except Exception as exc:  # not told yet, so `version` and `foreign` stay for the next look
                 logger.warning("could not look for news: %s", exc)
                 continue
             version = found

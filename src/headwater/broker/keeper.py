@@ -1,0 +1,44 @@
+"""Background work: the same thing again and again, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from headwater.broker.logger import logger
+
+
+class Repeating:
+    """Calls `work` every `interval_s()` seconds. What it raises is logged; the thread lives on."""
+
+    def __init__(self, name: str, work: Callable[[], object], interval_s: Callable[[], float]) -> None:
+        self._work = work
+        self._interval_s = interval_s
+        self._stopping = False
+        self._poked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def poke(self) -> None:
+        """The interval may have become shorter than the one that is being waited for."""
+        self._poked.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._poked.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last_s = time.monotonic()
+        while True:
+            self._poked.wait(max(0.0, last_s + self._interval_s() - time.monotonic()))
+            self._poked.clear()
+            if self._stopping:
+                return
+            if time.monotonic() - last_s >= self._interval_s():
+                last_s = time.monotonic()
+                try:
+                    self._work()
+                except Exception:
+                    logger.exception("background work failed; it is tried again in %s s", self._interval_s())
