@@ -47,8 +47,9 @@ def medians(repeats: int, *measures: Callable[[], float]) -> list[float]:
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
-def bare_connection(path: Path) -> apsw.Connection:
+def bare_connection(path: Path, page_bytes: int = 4096) -> apsw.Connection:
     connection = apsw.Connection(str(path))
+    connection.execute(f"PRAGMA page_size = {page_bytes}")
     connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
     return connection
 

@@ -76,8 +76,11 @@ def measure() -> list[Line]:
         def new() -> Path:
             return directory / f"{next(names)}.db"
 
-        many_ours, many_bare = medians(
-            REPEATS, lambda: many(new(), 1_000, 100), lambda: rivals.bare_inserts(new(), 1_000, 100)
+        many_ours, many_bare, many_bare_large_pages = medians(
+            REPEATS,
+            lambda: many(new(), 1_000, 100),
+            lambda: rivals.bare_inserts(new(), 1_000, 100),
+            lambda: rivals.bare_inserts(new(), 1_000, 100, page_bytes=8192),
         )
         concurrent, in_threads, single, bare, lite, persist = medians(
             REPEATS,
@@ -90,6 +93,7 @@ def measure() -> list[Line]:
         )
     return [
         against("publish_many of 1,000", many_ours, "bare APSW in 1,000s", many_bare, 0.5),
+        against("publish_many of 1,000", many_ours, "bare APSW, pages of 8 KiB too", many_bare_large_pages),
         against("100 tasks, each awaits its seq", concurrent, "litequeue, one by one", lite, 30),
         against("100 tasks, each awaits its seq", concurrent, "bare APSW, one by one", bare, 10),
         against("100 tasks, each awaits its seq", concurrent, "persist-queue, one by one", persist),

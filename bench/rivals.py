@@ -19,8 +19,8 @@ WHOLE_ROWS_SQL = """
 """
 
 
-def bare_inserts(path: Path, batch: int, batches: int) -> float:
-    connection = bare_connection(path)
+def bare_inserts(path: Path, batch: int, batches: int, page_bytes: int = 4096) -> float:
+    connection = bare_connection(path, page_bytes)
     connection.execute(ROWS_SQL)
 
     def work() -> None:

