@@ -277,7 +277,7 @@ def test_putting_a_row_again_replaces_it(store: Store) -> None:
 
     with store.read() as reader:
         assert reader.deliveries("s", [1, 2]) == {1: leased(1, key="new"), 2: waiting(2)}
-        assert reader.keys_in_use("s", ["old", "new"]) == {"new"}
+        assert reader.deliveries("s", [1])[1].key == "new"
 
 
 def test_rows_are_removed_one_by_one_or_all(store: Store) -> None:
@@ -331,17 +331,6 @@ def test_delivery_counts(store: Store) -> None:
 
     with store.read() as reader:
         assert reader.delivery_counts("s") == DeliveryCounts(in_flight=2, waiting=3, first_seq=4)
-
-
-def test_keys_in_use(store: Store) -> None:
-    subscribe(store, "s", "other")
-    put(store, waiting(1, key="a"), leased(2, key="b"), waiting(3), waiting(4, key="a"))
-    put(store, waiting(1, key="c"), subscription="other")
-
-    with store.read() as reader:
-        assert reader.keys_in_use("s", ["a", "b", "c", "d", "a"]) == {"a", "b"}
-        assert reader.keys_in_use("s", []) == set()
-        assert reader.keys_in_use("s", (f"{n}" for n in range(3_000))) == set()
 
 
 def test_leased_seqs_are_those_under_a_live_lease_of_any_subscription(store: Store) -> None:

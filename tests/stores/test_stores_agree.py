@@ -213,7 +213,6 @@ def answers_about(reader: Reader, subscription: str, now_ms: int) -> dict[str, A
         "next_due_ms": reader.next_due_ms(subscription),
         "deliveries": reader.deliveries(subscription, range(50)),
         "delivery_counts": reader.delivery_counts(subscription),
-        "keys_in_use": reader.keys_in_use(subscription, ["k", "l", "m"]),
     }
 
 

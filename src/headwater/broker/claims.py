@@ -89,11 +89,11 @@ def acquire(writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int)
     """Take an exclusive subscription, and turn what its last holder left in flight into rows to be delivered again."""
     lease = take(record.lease, owner, now_ms, record.spec.lease_ms)
     if lease is None:
-        raise SubscriptionActive(
-            f"Subscription '{record.id}' is already active on another connection",
-            where=record.lease.owner,
-            next=f"Close it there, or pass wait= to wait for it (a dead holder's lease ends in "
-            f"{(record.lease.until_ms - now_ms) / 1000:.0f} s), or use mode='shared' to share the work",
+        left_s = (record.lease.until_ms - now_ms) / 1000
+        raise already_active(
+            record,
+            f"Close it there, or pass wait= to wait for it (a dead holder's lease ends in {left_s:.0f} s), "
+            "or use mode='shared' to share the work",
         )
     writer.put_deliveries(record.id, [*_left_in_flight(writer, record, now_ms)])
     writer.end_leases(record.id, now_ms)
@@ -110,6 +110,11 @@ def _left_in_flight(reader: Reader, record: SubscriptionRecord, now_ms: int) -> 
         has_row = reader.deliveries(record.id, seqs)
         # The old token stays on the row: it marks a delivery whose holder vanished.
         yield from (DeliveryRow(seq, 1, now_ms, max(1, record.lease.fence)) for seq in seqs if seq not in has_row)
+
+
+def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActive:
+    why = f"Subscription '{record.id}' is already active on another connection"
+    return SubscriptionActive(why, where=record.lease.owner, next=next)
 
 
 # --- claiming -------------------------------------------------------------------------------------------------------

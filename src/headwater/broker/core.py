@@ -126,11 +126,7 @@ class Core:
         def work(writer: Writer, undo: Undo) -> None:
             record = claims.load(writer, id)
             if record.lease.live(self.engine.clock.now_ms()):
-                raise SubscriptionActive(
-                    f"Subscription '{id}' is already active on another connection",
-                    where=record.lease.owner,
-                    next="Close it there first",
-                )
+                raise claims.already_active(record, "Close it there first")
             end_redrives(writer, id, "the subscription was removed")
             writer.delete_subscription(id)
 
@@ -143,11 +139,7 @@ class Core:
         def work(writer: Writer, undo: Undo) -> int:
             record = claims.load(writer, id)
             if record.spec.mode == "exclusive" and record.lease.live(self.engine.clock.now_ms()):
-                raise SubscriptionActive(
-                    f"Subscription '{id}' is already active on another connection",
-                    where=record.lease.owner,
-                    next="Close it there, seek, and subscribe again",
-                )
+                raise claims.already_active(record, "Close it there, seek, and subscribe again")
             after = start_position(writer, start)
             lease = Lease("", record.lease.fence + 1, 0)
             end_redrives(writer, id, "the subscription was moved")

@@ -45,6 +45,9 @@ class LogFace:
         self._registrations: list[Registration] = []
         self._ended: set[str] = set()  # handlers that ran and were stopped
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
     @property
     def live(self) -> LiveFeed:
         """Plain callbacks for messages as they come: subscribe, unsubscribe, unsubscribe_all."""
@@ -99,6 +102,10 @@ class SubscriptionFace:
         self._subscriber = subscriber
         self._prefetch = Prefetch(subscriber.spec)
         self._buffer: list[Claimed] = []  # fetched ahead by the iterator, next one last
+
+    def __repr__(self) -> str:
+        spec = self._subscriber.spec
+        return f"<{type(self).__name__} {self.id}: {spec.pattern}, {spec.mode}>"
 
     @property
     def id(self) -> str:

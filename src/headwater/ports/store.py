@@ -78,9 +78,6 @@ class Reader(Protocol):
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts: ...
 
-    def keys_in_use(self, subscription: str, keys: Iterable[str]) -> set[str]:
-        """Those of the keys that some delivery row of the subscription carries."""
-
     def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
         """Seqs in [low, high] that some subscription holds under a live lease."""
 

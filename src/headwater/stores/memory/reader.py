@@ -96,10 +96,6 @@ class MemoryReader:
         first_seq = min((row.seq for row in rows), default=None)
         return DeliveryCounts(in_flight, len(rows) - in_flight, first_seq)
 
-    def keys_in_use(self, subscription: str, keys: Iterable[str]) -> set[str]:
-        in_use = {row.key for row in self._rows(subscription)}
-        return {key for key in keys if key in in_use}
-
     def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
         return {
             row.seq

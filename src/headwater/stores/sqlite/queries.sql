@@ -168,10 +168,6 @@ WHERE subscription = ? AND seq IN (SELECT value FROM json_each(?))
 -- :delivery_counts: rows in flight, rows waiting, and the first of them
 SELECT coalesce(sum(token > 0), 0), coalesce(sum(token = 0), 0), min(seq) FROM deliveries WHERE subscription = ?
 
--- :keys_in_use: which of the given keys some delivery row carries
-SELECT json_group_array(DISTINCT key) FROM deliveries
-WHERE subscription = ? AND key IN (SELECT value FROM json_each(?))
-
 -- :leased_seqs: seqs of a range under a live lease
 SELECT json_group_array(DISTINCT seq) FROM deliveries WHERE seq BETWEEN ? AND ? AND token > 0 AND due_at > ?
 

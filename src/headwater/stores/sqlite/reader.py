@@ -198,9 +198,6 @@ class SqliteReader:
     def delivery_counts(self, subscription: str) -> DeliveryCounts:
         return DeliveryCounts(*self._row("delivery_counts", subscription))
 
-    def keys_in_use(self, subscription: str, keys: Iterable[str]) -> set[str]:
-        return set(msgspec.json.decode(self._value("keys_in_use", subscription, _json(list(keys)))))
-
     def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
         return set(msgspec.json.decode(self._value("leased_seqs", low, high, now_ms)))
 
