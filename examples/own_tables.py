@@ -46,6 +46,6 @@ with headwater.open(path, adopt=True) as log:  # adopt: this database has tables
         [again] = subscription.fetch(1)
         print("comes again: message", again.seq, "attempt", again.attempt)
 
-    with log.subscribe("display", "stock.changed", mode="ephemeral") as subscription:
+    with log.subscribe("display", "stock.changed", mode="ephemeral", start="first") as subscription:
         print("stock.changed:", [message.data for message in subscription.messages()])
 shop.close()

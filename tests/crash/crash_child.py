@@ -201,8 +201,8 @@ class HandlerHost:
 
     def run(self) -> None:
         mode, pattern, _ = SUBSCRIPTIONS[self._id]
+        self._log.on(pattern, id=self._id, mode=mode, **OPTIONS)(self._handle)
         while not stopping.is_set():
-            self._log.on(pattern, id=self._id, mode=mode, **OPTIONS)(self._handle)
             try:
                 self._log.start()
             except SubscriptionActive:

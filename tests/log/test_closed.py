@@ -149,4 +149,4 @@ def test_two_ephemeral_readers_of_one_name_do_not_disturb_each_other(log: Log) -
 def test_an_ephemeral_reader_skips_what_has_expired(log: Log, clock: Any) -> None:
     log.publish_many([("a", 1, {"ttl": 1}), ("a", 2)])
     clock.advance(1_000)
-    assert [message.data for message in log.subscribe("live", ">", mode="ephemeral").fetch()] == [2]
+    assert [message.data for message in log.subscribe("live", ">", mode="ephemeral", start="first").fetch()] == [2]

@@ -67,7 +67,7 @@ class Core:
 
     def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[Subscriber | Tail]:
         check_subscription_id(id)
-        start: Start = options.pop("start", "first")
+        start: Start = options.pop("start", "new" if options.get("mode") == "ephemeral" else "first")
         wait_s = options.pop("wait", 0.0)
         spec = make_spec(pattern, options)
         subscriber: Subscriber | Tail
