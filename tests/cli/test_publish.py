@@ -10,7 +10,7 @@ import headwater
 
 def messages_of(path: Path) -> list[headwater.Message]:
     with headwater.open(path) as log:
-        return [each.message for each in log.subscribe("t", ">", mode="ephemeral").messages()]
+        return [each.message for each in log.subscribe("t", ">", mode="ephemeral", start="first").messages()]
 
 
 def test_one_message(run, path: Path):

@@ -44,7 +44,7 @@ def received(log: Log, pattern: str, **options: Any) -> list[Any]:
 )
 def test_topics(log: Log, mode: Any, dialect: Any, pattern: str, expected: list[int]) -> None:
     log.publish_many([(topic, None) for topic in TOPICS])
-    subscription = log.subscribe("s", pattern, dialect=dialect, mode=mode)
+    subscription = log.subscribe("s", pattern, dialect=dialect, mode=mode, start="first")
     assert [message.seq - 1 for message in subscription.fetch()] == expected
 
 
@@ -127,6 +127,6 @@ def test_messages_of_others_are_passed_over_however_many(log: Log) -> None:
     log.publish_many([("noise", n) for n in range(12_000)])
     log.publish("wanted", 1)
     for mode in ("exclusive", "shared"):
-        subscription = log.subscribe(mode, "wanted", mode=mode)
+        subscription = log.subscribe(mode, "wanted", mode=mode, start="first")
         assert [message.seq for message in subscription.fetch()] == [12_001]
         assert log.subscription(mode).lag == 1
