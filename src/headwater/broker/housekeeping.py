@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -87,37 +88,55 @@ def _enforce(engine: Engine, policy: RetentionPolicy, report: Report) -> Flow[No
     after: int | None = 0
     spared = Total(0, 0)
     while after is not None:
-        after, pruned, gaps, spared = yield from engine.write(
-            partial(_prune_page, policy=policy, after=after, spared=spared, now_ms=engine.clock.now_ms())
-        )
+        place = _Place(policy, after, spared, engine.clock.now_ms())
+        # Looked for beside the writers: in a large log, to find that nothing is too much can take a second.
+        too_much, _ = yield from engine.read(partial(_too_much, place=place))
+        if not too_much:
+            return
+        after, pruned, gaps, spared = yield from engine.write(partial(_prune_page, place=place))
         report.gaps += gaps
         if pruned:
             report.pruned[policy.pattern] = report.pruned.get(policy.pattern, 0) + pruned
 
 
-def _prune_page(
-    writer: Writer, undo: Undo, *, policy: RetentionPolicy, after: int, spared: Total, now_ms: int
-) -> tuple[int | None, int, int, Total]:
+class _Place(NamedTuple):
+    """How far a policy has got: what lies above `after` is yet to be looked at, what was `spared` lies below."""
+
+    policy: RetentionPolicy
+    after: int
+    spared: Total
+    now_ms: int
+
+    @property
+    def pattern(self) -> Pattern:
+        return parse_pattern(self.policy.pattern, self.policy.dialect)
+
+
+def _too_much(reader: Reader, *, place: _Place) -> tuple[list[Kept], bool]:
+    """A page of what has to go, and whether that is all of it."""
+    page = reader.oldest(place.pattern, place.after, PRUNE_PAGE)
+    stored = _total(reader, place.pattern)
+    total = Total(stored.messages - place.spared.messages, stored.bytes - place.spared.bytes)
+    too_much = page[: surplus(place.policy.limits, page, total, place.now_ms)]
+    return too_much, len(too_much) < len(page) or len(page) < PRUNE_PAGE
+
+
+def _prune_page(writer: Writer, undo: Undo, *, place: _Place) -> tuple[int | None, int, int, Total]:
     """Delete up to a page of what is too much: where to go on (or None), how many were deleted, how many of them
     somebody had yet to settle, and what had to be spared so far."""
-    pattern = parse_pattern(policy.pattern, policy.dialect)
-    page = writer.oldest(pattern, after, PRUNE_PAGE)
-    stored = _total(writer, pattern)
-    total = Total(stored.messages - spared.messages, stored.bytes - spared.bytes)  # what lies above `after`
-    too_much = page[: surplus(policy.limits, page, total, now_ms)]
+    too_much, finished = _too_much(writer, place=place)
     if not too_much:
-        return None, 0, 0, spared
+        return None, 0, 0, place.spared
     subscriptions = [
-        record for record in writer.subscriptions() if overlaps(selection_of(record.spec).pattern, pattern)
+        record for record in writer.subscriptions() if overlaps(selection_of(record.spec).pattern, place.pattern)
     ]
-    gone = _deletable(writer, policy, too_much, subscriptions, now_ms)
-    lost = _record_gaps(writer, gone, subscriptions, now_ms)
+    gone = _deletable(writer, place.policy, too_much, subscriptions, place.now_ms)
+    lost = _record_gaps(writer, gone, subscriptions, place.now_ms)
     writer.delete_messages(gone)
     spared = Total(
-        spared.messages + len(too_much) - len(gone),
-        spared.bytes + sum(kept.size for kept in too_much) - sum(kept.size for kept in gone),
+        place.spared.messages + len(too_much) - len(gone),
+        place.spared.bytes + sum(kept.size for kept in too_much) - sum(kept.size for kept in gone),
     )
-    finished = len(too_much) < len(page) or len(page) < PRUNE_PAGE
     return (None if finished else too_much[-1].seq), len(gone), lost, spared
 
 
