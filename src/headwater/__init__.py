@@ -15,9 +15,10 @@ from headwater.errors import HeadwaterError
 from headwater.message import Message
 from headwater.ports.clock import ManualClock
 from headwater.ports.records import DeadLetter, Gap
-from headwater.wiring import connect, open
+from headwater.version import VERSION
+from headwater.wiring import connect, open, serve
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AsyncLog",
@@ -35,4 +36,5 @@ __all__ = [
     "connect",
     "errors",
     "open",
+    "serve",
 ]

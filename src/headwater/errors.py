@@ -13,6 +13,7 @@ HeadwaterError
 │   ├── InvalidWhere                      the `where` condition of a subscription
 │   ├── InvalidData                       a payload or header that is not JSON
 │   ├── InvalidOption                     a named option with an impossible value
+│   ├── InvalidConfiguration              headwater.toml, the environment or a flag says something impossible
 │   └── TooLarge                          over a named limit
 ├── SubscriptionError
 │   ├── UnknownSubscription
@@ -31,6 +32,12 @@ HeadwaterError
 │   ├── Corrupt
 │   ├── InputOutput
 │   └── SqlFailed                         the user's own SQL in a transaction; its cause says more
+├── RemoteError                           a server said no, or did not answer
+│   ├── Unreachable                       there is no connection, and no more hope for one
+│   ├── RequestTimeout                    no answer in time: it may or may not have been done
+│   ├── Unauthorized                      no token, a wrong one, or one without this scope
+│   ├── Overloaded                        over a rate or a queue limit of the server; later it may do
+│   └── CallFailed                        a method answered with an error of its own: `code`, `data`
 └── Closed                                used after close()
 
 Each carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
@@ -108,6 +115,10 @@ class InvalidOption(InvalidInput):
     pass
 
 
+class InvalidConfiguration(InvalidInput):
+    pass
+
+
 class TooLarge(InvalidInput):
     pass
 
@@ -178,6 +189,42 @@ class InputOutput(StoreError):
 
 class SqlFailed(StoreError):
     pass
+
+
+class RemoteError(HeadwaterError):
+    pass
+
+
+class Unreachable(RemoteError):
+    pass
+
+
+class RequestTimeout(RemoteError):
+    pass
+
+
+class Unauthorized(RemoteError):
+    pass
+
+
+class Overloaded(RemoteError):
+    pass
+
+
+class CallFailed(RemoteError):
+    """`code` is the JSON-RPC error code, `data` what the other side added to it."""
+
+    def __init__(self, why: str, *, where: str = "", next: str = "", code: int = -32603, data: object = None) -> None:
+        super().__init__(why, where=where, next=next)
+        self.code = code
+        self.data = data
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_call_failed, (self.why, self.where, self.next, self.code, self.data))
+
+
+def _rebuild_call_failed(why: str, where: str, next: str, code: int, data: object) -> CallFailed:
+    return CallFailed(why, where=where, next=next, code=code, data=data)
 
 
 class Closed(HeadwaterError):

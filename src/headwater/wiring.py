@@ -8,12 +8,14 @@ import contextlib
 import os
 import weakref
 from collections.abc import Generator
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from headwater.broker.asynchronous import AsyncLog
 from headwater.broker.blocking import Log
 from headwater.broker.core import Core
 from headwater.broker.engine import Engine
+from headwater.broker.verbs import LogVerbs
+from headwater.client.options import RemoteOptions
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import InvalidOption
 from headwater.message import Span, check_whole, span_ms
@@ -21,6 +23,11 @@ from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Store
 from headwater.stores.memory import MemoryStore
 from headwater.stores.sqlite import Durability, SqliteStore, SqliteWatcher
+from headwater.version import VERSION
+
+if TYPE_CHECKING:
+    from headwater.configuration import Settings
+    from headwater.server.serving import Server
 
 HOUSEKEEPING_S = 60.0
 BUSY_TIMEOUT_S = 10.0
@@ -41,12 +48,59 @@ class OpenOptions(TypedDict, total=False):
     heartbeats: bool
 
 
-def open(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Log:
-    """Open a log, making it if it is not there: a file path, `sqlite:path` or `memory:`."""
-    return Log(open_core(url, **options))
+class AllOptions(OpenOptions, RemoteOptions, total=False):
+    """Those for a log here, and those for a log behind a server; which of them apply, the url says."""
 
 
-def connect(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Connecting:
+def open(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Log:
+    """Open a log, making it if it is not there: a file path, `sqlite:path` or `memory:`. Or one behind a server:
+    `ws://host:port`, `wss://host:port`."""
+    if _is_remote(url):
+        return Log(_open_remote(str(url), options))
+    return Log(open_core(url, **cast(OpenOptions, options)))
+
+
+def serve(url: str | os.PathLike[str] | None = None, **flags: Any) -> Server:
+    """A server for a log: `async with headwater.serve("events.db", port=0) as server`, or `headwater.serve(…).run()`.
+    Settings are those of `headwater.toml`, by name: `port`, `tokens`, `limits_burst`, …"""
+    from headwater.configuration import load_settings  # not before a server is wanted: it costs a third of a second
+
+    paths = {_setting_path(name): value for name, value in flags.items() if name not in ("config", "profile", "clock")}
+    if url is not None:
+        paths["server.log"] = os.fspath(url)
+    settings = load_settings(
+        config=flags.get("config"),
+        profile=flags.get("profile"),
+        flags=paths,
+        environment=os.environ,
+        directory=os.getcwd(),
+    )
+    return make_server(settings, clock=flags.get("clock"))
+
+
+def _setting_path(name: str) -> str:
+    section, _, key = name.partition("_")
+    return f"{section}.{key}" if section in ("limits", "log") and key else f"server.{name}"
+
+
+def make_server(settings: Settings, clock: Clock | None = None) -> Server:
+    from headwater.server.serving import Server
+
+    def open_log() -> Core:
+        options: OpenOptions = {
+            "durability": settings.log.durability,
+            "dedupe": settings.log.dedupe,
+            "dedupe_count": settings.log.dedupe_count,
+            "housekeeping": settings.log.retention_interval,
+        }
+        if clock is not None:
+            options["clock"] = clock
+        return open_core(settings.server.log, **options)
+
+    return Server(open_log, settings, VERSION)
+
+
+def connect(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Connecting:
     """The same for asyncio: `async with headwater.connect("events.db") as log`, or `log = await headwater.connect(…)`
     and later `await log.close()`."""
     return Connecting(url, options)
@@ -55,13 +109,18 @@ def connect(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Conn
 class Connecting:
     """A log about to be opened, off the event loop."""
 
-    def __init__(self, url: str | os.PathLike[str], options: OpenOptions) -> None:
+    def __init__(self, url: str | os.PathLike[str], options: AllOptions) -> None:
         self._url = url
         self._options = options
         self._log: AsyncLog | None = None
 
     async def _open(self) -> AsyncLog:
-        self._log = AsyncLog(await asyncio.to_thread(open_core, self._url, **self._options))
+        core: LogVerbs
+        if _is_remote(self._url):
+            core = await _connect_remote(str(self._url), self._options)
+        else:
+            core = await asyncio.to_thread(open_core, self._url, **cast(OpenOptions, self._options))
+        self._log = AsyncLog(core)
         return self._log
 
     def __await__(self) -> Generator[Any, None, AsyncLog]:
@@ -73,6 +132,27 @@ class Connecting:
     async def __aexit__(self, *exc: object) -> None:
         if self._log is not None:
             await self._log.close()
+
+
+def _is_remote(url: str | os.PathLike[str]) -> bool:
+    return isinstance(url, str) and url.startswith(("ws://", "wss://"))
+
+
+def _open_remote(url: str, options: AllOptions) -> LogVerbs:
+    from headwater.client import core as remote  # not before it is wanted
+
+    settings = remote.read_options(url, cast(RemoteOptions, options))
+    core = remote.open_on_a_thread(lambda loop: remote.Link(settings, remote.new_publisher(), loop), SystemClock())
+    _open_cores.add(core)
+    return core
+
+
+async def _connect_remote(url: str, options: AllOptions) -> LogVerbs:
+    from headwater.client import core as remote
+
+    settings = remote.read_options(url, cast(RemoteOptions, options))
+    link = remote.Link(settings, remote.new_publisher(), asyncio.get_running_loop())
+    return await remote.open_on_this_loop(link, SystemClock())
 
 
 def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Core:
@@ -102,7 +182,7 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
     return core
 
 
-_open_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+_open_cores: weakref.WeakSet[Any] = weakref.WeakSet()  # of everything with a close()
 
 
 @atexit.register
@@ -123,7 +203,9 @@ def _open_store(url: str, options: OpenOptions) -> Store:
         raise InvalidOption("this would be a file of that name", where=url, next="A log in memory is memory:")
     scheme, found, rest = url.partition("://")
     if found and scheme != "sqlite":
-        raise InvalidOption(f"there is no store for {scheme}:// here", where=url, next="Use a file path or memory:")
+        raise InvalidOption(
+            f"there is no store for {scheme}:// here", where=url, next="Use a file path, memory: or ws://"
+        )
     path = rest.removeprefix("/") if found else url.removeprefix("sqlite:")  # sqlite:///relative, sqlite:////absolute
     return SqliteStore(
         path,

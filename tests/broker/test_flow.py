@@ -192,3 +192,141 @@ def test_many_threads_and_many_tickets() -> None:
     for thread in threads:
         thread.join(30)
     assert sorted(outcomes) == list(range(200))
+
+
+# --- then ---------------------------------------------------------------------------------------------------------
+
+
+class Called:
+    """Notes which tickets called back, and on which thread."""
+
+    def __init__(self, expected: int) -> None:
+        self.tickets: list[Ticket[Any]] = []
+        self.threads: set[int] = set()
+        self.all_there = asyncio.Event()
+        self._expected = expected
+
+    def __call__(self, ticket: Ticket[Any]) -> None:
+        self.tickets.append(ticket)
+        self.threads.add(threading.get_ident())
+        if len(self.tickets) == self._expected:
+            self.all_there.set()
+
+    async def wait(self) -> None:
+        await asyncio.wait_for(self.all_there.wait(), 30)
+        for _ in range(3):
+            await asyncio.sleep(0)  # should somebody be called twice, it has happened by now
+
+
+def test_then_calls_back_on_the_loop_when_another_thread_is_done() -> None:
+    async def story() -> None:
+        ticket: Ticket[str] = Ticket()
+        called = Called(1)
+        ticket.then(asyncio.get_running_loop(), called)
+        await asyncio.sleep(0)
+        assert called.tickets == []
+        thread = threading.Thread(target=finish, args=([(ticket, "from afar", None)],))
+        thread.start()
+        await called.wait()
+        thread.join(30)
+        assert called.tickets == [ticket]
+        assert called.threads == {threading.get_ident()}
+        assert ticket.result() == "from afar"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("error", [None, KeyError("inside")], ids=["a value", "an error"])
+def test_then_calls_back_for_what_is_done_already(error: BaseException | None) -> None:
+    async def story() -> None:
+        ticket = done("value", error)
+        called = Called(1)
+        ticket.then(asyncio.get_running_loop(), called)
+        assert called.tickets == [], "not from inside the call: who asks has not finished asking"
+        await called.wait()
+        assert called.tickets == [ticket]
+        assert called.tickets[0].error is error
+
+    asyncio.run(story())
+
+
+class Meddled(list[Any]):
+    """The waiters of a ticket that is finished at the worst moment: just before, or just after, one is added."""
+
+    def __init__(self, ticket: Ticket[Any], when: str) -> None:
+        self._ticket = ticket
+        self._when = when
+
+    def append(self, waiter: Any) -> None:
+        if self._when == "just before":
+            finish([(self._ticket, "value", None)])
+        super().append(waiter)
+        if self._when == "just after":
+            finish([(self._ticket, "value", None)])
+
+
+@pytest.mark.parametrize("when", ["just before", "just after"])
+def test_then_calls_back_once_at_the_worst_moment(when: str) -> None:
+    async def story() -> None:
+        ticket: Ticket[str] = Ticket()
+        ticket._waiters = Meddled(ticket, when)
+        called = Called(1)
+        ticket.then(asyncio.get_running_loop(), called)
+        await called.wait()
+        assert called.tickets == [ticket]
+
+    asyncio.run(story())
+
+
+def test_then_may_be_asked_by_several_and_beside_those_who_wait() -> None:
+    async def story() -> None:
+        ticket: Ticket[str] = Ticket()
+        called = Called(2)
+        waiting = asyncio.create_task(ticket.wait_async())
+        await asyncio.sleep(0)
+        for _ in range(2):
+            ticket.then(asyncio.get_running_loop(), called)
+        finish([(ticket, "for all", None)])
+        finish([(ticket, "again", None)])
+        assert await waiting
+        await called.wait()
+        assert called.tickets == [ticket, ticket]
+
+    asyncio.run(story())
+
+
+def test_tickets_finished_together_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        tickets: list[Ticket[int]] = [Ticket() for _ in range(100)]
+        called = Called(len(tickets))
+        for ticket in tickets:
+            ticket.then(loop, called)
+        calls = []
+        wake = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any) -> Any:
+            calls.append(1)
+            return wake(*arguments)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        finish([(ticket, 1, None) for ticket in tickets])
+        monkeypatch.undo()
+        await called.wait()
+        assert len(calls) == 1
+        assert called.tickets == tickets, "in the order they were finished"
+
+    asyncio.run(story())
+
+
+def test_then_on_a_loop_that_is_closed_harms_nobody() -> None:
+    ticket: Ticket[None] = Ticket()
+    called: list[Any] = []
+
+    async def ask() -> None:
+        ticket.then(asyncio.get_running_loop(), called.append)
+
+    asyncio.run(ask())
+    finish([(ticket, None, None)])
+    assert ticket.done
+    assert called == []

@@ -190,7 +190,7 @@ def test_subscribe_options_are_those_of_the_code() -> None:
         "broadcast": spec.entities.get("broadcast", False),
     }
     assert {name: said[name] for name in rest} == {name: repr(value) for name, value in rest.items()}
-    assert said.keys() - {*spans_ms, *numbers, *words, *rest} == {"start", "wait"}
+    assert said.keys() - {*spans_ms, *numbers, *words, *rest} == {"start", "wait", "takeover"}
 
 
 def test_publish_options_are_all_named() -> None:

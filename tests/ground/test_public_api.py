@@ -26,11 +26,12 @@ EXPORTED = [
     "connect",
     "errors",
     "open",
+    "serve",
 ]
 
 PUBLIC_NAMES = {
     blocking.Log: [
-        "close", "health", "housekeep", "last_seq", "live", "name", "on", "publish", "publish_many", "retain",
+        "close", "health", "housekeep", "last_seq", "live", "name", "on", "publish", "publish_many", "remote", "retain",
         "retention", "run", "seek", "start", "statistics", "stop", "subscribe", "subscription", "subscriptions",
         "topic_max_seq", "topics", "transaction", "unretain", "unsubscribe",
     ],

@@ -10,18 +10,17 @@ from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
 from headwater.broker.claims import Failure
-from headwater.broker.core import Core
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
 from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
     Registration,
+    RemoteFace,
     SubscriptionFace,
     by_id,
     claimed_of,
     mark_settled,
     nack_arguments,
-    require_durable,
 )
 from headwater.broker.flow import run_async
 from headwater.broker.handlers import Handler, HandlerLoop
@@ -33,6 +32,7 @@ from headwater.broker.reading import PREFETCH
 from headwater.broker.received import Received
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
+from headwater.broker.verbs import LogVerbs
 from headwater.errors import Closed, HeadwaterError
 from headwater.message import PublishOptions, Span, span_ms
 from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
@@ -51,9 +51,9 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
 
     _subscription: AsyncSubscription
 
-    async def ack(self) -> None:
+    async def ack(self, *, wait: bool = True) -> None:
         if not self.settled:
-            await self._subscription.ack_many([self])
+            await self._subscription.ack_many([self], wait=wait)
 
     async def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         if not self.settled:
@@ -72,9 +72,8 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction]:
-        subscriber = require_durable(self._subscription._subscriber)
-        inner = OwnTransaction(subscriber.engine, partial(subscriber.ack_in, settled=[self._claimed]))
-        async with _transaction(inner) as tx:
+        subscription = self._subscription
+        async with _transaction(subscription._core.transaction(subscription._subscriber, self._claimed)) as tx:
             yield tx
         self.settled = True
 
@@ -134,11 +133,14 @@ class AsyncSubscription(SubscriptionFace):
             if not found:
                 return
 
-    async def ack(self, message: AsyncReceivedMessage) -> None:
-        await message.ack()
+    async def ack(self, message: AsyncReceivedMessage, *, wait: bool = True) -> None:
+        await message.ack(wait=wait)
 
-    async def ack_many(self, messages: Sequence[AsyncReceivedMessage]) -> None:
-        await run_async(self._subscriber.ack(claimed_of(messages)))
+    async def ack_many(self, messages: Sequence[AsyncReceivedMessage], *, wait: bool = True) -> None:
+        if wait:
+            await run_async(self._subscriber.ack(claimed_of(messages)))
+        else:
+            self._ack_soon(claimed_of(messages))
         mark_settled(messages)
 
     async def nack(self, message: AsyncReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
@@ -154,8 +156,7 @@ class AsyncSubscription(SubscriptionFace):
         return await run_async(self._core.describe(self._subscriber))
 
     async def close(self) -> None:
-        await run_async(self._subscriber.close(self._unseen()))
-        self._core.forget(self._subscriber)
+        await run_async(self._close())
 
     async def __aenter__(self) -> Self:
         return self
@@ -165,7 +166,7 @@ class AsyncSubscription(SubscriptionFace):
 
 
 class AsyncDeadLetterBox:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: LogVerbs) -> None:
         self._inner = core.dead_letters
 
     async def list(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> list[DeadLetter]:
@@ -190,16 +191,25 @@ class AsyncDeadLetterBox:
         return await run_async(self._inner.import_(lines))
 
 
+class AsyncRemoteEnd(RemoteFace):
+    async def call(self, method: str, params: Any = None, *, timeout: float | None = None) -> Any:
+        return await run_async(self._inner.call(method, params, timeout))
+
+
 class AsyncLog(LogFace):
     _runs_coroutines = True
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: LogVerbs) -> None:
         super().__init__(core)
         self.dead_letters = AsyncDeadLetterBox(core)
         self._running: list[tuple[HandlerLoop, list[asyncio.Task[None]]]] = []
         self._stop_running = asyncio.Event()
         loop = asyncio.get_running_loop()
         core.live.run_coroutine = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    @property
+    def remote(self) -> AsyncRemoteEnd:
+        return AsyncRemoteEnd(self._core.remote)
 
     async def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
         return await run_async(self._core.publish(topic, data, options))
@@ -209,7 +219,7 @@ class AsyncLog(LogFace):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction]:
-        async with _transaction(OwnTransaction(self._core.engine)) as tx:
+        async with _transaction(self._core.transaction()) as tx:
             yield tx
 
     async def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> AsyncSubscription:

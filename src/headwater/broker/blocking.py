@@ -5,23 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from headwater.broker.claims import Failure
-from headwater.broker.core import Core
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
 from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
     Registration,
+    RemoteFace,
     SubscriptionFace,
     by_id,
     claimed_of,
     mark_settled,
     nack_arguments,
-    require_durable,
 )
 from headwater.broker.flow import run_blocking
 from headwater.broker.handlers import Handler, HandlerLoop
@@ -33,6 +31,7 @@ from headwater.broker.reading import PREFETCH
 from headwater.broker.received import Received
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
+from headwater.broker.verbs import LogVerbs
 from headwater.errors import Closed, HeadwaterError
 from headwater.message import PublishOptions, Span, span_ms
 from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
@@ -44,10 +43,10 @@ class ReceivedMessage(Received, gc=False, eq=False):
 
     _subscription: Subscription
 
-    def ack(self) -> None:
-        """Done. Returns when that is on disk."""
+    def ack(self, *, wait: bool = True) -> None:
+        """Done. Returns when that is on disk; with wait=False at once, and a failure is only logged."""
         if not self.settled:
-            self._subscription.ack_many([self])
+            self._subscription.ack_many([self], wait=wait)
 
     def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         """Try again: after `delay` seconds, or after the backoff of the subscription."""
@@ -70,8 +69,8 @@ class ReceivedMessage(Received, gc=False, eq=False):
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Your own writes in the log's database and this ack: both commit at the end of the block, or neither."""
-        subscriber = require_durable(self._subscription._subscriber)
-        with _transaction(OwnTransaction(subscriber.engine, partial(subscriber.ack_in, settled=[self._claimed]))) as tx:
+        subscription = self._subscription
+        with _transaction(subscription._core.transaction(subscription._subscriber, self._claimed)) as tx:
             yield tx
         self.settled = True
 
@@ -127,12 +126,15 @@ class Subscription(SubscriptionFace):
             if not found:
                 return
 
-    def ack(self, message: ReceivedMessage) -> None:
-        message.ack()
+    def ack(self, message: ReceivedMessage, *, wait: bool = True) -> None:
+        message.ack(wait=wait)
 
-    def ack_many(self, messages: Sequence[ReceivedMessage]) -> None:
+    def ack_many(self, messages: Sequence[ReceivedMessage], *, wait: bool = True) -> None:
         """Done with all of these, in one transaction: all acks hold, or the error says which does not and none does."""
-        run_blocking(self._subscriber.ack(claimed_of(messages)))
+        if wait:
+            run_blocking(self._subscriber.ack(claimed_of(messages)))
+        else:
+            self._ack_soon(claimed_of(messages))
         mark_settled(messages)
 
     def nack(self, message: ReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
@@ -148,8 +150,7 @@ class Subscription(SubscriptionFace):
         return run_blocking(self._core.describe(self._subscriber))
 
     def close(self) -> None:
-        run_blocking(self._subscriber.close(self._unseen()))
-        self._core.forget(self._subscriber)
+        run_blocking(self._close())
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +162,7 @@ class Subscription(SubscriptionFace):
 class DeadLetterBox:
     """`log.dead_letters`. Filters everywhere: ids, subscription, topic (a pattern), type, reason, error (a regex)."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: LogVerbs) -> None:
         self._inner = core.dead_letters
 
     def list(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> list[DeadLetter]:
@@ -189,14 +190,26 @@ class DeadLetterBox:
         return run_blocking(self._inner.import_(lines))
 
 
+class RemoteEnd(RemoteFace):
+    """`log.remote`: the connection itself, for a log behind one. Calls go both ways."""
+
+    def call(self, method: str, params: Any = None, *, timeout: float | None = None) -> Any:
+        """Call a method of the server and return its result."""
+        return run_blocking(self._inner.call(method, params, timeout))
+
+
 class Log(LogFace):
     """A log. Publish to it, subscribe to it; close it, or use it in a `with` block."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: LogVerbs) -> None:
         super().__init__(core)
         self.dead_letters = DeadLetterBox(core)
         self._running: list[tuple[HandlerLoop, list[threading.Thread]]] = []
         self._stop_running = threading.Event()
+
+    @property
+    def remote(self) -> RemoteEnd:
+        return RemoteEnd(self._core.remote)
 
     def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
         """Store a message and return its seq. When this returns, the message is on disk."""
@@ -209,7 +222,7 @@ class Log(LogFace):
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Your own writes in the log's database and your publishes: all commit at the end of the block, or none."""
-        with _transaction(OwnTransaction(self._core.engine)) as tx:
+        with _transaction(self._core.transaction()) as tx:
             yield tx
 
     def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Subscription:

@@ -36,7 +36,7 @@ RECOVERY_PAGE = 1_000
 replace = msgspec.structs.replace
 
 
-class Claimed(msgspec.Struct, frozen=True, gc=False):
+class Claimed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A message handed out: which attempt it is, and the token that proves the right to settle it."""
 
     message: Message
@@ -68,12 +68,16 @@ def load_held(reader: Reader, id: str, owner: str, fence: int) -> SubscriptionRe
     """The subscription, if this owner still holds it."""
     record = load(reader, id)
     if record.spec.mode == "exclusive" and not record.lease.held_by(owner, fence):
-        raise LeaseLost(
-            f"subscription '{id}' has been taken over",
-            where=id,
-            next="Subscribe again; what was in flight here is delivered to its new holder",
-        )
+        raise taken_over(id)
     return record
+
+
+def taken_over(id: str) -> LeaseLost:
+    return LeaseLost(
+        f"subscription '{id}' has been taken over",
+        where=id,
+        next="Subscribe again; what was in flight here is delivered to its new holder",
+    )
 
 
 def settled_to(reader: Reader, record: SubscriptionRecord) -> int:

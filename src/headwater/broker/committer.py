@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from headwater.broker.flow import Ticket, finish
@@ -36,15 +36,33 @@ T = TypeVar("T")
 
 
 class Undo(list[Callable[[], None]]):
-    """What takes back in memory what a transaction did there, should it fail; `then` is done once it is committed."""
+    """What takes back in memory what a transaction did there, should it fail; `then` is done once it is committed, and
+    readers are told of what was `published`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.then: list[Callable[[], None]] = []
+        self.published: Published | None = None
+
+    def note_published(self, drafts: Iterable[Draft], new_seqs: Sequence[int]) -> None:
+        if new_seqs:
+            topics = {draft.topic for draft in drafts}
+            if self.published is None:
+                self.published = Published(topics, new_seqs[0], new_seqs[-1])
+            else:
+                self.published = Published(topics | self.published.topics, self.published.first_seq, new_seqs[-1])
 
     def take_back(self) -> None:
         while self:
             self.pop()()
+
+
+class Published(NamedTuple):
+    """What a group adds to the log."""
+
+    topics: set[str]
+    first_seq: int
+    last_seq: int
 
 
 Work = Callable[[Writer, Undo], T]
@@ -67,7 +85,6 @@ class Committer:
         self._clock = clock
         self._window = window
         self._on_publish = on_publish
-        self._fresh: _Fresh | None = None
         self._queue: deque[_Queued] = deque()
         self._bell = threading.Lock()  # locked while there is nothing to do; an Event costs three times as much
         self._bell.acquire()
@@ -163,7 +180,6 @@ class Committer:
     def _write(self, group: list[_Queued], undo: Undo) -> list[Any]:
         """Run a group in one transaction; the outcome of each, an error where one refused."""
         outcomes: list[Any] = []
-        self._fresh = None
         with self._store.write(undo.take_back) as writer:
             now_ms = self._clock.now_ms()
             index, end = 0, len(group)
@@ -181,7 +197,7 @@ class Committer:
                             drafts += work
                             sizes.append(len(work))
                         index += 1
-                    outcomes += self._append(writer, drafts, sizes, now_ms)
+                    outcomes += self._append(writer, undo, drafts, sizes, now_ms)
                 else:
                     try:
                         outcomes.append(work(writer, undo))
@@ -190,16 +206,12 @@ class Committer:
                     index += 1
         return outcomes
 
-    def _append(self, writer: Writer, drafts: list[Draft], sizes: list[int | None], now_ms: int) -> list[Any]:
+    def _append(
+        self, writer: Writer, undo: Undo, drafts: list[Draft], sizes: list[int | None], now_ms: int
+    ) -> list[Any]:
         """Store drafts and hand their seqs to whom they belong: a seq for each None, a list for each size."""
         seqs, repeats = writer.append(drafts, now_ms, self._window)
-        new = seqs if not repeats else [seq for at, seq in enumerate(seqs) if at not in repeats]
-        if new:
-            topics = {draft.topic for draft in drafts}
-            if self._fresh is not None:
-                topics |= self._fresh.topics
-            first = new[0] if self._fresh is None else self._fresh.first_seq
-            self._fresh = _Fresh(topics, first, new[-1])
+        undo.note_published(drafts, seqs if not repeats else [s for at, s in enumerate(seqs) if at not in repeats])
         if len(sizes) == len(drafts) and not any(sizes):
             return seqs
         parts: list[Any] = []
@@ -210,18 +222,10 @@ class Committer:
         return parts
 
     def _after_commit(self, undo: Undo) -> None:
-        if self._fresh is not None:
-            self._on_publish(self._fresh.topics, self._fresh.first_seq, self._fresh.last_seq)
+        if undo.published is not None:
+            self._on_publish(*undo.published)
         for step in undo.then:
             step()
-
-
-class _Fresh(NamedTuple):
-    """What the group being written adds to the log."""
-
-    topics: set[str]
-    first_seq: int
-    last_seq: int
 
 
 _FOR_EVERYBODY = (Locked, DiskFull, ReadOnly, Corrupt, InputOutput, Closed)  # the file, not one of the works

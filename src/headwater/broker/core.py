@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, Unpack
+from functools import partial
+from typing import Any, NamedTuple, Unpack
 
 from headwater.broker import claims, housekeeping, statistics
-from headwater.broker.claims import replace
+from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import Undo
 from headwater.broker.dead_letters import DeadLetters, end_redrives
 from headwater.broker.engine import Engine
-from headwater.broker.flow import Flow, Within, run_blocking
+from headwater.broker.flow import Flow, Within, run_blocking, run_together
 from headwater.broker.keeper import Repeating
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec, start_position
 from headwater.broker.publish import Outgoing, publish, publish_many
+from headwater.broker.resuming import NOTHING_RESUMED, Resume, Resumed, resume
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
-from headwater.delivery.lease import Lease
+from headwater.broker.transaction import OwnTransaction
+from headwater.broker.verbs import Consumer, RemoteVerbs
+from headwater.delivery.lease import Lease, release
 from headwater.delivery.retention import Limits
 from headwater.delivery.window import WindowState
 from headwater.errors import HeadwaterError, InvalidOption, SubscriptionActive, SubscriptionMismatch
@@ -32,11 +36,19 @@ from headwater.ports.records import (
     selection_of,
 )
 from headwater.ports.store import Writer
-from headwater.topics import Dialect, parse_pattern
+from headwater.topics import Dialect, Pattern, parse_pattern
 
 HEARTBEATS_PER_LEASE = 3
 INT64_MAX = 2**63 - 1
 TAKE_UP_POLL_S = 0.2  # a lease that runs out wakes nobody
+
+
+class Entry(NamedTuple):
+    """How a subscription is to be begun: where, if it is new; against a live holder; or going on from before."""
+
+    start: Start
+    takeover: bool
+    resume: Resume | None
 
 
 class Core:
@@ -55,6 +67,14 @@ class Core:
             else Repeating("headwater-housekeeper", lambda: run_blocking(self.housekeep()), lambda: housekeeping_s)
         )
 
+    @property
+    def name(self) -> str:
+        return self.engine.store.name
+
+    @property
+    def remote(self) -> RemoteVerbs:
+        raise InvalidOption("there is no connection: the log is in this process", where=self.name, next="Open ws://…")
+
     # --- publishing ---------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
@@ -63,25 +83,37 @@ class Core:
     def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]:
         return publish_many(self.engine, messages)
 
+    def transaction(self, consumer: Consumer | None = None, claimed: Claimed | None = None) -> OwnTransaction:
+        if consumer is None or claimed is None:
+            return OwnTransaction(self.engine)
+        if not isinstance(consumer, Subscriber):
+            raise InvalidOption(
+                "an ephemeral subscription has nothing to ack", where=consumer.id, next="Use mode exclusive or shared"
+            )
+        return OwnTransaction(self.engine, partial(consumer.ack_in, settled=[claimed]))
+
     # --- subscribing --------------------------------------------------------------------------------------------
 
-    def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[Subscriber | Tail]:
+    def subscribe(
+        self, id: str, pattern: str, resume: Resume | None = None, **options: Unpack[SubscribeOptions]
+    ) -> Flow[Subscriber | Tail]:
         check_subscription_id(id)
         start: Start = options.pop("start", "new" if options.get("mode") == "ephemeral" else "first")
         wait_s = options.pop("wait", 0.0)
+        entry = Entry(start, options.pop("takeover", False), resume)
         spec = make_spec(pattern, options)
         subscriber: Subscriber | Tail
         if spec.mode == "ephemeral":
             after = yield from self.engine.read(lambda reader: start_position(reader, start))
             subscriber = Tail(self.engine, id, spec, after)
         else:
-            subscriber = yield from self._take_up(id, spec, start, wait_s)
+            subscriber = yield from self._take_up(id, spec, entry, wait_s)
         self._subscribers.add(subscriber)
         if self._keeper is not None:
             self._keeper.poke()
         return subscriber
 
-    def _take_up(self, id: str, spec: SubscriptionSpec, start: Start, wait_s: float | None) -> Flow[Subscriber]:
+    def _take_up(self, id: str, spec: SubscriptionSpec, entry: Entry, wait_s: float | None) -> Flow[Subscriber]:
         """Begin or resume; while another holds it, wait for its release, or for its lease to run out."""
         until = None if wait_s is None else time.monotonic() + wait_s
         waiter = self.engine.wakeups.add(selection_of(spec).pattern, id, minds_settling=True)
@@ -89,10 +121,11 @@ class Core:
             while True:
                 ticket = waiter.arm()
                 try:
-                    record, resumed_from = yield from self.engine.write(
-                        lambda writer, _: self._begin(writer, id, spec, start)
+                    record, resumed_from, resumed = yield from self.engine.write(
+                        lambda writer, _: self._begin(writer, id, spec, entry)
                     )
-                    return Subscriber(self.engine, record, resumed_from)
+                    self._tell_former_holders(record)
+                    return Subscriber(self.engine, record, resumed_from, resumed)
                 except SubscriptionActive:
                     left_s = TAKE_UP_POLL_S if until is None else min(until - time.monotonic(), TAKE_UP_POLL_S)
                     if left_s <= 0:
@@ -102,23 +135,38 @@ class Core:
         finally:
             self.engine.wakeups.remove(waiter)
 
-    def _begin(self, writer: Writer, id: str, spec: SubscriptionSpec, start: Start) -> tuple[SubscriptionRecord, int]:
+    def _begin(
+        self, writer: Writer, id: str, spec: SubscriptionSpec, entry: Entry
+    ) -> tuple[SubscriptionRecord, int, Resumed]:
         now_ms = self.engine.clock.now_ms()
         record = writer.subscription(id)
         if record is None:
-            after = start_position(writer, start)
+            after = start_position(writer, entry.start)
             record = SubscriptionRecord(id, spec, now_ms, now_ms, WindowState(after, after))
         else:
             _refuse_other_purpose(record.spec, spec, id)
             record = replace(record, spec=spec, active_ms=now_ms)
         resumed_from = claims.settled_to(writer, record)
-        if spec.mode == "exclusive":
+        resumed = NOTHING_RESUMED
+        if entry.takeover:
+            record = replace(record, lease=release(record.lease))
+        if entry.resume is not None:
+            record, resumed = resume(writer, record, self.engine.new_owner(), entry.resume, now_ms)
+        elif spec.mode == "exclusive":
             record = claims.acquire(writer, record, self.engine.new_owner(), now_ms)
         writer.save_subscription(record)
-        return record, resumed_from
+        return record, resumed_from, resumed
 
-    def forget(self, subscriber: Subscriber | Tail) -> None:
-        self._subscribers.discard(subscriber)
+    def _tell_former_holders(self, record: SubscriptionRecord) -> None:
+        """Who held it until now in this process need not wait for its next heartbeat to learn that it does no more."""
+        if record.spec.mode == "exclusive":
+            for other in list(self._subscribers):
+                if isinstance(other, Subscriber) and other.id == record.id and other.fence != record.lease.fence:
+                    other.lose()
+
+    def forget(self, consumer: Consumer) -> None:
+        if isinstance(consumer, Subscriber | Tail):
+            self._subscribers.discard(consumer)
 
     def unsubscribe(self, id: str) -> Flow[None]:
         """Remove a subscription with all its state; its dead letters stay."""
@@ -159,18 +207,21 @@ class Core:
             lambda reader: [statistics.describe(reader, record, now_ms) for record in reader.subscriptions()]
         )
 
-    def describe(self, reader: Subscriber | Tail) -> Flow[statistics.SubscriptionInfo]:
-        if isinstance(reader, Tail):
+    def describe(self, consumer: Consumer) -> Flow[statistics.SubscriptionInfo]:
+        if isinstance(consumer, Tail):
             raise InvalidOption(
                 "an ephemeral subscription keeps no state to describe",
-                where=reader.id,
+                where=consumer.id,
                 next="Use mode exclusive or shared",
             )
-        return self.subscription_info(reader.id)
+        return self.subscription_info(consumer.id)
 
     def subscription_info(self, id: str) -> Flow[statistics.SubscriptionInfo]:
         now_ms = self.engine.clock.now_ms()
         return self.engine.read(lambda reader: statistics.describe(reader, claims.load(reader, id), now_ms))
+
+    def subscription_pattern(self, id: str) -> Flow[Pattern]:
+        return self.engine.read(lambda reader: selection_of(claims.load(reader, id).spec).pattern)
 
     def topics(self) -> Flow[list[TopicCount]]:
         return self.engine.read(lambda reader: reader.topic_counts())
@@ -221,12 +272,11 @@ class Core:
 
     def heartbeat(self) -> None:
         """Renew what this process holds. Blocks; the keeper calls it on a thread of its own."""
-        for subscriber in list(self._subscribers):
-            try:
-                if not subscriber.closed:
-                    run_blocking(subscriber.heartbeat())
-            except HeadwaterError as exc:
-                logger.warning("subscription %s: %s", subscriber.id, exc)
+        held = [subscriber for subscriber in list(self._subscribers) if not subscriber.closed]
+        run_together(
+            [subscriber.heartbeat() for subscriber in held],
+            lambda _, exc: logger.warning("a subscription could not be renewed: %s", exc),
+        )
 
     def heartbeat_s(self) -> float:
         leases_ms = [subscriber.spec.lease_ms for subscriber in list(self._subscribers)]

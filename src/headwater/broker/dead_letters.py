@@ -208,6 +208,33 @@ def to_json(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
+class LetterDocument(msgspec.Struct):
+    """A dead letter as it travels: with its message as a document, for a payload that is not JSON must not spoil it."""
+
+    id: int
+    subscription: str
+    message: MessageDocument
+    reason: Reason
+    attempts: int
+    died_ms: int
+    error: str | None
+    stack: str | None
+    handler: str | None
+    redrives: int
+    redriving: bool
+    redrive_error: str | None
+
+
+def to_wire(letter: DeadLetter) -> LetterDocument:
+    fields = {name: getattr(letter, name) for name in DeadLetter.__struct_fields__}
+    return LetterDocument(**{**fields, "message": to_document(letter.message)})
+
+
+def from_wire(document: LetterDocument) -> DeadLetter:
+    fields = {name: getattr(document, name) for name in DeadLetter.__struct_fields__}
+    return DeadLetter(**{**fields, "message": from_document(document.message)})
+
+
 class ExportedLetter(msgspec.Struct):
     """One line of an export. `id` and `redriving` are the old log's and are not brought back."""
 

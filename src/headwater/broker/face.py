@@ -5,24 +5,24 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from headwater.broker.claims import Claimed, Failure
-from headwater.broker.core import Core
 from headwater.broker.dead_letters import LetterFilter
-from headwater.broker.flow import Flow
-from headwater.broker.handlers import Handler
-from headwater.broker.live import LiveFeed
+from headwater.broker.flow import Flow, Ticket, Within
+from headwater.broker.handlers import Handler, report_ack
+from headwater.broker.live import LiveVerbs
 from headwater.broker.options import SubscribeOptions, check_subscription_id, make_spec
 from headwater.broker.reading import Prefetch
 from headwater.broker.received import Received
-from headwater.broker.subscriber import Subscriber
-from headwater.broker.tail import Tail
+from headwater.broker.verbs import Consumer, LogVerbs, RemoteVerbs
 from headwater.errors import InvalidOption
 from headwater.message import Span, check_whole, span_ms
 from headwater.ports.records import Gap
 
 CONCURRENCY_MAX = 1_000
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Registration(NamedTuple):
@@ -40,7 +40,7 @@ class Registration(NamedTuple):
 class LogFace:
     _runs_coroutines = False
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: LogVerbs) -> None:
         self._core = core
         self._registrations: list[Registration] = []
         self._ended: set[str] = set()  # handlers that ran and were stopped
@@ -49,13 +49,13 @@ class LogFace:
         return f"<{type(self).__name__} {self.name}>"
 
     @property
-    def live(self) -> LiveFeed:
+    def live(self) -> LiveVerbs:
         """Plain callbacks for messages as they come: subscribe, unsubscribe, unsubscribe_all."""
         return self._core.live
 
     @property
     def name(self) -> str:
-        return self._core.engine.store.name
+        return self._core.name
 
     def _declare(
         self,
@@ -67,7 +67,7 @@ class LogFace:
         options: SubscribeOptions,
     ) -> Callable[[Handler], Handler]:
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        kept = {name: value for name, value in options.items() if name not in ("start", "wait")}
+        kept = {name: value for name, value in options.items() if name not in ("start", "wait", "takeover")}
         make_spec(pattern, kept)  # complain here, not when it is started
 
         def declare(handler: Handler) -> Handler:
@@ -97,11 +97,12 @@ class LogFace:
 
 
 class SubscriptionFace:
-    def __init__(self, core: Core, subscriber: Subscriber | Tail) -> None:
+    def __init__(self, core: LogVerbs, subscriber: Consumer) -> None:
         self._core = core
         self._subscriber = subscriber
-        self._prefetch = Prefetch(subscriber.spec)
+        self._prefetch = Prefetch(subscriber.spec, subscriber.prefetch)
         self._buffer: list[Claimed] = []  # fetched ahead by the iterator, next one last
+        self._unawaited: list[Ticket[list[int]]] = []  # acks that nobody waits for
 
     def __repr__(self) -> str:
         spec = self._subscriber.spec
@@ -118,8 +119,7 @@ class SubscriptionFace:
 
     def on_gap(self, callback: Callable[[Gap], None]) -> Callable[[Gap], None]:
         """Call this when messages were deleted before they were settled here."""
-        if isinstance(self._subscriber, Subscriber):
-            self._subscriber.on_gap = callback
+        self._subscriber.on_gap = callback
         return callback
 
     def _fetch_ahead(self, wait: float | None) -> Flow[list[Claimed]]:
@@ -140,6 +140,48 @@ class SubscriptionFace:
     def _unseen(self) -> list[int]:
         return [claimed.message.seq for claimed in self._buffer]
 
+    def _ack_soon(self, settled: list[Claimed]) -> None:
+        """Ask for an ack and go on; should it fail, that is logged with a later one, or at the end."""
+        self._unawaited.append(self._subscriber.submit_ack(settled, then=lambda: None))
+        while self._unawaited and self._unawaited[0].done:
+            report_ack(self._subscriber, self._unawaited.pop(0))
+
+    def _close(self) -> Flow[None]:
+        while self._unawaited:
+            ack = self._unawaited.pop(0)
+            yield Within(ack, None)
+            report_ack(self._subscriber, ack)
+        yield from self._subscriber.close(self._unseen())
+        self._core.forget(self._subscriber)
+
+
+class RemoteFace:
+    def __init__(self, inner: RemoteVerbs) -> None:
+        self._inner = inner
+
+    @property
+    def state(self) -> str:
+        """disconnected, connecting, connected, reconnecting or failed."""
+        return self._inner.state
+
+    def on_state(self, callback: Callable[[str], None]) -> Callable[[str], None]:
+        """Call this with the new state whenever it changes."""
+        self._inner.on_state(callback)
+        return callback
+
+    def notify(self, method: str, params: Any = None) -> None:
+        """Tell the server something and expect no answer."""
+        self._inner.notify(method, params)
+
+    def method(self, name: str) -> Callable[[Function], Function]:
+        """Declare a function that the server may call."""
+
+        def declare(function: Function) -> Function:
+            self._inner.offer(name, function)
+            return function
+
+        return declare
+
 
 def by_id(ids: tuple[int, ...], given: LetterFilter) -> LetterFilter:
     """Dead letters named one by one, as well as by filter."""
@@ -159,11 +201,3 @@ def mark_settled(messages: Iterable[Received]) -> None:
 
 def nack_arguments(delay: Span | None, error: str | None) -> tuple[int | None, Failure]:
     return (None if delay is None else span_ms(delay, "delay")), Failure("processing_error", error)
-
-
-def require_durable(subscriber: Subscriber | Tail) -> Subscriber:
-    if not isinstance(subscriber, Subscriber):
-        raise InvalidOption(
-            "an ephemeral subscription has nothing to ack", where=subscriber.id, next="Use mode exclusive or shared"
-        )
-    return subscriber

@@ -17,12 +17,13 @@ import inspect
 import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 _PENDING = object()
-_Waiter = Any  # a locked lock, or an event loop with a future of it
+_Waiter = Any  # a locked lock, an event loop with a future of it, or a callback
 
 
 class Ticket(Generic[T]):
@@ -61,6 +62,21 @@ class Ticket(Generic[T]):
                 self._waiters.remove(latch)
         return self.done
 
+    def then(self, loop: asyncio.AbstractEventLoop, callback: Callable[[Ticket[T]], None]) -> None:
+        """On this event loop, call back when done: where a task for each of thousands would be too much."""
+        future: asyncio.Future[None] = loop.create_future()
+        future.add_done_callback(lambda _: callback(self))
+        self._waiters.append((loop, future))
+        if self.done:
+            _set_if_waiting(future)
+
+    def watch(self, callback: Callable[[Ticket[T]], None]) -> None:
+        """Call back when done, on the thread that finishes it and before anybody who waits goes on. Be quick."""
+        once = _Once(callback)
+        self._waiters.append(once)
+        if self.done:
+            once(self)
+
     async def wait_async(self, timeout_s: float | None = None) -> bool:
         if not self.done:
             loop = asyncio.get_running_loop()
@@ -77,6 +93,22 @@ class Ticket(Generic[T]):
                         timer.cancel()
                         self._waiters.remove((loop, future))
         return self.done
+
+
+class _Once:
+    """A callback for one call, whichever of two threads is first."""
+
+    __slots__ = ("_callbacks",)
+
+    def __init__(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks = [callback]
+
+    def __call__(self, ticket: Any) -> None:
+        try:
+            callback = self._callbacks.pop()
+        except IndexError:
+            return
+        callback(ticket)
 
 
 class Within(NamedTuple):
@@ -113,6 +145,8 @@ def finish(tickets: Iterable[tuple[Ticket[Any], Any, BaseException | None]]) -> 
         for waiter in list(ticket._waiters):
             if isinstance(waiter, tuple):
                 by_loop.setdefault(waiter[0], []).append(waiter[1])
+            elif isinstance(waiter, _Once):
+                waiter(ticket)
             else:
                 with contextlib.suppress(RuntimeError):  # two finishers at once: the other one has opened it
                     waiter.release()
@@ -144,6 +178,38 @@ def run_blocking(flow: Flow[T]) -> T:
     except StopIteration as stop:
         value: T = stop.value
         return value
+
+
+def run_together(flows: Iterable[Flow[Any]], on_error: Callable[[Flow[Any], Exception], None]) -> None:
+    """Run many flows of which each waits for a ticket: all are begun before the first is waited for, so that what they
+    ask of the committer goes into one group."""
+    begun: list[tuple[Flow[Any], Step]] = []
+    for flow in flows:
+        try:
+            begun.append((flow, next(flow)))
+        except StopIteration:
+            continue
+        except Exception as exc:
+            on_error(flow, exc)
+    for flow, step in begun:
+        try:
+            run_blocking(_resumed(flow, step))
+        except Exception as exc:
+            on_error(flow, exc)
+
+
+def _resumed(flow: Flow[T], step: Step) -> Flow[T]:
+    """A flow that has yielded a step already, from there on."""
+    while True:
+        try:
+            advance = partial(flow.send, (yield step))
+        except BaseException as exc:
+            advance = partial(flow.throw, exc)
+        try:
+            step = advance()
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
 
 
 def _block_on(step: Step) -> Any:

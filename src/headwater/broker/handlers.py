@@ -13,9 +13,8 @@ from headwater.broker.claims import Claimed, Failure
 from headwater.broker.flow import Call, Flow, Ticket, Within, finish
 from headwater.broker.logger import logger
 from headwater.broker.reading import Prefetch
-from headwater.broker.subscriber import Subscriber
-from headwater.broker.tail import Tail
-from headwater.errors import Closed, InvalidData, LeaseLost, NotDelivered, StoreError
+from headwater.broker.verbs import Consumer
+from headwater.errors import Closed, InvalidData, LeaseLost, NotDelivered, Overloaded, RequestTimeout, StoreError
 
 STACK_CHARS_MAX = 8_000
 RETRY_S = 1.0
@@ -39,7 +38,7 @@ class HandlerLoop:
 
     def __init__(
         self,
-        subscriber: Subscriber | Tail,
+        subscriber: Consumer,
         handler: Handler,
         receive: Callable[[Claimed], Received],
         *,
@@ -52,7 +51,7 @@ class HandlerLoop:
         self._name = getattr(handler, "__qualname__", repr(handler))
         self._receive = receive
         self._auto_ack = auto_ack
-        self._prefetch = Prefetch(subscriber.spec)
+        self._prefetch = Prefetch(subscriber.spec, subscriber.prefetch)
         self._buffer: deque[Claimed] = deque()
         self._lock = threading.Lock()
         self._filling = False  # one worker fetches for all; the others wait here
@@ -79,7 +78,7 @@ class HandlerLoop:
                     if claimed is None:
                         return
                     yield from self._handle(claimed)
-                except StoreError as exc:  # a full disk, a lock: it passes, and nothing is lost meanwhile
+                except (StoreError, RequestTimeout, Overloaded) as exc:  # it passes, and nothing is lost meanwhile
                     logger.warning("subscription %s tries again: %s", self.subscriber.id, exc)
                     yield Within(self._stopped, RETRY_S)
         finally:
@@ -87,7 +86,7 @@ class HandlerLoop:
             last = self._ack
             if last is not None:
                 yield Within(last, None)
-                self._report(last)
+                report_ack(self.subscriber, last)
 
     def _next(self) -> Flow[Claimed | None]:
         while not self._stopping:
@@ -145,14 +144,7 @@ class HandlerLoop:
                 self._ack = self.subscriber.submit_ack(done, then=self._submit_acks)
                 self._done = []
         if done and last is not None and last.done:
-            self._report(last)
-
-    def _report(self, ack: Ticket[list[int]]) -> None:
-        """What could not be acked is delivered again; whoever runs the handlers should know why."""
-        if ack.error is not None:
-            logger.warning("an ack of subscription %s failed: %s", self.subscriber.id, ack.error)
-        elif ack.result():
-            logger.warning("subscription %s was too late to ack %s", self.subscriber.id, ack.result())
+            report_ack(self.subscriber, last)
 
     def _handle(self, claimed: Claimed) -> Flow[None]:
         message = self._receive(claimed)
@@ -189,3 +181,11 @@ class HandlerLoop:
     def _failure(self, reason: Any, exc: BaseException) -> Failure:
         stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
         return Failure(reason, f"{type(exc).__name__}: {exc}", stack, self._name)
+
+
+def report_ack(consumer: Consumer, ack: Ticket[list[int]]) -> None:
+    """What could not be acked is delivered again; whoever does not wait for the ack should still know why."""
+    if ack.error is not None:
+        logger.warning("an ack of subscription %s failed: %s", consumer.id, ack.error)
+    elif ack.result():
+        logger.warning("subscription %s was too late to ack %s", consumer.id, ack.result())

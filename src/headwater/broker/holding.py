@@ -12,7 +12,7 @@ from headwater.broker.flow import Flow, Ticket
 from headwater.broker.reading import LogReader
 from headwater.delivery.retry import Retry, decide_retry
 from headwater.delivery.window import Window
-from headwater.errors import LeaseLost
+from headwater.errors import LeaseLost, NotDelivered
 from headwater.ports.records import DeliveryRow, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
@@ -37,6 +37,24 @@ class Holding(LogReader):
         if record.created_ms != self._created_ms:
             raise LeaseLost("the subscription was removed and made anew", where=self.id, next="Subscribe again")
         return record
+
+    @property
+    def delivered_to(self) -> int:
+        """How far the log has been handed out here."""
+        return self._window.delivered
+
+    def handed_out(self, seqs: Sequence[int]) -> Flow[list[Claimed]]:
+        """What this holder was given under these seqs, for those who settle by seq; an error if one was not."""
+        stranger = next((seq for seq in seqs if seq not in self._in_flight), None)
+        if stranger is not None:
+            raise (yield from self.engine.read(lambda reader: self._why_not(reader, stranger)))
+        return [self._in_flight[seq] for seq in seqs]
+
+    def still_in_flight(self, seqs: Sequence[int]) -> list[Claimed]:
+        return [self._in_flight[seq] for seq in seqs if seq in self._in_flight]
+
+    def _why_not(self, reader: Reader, seq: int) -> NotDelivered | LeaseLost:
+        return claims.not_in_flight(reader, self._held(reader), seq)
 
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
         return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled))
@@ -118,6 +136,11 @@ class Holding(LogReader):
             writer.save_subscription(claims.renewed(record, now_ms))
 
         return self.engine.write(work)
+
+    def extend_held(self, seqs: Sequence[int]) -> Flow[None]:
+        """More time for what is still in flight of these."""
+        held = self.still_in_flight(seqs)
+        return self.engine.write(lambda writer, undo: self._extend_held(writer, undo, extended=held))
 
     def _extend_held(self, writer: Writer, undo: Undo, *, extended: Sequence[Claimed]) -> None:
         """More time for those still held; one that was lost does not cost the others theirs."""

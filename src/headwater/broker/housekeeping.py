@@ -62,10 +62,16 @@ def housekeep(engine: Engine) -> Flow[Report]:
         report.forgotten_ids += forgotten
         if forgotten < IDS_PAGE:
             break
+    while (yield from engine.write(partial(_forget_receipts, engine))) == IDS_PAGE:
+        pass
     while (yield Blocking(lambda: engine.store.reclaim_space(VACUUM_PAGES), engine.readers)):
         pass
     yield from engine.write(partial(_end_turn, engine))
     return report
+
+
+def _forget_receipts(engine: Engine, writer: Writer, undo: Undo) -> int:
+    return writer.forget_old_receipts(engine.dedupe.oldest_ms(engine.clock.now_ms()), IDS_PAGE)
 
 
 def _take_turn(engine: Engine, writer: Writer, undo: Undo) -> bool:

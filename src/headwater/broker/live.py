@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -39,7 +40,7 @@ class LiveCounts(msgspec.Struct):
     dropped: int = 0
 
 
-class _Listener:
+class Listener:
     def __init__(self, id: str, pattern: Pattern, callback: Callback, queue_max: int) -> None:
         self.id = id
         self.pattern = pattern
@@ -51,17 +52,31 @@ class _Listener:
         self.gone = False
 
 
-class LiveFeed:
-    """`subscribe` and `unsubscribe` say whether they changed anything; `unsubscribe_all` says how many it ended."""
+class LiveVerbs(Protocol):
+    """Plain callbacks for messages as they come."""
 
-    def __init__(self, engine: Engine) -> None:
+    run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] | None
+
+    def subscribe(
+        self, id: str, pattern: str, callback: Callback, *, dialect: Dialect = "nats", queue_max: int = QUEUE_MAX
+    ) -> bool: ...
+
+    def unsubscribe(self, id: str, pattern: str) -> bool: ...
+
+    def unsubscribe_all(self, id: str) -> int: ...
+
+    def counts(self, id: str) -> LiveCounts: ...
+
+
+class Listeners(ABC):
+    """`subscribe` and `unsubscribe` say whether they changed anything; `unsubscribe_all` says how many it ended. Where
+    the messages come from is up to the kind."""
+
+    def __init__(self, where: str) -> None:
         self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] | None = None  # set where there is an event loop
-        self._engine = engine
+        self._where = where
         self._lock = threading.Lock()
-        self._listeners: dict[tuple[str, str], _Listener] = {}
-        self._trie: TopicTrie[_Listener] = TopicTrie()
-        self._tail: Tail | None = None
-        self._pump: threading.Thread | None = None
+        self._listeners: dict[tuple[str, str], Listener] = {}
         self._workers: ThreadPoolExecutor | None = None
         self._closed = False
 
@@ -81,13 +96,14 @@ class LiveFeed:
             raise InvalidOption("a coroutine function needs an event loop", where=id, next="Use headwater.connect()")
         with self._lock:
             if self._closed:
-                raise Closed("the log is closed", where=self._engine.store.name, next="Open it again")
+                raise Closed("the log is closed", where=self._where, next="Open it again")
             if (id, parsed.text) in self._listeners:
                 return False
-            listener = _Listener(id, parsed, callback, queue_max)
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(CALLBACK_THREADS, thread_name_prefix="headwater-live")
+            listener = Listener(id, parsed, callback, queue_max)
             self._listeners[id, parsed.text] = listener
-            self._trie.add(parsed, listener)
-            self._ensure_pump()
+            self._begin(listener)
             return True
 
     def unsubscribe(self, id: str, pattern: str) -> bool:
@@ -103,8 +119,16 @@ class LiveFeed:
         if listener is None:
             return False
         listener.gone = True
-        self._trie.remove(listener.pattern, listener)
+        self._end(listener)
         return True
+
+    @abstractmethod
+    def _begin(self, listener: Listener) -> None:
+        """It has been added; called under the lock."""
+
+    @abstractmethod
+    def _end(self, listener: Listener) -> None:
+        """It has been removed; called under the lock."""
 
     def counts(self, id: str) -> LiveCounts:
         with self._lock:
@@ -115,31 +139,8 @@ class LiveFeed:
             sum(each.dropped for each in mine),
         )
 
-    def _ensure_pump(self) -> None:
-        if self._pump is None:
-            with self._engine.store.read() as reader:
-                now = reader.last_seq()
-            self._tail = Tail(self._engine, "live", SubscriptionSpec(">"), now)
-            self._workers = ThreadPoolExecutor(CALLBACK_THREADS, thread_name_prefix="headwater-live")
-            self._pump = threading.Thread(target=self._run, args=(self._tail,), name="headwater-live", daemon=True)
-            self._pump.start()
-
-    def _run(self, tail: Tail) -> None:
-        while True:
-            try:
-                found = run_blocking(tail.fetch(PAGE, None))
-            except Closed:
-                return
-            except Exception:
-                logger.exception("the live feed could not read the log and tries again")
-                time.sleep(RETRY_S)
-                continue
-            for claimed in found:
-                with self._lock:
-                    for listener in self._trie.match(claimed.message.topic):
-                        self._offer(listener, claimed.message)
-
-    def _offer(self, listener: _Listener, message: Message) -> None:
+    def _offer(self, listener: Listener, message: Message) -> None:
+        """Under the lock."""
         if len(listener.queue) >= listener.queue_max:
             listener.queue.popleft()
             listener.counts.dropped += 1
@@ -148,7 +149,7 @@ class LiveFeed:
             listener.scheduled = True
             self._workers.submit(self._drain, listener)
 
-    def _drain(self, listener: _Listener) -> None:
+    def _drain(self, listener: Listener) -> None:
         """Runs one listener's callbacks; `scheduled` keeps any other worker away from it, hence the order."""
         while True:
             with self._lock:
@@ -170,8 +171,54 @@ class LiveFeed:
             self._closed = True
             for key in list(self._listeners):
                 self._remove(key)
-            tail, pump, workers = self._tail, self._pump, self._workers
-        if tail is not None and pump is not None and workers is not None:
-            run_blocking(tail.close())
-            pump.join()
+            workers = self._workers
+        self._stop_source()
+        if workers is not None:
             workers.shutdown(wait=True)
+
+    @abstractmethod
+    def _stop_source(self) -> None:
+        """Whatever brings the messages ends; called without the lock."""
+
+
+class LiveFeed(Listeners):
+    """For a log in this process: one reader follows it for all."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.store.name)
+        self._engine = engine
+        self._trie: TopicTrie[Listener] = TopicTrie()
+        self._tail: Tail | None = None
+        self._pump: threading.Thread | None = None
+
+    def _begin(self, listener: Listener) -> None:
+        self._trie.add(listener.pattern, listener)
+        if self._pump is None:
+            with self._engine.store.read() as reader:
+                now = reader.last_seq()
+            self._tail = Tail(self._engine, "live", SubscriptionSpec(">"), now)
+            self._pump = threading.Thread(target=self._run, args=(self._tail,), name="headwater-live", daemon=True)
+            self._pump.start()
+
+    def _end(self, listener: Listener) -> None:
+        self._trie.remove(listener.pattern, listener)
+
+    def _run(self, tail: Tail) -> None:
+        while True:
+            try:
+                found = run_blocking(tail.fetch(PAGE, None))
+            except Closed:
+                return
+            except Exception:
+                logger.exception("the live feed could not read the log and tries again")
+                time.sleep(RETRY_S)
+                continue
+            for claimed in found:
+                with self._lock:
+                    for listener in self._trie.match(claimed.message.topic):
+                        self._offer(listener, claimed.message)
+
+    def _stop_source(self) -> None:
+        if self._tail is not None and self._pump is not None:
+            run_blocking(self._tail.close())
+            self._pump.join()

@@ -26,12 +26,14 @@ Start = Literal["first", "new"] | int | datetime
 
 
 class SubscribeOptions(TypedDict, total=False):
-    """What may stand beside id and pattern. `start` says where a new subscription begins, and `wait` how many seconds
-    to wait for another holder to let go (None: for ever); all else is stored with the subscription."""
+    """What may stand beside id and pattern. `start` says where a new subscription begins, `wait` how many seconds to
+    wait for another holder to let go (None: for ever), `takeover` not to wait for it; all else is stored with the
+    subscription."""
 
     mode: Mode
     start: Start
     wait: float | None
+    takeover: bool
     dialect: Dialect
     from_: Entities
     to: Entities

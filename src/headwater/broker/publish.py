@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from headwater.broker.committer import Undo
 from headwater.broker.engine import Engine, refuse_in_transaction
-from headwater.broker.flow import Flow
+from headwater.broker.flow import Flow, Ticket
+from headwater.delivery.receipts import receipts_for, stored_seqs
 from headwater.errors import InvalidInput, InvalidOption, TooLarge
 from headwater.message import BATCH_MESSAGES_MAX, Draft, Extras, Message, PublishOptions, encode_all, make_draft
+from headwater.ports.records import Appended
+from headwater.ports.store import Writer
 from headwater.topics import check_topic
 
 Outgoing = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]
@@ -32,6 +36,47 @@ def publish_many(engine: Engine, messages: Iterable[Outgoing]) -> Flow[list[int]
         return []
     seqs: list[int] = yield engine.committer.publish_many(drafts)
     return seqs
+
+
+class Numbered(NamedTuple):
+    """Who numbers its messages, the number of the first of them, and below which it has heard of all."""
+
+    publisher: str
+    first: int
+    confirmed: int = 0
+
+
+def submit_drafts(engine: Engine, drafts: list[Draft], numbered: Numbered | None) -> Ticket[Appended]:
+    """Store messages, all or none; what a numbered publisher sends again is recognised and gets its first seq."""
+
+    def work(writer: Writer, undo: Undo) -> Appended:
+        now_ms = engine.clock.now_ms()
+        if numbered is None:
+            return _append(engine, writer, undo, drafts, now_ms)
+        publisher, first, confirmed = numbered
+        known = stored_seqs(writer.receipts(publisher, first, len(drafts)), first, len(drafts))
+        missing = [at for at in range(len(drafts)) if first + at not in known]
+        stored = _append(engine, writer, undo, [drafts[at] for at in missing], now_ms)
+        seq_at = dict(zip(missing, stored.seqs, strict=True))
+        seqs = [seq_at[at] if at in seq_at else known[first + at] for at in range(len(drafts))]
+        repeats = {at for at in range(len(drafts)) if at not in seq_at} | {missing[index] for index in stored.repeats}
+        # For the new ones alone: the receipt of a known one may reach further than this time's frame.
+        writer.add_receipts(publisher, receipts_for([first + at for at in missing], stored.seqs), now_ms)
+        if confirmed:
+            writer.forget_receipts(publisher, confirmed)
+        return Appended(seqs, frozenset(repeats))
+
+    refuse_in_transaction()
+    engine.refuse_closed()
+    return engine.committer.submit(work)
+
+
+def _append(engine: Engine, writer: Writer, undo: Undo, drafts: list[Draft], now_ms: int) -> Appended:
+    appended = writer.append(drafts, now_ms, engine.dedupe)
+    repeats = appended.repeats
+    new = appended.seqs if not repeats else [seq for at, seq in enumerate(appended.seqs) if at not in repeats]
+    undo.note_published(drafts, new)
+    return appended
 
 
 def make_drafts(messages: Iterable[Outgoing], now_ms: int) -> list[Draft]:
@@ -61,7 +106,7 @@ def _drafts_one_by_one(batch: list[Outgoing], now_ms: int) -> list[Draft]:
     drafts: list[Draft] = []
     for message in batch:
         try:
-            topic, data, options = _parts(message)
+            topic, data, options = parts_of(message)
             drafts.append(make_draft(check_topic(topic), data, options, now_ms))
         except InvalidInput as exc:
             raise type(exc)(
@@ -72,7 +117,7 @@ def _drafts_one_by_one(batch: list[Outgoing], now_ms: int) -> list[Draft]:
     return drafts
 
 
-def _parts(message: Outgoing) -> tuple[str, Any, PublishOptions]:
+def parts_of(message: Outgoing) -> tuple[str, Any, PublishOptions]:
     if isinstance(message, Mapping):
         rest = dict(message)
         try:

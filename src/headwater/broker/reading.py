@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
-from headwater.broker.claims import Claimed
+from headwater.broker.claims import Claimed, taken_over
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow, Within
 from headwater.errors import Closed
 from headwater.message import check_whole
-from headwater.ports.records import SubscriptionSpec, selection_of
+from headwater.ports.records import Gap, SubscriptionSpec, selection_of
 
 FETCH_MAX = 10_000
 PREFETCH = 100
@@ -23,8 +24,8 @@ class Prefetch:
     """How many messages an iterator or a handler takes at a time. Where others compete for them, as many as it has
     shown to get done quickly."""
 
-    def __init__(self, spec: SubscriptionSpec) -> None:
-        self._most = min(PREFETCH, spec.max_in_flight)
+    def __init__(self, spec: SubscriptionSpec, most: int = PREFETCH) -> None:
+        self._most = min(most, spec.max_in_flight)
         self._adapts = spec.mode == "shared"
         self.size = min(PREFETCH_SHARED, self._most) if self._adapts else self._most
         self._filled_s: float | None = None
@@ -50,6 +51,8 @@ class LogReader(ABC):
         self._selection = selection_of(spec)
         self._closed = False
         self._interrupted = False
+        self.prefetch = PREFETCH
+        self.on_gap: Callable[[Gap], None] | None = None
         self.lost = False  # found out that somebody else has taken it over
         self._waiter = engine.wakeups.add(self._selection.pattern, id, minds_settling=minds_settling)
         engine.ensure_watching()
@@ -68,6 +71,8 @@ class LogReader(ABC):
                 raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
             if self._interrupted:
                 return []
+            if self.lost:
+                raise taken_over(self.id)
             found, look_again_ms = yield from self._try_fetch(limit)
             if found:
                 return found
@@ -84,6 +89,11 @@ class LogReader(ABC):
     def interrupt(self) -> None:
         """Let a waiting fetch return, and every later one."""
         self._interrupted = True
+        self._waiter.wake()
+
+    def lose(self) -> None:
+        """Somebody else has taken it over; a waiting fetch learns it now."""
+        self.lost = True
         self._waiter.wake()
 
     def _leave(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Flow
 from headwater.broker.holding import Holding
 from headwater.broker.logger import logger
+from headwater.broker.resuming import NOTHING_RESUMED, Resumed
 from headwater.delivery.lease import release
 from headwater.errors import LeaseLost
 from headwater.message import Message
@@ -46,10 +47,13 @@ class Claim(NamedTuple):
 
 
 class Subscriber(Holding):
-    def __init__(self, engine: Engine, record: SubscriptionRecord, resumed_from: int) -> None:
+    def __init__(
+        self, engine: Engine, record: SubscriptionRecord, resumed_from: int, resumed: Resumed = NOTHING_RESUMED
+    ) -> None:
         super().__init__(engine, record)
+        self.resumed = resumed
+        self._in_flight.update((claimed.message.seq, claimed) for claimed in resumed.held)
         self.resumed_from = resumed_from
-        self.on_gap: Callable[[Gap], None] | None = None
         self._scanned = self._saved_to = record.window.delivered
         self._running: dict[int, int] = {}  # seq -> when its handler began; extended while it runs
 
@@ -232,7 +236,7 @@ class Subscriber(Holding):
         try:
             yield from self.engine.write(work)
         except LeaseLost:
-            self.lost = True
+            self.lose()
             raise
         now_ms = self.engine.clock.now_ms()
         running = [
@@ -249,8 +253,9 @@ class Subscriber(Holding):
     def ended(self, claimed: Claimed) -> None:
         self._running.pop(claimed.message.seq, None)
 
-    def close(self, unseen: Iterable[int] = ()) -> Flow[None]:
-        """Give everything back: what is in flight is deliverable at once, and what nobody saw counts as no attempt."""
+    def close(self, unseen: Iterable[int] = (), *, vanished: bool = False) -> Flow[None]:
+        """Give everything back: what is in flight is deliverable at once, and what nobody saw counts as no attempt.
+        What a consumer had that `vanished` comes back one at a time, for one of them may have killed it."""
         if self._closed:
             return
         self._closed = True
@@ -273,7 +278,8 @@ class Subscriber(Holding):
                 if row is None and seq in self._window:
                     row = DeliveryRow(seq, claimed.attempt, 0, claimed.token)
                 if row is not None and row.token == claimed.token:  # else it was passed on
-                    given_back.append(replace(row, attempts=attempts, due_ms=now_ms, token=0))
+                    token = claimed.token if vanished else 0
+                    given_back.append(replace(row, attempts=attempts, due_ms=now_ms, token=token))
             self._close_in_window(undo, list(self._in_flight))
             writer.put_deliveries(self.id, given_back)
             if not self.spec.keeps_rows:

@@ -34,6 +34,13 @@ class Tail(LogReader):
             if found or self._position >= last_seq:
                 return found, None
 
+    def handed_out(self, seqs: Sequence[int]) -> Flow[list[Claimed]]:
+        return []
+        yield  # makes this a flow
+
+    def still_in_flight(self, seqs: Sequence[int]) -> list[Claimed]:
+        return []
+
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
         return _nothing_to_do()
 
@@ -51,6 +58,9 @@ class Tail(LogReader):
     def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
         return _nothing_to_do()
 
+    def extend_held(self, seqs: Sequence[int]) -> Flow[None]:
+        return _nothing_to_do()
+
     def heartbeat(self) -> Flow[None]:
         return _nothing_to_do()
 
@@ -60,6 +70,6 @@ class Tail(LogReader):
     def ended(self, claimed: Claimed) -> None:
         """Nothing to extend."""
 
-    def close(self, unseen: Iterable[int] = ()) -> Flow[None]:
+    def close(self, unseen: Iterable[int] = (), *, vanished: bool = False) -> Flow[None]:
         self._leave()
         return _nothing_to_do()

@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from headwater.cli.bench import bench
+from headwater.cli.config import config
 from headwater.cli.dead_letters import dlq
 from headwater.cli.doctor import doctor
 from headwater.cli.looking import stats, topics
@@ -22,6 +23,7 @@ from headwater.cli.retention import retention
 from headwater.cli.showing import demo, say_version, version
 from headwater.cli.stopping import treat_terminate_as_interrupt
 from headwater.cli.subscriptions import lag, subscriptions
+from headwater.cli.tokens import token
 from headwater.cli.top import top
 from headwater.errors import HeadwaterError, InvalidInput, SubscriptionMismatch, UnknownDeadLetter, UnknownSubscription
 
@@ -54,6 +56,8 @@ app.command(rich_help_panel=_LOOK)(stats)
 app.command(rich_help_panel=_LOOK)(top)
 app.add_typer(dlq, name="dlq", rich_help_panel=_KEEP)
 app.add_typer(retention, name="retention", rich_help_panel=_KEEP)
+app.add_typer(token, name="token", rich_help_panel=_KEEP)
+app.add_typer(config, name="config", rich_help_panel=_KEEP)
 app.command(rich_help_panel=_KEEP)(doctor)
 app.command(rich_help_panel=_TRY)(demo)
 app.command(rich_help_panel=_TRY)(bench)

@@ -6,25 +6,21 @@ import re
 from datetime import datetime, timedelta
 
 from headwater.broker.options import Start
+from headwater.configuration.durations import DURATION_HELP, duration_ms
+from headwater.configuration.sizes import SIZE_HELP, size_bytes
 from headwater.errors import InvalidOption
 
-_SPAN = re.compile(r"(?:\d+(?:ms|[smhdw]))+")
-_SPAN_PART = re.compile(r"(\d+)(ms|[smhdw])")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-SPAN_HELP = "like 500ms, 10s, 5m, 1h30m, 7d or 2w"
+SPAN_HELP = DURATION_HELP
 TIME_HELP = "like -1h (an hour ago), 2026-07-29, 2026-07-29T10:30 or 10:30"
 
 
 def parse_span(text: str, name: str) -> timedelta:
     """A length of time: numbers with units, nothing else."""
-    if not _SPAN.fullmatch(text):
+    ms = duration_ms(text)
+    if ms is None:
         raise InvalidOption(f"{name} is a length of time, not {text!r}", next=f"Write it {SPAN_HELP}")
     try:
-        return timedelta(milliseconds=sum(int(n) * _UNIT_MS[unit] for n, unit in _SPAN_PART.findall(text)))
+        return timedelta(milliseconds=ms)
     except OverflowError as exc:
         raise InvalidOption(f"{name} is too long: {text!r}") from exc
 
@@ -65,12 +61,10 @@ def parse_start(text: str, name: str, now: datetime) -> Start:
 
 def parse_size(text: str, name: str) -> int:
     """A number of bytes: 4096, 10kB, 1.5GB, 512MiB."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise InvalidOption(f"{name} is a size, not {text!r}", next="Write it like 4096, 10kB, 500MB, 2GB or 512MiB")
-    number, unit, binary = found.groups()
-    factor: int = (1024 if binary else 1000) ** _POWER[unit.lower()]
-    return round(float(number) * factor)
+    size = size_bytes(text)
+    if size is None:
+        raise InvalidOption(f"{name} is a size, not {text!r}", next=f"Write it {SIZE_HELP}")
+    return size
 
 
 def say_span(ms: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
+from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
 from headwater.message import Draft, Message
 from headwater.ports.records import (
@@ -90,6 +91,9 @@ class Reader(Protocol):
     def gap_total(self, subscription: str) -> int:
         """How many messages the subscription has lost to gaps in all."""
 
+    def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
+        """Of a numbered publisher, the receipts that tell of any of these numbers."""
+
     def retention(self) -> list[RetentionPolicy]: ...
 
     def lease(self, resource: str) -> Lease: ...
@@ -102,6 +106,14 @@ class Writer(Reader, Protocol):
         """Give each draft the next seq and store it. A draft whose id the window remembers, or that stands earlier in
         the same call, is not stored again: it gets the first one's seq. The window counts from the last seq before the
         call."""
+
+    def add_receipts(self, publisher: str, receipts: Sequence[Receipt], now_ms: int) -> None: ...
+
+    def forget_receipts(self, publisher: str, below: int) -> None:
+        """The publisher has heard of all its messages with a number below this."""
+
+    def forget_old_receipts(self, before_ms: int, limit: int) -> int:
+        """Drop receipts older than this; returns how many."""
 
     def save_subscription(self, record: SubscriptionRecord) -> None: ...
 
@@ -151,6 +163,8 @@ class Writer(Reader, Protocol):
 
 class Store(Protocol):
     name: str
+    salt: int
+    """What the ids of messages that were given none follow from."""
     supports_sql: bool
     supports_concurrent_reads: bool
     """Whether `read()` goes on beside `write()`; a store in memory may make them take turns instead."""
@@ -164,6 +178,9 @@ class Store(Protocol):
 
     def reclaim_space(self, pages: int) -> bool:
         """Give back some free disk space without holding writers up for long; True while there is more to give."""
+
+    def journal_bytes(self) -> int:
+        """How much of what was written waits to be moved to its place; cheap enough to ask every second."""
 
     def health(self) -> dict[str, Any]:
         """What `doctor` shows: versions, sizes, settings, integrity."""

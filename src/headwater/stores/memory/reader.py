@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from headwater.delivery.lease import Lease
+from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
 from headwater.errors import InvalidOption
 from headwater.message import Message
@@ -121,6 +122,13 @@ class MemoryReader:
         return self._tables.gap_totals.get(subscription, 0)
 
     # --- settings and leases --------------------------------------------------------------------------------
+
+    def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
+        return [
+            receipt
+            for (whose, number), (receipt, _) in sorted(self._tables.receipts.items())
+            if whose == publisher and number < first + count and number + receipt.length > first
+        ]
 
     def retention(self) -> list[RetentionPolicy]:
         return [self._tables.retention[key] for key in sorted(self._tables.retention)]

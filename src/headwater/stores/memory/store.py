@@ -28,6 +28,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._lock = Lock()
         self._tables = Tables()
+        self.salt = self._tables.salt
         self._closed = False
 
     @contextmanager
@@ -50,6 +51,9 @@ class MemoryStore:
     def reclaim_space(self, pages: int) -> bool:
         """Python frees what is deleted by itself."""
         return False
+
+    def journal_bytes(self) -> int:
+        return 0
 
     def health(self) -> dict[str, Any]:
         with self._turn():

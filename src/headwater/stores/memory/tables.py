@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from headwater.delivery.lease import Lease
+from headwater.delivery.receipts import Receipt
 from headwater.message import SALT_BITS, Message
 from headwater.ports.records import (
     DeadLetter,
@@ -92,3 +93,4 @@ class Tables:
         self.gap_totals: dict[str, int] = {}
         self.retention: dict[tuple[str, Dialect], RetentionPolicy] = {}
         self.leases: dict[str, Lease] = {}
+        self.receipts: dict[tuple[str, int], tuple[Receipt, int]] = {}  # by publisher and number, with their time

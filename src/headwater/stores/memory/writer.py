@@ -11,6 +11,7 @@ import msgspec
 
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
+from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
 from headwater.errors import InvalidOption
 from headwater.message import NO_HEADERS, Draft, Extras, Message
@@ -157,6 +158,25 @@ class MemoryWriter(MemoryReader):
 
     def remove_retention(self, pattern: str, dialect: Dialect) -> bool:
         return self._undo.drop(self._tables.retention, (pattern, dialect))
+
+    def add_receipts(self, publisher: str, receipts: Sequence[Receipt], now_ms: int) -> None:
+        for receipt in receipts:
+            self._undo.put(self._tables.receipts, (publisher, receipt.number), (receipt, now_ms))
+
+    def forget_receipts(self, publisher: str, below: int) -> None:
+        heard = [
+            (whose, number)
+            for (whose, number), (receipt, _) in self._tables.receipts.items()
+            if whose == publisher and number + receipt.length <= below
+        ]
+        for key in heard:
+            self._undo.drop(self._tables.receipts, key)
+
+    def forget_old_receipts(self, before_ms: int, limit: int) -> int:
+        old = list(islice((key for key, (_, at_ms) in self._tables.receipts.items() if at_ms < before_ms), limit))
+        for key in old:
+            self._undo.drop(self._tables.receipts, key)
+        return len(old)
 
     def save_lease(self, resource: str, lease: Lease) -> None:
         self._undo.put(self._tables.leases, resource, lease)

@@ -68,6 +68,19 @@ SELECT value ->> 0, value ->> 1, ? FROM json_each(?)
 DELETE FROM remembered_ids
 WHERE seq IN (SELECT seq FROM remembered_ids WHERE seq <= ? OR published_at < ? ORDER BY seq LIMIT ?)
 
+-- :receipts: what a publisher has stored in a range of its numbers
+SELECT json_group_array(json_array(number, length, seq)) FROM receipts WHERE publisher = ? AND number > ? AND number < ?
+
+-- :add_receipt: note what numbers became which seqs
+INSERT OR REPLACE INTO receipts (publisher, number, length, seq, at) VALUES (?, ?, ?, ?, ?)
+
+-- :forget_receipts: a publisher has heard of all below a number
+DELETE FROM receipts WHERE publisher = ? AND number + length <= ?
+
+-- :forget_old_receipts: drop what no publisher will ask for any more
+DELETE FROM receipts
+WHERE (publisher, number) IN (SELECT publisher, number FROM receipts WHERE at < ? ORDER BY at LIMIT ?)
+
 -- :topic_counts: stored counts and the uncounted tail together
 SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at)) FROM (
     SELECT topic, sum(count) AS count, sum(bytes) AS bytes, max(last_seq) AS last_seq,

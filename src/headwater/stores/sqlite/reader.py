@@ -11,6 +11,7 @@ import apsw
 import msgspec
 
 from headwater.delivery.lease import Lease
+from headwater.delivery.receipts import RUN_MAX, Receipt
 from headwater.delivery.retention import Kept, Limits
 from headwater.delivery.window import WindowState
 from headwater.message import NO_HEADERS, Message, MessageDocument, from_document
@@ -49,6 +50,7 @@ _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 _spec = msgspec.json.Decoder(SubscriptionSpec)
 _settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _limits = msgspec.json.Decoder(Limits)
+_receipts = msgspec.json.Decoder(list[Receipt])
 _document = msgspec.json.Decoder(MessageDocument)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
@@ -222,6 +224,10 @@ class SqliteReader:
 
     def gap_total(self, subscription: str) -> int:
         return int(self._value("gap_total", subscription))
+
+    def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
+        near = _receipts.decode(self._value("receipts", publisher, first - RUN_MAX, first + count))
+        return [receipt for receipt in near if receipt.number + receipt.length > first]
 
     def retention(self) -> list[RetentionPolicy]:
         return [

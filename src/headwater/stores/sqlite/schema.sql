@@ -1,4 +1,4 @@
--- The log's tables, version 1. Times are milliseconds since 1970 UTC.
+-- The log's tables, version 2. Times are milliseconds since 1970 UTC.
 
 -- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
 -- rows were checked before and say so in `checked`: 1 if they have nothing but topic, data and time, else 2. A NULL `id`
@@ -47,6 +47,17 @@ CREATE TABLE remembered_ids (
     id           TEXT NOT NULL UNIQUE,
     published_at INTEGER NOT NULL
 ) STRICT;
+
+-- What numbered publishers have stored: messages `number` and the `length` - 1 after it became `seq` and those after it.
+CREATE TABLE receipts (
+    publisher TEXT NOT NULL,
+    number    INTEGER NOT NULL,
+    length    INTEGER NOT NULL,
+    seq       INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    PRIMARY KEY (publisher, number)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX receipts_by_time ON receipts (at);
 
 CREATE TABLE subscriptions (
     id          TEXT PRIMARY KEY,

@@ -58,7 +58,7 @@ class SqliteStore:
             self._connection = self.connect()
             try:
                 prepare(self._connection, self.path, adopt=adopt, busy_timeout_ms=busy_timeout_ms)
-                self._salt = int(self._connection.execute(SQL["fact"], ("salt",)).get)
+                self.salt = int(self._connection.execute(SQL["fact"], ("salt",)).get)
                 self._foreign_version = self._data_version()
             except BaseException:
                 self._connection.close()
@@ -77,7 +77,7 @@ class SqliteStore:
                 connection.execute("ROLLBACK")
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield SqliteWriter(connection, self._salt)
+                yield SqliteWriter(connection, self.salt)
                 connection.execute("COMMIT")
             except BaseException:
                 try:
@@ -96,7 +96,7 @@ class SqliteStore:
             self._reading[key] = (time.monotonic(), threading.current_thread().name)
             try:
                 connection.execute("BEGIN")
-                yield SqliteReader(connection, self._salt)
+                yield SqliteReader(connection, self.salt)
             finally:
                 self._reading.pop(key, None)
                 if connection.in_transaction:
@@ -142,6 +142,12 @@ class SqliteStore:
         with self._turn, translated(self.path):
             self._refuse_closed()
             return self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def journal_bytes(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except OSError:  # there is none before the first write, and after the last connection closed
+            return 0
 
     def health(self) -> dict[str, Any]:
         in_wal, moved = self.checkpoint()

@@ -12,6 +12,7 @@ import msgspec
 
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
+from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
 from headwater.errors import SqlFailed
 from headwater.message import Draft, Extras, to_document
@@ -41,6 +42,7 @@ OWN_TABLES = frozenset(
     [
         "messages",
         "remembered_ids",
+        "receipts",
         "subscriptions",
         "deliveries",
         "dead_letters",
@@ -120,6 +122,17 @@ class SqliteWriter(SqliteReader):
                 end = start + size
                 self._connection.execute(statements[size], values[start * width : end * width])
                 start = end
+
+    def add_receipts(self, publisher: str, receipts: Sequence[Receipt], now_ms: int) -> None:
+        rows = [(publisher, receipt.number, receipt.length, receipt.seq, now_ms) for receipt in receipts]
+        self._connection.executemany(SQL["add_receipt"], rows)
+
+    def forget_receipts(self, publisher: str, below: int) -> None:
+        self._connection.execute(SQL["forget_receipts"], (publisher, below))
+
+    def forget_old_receipts(self, before_ms: int, limit: int) -> int:
+        self._connection.execute(SQL["forget_old_receipts"], (before_ms, limit))
+        return self._connection.changes()
 
     def save_subscription(self, record: SubscriptionRecord) -> None:
         spec, window, lease = record.spec, record.window, record.lease

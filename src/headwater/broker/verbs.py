@@ -1,0 +1,150 @@
+"""What the two faces need of a log and of its consumers, wherever they are: in this process, or behind a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, Unpack
+
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
+from headwater.broker.flow import Flow, Ticket
+from headwater.broker.housekeeping import Report
+from headwater.broker.live import LiveVerbs
+from headwater.broker.options import Start, SubscribeOptions
+from headwater.broker.publish import Outgoing
+from headwater.broker.statistics import LogStatistics, SubscriptionInfo
+from headwater.broker.transaction import OwnTransaction
+from headwater.message import PublishOptions, Span
+from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, SubscriptionSpec, TopicCount
+from headwater.topics import Dialect
+
+
+class Consumer(Protocol):
+    """One holder of one subscription."""
+
+    id: str
+    spec: SubscriptionSpec
+    resumed_from: int
+    lost: bool
+    prefetch: int
+    """How many to take at a time, where there is reason to take many."""
+    on_gap: Callable[[Gap], None] | None
+
+    def fetch(self, limit: int, wait_s: float | None) -> Flow[list[Claimed]]: ...
+
+    def interrupt(self) -> None: ...
+
+    def began(self, claimed: Claimed) -> None: ...
+
+    def ended(self, claimed: Claimed) -> None: ...
+
+    def ack(self, settled: Sequence[Claimed]) -> Flow[None]: ...
+
+    def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]: ...
+
+    def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]: ...
+
+    def reject(self, claimed: Claimed, failure: Failure) -> Flow[None]: ...
+
+    def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]: ...
+
+    def close(self, unseen: Iterable[int] = ()) -> Flow[None]: ...
+
+
+class DeadLetterVerbs(Protocol):
+    def find(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> Flow[list[DeadLetter]]: ...
+
+    def get(self, id: int) -> Flow[DeadLetter]: ...
+
+    def statistics(self, **given: Unpack[LetterFilter]) -> Flow[LetterStatistics]: ...
+
+    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[Redriven]: ...
+
+    def purge(self, **given: Unpack[LetterFilter]) -> Flow[int]: ...
+
+    def export(self, **given: Unpack[LetterFilter]) -> Flow[list[str]]: ...
+
+    def import_(self, lines: Iterable[str]) -> Flow[int]: ...
+
+
+class RemoteVerbs(Protocol):
+    """The connection to a server: calls in both directions, and how it is."""
+
+    @property
+    def state(self) -> str:
+        """disconnected, connecting, connected, reconnecting or failed."""
+
+    def on_state(self, callback: Callable[[str], None]) -> None: ...
+
+    def call(self, method: str, params: Any, timeout_s: float | None) -> Flow[Any]: ...
+
+    def notify(self, method: str, params: Any) -> None: ...
+
+    def offer(self, name: str, function: Callable[..., Any]) -> None:
+        """Let the server call this function."""
+
+
+class LogVerbs(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dead_letters(self) -> DeadLetterVerbs: ...
+
+    @property
+    def live(self) -> LiveVerbs: ...
+
+    @property
+    def remote(self) -> RemoteVerbs:
+        """The connection, if there is one; InvalidOption if the log is here."""
+
+    def publish(self, topic: str, data: Any, options: PublishOptions) -> Flow[int]: ...
+
+    def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]: ...
+
+    def transaction(self, consumer: Consumer | None = None, claimed: Claimed | None = None) -> OwnTransaction:
+        """A transaction of the user's own, which acks the message in hand if there is one; InvalidOption if the log
+        is elsewhere."""
+
+    def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[Consumer]: ...
+
+    def forget(self, consumer: Consumer) -> None: ...
+
+    def unsubscribe(self, id: str) -> Flow[None]: ...
+
+    def seek(self, id: str, start: Start) -> Flow[int]: ...
+
+    def describe(self, consumer: Consumer) -> Flow[SubscriptionInfo]: ...
+
+    def subscription_infos(self) -> Flow[list[SubscriptionInfo]]: ...
+
+    def subscription_info(self, id: str) -> Flow[SubscriptionInfo]: ...
+
+    def topics(self) -> Flow[list[TopicCount]]: ...
+
+    def topic_max_seq(self, topic: str) -> Flow[int]: ...
+
+    def last_seq(self) -> Flow[int]: ...
+
+    def statistics(self) -> Flow[LogStatistics]: ...
+
+    def health(self) -> Flow[dict[str, Any]]: ...
+
+    def retain(
+        self,
+        pattern: str,
+        *,
+        max_age: Span | None,
+        max_count: int | None,
+        max_bytes: int | None,
+        keep_unacked: bool,
+        dialect: Dialect,
+    ) -> Flow[None]: ...
+
+    def unretain(self, pattern: str, dialect: Dialect) -> Flow[bool]: ...
+
+    def retention(self) -> Flow[list[RetentionPolicy]]: ...
+
+    def housekeep(self) -> Flow[Report]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,71 @@
+"""`headwater config`: what a server here would be told, and by whom."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headwater.cli.opening import AsJson
+from headwater.cli.output import printable, say, show_table, some, table, write_document
+
+if TYPE_CHECKING:
+    from headwater.configuration import Settings
+
+config = typer.Typer(
+    no_args_is_help=True,
+    help="The configuration of a server: headwater.toml, then HEADWATER_… variables, then flags.",
+)
+
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="The file; otherwise HEADWATER_CONFIG or ./headwater.toml."),
+]
+ProfileName = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="One of development, test and production.")
+]
+
+
+@config.command("show")
+def show(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson = False) -> None:
+    """Show every setting, its value and where that came from."""
+    settings = _settings(file, profile)
+    if as_json:
+        values = [each._asdict() for each in settings.explain()]
+        write_document({"file": settings.file, "profile": settings.profile, "settings": values})
+        return
+    from headwater.configuration.settings import written
+
+    shown = table("key", "~value", "source")
+    for each in settings.explain():
+        shown.add_row(each.key, printable(written(each.value)), printable(each.source))
+    show_table(shown)
+
+
+@config.command("check")
+def check(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson = False) -> None:
+    """Check the configuration; every complaint is listed.
+
+    The tables of all profiles are checked, and the whole as the chosen profile has it. Files that settings
+    name, such as tokens and certificates, are not opened.
+    """
+    settings = _settings(file, profile)
+    sources = Counter(each.source for each in settings.explain())
+    defaults = sources.pop("default")
+    if as_json:
+        write_document({"file": settings.file, "profile": settings.profile, "set": sources, "defaults": defaults})
+        return
+    read = f"{printable(settings.file)} is fine" if settings.file else "fine; there is no file"
+    say(f"{read} (profile {settings.profile})")
+    for source, number in sources.items():
+        say(f"  {some(number, 'value')} from {printable(source)}")
+    say(f"  {some(defaults, 'default')}")
+
+
+def _settings(file: str | None, profile: str | None) -> Settings:
+    # Imported when needed: pydantic takes longer to import than most commands take to run.
+    from headwater.configuration import load_settings
+
+    return load_settings(config=file, profile=profile, flags={}, environment=os.environ, directory=os.getcwd())

@@ -1,0 +1,1 @@
+"""A log behind a connection: the same verbs, carried to a server."""

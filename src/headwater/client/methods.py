@@ -1,0 +1,91 @@
+"""Calls beside the log's own: to methods of the server's application, and from it to functions offered here."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from headwater.broker.flow import Flow
+from headwater.broker.logger import logger
+from headwater.client.link import Link, Request
+from headwater.errors import HeadwaterError, InvalidOption
+from headwater.protocol.calling import bind_params
+from headwater.protocol.faults import fault_of
+from headwater.protocol.jsonrpc import METHOD_NOT_FOUND, Call, Fault
+from headwater.protocol.session import Exchange
+
+THREADS_MAX = 4
+_decode = msgspec.json.Decoder().decode
+
+
+class Offered:
+    """`log.remote`: what `broker.verbs.RemoteVerbs` says."""
+
+    def __init__(self, link: Link) -> None:
+        self.builtin: dict[str, Callable[[msgspec.Raw], None]] = {}
+        self._link = link
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def state(self) -> str:
+        return self._link.state
+
+    def on_state(self, callback: Callable[[str], None]) -> None:
+        self._link.on_state(callback)
+
+    def call(self, method: str, params: Any, timeout_s: float | None) -> Flow[Any]:
+        """Not sent again after a broken connection: nobody here knows whether it may be done twice."""
+        outcome = yield self._link.enqueue(Request(method, params, _decode, again=False, alone=True), timeout_s)
+        return outcome
+
+    def notify(self, method: str, params: Any) -> None:
+        self._link.loop.call_soon_threadsafe(self._link.notify, method, params)
+
+    def offer(self, name: str, function: Callable[..., Any]) -> None:
+        if name.startswith("rpc."):
+            raise InvalidOption("names that begin with rpc. are Headwater's own", where=name, next="Use another name")
+        self._functions[name] = function
+
+    def take_call(self, exchange: Exchange, call: Call) -> None:
+        builtin = self.builtin.get(call.method)
+        if builtin is not None:
+            if call.params is not msgspec.UNSET:
+                builtin(call.params)
+            exchange.answer(call, None)
+            return
+        function = self._functions.get(call.method)
+        if function is None:
+            raise Fault(METHOD_NOT_FOUND, "Method not found", {"where": call.method})
+        task = self._link.loop.create_task(self._run(exchange, call, function))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, exchange: Exchange, call: Call, function: Callable[..., Any]) -> None:
+        try:
+            bound = bind_params(call, inspect.signature(function))
+            run = partial(function, *bound.args, **bound.kwargs)
+            if inspect.iscoroutinefunction(function):
+                result = await run()
+            else:  # it may block, and even call the server: not on the loop that would bring the answer
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="headwater-method")
+                result = await self._link.loop.run_in_executor(self._threads, run)
+            exchange.answer(call, result)
+        except Fault as fault:
+            exchange.refuse(call, fault)
+        except Exception as exc:
+            if not isinstance(exc, HeadwaterError):
+                logger.exception("method %s failed", call.method)
+            exchange.refuse(call, fault_of(exc))
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,99 @@
+"""What may be said when a log behind a connection is opened."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import Any, TypedDict
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headwater.client.backoff import Backoff, Strategy
+from headwater.errors import InvalidOption, Unreachable
+from headwater.message import Span, span_ms
+
+TOKEN_VARIABLE = "HEADWATER_TOKEN"
+
+
+class RemoteOptions(TypedDict, total=False):
+    """`token`: shown to the server; the environment's HEADWATER_TOKEN if not given. `ca`: a file with the certificates
+    to trust for wss://. `timeout`: for an answer. `connect_timeout`: for the first connection. `reconnect`,
+    `reconnect_min`, `reconnect_max`, `reconnect_attempts`: what to do when the connection breaks. `ping`: how long a
+    silent connection is trusted."""
+
+    token: str | None
+    ca: str | os.PathLike[str] | None
+    timeout: Span
+    connect_timeout: Span
+    reconnect: Strategy
+    reconnect_min: Span
+    reconnect_max: Span
+    reconnect_attempts: int | None
+    ping: Span
+
+
+class Settings(msgspec.Struct, frozen=True):
+    url: str
+    host: str
+    port: int
+    tls: Any  # an SSLContext, or None
+    token: str | None
+    timeout_s: float
+    connect_timeout_s: float
+    ping_s: float
+    backoff: Backoff
+
+
+def read_options(url: str, options: RemoteOptions) -> Settings:
+    unknown = options.keys() - RemoteOptions.__annotations__.keys()
+    if unknown:
+        raise InvalidOption(
+            f"unknown option {sorted(unknown)[0]!r} for a log behind a connection",
+            where=_shown(url),
+            next=f"Known ones: {', '.join(RemoteOptions.__annotations__)}",
+        )
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as exc:
+        raise InvalidOption(str(exc), where=_shown(url), next="Write ws://host:8765") from exc
+    if not parts.hostname or parts.username or parts.password or parts.fragment:
+        raise InvalidOption("a server is named by host and port", where=_shown(url), next="Write ws://host:8765")
+    token = options.get("token") or os.environ.get(TOKEN_VARIABLE) or None
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise InvalidOption("the token holds characters that no token has", where=_shown(url))
+
+    def seconds(name: str, default: float) -> float:
+        given: Any = options.get(name, default)
+        return span_ms(given, name) / 1000
+
+    least, most = seconds("reconnect_min", 0.1), seconds("reconnect_max", 30.0)
+    return Settings(
+        url=url,
+        host=parts.hostname,
+        port=port or (443 if parts.scheme == "wss" else 80),
+        tls=_tls(options.get("ca")) if parts.scheme == "wss" else None,
+        token=token,
+        timeout_s=seconds("timeout", 30.0),
+        connect_timeout_s=seconds("connect_timeout", 10.0),
+        ping_s=max(0.05, seconds("ping", 10.0)),
+        backoff=Backoff(options.get("reconnect", "exponential"), least, most, options.get("reconnect_attempts")),
+    )
+
+
+def _shown(url: str) -> str:
+    """Without what may be secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _tls(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else os.fspath(ca))
+    except (OSError, ssl.SSLError) as exc:
+        raise InvalidOption(f"the certificates cannot be read ({exc})", where=str(ca)) from exc
+
+
+def unreachable(settings: Settings, why: str) -> Unreachable:
+    return Unreachable(why, where=_shown(settings.url), next="Is the server running? headwater serve LOG")

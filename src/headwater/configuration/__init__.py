@@ -1,0 +1,40 @@
+"""What a server is told: `headwater.toml`, then the environment, then flags, each over the one before.
+
+`load_settings` gives `Settings`, or one InvalidConfiguration that lists every complaint. The names are imported when
+asked for: the command line takes its spans and sizes from this room, and must not pay for pydantic with them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headwater.configuration.loading import load_settings
+    from headwater.configuration.settings import (
+        Explained,
+        Limits,
+        LogSettings,
+        Profile,
+        ServerSettings,
+        Settings,
+        TopicSettings,
+    )
+
+__all__ = [
+    "Explained",
+    "Limits",
+    "LogSettings",
+    "Profile",
+    "ServerSettings",
+    "Settings",
+    "TopicSettings",
+    "load_settings",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "loading" if name == "load_settings" else "settings"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

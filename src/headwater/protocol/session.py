@@ -1,0 +1,359 @@
+"""One end of one JSON-RPC connection, server or client: texts in, calls and answers out, and the other way round.
+
+Sans I/O and for one thread: the shell feeds what arrives to `receive_text` and sends what `texts_to_send` gives.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any
+
+from msgspec import UNSET
+
+from headwater.errors import InvalidData, InvalidOption, TooLarge
+from headwater.protocol.jsonrpc import (
+    BATCH_CALLS_MAX,
+    FRAME_BYTES_MAX,
+    FRAME_BYTES_MIN,
+    METHOD_CHARS_MAX,
+    NOBODY,
+    NULL_ID,
+    PARSE_ERROR,
+    TOO_LARGE,
+    Answer,
+    AnswerSink,
+    Call,
+    ErrorObject,
+    Fault,
+    Frame,
+    Result,
+    encode,
+    error_text,
+    read_frame,
+)
+
+LONG_REFUSAL_CHARS_MAX = 200  # of its message, when an error is too large for a frame and goes without its data
+
+
+class Exchange(AnswerSink):
+    """The calls of one inbound frame, and the one text that answers them, queued when the last of them is answered.
+
+    The first answer to a call counts and later ones are dropped, so a time limit may refuse what a handler still works
+    on. A result that cannot be encoded raises TypeError or ValueError, and its call stays open.
+    """
+
+    __slots__ = ("_answers", "_calls", "_is_batch", "_members", "_open", "_session")
+
+    def __init__(self, session: Session, frame: Frame) -> None:
+        self._session = session
+        self._is_batch = frame.is_batch
+        self._calls = frame.calls
+        self._members = frame.members
+        self._answers: dict[Call, bytes] = {}
+        self._open = 0
+        for call in frame.calls:
+            if call.id is not UNSET:
+                call.exchange = self
+                self._open += 1
+        if not self._open:
+            self._finish()
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """In the order of the frame. What was invalid in it is not among them and has been refused."""
+        return self._calls
+
+    @property
+    def open(self) -> int:
+        """How many calls still wait for an answer."""
+        return self._open
+
+    def answer(self, call: Call, result: Any) -> None:
+        self._keep(call, self._text(call, result))
+
+    def refuse(self, call: Call, fault: Fault) -> None:
+        if call.id is not UNSET:
+            text = error_text(call.id, fault)
+            if len(text) > self._session.outgoing_bytes_max:
+                text = error_text(call.id, Fault(fault.code, fault.message[:LONG_REFUSAL_CHARS_MAX]))
+            self._keep(call, text)
+
+    def answer_all(self, calls: Sequence[Call], results: Sequence[Any]) -> None:
+        """The same for many calls; in one pass if they are all of the frame's, in its order."""
+        if len(calls) != len(results):
+            raise ValueError(f"{len(calls)} calls, but {len(results)} results")
+        ids = [call.id for call in calls if call.id is not UNSET]
+        if len(ids) == self._open and self._is_everything(calls):
+            text = encode(list(map(Result, results, ids)))
+            if len(text) <= self._session.outgoing_bytes_max:
+                for call in calls:
+                    call.exchange = NOBODY
+                self._open = 0
+                self._session.queue_answers([text])
+                return
+        texts = [self._text(call, result) for call, result in zip(calls, results, strict=True)]
+        for call, text in zip(calls, texts, strict=True):
+            self._keep(call, text)
+
+    def _is_everything(self, calls: Sequence[Call]) -> bool:
+        untouched = self._is_batch and self._members is self._calls and len(calls) == len(self._calls) == self._open
+        return untouched and all(map(is_, calls, self._calls))
+
+    def _text(self, call: Call, result: Any) -> bytes:
+        if call.id is UNSET:
+            return b""
+        text, limit = encode(Result(result, call.id)), self._session.outgoing_bytes_max
+        if len(text) <= limit:
+            return text
+        why = f"the answer takes {len(text)} bytes, the limit is {limit}"
+        data = {"where": call.method, "why": why, "next": "The call was carried out; ask for less at once"}
+        return error_text(call.id, Fault(TOO_LARGE, why, data))
+
+    def _keep(self, call: Call, text: bytes) -> None:
+        if call.exchange is not self:
+            if call.exchange is not NOBODY:
+                raise ValueError("this call belongs to another exchange")
+            return
+        # From here on it has been answered. This also parts call and exchange, which otherwise only the garbage
+        # collector could, with the whole frame behind them.
+        call.exchange = NOBODY
+        self._answers[call] = text
+        self._open -= 1
+        if not self._open:
+            self._finish()
+
+    def _finish(self) -> None:
+        texts = [self._answers.get(member) if isinstance(member, Call) else member for member in self._members]
+        given = [text for text in texts if text is not None]
+        if self._is_batch:
+            # More than one array only if one would be too long: what was carried out must be answered all the same.
+            packer = Packer(self._session.outgoing_bytes_max, len(given))
+            packer.add_all(given)
+            given = [_array(run) for run in packer.take()]
+        self._answers = {}
+        self._session.queue_answers(given)
+
+
+class Packer:
+    """Gathers texts into runs, in their order: each run fits into one frame, as an array."""
+
+    __slots__ = ("_run", "_run_bytes", "_run_max", "frame_bytes_max", "runs")
+
+    def __init__(self, frame_bytes_max: int, run_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._run_max = run_max
+        self.runs: list[list[bytes]] = []
+        self._run: list[bytes] | None = None  # the one that still takes texts
+        self._run_bytes = 0
+
+    def set_limits(self, frame_bytes_max: int, run_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._run_max = run_max
+
+    def add(self, text: bytes) -> None:
+        size = len(text) + 1  # with its comma; the last one's is the closing bracket
+        run = self._run
+        if run is None or self._run_bytes + size > self.frame_bytes_max or len(run) >= self._run_max:
+            run = self._begin_run()
+        run.append(text)
+        self._run_bytes += size
+
+    def add_all(self, texts: Sequence[bytes]) -> None:
+        size = sum(map(len, texts)) + len(texts)
+        if self._run is None and 1 + size <= self.frame_bytes_max and 0 < len(texts) <= self._run_max:
+            self._begin_run().extend(texts)
+            self._run_bytes += size
+            return
+        for text in texts:
+            self.add(text)
+
+    def add_alone(self, texts: Sequence[bytes]) -> None:
+        self.runs.extend([text] for text in texts)
+        self._run = None
+
+    def take(self) -> list[list[bytes]]:
+        runs, self.runs, self._run = self.runs, [], None
+        return runs
+
+    def _begin_run(self) -> list[bytes]:
+        self._run = []
+        self.runs.append(self._run)
+        self._run_bytes = 1
+        return self._run
+
+
+def _array(run: list[bytes]) -> bytes:
+    return b"[%b]" % b",".join(run)
+
+
+class Session:
+    """What has been sent and is not answered, what is to be sent, and how frames are read. See the module."""
+
+    def __init__(
+        self, *, frame_bytes_max: int = FRAME_BYTES_MAX, batch_max: int = BATCH_CALLS_MAX, first_id: int = 1
+    ) -> None:
+        if frame_bytes_max < FRAME_BYTES_MIN or batch_max < 1:
+            raise InvalidOption(f"a frame takes at least {FRAME_BYTES_MIN} bytes, a batch at least one call")
+        self.frame_bytes_max = frame_bytes_max
+        self.batch_max = batch_max
+        self.strays = 0
+        """Answers to what was never asked, or was answered already."""
+        self.complaint: ErrorObject | None = None
+        """The last error with id null: the other end could not read a frame of ours, and cannot say which."""
+        self.on_outgoing: Callable[[], None] | None = None
+        """Called when there is something to send after there was nothing."""
+        self._next_id = first_id
+        self._unanswered: set[int | str | float | None] = set()
+        self._answers: list[bytes] = []
+        self._packer = Packer(frame_bytes_max, batch_max)
+
+    # --- inbound ---
+
+    def receive_text(self, text: str | bytes) -> list[Exchange | Answer]:
+        """The calls of a frame as one Exchange, and the answers to our own calls. Never raises: what cannot be read is
+        answered with an error."""
+        try:
+            frame = read_frame(self._utf8(text), self.batch_max)
+        except Fault as fault:
+            self.queue_answers([error_text(NULL_ID, fault)])
+            return []
+        found: list[Exchange | Answer] = []
+        if frame.members:
+            exchange = Exchange(self, frame)
+            if frame.calls:
+                found.append(exchange)
+        for answer in frame.answers:
+            if answer.id in self._unanswered:
+                self._unanswered.remove(answer.id)
+                found.append(answer)
+            else:
+                self._note_stray(answer)
+        return found
+
+    def _utf8(self, text: str | bytes) -> bytes:
+        self._check_length(len(text))
+        try:
+            if isinstance(text, bytes):
+                str(text, "utf-8")  # the decoder trusts what it skips
+                return text
+            data = text.encode()
+        except UnicodeError as exc:
+            told = {"where": "frame", "why": "the frame is not UTF-8", "next": "Send JSON in UTF-8"}
+            raise Fault(PARSE_ERROR, "Parse error", told) from exc
+        self._check_length(len(data))
+        return data
+
+    def _check_length(self, length: int) -> None:
+        if length > self.frame_bytes_max:
+            why = f"the frame is longer than {self.frame_bytes_max} bytes"
+            raise Fault(TOO_LARGE, why, {"where": "frame", "why": why, "next": "Send it in parts"})
+
+    def _note_stray(self, answer: Answer) -> None:
+        self.strays += 1
+        if answer.id is None and answer.error is not UNSET:
+            self.complaint = answer.error
+
+    def queue_answers(self, texts: list[bytes]) -> None:
+        """For exchanges: whole texts, sent as they are."""
+        if texts:
+            was_idle = not self.has_something_to_send
+            self._answers.extend(texts)
+            self._tell(was_idle)
+
+    # --- outbound ---
+
+    @property
+    def outgoing_bytes_max(self) -> int:
+        return self._packer.frame_bytes_max
+
+    def respect(self, *, frame_bytes_max: int, batch_max: int) -> None:
+        """Keep what is sent within what the other end said it takes, where that is less."""
+        self._packer.set_limits(
+            max(FRAME_BYTES_MIN, min(frame_bytes_max, self.frame_bytes_max)), max(1, min(batch_max, self.batch_max))
+        )
+
+    def call(self, method: str, params: Any = None, *, alone: bool = False, id: int | None = None) -> int:
+        """Queue a call and return its id; a given id sends a call again. `alone` keeps it out of batches: its answer
+        may take long, and the others' would wait for it. Raises InvalidData or TooLarge, and then queues nothing."""
+        number = self._next_id if id is None else id
+        text = b'%b,"id":%d}' % (_encoded(method, params), number)
+        self._check_size(method, text)
+        self._next_id = max(self._next_id, number + 1)
+        self._unanswered.add(number)
+        self._add(text, alone)
+        return number
+
+    def forget(self, id: int) -> None:
+        """Nobody waits for this answer any more; when it comes, it is a stray."""
+        self._unanswered.discard(id)
+
+    def notify(self, method: str, params: Any = None, *, alone: bool = False) -> None:
+        text = _encoded(method, params) + b"}"
+        self._check_size(method, text)
+        self._add(text, alone)
+
+    def notify_many(self, method: str, params: Sequence[Any], *, batch: bool) -> None:
+        """Many notifications at once: in arrays, or each in a frame of its own for those who know no batches."""
+        texts = [_encoded(method, each) + b"}" for each in params]
+        if not texts:
+            return
+        self._check_size(method, max(texts, key=len))
+        was_idle = not self.has_something_to_send
+        if batch:
+            self._packer.add_all(texts)
+        else:
+            self._packer.add_alone(texts)
+        self._tell(was_idle)
+
+    @property
+    def has_something_to_send(self) -> bool:
+        return bool(self._answers or self._packer.runs)
+
+    def texts_to_send(self) -> list[bytes]:
+        """Answers first, then calls and notifications in their order, as few frames as the limits allow."""
+        texts, self._answers = self._answers, []
+        texts.extend(_array(run) if len(run) > 1 else run[0] for run in self._packer.take())
+        return texts
+
+    def _add(self, text: bytes, alone: bool) -> None:
+        was_idle = not (self._answers or self._packer.runs)
+        if alone:
+            self._packer.add_alone([text])
+        else:
+            self._packer.add(text)
+        self._tell(was_idle)
+
+    def _tell(self, was_idle: bool) -> None:
+        if was_idle and self.on_outgoing is not None:
+            self.on_outgoing()
+
+    def _check_size(self, method: str, text: bytes) -> None:
+        if len(text) > self.outgoing_bytes_max:
+            why = f"the call takes {len(text)} bytes, the limit of a frame is {self.outgoing_bytes_max}"
+            raise TooLarge(why, where=method, next="Send it in parts")
+
+
+def _encoded(method: str, params: Any) -> bytes:
+    """A call up to its id, without the closing brace."""
+    head = _head(method)
+    if params is None:
+        return head
+    try:
+        encoded = encode(params)
+    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+        raise InvalidData(f"params are not JSON: {exc}", where=method, next="Send JSON values only") from exc
+    if encoded[:1] not in (b"{", b"["):
+        raise InvalidData("params are neither an object nor an array", where=method, next="Pass a dict or a list")
+    return b'%b,"params":%b' % (head, encoded)
+
+
+@functools.lru_cache(maxsize=1024)
+def _head(method: str) -> bytes:
+    if not isinstance(method, str) or len(method) > METHOD_CHARS_MAX:
+        raise TooLarge(f"a method's name is text of up to {METHOD_CHARS_MAX} characters")
+    try:
+        return b'{"jsonrpc":"2.0","method":%b' % encode(method)
+    except UnicodeEncodeError as exc:
+        raise InvalidData("the method's name holds half a surrogate pair", next="Send text") from exc

@@ -1,0 +1,134 @@
+"""WebSocket, sans I/O: bytes in, whole texts out, and the other way round. For both ends.
+
+The frames are those of the `websockets` library. What it leaves to its shells is here: fragments are put together,
+binary messages are refused, and silence is noticed.
+"""
+
+from __future__ import annotations
+
+from websockets.client import ClientProtocol
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import OPEN, SEND_EOF
+from websockets.server import ServerProtocol
+from websockets.uri import parse_uri
+
+NORMAL, GOING_AWAY, VANISHED = int(CloseCode.NORMAL_CLOSURE), int(CloseCode.GOING_AWAY), int(CloseCode.ABNORMAL_CLOSURE)
+
+
+class WebSocket:
+    """One end of a connection. Feed it with `receive`, and send what `data_to_send` gives after each call."""
+
+    def __init__(self, protocol: ServerProtocol | ClientProtocol) -> None:
+        self._protocol = protocol
+        self._fragments: list[bytes] = []
+        self.wants_eof = False
+        """After what is left to send, end the connection."""
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """The texts that are complete with these bytes. What breaks the rules closes the connection."""
+        self._protocol.receive_data(data)
+        texts: list[bytes] = []
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                self._take(event, texts)
+        return texts
+
+    def _take(self, frame: Frame, texts: list[bytes]) -> None:
+        if frame.opcode is Opcode.BINARY:
+            self._protocol.fail(CloseCode.UNSUPPORTED_DATA, "send JSON in text frames")
+        elif frame.opcode is Opcode.TEXT and frame.fin:
+            texts.append(bytes(frame.data))
+        elif frame.opcode in (Opcode.TEXT, Opcode.CONT):
+            self._fragments.append(bytes(frame.data))
+            if frame.fin:
+                texts.append(b"".join(self._fragments))
+                self._fragments = []
+
+    def receive_eof(self) -> None:
+        self._protocol.receive_eof()
+
+    def send(self, text: bytes) -> None:
+        if self.is_open:
+            self._protocol.send_text(text)
+
+    def ping(self) -> None:
+        if self.is_open:
+            self._protocol.send_ping(b"")
+
+    def close(self, code: int, reason: str) -> None:
+        if self.is_open:
+            self._protocol.send_close(code, reason)
+
+    def data_to_send(self) -> bytes:
+        chunks = self._protocol.data_to_send()
+        if SEND_EOF in chunks:
+            self.wants_eof = True
+        return b"".join(chunks)
+
+    @property
+    def is_open(self) -> bool:
+        return self._protocol.state is OPEN
+
+    @property
+    def close_code(self) -> int:
+        """The code the other end closed with, or 1006 if it said nothing."""
+        received = self._protocol.close_rcvd
+        return VANISHED if received is None else received.code
+
+    @property
+    def close_reason(self) -> str:
+        received = self._protocol.close_rcvd
+        return "" if received is None else received.reason
+
+
+class ServerSocket(WebSocket):
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._server = ServerProtocol(max_size=frame_bytes_max)
+        super().__init__(self._server)
+
+    def receive_request(self, head: bytes) -> Request | None:
+        """The upgrade request; None if it is not one."""
+        self._server.receive_data(head)
+        return next((event for event in self._server.events_received() if isinstance(event, Request)), None)
+
+    def accept(self, request: Request) -> bool:
+        """Answer with 101, or with what is wrong with the request."""
+        response = self._server.accept(request)
+        self._server.send_response(response)
+        return response.status_code == 101
+
+    def refuse(self, status: int, text: str) -> None:
+        self._server.send_response(self._server.reject(status, text))
+
+
+class ClientSocket(WebSocket):
+    def __init__(self, url: str, headers: dict[str, str], frame_bytes_max: int) -> None:
+        self._client = ClientProtocol(parse_uri(url), max_size=frame_bytes_max)
+        super().__init__(self._client)
+        request = self._client.connect()
+        for name, value in headers.items():
+            request.headers[name] = value
+        self._client.send_request(request)
+        self.response: Response | None = None
+
+    def receive(self, data: bytes) -> list[bytes]:
+        self._client.receive_data(data)
+        texts: list[bytes] = []
+        for event in self._client.events_received():
+            if isinstance(event, Response):
+                self.response = event
+            elif isinstance(event, Frame):
+                self._take(event, texts)
+        return texts
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the server did not upgrade, if it did not."""
+        if self._client.handshake_exc is None:
+            return None
+        response = self.response
+        if response is None:
+            return str(self._client.handshake_exc)
+        said = bytes(response.body or b"").decode(errors="replace").strip()
+        return f"{response.status_code} {response.reason_phrase}" + (f": {said}" if said else "")

@@ -1,0 +1,328 @@
+"""The shapes that travel: parameters and results of every `rpc.*` method. Times are seconds, moments ISO 8601."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+Patterns = str | list[str] | None
+
+
+class Params(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """What a method takes. A misspelt name is an error, not silently nothing."""
+
+
+# --- beginning ------------------------------------------------------------------------------------------------------
+
+
+class Hello(Params):
+    """`publisher` names a client that numbers its messages, so that it may safely send them again."""
+
+    client: str = ""
+    publisher: str | None = None
+
+
+class Welcome(msgspec.Struct, omit_defaults=True):
+    """`salt` is what the ids of messages that were given none follow from."""
+
+    server: str
+    version: str
+    log: str
+    salt: int
+    frame_bytes_max: int
+    batch_calls_max: int
+    authenticated: bool
+
+
+class Authenticate(Params):
+    token: str
+
+
+# --- publishing -----------------------------------------------------------------------------------------------------
+
+
+class Publish(Params, rename={"from_": "from"}):
+    """`number` is the publisher's own count of its messages (see Hello); below `confirmed` it has heard of all."""
+
+    topic: str
+    data: Raw
+    id: str | None = None
+    headers: dict[str, Any] | None = None
+    priority: int = 0
+    deliver_at: str | float | None = None
+    expires_at: str | float | None = None
+    delay: float | None = None
+    ttl: float | None = None
+    from_: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    correlation_id: str | None = None
+    type: str | None = None
+    version: int | None = None
+    content_type: str | None = None
+    traceparent: str | None = None
+    number: int | None = None
+    confirmed: int = 0
+
+
+class PlainPublish(Params):
+    """What most publishes are; read in half the time."""
+
+    topic: str
+    data: Raw
+    number: int | None = None
+    confirmed: int = 0
+
+
+class PublishBatch(Params):
+    """All or none. `number` is that of the first message; the others follow it."""
+
+    messages: list[Publish]
+    number: int | None = None
+    confirmed: int = 0
+
+
+class Published(msgspec.Struct, gc=False):
+    sequence_id: int
+    duplicate: bool
+
+
+class PublishedBatch(msgspec.Struct, gc=False):
+    sequence_ids: list[int]
+    duplicates: list[int] = []
+
+
+# --- live -----------------------------------------------------------------------------------------------------------
+
+
+class Topic(Params):
+    topic: str
+
+
+class Topics(Params):
+    topics: list[str]
+
+
+# --- durable subscriptions ------------------------------------------------------------------------------------------
+
+
+class ResumeFrom(Params):
+    """What a client had before its connection broke: the lease, and (seq, attempt) of what it has not settled."""
+
+    holder: str
+    fence: int
+    held: list[tuple[int, int]] = []
+
+
+class Subscribe(Params, rename={"from_": "from"}):
+    """`deliver`: "push" sends messages as notifications, as many as may be in flight; "fetch" waits for `rpc.fetch`."""
+
+    subscription_id: str
+    topic: str
+    mode: str | UnsetType = UNSET
+    start: str | int | UnsetType = UNSET
+    wait: float | UnsetType = UNSET
+    takeover: bool | UnsetType = UNSET
+    dialect: str | UnsetType = UNSET
+    from_: Patterns | UnsetType = UNSET
+    to: Patterns | UnsetType = UNSET
+    broadcast: bool | UnsetType = UNSET
+    where: str | UnsetType | None = UNSET
+    order: str | UnsetType = UNSET
+    order_key: str | UnsetType | None = UNSET
+    ack_wait: float | UnsetType = UNSET
+    extension_max: float | UnsetType = UNSET
+    lease: float | UnsetType = UNSET
+    max_in_flight: int | UnsetType = UNSET
+    max_attempts: int | UnsetType = UNSET
+    backoff: float | UnsetType = UNSET
+    backoff_factor: float | UnsetType = UNSET
+    backoff_max: float | UnsetType = UNSET
+    jitter: float | UnsetType = UNSET
+    inactive_timeout: float | UnsetType | None = UNSET
+    bury_expired: bool | UnsetType = UNSET
+    deliver: str = "push"
+    resume: ResumeFrom | None = None
+
+
+class Subscribed(msgspec.Struct, gc=False):
+    """`resumed_from_*`: the seq at and below which all was settled before, 0 if new. `holder` and `fence` are for
+    resuming; `held` and `settled` say what became of what the client resumed with."""
+
+    subscription_id: str
+    topic: str
+    resumed_from_sequence: int
+    resumed_from_seq: int
+    undelivered_count: int
+    holder: str = ""
+    fence: int = 0
+    held: list[int] = []
+    settled: list[int] = []
+    subscribed: bool = True
+
+
+class SubscribeBatch(Params):
+    subscriptions: list[Subscribe]
+
+
+class SubscriptionId(Params):
+    subscription_id: str
+
+
+class SubscriptionIds(Params):
+    subscription_ids: list[str]
+
+
+class Release(Params):
+    """`unseen`: what was delivered and never looked at; it counts as no attempt."""
+
+    subscription_id: str
+    unseen: list[int] = []
+
+
+class Acknowledge(Params):
+    """One seq or many. `lenient`: what is no longer in flight does not keep the others from being acked; the result
+    names it."""
+
+    subscription_id: str
+    sequence_id: int | None = None
+    sequence_ids: list[int] | None = None
+    lenient: bool = False
+
+
+class Acknowledged(msgspec.Struct, gc=False, omit_defaults=True):
+    acknowledged: bool
+    late: list[int] = []
+
+
+class OneAcknowledgment(Params):
+    subscription_id: str
+    sequence_id: int
+
+
+class AcknowledgeBatch(Params):
+    acknowledgments: list[OneAcknowledgment]
+
+
+class Settle(Params):
+    """For `rpc.nack`, `rpc.reject` and `rpc.extend`. `lenient`: extend what is still in flight, whatever became of the
+    others."""
+
+    subscription_id: str
+    sequence_id: int | None = None
+    sequence_ids: list[int] | None = None
+    delay: float | None = None
+    by: float | None = None
+    reason: str | None = None
+    stack: str | None = None
+    handler: str | None = None
+    lenient: bool = False
+
+
+class Fetch(Params):
+    subscription_id: str
+    count: int = 100
+    wait: float = 0.0
+
+
+class Fetched(msgspec.Struct, gc=False, omit_defaults=True):
+    """`messages` are arrays: [message, attempt, token], a message being an array of its fields in the order of
+    `message/model.py`. Payloads at the positions `unreadable` are not JSON and travel as text."""
+
+    messages: Raw
+    unreadable: list[int] = []
+
+
+# --- looking after a log --------------------------------------------------------------------------------------------
+
+
+class Seek(Params):
+    subscription_id: str
+    start: str | int
+
+
+class Retain(Params):
+    topic: str
+    max_age: float | None = None
+    max_count: int | None = None
+    max_bytes: int | None = None
+    keep_unacked: bool = False
+    dialect: str = "nats"
+
+
+class Unretain(Params):
+    topic: str
+    dialect: str = "nats"
+
+
+class Letters(Params):
+    """Which dead letters; `after` and `limit` page through a list."""
+
+    after: int = 0
+    limit: int = 100
+    ids: list[int] | None = None
+    subscription: str | None = None
+    topic: str | None = None
+    type: str | None = None
+    reason: str | None = None
+    error: str | None = None
+    to_topic: str | None = None
+
+
+class LetterId(Params):
+    id: int
+
+
+class ImportLetters(Params):
+    lines: list[str]
+
+
+class Nothing(Params):
+    pass
+
+
+# --- what the server sends by itself --------------------------------------------------------------------------------
+
+
+class Notification(msgspec.Struct, gc=False):
+    """`rpc.notification`: a message as it came, for one live pattern."""
+
+    topic: str
+    data: Raw
+    pattern: str
+    sequence_id: int
+    timestamp: str
+    id: str
+    headers: dict[str, Any]
+
+
+class Delivery(msgspec.Struct, gc=False):
+    """`rpc.notification.persistent`."""
+
+    subscription_id: str
+    topic: str
+    sequence_id: int
+    timestamp: str
+    data: Raw
+    id: str
+    headers: dict[str, Any]
+    attempt: int
+
+
+class GapNotice(msgspec.Struct, gc=False, rename={"from_": "from"}):
+    """`rpc.gap`: retention took what was not acked."""
+
+    subscription_id: str
+    from_: int
+    to: int
+    count: int
+    why: str
+
+
+class LostNotice(msgspec.Struct, gc=False):
+    """`rpc.lost`: the subscription was taken over, or dropped; nothing more comes."""
+
+    subscription_id: str
+    why: str

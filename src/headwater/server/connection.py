@@ -1,0 +1,367 @@
+"""One client: its frames in and out, its limits, and the calls it is waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from types import GeneratorType
+from typing import Any, Protocol
+
+from msgspec import UNSET, Raw
+from msgspec.json import decode
+
+from headwater.broker.core import Core
+from headwater.broker.flow import run_async
+from headwater.configuration import Settings
+from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, Unauthorized
+from headwater.protocol.faults import error_of, fault_of
+from headwater.protocol.jsonrpc import Answer, Call, Fault, params_of
+from headwater.protocol.session import Exchange, Session
+from headwater.server.live import LiveHub
+from headwater.server.logger import logger
+from headwater.server.metrics import Metrics
+from headwater.server.publishing import publish_calls
+from headwater.server.rate import Bucket
+from headwater.server.registry import CallContext, Outcome, Registry, ShortCircuit
+from headwater.server.scopes import EVERYTHING, Scopes
+from headwater.server.subscriptions import Subscriptions
+from headwater.server.tokens import Grant
+from headwater.topics import Pattern, check_topic
+
+TOPICS_CHECKED_MAX = 10_000  # how many topics a connection remembers it may publish to
+WAITING_MAX = 1_000  # calls to one client that have not been answered
+GOING_AWAY, POLICY_VIOLATION, TOO_SLOW = 1001, 1008, 1013
+IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe"})  # they wait for nothing
+UNTIMED = frozenset({"rpc.fetch"})  # it has a wait of its own
+FOR_STRANGERS = frozenset({"rpc.hello", "rpc.authenticate"})
+
+
+class Wire(Protocol):
+    """What carries frames to and from the client."""
+
+    def send(self, text: bytes) -> None: ...
+
+    def buffered_bytes(self) -> int: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def close(self, code: int, reason: str) -> None: ...
+
+
+class Parts:
+    """What all connections of a server share."""
+
+    def __init__(
+        self,
+        core: Core,
+        registry: Registry,
+        settings: Settings,
+        metrics: Metrics,
+        authenticate: Callable[[str], Grant | None] | None,
+        version: str,
+    ) -> None:
+        self.core = core
+        self.registry = registry
+        self.limits = settings.limits
+        self.subscription_timeout = settings.log.subscription_timeout
+        self.metrics = metrics
+        self.needs_token = authenticate is not None
+        self.authenticate = authenticate or (lambda _: None)
+        self.version = version
+        self.live = LiveHub(core, metrics)
+
+
+class Connection:
+    def __init__(self, parts: Parts, wire: Wire, address: str, grant: Grant | None) -> None:
+        limits = parts.limits
+        self.parts = parts
+        self.core = parts.core
+        self.loop = asyncio.get_running_loop()
+        self.session = Session(frame_bytes_max=limits.frame_bytes, batch_max=limits.batch_calls)
+        self.session.on_outgoing = self._flush_soon
+        self.subscriptions = Subscriptions(self)
+        self.grant = grant
+        self.publisher: str | None = None
+        self.takes_batches = False  # whether notifications may come several in a frame
+        self.is_gone = False
+        self._wire = wire
+        self._address = address
+        self._bucket = Bucket(limits.requests_per_second, limits.burst)
+        self._working = 0  # calls that have no answer yet
+        self._is_paused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[int, asyncio.Future[Raw]] = {}
+        self._may_publish: set[str] = set()
+
+    # --- who it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def label(self) -> str:
+        return "" if self.grant is None else self.grant.label
+
+    @property
+    def scopes(self) -> Scopes:
+        if self.grant is not None:
+            return self.grant.scopes
+        if self.parts.needs_token:
+            raise Unauthorized(
+                "this server wants a token",
+                where=self._address,
+                next="Send it as 'Authorization: Bearer …', or call rpc.authenticate first",
+            )
+        return EVERYTHING
+
+    def authenticate(self, grant: Grant | None) -> None:
+        if grant is None:
+            raise Unauthorized("the token is unknown or expired", where=self._address, next="Ask for a new one")
+        self.grant = grant
+        self._may_publish.clear()
+
+    def require_publish(self, topic: str) -> str:
+        if topic not in self._may_publish:
+            check_topic(topic)
+            if not self.scopes.may_publish(topic):
+                raise _not_allowed("publish", topic)
+            if len(self._may_publish) >= TOPICS_CHECKED_MAX:
+                self._may_publish.clear()
+            self._may_publish.add(topic)
+        return topic
+
+    def require_subscribe(self, pattern: Pattern) -> None:
+        if not self.scopes.may_subscribe(pattern):
+            raise _not_allowed("subscribe", pattern.text)
+
+    def require_admin(self) -> None:
+        if not self.scopes.admin:
+            raise _not_allowed("admin", self.label or self._address)
+
+    # --- frames in ----------------------------------------------------------------------------------------------
+
+    def receive_text(self, text: bytes) -> None:
+        for item in self.session.receive_text(text):
+            if isinstance(item, Answer):
+                self._take_answer(item)
+            else:
+                self._take_calls(item)
+
+    def _take_calls(self, exchange: Exchange) -> None:
+        calls = exchange.calls
+        self._working += len(calls)
+        if self._working > self.parts.limits.requests_in_flight and not self._is_paused:
+            self._is_paused = True
+            self._wire.pause_reading()
+        retry_after = self._bucket.take(len(calls))
+        if retry_after:
+            self._refuse_all(exchange, retry_after)
+            return
+        # What nobody wants to look into is begun here and now, in the order of the frame.
+        in_place = not self.parts.registry.middleware
+        publishes: list[Call] = []
+        for call in calls:
+            if in_place and call.method == "rpc.publish":
+                publishes.append(call)
+                continue
+            if publishes:
+                publish_calls(self, exchange, publishes)
+                publishes = []
+            if in_place and call.method in IN_PLACE:
+                self._do_in_place(exchange, call)
+            else:
+                task = self.loop.create_task(self._work(exchange, call))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        if publishes:
+            publish_calls(self, exchange, publishes)
+
+    def _refuse_all(self, exchange: Exchange, retry_after: float) -> None:
+        error = Overloaded("too many calls a second", where=self._address, next=f"Try again in {retry_after:.1f} s")
+        fault = fault_of(error)
+        fault.data = {**(fault.data or {}), "retry_after": round(retry_after, 3)}
+        for call in exchange.calls:
+            exchange.refuse(call, fault)
+        self.parts.metrics.count_calls("limited", "refused", len(exchange.calls))
+        self.finished(len(exchange.calls))
+
+    def finished(self, count: int) -> None:
+        """So many calls have been answered."""
+        self._working -= count
+        if self._is_paused and self._working <= self.parts.limits.requests_in_flight // 2:
+            self._is_paused = False
+            self._wire.resume_reading()
+
+    def _do_in_place(self, exchange: Exchange, call: Call) -> None:
+        try:
+            method = self.parts.registry.find(call.method)
+            assert method.params is not None
+            _ = self.scopes
+            exchange.answer(call, method.run(self, params_of(call, method.params)))
+        except Exception as exc:
+            exchange.refuse(call, _fault_for(exc, call))
+        self.finished(1)
+
+    async def _work(self, exchange: Exchange, call: Call) -> None:
+        began = time.perf_counter()
+        outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
+        try:
+            outcome = await self._through_middleware(call)
+            if outcome.fault is None:
+                exchange.answer(call, outcome.result)
+        except (TypeError, ValueError) as exc:  # a result that is not JSON
+            logger.error("method %s gave a result that is not JSON: %s", call.method, exc)
+            outcome = Outcome(fault=fault_of(exc))
+        finally:
+            if outcome.fault is not None:
+                exchange.refuse(call, outcome.fault)
+            self.finished(1)
+            name = call.method if self.parts.registry.knows(call.method) else "unknown"
+            self.parts.metrics.observe_call(name, outcome.fault is None, time.perf_counter() - began)
+
+    async def _through_middleware(self, call: Call) -> Outcome:
+        context = CallContext(call, self)
+        passed = []
+        outcome: Outcome | None = None
+        for middleware in self.parts.registry.middleware:
+            passed.append(middleware)
+            try:
+                short = await middleware.before(context)
+            except Exception as exc:
+                outcome = Outcome(fault=_fault_for(exc, call))
+                break
+            if isinstance(short, ShortCircuit):
+                outcome = Outcome(short.result)
+                break
+        if outcome is None:
+            try:
+                outcome = Outcome(await self._invoke(call, context))
+            except Exception as exc:
+                outcome = Outcome(fault=_fault_for(exc, call))
+        for middleware in reversed(passed):
+            try:
+                await middleware.after(context, outcome)
+            except Exception:
+                logger.exception("a middleware failed after %s", call.method)
+        return outcome
+
+    async def _invoke(self, call: Call, context: CallContext) -> Any:
+        method = self.parts.registry.find(call.method)
+        if call.method not in FOR_STRANGERS:
+            _ = self.scopes  # a stranger may call nothing else
+        seconds = None if call.method in UNTIMED else self.parts.limits.request_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                params = call if method.params is None else params_of(call, method.params)
+                outcome = method.run(context if method.params is None else self, params)
+                if isinstance(outcome, GeneratorType):
+                    return await run_async(outcome)
+                return await outcome if inspect.isawaitable(outcome) else outcome
+        except TimeoutError as exc:
+            raise RequestTimeout(
+                f"not done within {seconds:g} s", where=call.method, next="Ask for less at once, or try again"
+            ) from exc
+
+    # --- frames out ---------------------------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        for text in self.session.texts_to_send():
+            if not self.is_gone:
+                self._wire.send(text)
+        if self.is_full:
+            self._writable.clear()
+
+    @property
+    def is_full(self) -> bool:
+        """More is waiting to be read by the client than is good."""
+        return self._wire.buffered_bytes() > self.parts.limits.outbound_bytes
+
+    def on_drained(self) -> None:
+        self._writable.set()
+
+    async def writable(self) -> None:
+        """Wait until the client has read most of what was sent to it."""
+        await self._writable.wait()
+
+    # --- calls to the client ------------------------------------------------------------------------------------
+
+    async def call(self, method: str, params: Any = None, *, timeout: float | None = None) -> Any:
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} calls to this client have no answer yet", where=self._address)
+        future: asyncio.Future[Raw] = self.loop.create_future()
+        number = self.session.call(method, params)
+        self._waiting[number] = future
+        try:
+            async with asyncio.timeout(self.parts.limits.request_timeout if timeout is None else timeout):
+                return decode(await future)
+        except TimeoutError as exc:
+            raise RequestTimeout("the client did not answer in time", where=method) from exc
+        finally:
+            self._waiting.pop(number, None)
+            self.session.forget(number)
+
+    def notify(self, method: str, params: Any = None) -> None:
+        self.session.notify(method, params)
+
+    def _take_answer(self, answer: Answer) -> None:
+        future = self._waiting.get(answer.id) if isinstance(answer.id, int) else None
+        if future is None or future.done():
+            return
+        if answer.error is not UNSET:
+            future.set_exception(error_of(answer.error, self._address))
+        elif answer.result is not UNSET:
+            future.set_result(answer.result)
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def close(self, code: int, reason: str) -> None:
+        if not self.is_gone:
+            self.flush()
+            self._wire.close(code, reason)
+
+    async def drain(self) -> None:
+        """Take no more work: deliver nothing more, let what runs finish, send the answers, say goodbye."""
+        self._wire.pause_reading()
+        await self.subscriptions.stop_delivering()
+        tasks = list(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks)
+        self.close(GOING_AWAY, "the server is going away")
+
+    async def gone(self, *, vanished: bool) -> None:
+        """The connection is no more: give back what it held."""
+        self.is_gone = True
+        self._writable.set()
+        self.parts.live.remove_all(self)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(RequestTimeout("the client has gone", where=self._address))
+        await self.subscriptions.close(vanished=vanished)
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def _fault_for(exc: Exception, call: Call) -> Fault:
+    if isinstance(exc, Fault):
+        return exc
+    if not isinstance(exc, HeadwaterError):
+        logger.error("method %s failed", call.method, exc_info=exc)
+    return fault_of(exc)
+
+
+def _not_allowed(scope: str, what: str) -> Unauthorized:
+    return Unauthorized(
+        f"the token has no {scope} scope for this",
+        where=what,
+        next="Ask for a token that has it: headwater token create",
+    )

@@ -1,0 +1,70 @@
+"""What the port answers to plain HTTP: metrics and health."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headwater.broker.flow import run_async
+from headwater.configuration import ServerSettings
+from headwater.errors import HeadwaterError
+from headwater.server.connection import Parts
+from headwater.server.door import HttpRequest, HttpResponse
+from headwater.server.metrics import CONTENT_TYPE
+from headwater.server.tokens import Grant
+
+PROBE_SECONDS_MAX = 5.0
+
+
+class Pages:
+    def __init__(self, parts: Parts, settings: ServerSettings) -> None:
+        self._parts = parts
+        self._settings = settings
+        self.ready = False
+
+    async def answer(self, request: HttpRequest, grant: Grant | None) -> HttpResponse:
+        path = urlsplit(request.target).path
+        pages = {"/": self._root, "/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
+        page = pages.get(path)
+        if page is None:
+            return _text(404, f"there is nothing at {path[:200]}; try {', '.join(pages)}, or JSON-RPC at /rpc")
+        if request.method not in ("GET", "HEAD"):
+            return _text(405, "GET or HEAD")
+        if path == "/metrics" and self._settings.metrics_need_token and not (grant and grant.scopes.admin):
+            return _text(401, "a token with the admin scope is needed", ("WWW-Authenticate", "Bearer"))
+        return await page()
+
+    async def _root(self) -> HttpResponse:
+        return _text(200, "This is a Headwater server. JSON-RPC over WebSocket is at /rpc, metrics at /metrics.")
+
+    async def _metrics(self) -> HttpResponse:
+        core, metrics = self._parts.core, self._parts.metrics
+        log = await run_async(core.statistics())
+        letters = await run_async(core.dead_letters.statistics())
+        metrics.note_log(log, letters, core.engine.store.journal_bytes())
+        return HttpResponse(200, CONTENT_TYPE, metrics.text())
+
+    async def _health(self) -> HttpResponse:
+        """Alive: the process answers. Whether the log can be written is a matter of readiness."""
+        return _json(200, {"status": "alive", "version": self._parts.version})
+
+    async def _readiness(self) -> HttpResponse:
+        if not self.ready:
+            return _json(503, {"status": "not ready", "why": "the server is starting or stopping"})
+        try:
+            async with asyncio.timeout(PROBE_SECONDS_MAX):
+                await run_async(self._parts.core.engine.write(lambda writer, _: writer.last_seq()))
+        except (HeadwaterError, TimeoutError) as exc:
+            why = exc.why if isinstance(exc, HeadwaterError) else f"no write got through in {PROBE_SECONDS_MAX:g} s"
+            return _json(503, {"status": "not ready", "why": why})
+        return _json(200, {"status": "ready"})
+
+
+def _text(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
+    return HttpResponse(status, "text/plain; charset=utf-8", f"{text}\n".encode(), headers)
+
+
+def _json(status: int, value: dict[str, str]) -> HttpResponse:
+    return HttpResponse(status, "application/json", msgspec.json.encode(value) + b"\n")

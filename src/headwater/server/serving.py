@@ -1,0 +1,298 @@
+"""A server: a log behind one port. Made by `headwater.serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+from headwater.broker.core import Core
+from headwater.broker.flow import run_async
+from headwater.configuration import Limits, Settings
+from headwater.errors import InvalidConfiguration, InvalidOption
+from headwater.server.connection import GOING_AWAY, POLICY_VIOLATION, Connection, Parts, Wire
+from headwater.server.door import Client, Door, HttpRequest, HttpResponse, Refusal, SocketWire, UpgradeRequest
+from headwater.server.logger import logger
+from headwater.server.methods import METHODS
+from headwater.server.metrics import Metrics
+from headwater.server.pages import Pages
+from headwater.server.registry import Middleware, Registry
+from headwater.server.tokens import Grant, TokenFile
+
+SWEEP_S = 2.0  # how often revoked and expired tokens are looked for
+BACKLOG = 1_024
+RPC_PATHS = ("/", "/rpc")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Server:
+    """Declare methods and middleware, then `async with server:` or `server.run()`."""
+
+    def __init__(self, open_core: Callable[[], Core], settings: Settings, version: str = "") -> None:
+        self.settings = settings
+        self.limits: Limits = settings.limits
+        self.registry = Registry(METHODS)
+        self.metrics = Metrics()
+        self._open_core = open_core
+        self._version = version
+        self._tokens = None if settings.server.tokens is None else TokenFile(settings.server.tokens)
+        self._parts: Parts | None = None
+        self._pages: Pages | None = None
+        self._listener: asyncio.Server | None = None
+        self._doors: set[Door] = set()
+        self._by_address: dict[str, int] = {}
+        self._clients: set[ServedConnection] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._stop_asked: asyncio.Event | None = None
+
+    # --- for applications ---------------------------------------------------------------------------------------
+
+    def method(self, name: str) -> Callable[[Function], Function]:
+        """Declare a method: a plain function or a coroutine function; a first parameter named `call` gets the call."""
+
+        def declare(function: Function) -> Function:
+            self.registry.add(name, function)
+            return function
+
+        return declare
+
+    def use(self, middleware: Middleware) -> Middleware:
+        """Let every call pass through this one too; the first one added sees a call first."""
+        self.registry.middleware.append(middleware)
+        return middleware
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The clients connected now; `await connection.call(…)` calls a method that a client has offered."""
+        return [*self._clients]
+
+    @property
+    def port(self) -> int:
+        if self._listener is None:
+            raise InvalidOption("the server is not running", next="Use it inside `async with server:`")
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        scheme = "wss" if self.settings.server.tls_certificate else "ws"
+        host = self.settings.server.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    # --- beginning ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        settings = self.settings.server
+        context = _tls(settings.tls_certificate, settings.tls_key)
+        if self._tokens is not None:
+            self._tokens.load()
+        core = await asyncio.to_thread(self._open_core)
+        try:
+            authenticate = None if self._tokens is None else self._authenticate
+            self._parts = Parts(core, self.registry, self.settings, self.metrics, authenticate, self._version)
+            self._pages = Pages(self._parts, self.settings.server)
+            await self._apply_retention(core)
+            loop = asyncio.get_running_loop()
+            self._listener = await loop.create_server(
+                lambda: Door(self), settings.host, settings.port, ssl=context, backlog=BACKLOG
+            )
+        except OSError as exc:
+            await asyncio.to_thread(core.close)
+            where = f"{settings.host}:{settings.port}"
+            raise InvalidConfiguration(
+                f"cannot listen here ({exc.strerror or exc})", where=where, next="Choose another host or port"
+            ) from exc
+        except BaseException:
+            await asyncio.to_thread(core.close)
+            raise
+        self._sweeper = asyncio.create_task(self._sweep())
+        self._pages.ready = True
+        logger.info("serving %s on %s", core.name, self.url)
+
+    async def _apply_retention(self, core: Core) -> None:
+        for topic in self.settings.topics:
+            await run_async(
+                core.retain(
+                    topic.pattern,
+                    max_age=topic.max_age,
+                    max_count=topic.max_count,
+                    max_bytes=topic.max_bytes,
+                    keep_unacked=topic.keep_unacked,
+                    dialect=topic.dialect,
+                )
+            )
+
+    # --- who comes and goes: see `door` ---------------------------------------------------------------------------
+
+    def came(self, door: Door) -> bool:
+        there = self._by_address.get(door.address, 0)
+        if len(self._doors) >= self.limits.connections or there >= self.limits.connections_per_address:
+            self.metrics.refused.labels("full").inc()
+            return False
+        self._doors.add(door)
+        self._by_address[door.address] = there + 1
+        return True
+
+    def left(self, door: Door) -> None:
+        if door in self._doors:
+            self._doors.discard(door)
+            self._by_address[door.address] -= 1
+            if not self._by_address[door.address]:
+                del self._by_address[door.address]
+
+    def admit(self, request: UpgradeRequest, wire: SocketWire) -> Client | Refusal:
+        parts = self._parts
+        if parts is None or self._pages is None or not self._pages.ready:
+            return self._refuse(503, "not_ready", "the server is not ready")
+        if urlsplit(request.path).path not in RPC_PATHS:
+            return self._refuse(404, "path", "JSON-RPC is at /rpc")
+        if not self._origin_is_welcome(request.headers):
+            return self._refuse(403, "origin", "pages of this origin may not connect; see the setting server.origins")
+        token = bearer(request.headers)
+        grant = None if token is None or self._tokens is None else self._authenticate(token)
+        if token is not None and self._tokens is not None and grant is None:
+            return self._refuse(401, "token", "the token is unknown or expired")
+        client = ServedConnection(self, parts, wire, request.address, grant)
+        self._clients.add(client)
+        self.metrics.connections.inc()
+        self.metrics.connected.inc()
+        return client
+
+    def _refuse(self, status: int, why: str, text: str) -> Refusal:
+        self.metrics.refused.labels(why).inc()
+        return Refusal(status, f"{text}\n")
+
+    def _origin_is_welcome(self, headers: dict[str, str]) -> bool:
+        """Browsers say which page asks; any other page could otherwise speak with the rights of who looks at it."""
+        origin = headers.get("origin")
+        if origin is None or "*" in self.settings.server.origins or origin in self.settings.server.origins:
+            return True
+        return urlsplit(origin).netloc == headers.get("host")
+
+    def _authenticate(self, token: str) -> Grant | None:
+        if self._tokens is None or self._parts is None:
+            return None
+        return self._tokens.check(token, self._parts.core.engine.clock.now_ms())
+
+    async def answer(self, request: HttpRequest) -> HttpResponse:
+        assert self._pages is not None
+        grant = None
+        if (token := bearer(request.headers)) is not None:
+            grant = self._authenticate(token)
+        return await self._pages.answer(request, grant)
+
+    def client_left(self, client: ServedConnection, *, vanished: bool) -> None:
+        self._clients.discard(client)
+        self.metrics.connections.dec()
+        task = asyncio.ensure_future(client.gone(vanished=vanished))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _sweep(self) -> None:
+        """Let go of clients whose token was revoked or has expired."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if self._tokens is None or self._parts is None:
+                continue
+            now_ms = self._parts.core.engine.clock.now_ms()
+            for client in list(self._clients):
+                if client.grant is not None and self._tokens.grant(client.grant.token_id, now_ms) != client.grant:
+                    client.close(POLICY_VIOLATION, "the token was revoked, changed or has expired")
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Take nobody new, deliver nothing more, finish what runs, close with 1001; all within the shutdown timeout."""
+        if self._listener is None or self._parts is None or self._pages is None:
+            return
+        self._pages.ready = False
+        listener, self._listener = self._listener, None
+        listener.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        try:
+            async with asyncio.timeout(self.settings.server.shutdown_timeout):
+                await asyncio.gather(*(client.drain() for client in list(self._clients)), return_exceptions=True)
+                while self._clients or self._leaving:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            logger.warning("%d clients did not leave in time and are cut off", len(self._clients))
+        for door in list(self._doors):
+            door.transport.abort()
+        while self._leaving or self._clients:
+            await asyncio.sleep(0.01)
+        await self._parts.live.close()
+        await asyncio.to_thread(self._parts.core.close)
+        logger.info("stopped")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    def ask_to_stop(self) -> None:
+        if self._stop_asked is not None:
+            self._stop_asked.set()
+
+    async def serve_until_stopped(self, on_ready: Callable[[Server], None] | None = None) -> None:
+        """Serve until SIGTERM, SIGINT or `ask_to_stop`."""
+        self._stop_asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not on every thread
+                loop.add_signal_handler(number, self.ask_to_stop)
+        async with self:
+            if on_ready is not None:
+                on_ready(self)
+            await self._stop_asked.wait()
+
+    def run(self, on_ready: Callable[[Server], None] | None = None) -> None:
+        """The same, blocking."""
+        asyncio.run(self.serve_until_stopped(on_ready))
+
+
+class ServedConnection(Connection):
+    """A connection that tells its server when it is over, and must say who it is in time."""
+
+    def __init__(self, server: Server, parts: Parts, wire: Wire, address: str, grant: Grant | None) -> None:
+        super().__init__(parts, wire, address, grant)
+        self._server = server
+        if parts.needs_token and grant is None:
+            self.loop.call_later(parts.limits.authenticate_timeout, self._let_strangers_go)
+
+    def _let_strangers_go(self) -> None:
+        if self.grant is None:
+            self.close(POLICY_VIOLATION, "no token came in time")
+
+    def on_closed(self, *, vanished: bool) -> None:
+        self._server.client_left(self, vanished=vanished)
+
+
+def bearer(headers: dict[str, str]) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as exc:
+        raise InvalidConfiguration(
+            f"the certificate or its key cannot be used ({exc})",
+            where=certificate,
+            next="Set server.tls_certificate and server.tls_key to PEM files that belong together",
+        ) from exc
+    return context
+
+
+__all__ = ["GOING_AWAY", "Server"]

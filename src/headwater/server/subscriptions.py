@@ -1,0 +1,300 @@
+"""The durable subscriptions that one connection holds: taken up, delivered, settled, given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from msgspec import UNSET
+
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.flow import Flow, run_async
+from headwater.broker.options import Start, SubscribeOptions
+from headwater.broker.resuming import Resume
+from headwater.broker.subscriber import Subscriber
+from headwater.broker.tail import Tail
+from headwater.errors import (
+    Closed,
+    HeadwaterError,
+    InvalidOption,
+    LeaseLost,
+    StoreError,
+    SubscriptionActive,
+    TooLarge,
+    UnknownSubscription,
+)
+from headwater.message import span_ms
+from headwater.ports.records import Gap, selection_of
+from headwater.protocol import wire
+from headwater.server.deliveries import as_delivery, fetched
+from headwater.server.logger import logger
+from headwater.topics import parse_pattern
+
+if TYPE_CHECKING:
+    from headwater.server.connection import Connection
+
+PUSH_BATCH = 500
+PUSH_BYTES_MAX = 1024 * 1024  # of data in one push, so that a slow reader is noticed in time
+RETRY_S = 1.0
+UNDELIVERED_COUNTED_MAX = 10_000
+_NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
+
+
+class Held:
+    """A subscription in the hands of this connection; `pump` pushes what it delivers, if it was asked to."""
+
+    def __init__(self, subscriber: Subscriber | Tail) -> None:
+        self.subscriber = subscriber
+        self.pump: asyncio.Task[None] | None = None
+
+
+class Subscriptions:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._held: dict[str, Held] = {}
+        self._beginning: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def find(self, id: str) -> Subscriber | Tail:
+        held = self._held.get(id)
+        if held is None:
+            raise UnknownSubscription(
+                f"subscription {id!r} is not held here",
+                where=id,
+                next="Call rpc.subscribe.persistent first",
+            )
+        return held.subscriber
+
+    # --- beginning ----------------------------------------------------------------------------------------------
+
+    async def begin(self, params: wire.Subscribe) -> wire.Subscribed:
+        connection, id = self._connection, params.subscription_id
+        most = connection.parts.limits.subscriptions_per_connection
+        if len(self._held) + len(self._beginning) >= most:
+            raise TooLarge(f"more than {most} subscriptions on one connection", where=id, next="Open another one")
+        if id in self._held or id in self._beginning:
+            raise SubscriptionActive(
+                f"Subscription '{id}' is already active on another connection",
+                where=connection.address,
+                next="It is held by this very connection",
+            )
+        if params.deliver not in ("push", "fetch"):
+            raise InvalidOption(f"deliver is push or fetch, not {params.deliver!r}", where=id)
+        options = self._options(params)
+        connection.require_subscribe(parse_pattern(params.topic, options.get("dialect", "nats")))
+        asked = params.resume
+        resume = None if asked is None else Resume(asked.holder, asked.fence, asked.held)
+        self._beginning.add(id)
+        try:
+            core = connection.core
+            subscriber = await run_async(core.subscribe(id, params.topic, resume, **options))
+        finally:
+            self._beginning.discard(id)
+        if connection.is_gone:  # it left while we were at it
+            await self._give_back(Held(subscriber), vanished=True)
+            raise Closed("the connection is gone", where=id)
+        held = self._held[id] = Held(subscriber)
+        subscriber.on_gap = self._tell_gap
+        undelivered = await run_async(_count_undelivered(subscriber))
+        if params.deliver == "push":
+            held.pump = asyncio.create_task(self._push(subscriber))
+        return _subscribed(params, subscriber, undelivered)
+
+    async def begin_all(self, params: wire.SubscribeBatch) -> list[wire.Subscribed]:
+        """All or none: what was begun is undone when one of them is refused."""
+        before = {info.id for info in await run_async(self._connection.core.subscription_infos())}
+        begun: list[wire.Subscribed] = []
+        try:
+            for each in params.subscriptions:
+                begun.append(await self.begin(each))
+        except BaseException:
+            for done in begun:
+                await self.release(done.subscription_id)
+                if done.subscription_id not in before:
+                    await run_async(self._connection.core.unsubscribe(done.subscription_id))
+            raise
+        return begun
+
+    def _options(self, params: wire.Subscribe) -> SubscribeOptions:
+        given = {
+            name: value
+            for name in params.__struct_fields__
+            if name not in _NO_OPTIONS and (value := getattr(params, name)) is not UNSET
+        }
+        if params.start is not UNSET:
+            given["start"] = start_of(params.start)
+        timeout = self._connection.parts.subscription_timeout
+        if timeout is not None and given.get("mode") != "ephemeral":
+            given.setdefault("inactive_timeout", timeout)
+        if "wait" in given:
+            given["wait"] = min(given["wait"], self._connection.parts.limits.request_timeout)
+        return cast(SubscribeOptions, given)
+
+    # --- delivering ---------------------------------------------------------------------------------------------
+
+    async def _push(self, subscriber: Subscriber | Tail) -> None:
+        """Deliver until the end: as many as may be in flight, and no faster than the client reads."""
+        connection = self._connection
+        metrics = connection.parts.metrics
+        while True:
+            try:
+                await connection.writable()
+                found = await run_async(subscriber.fetch(PUSH_BATCH, None))
+            except StoreError as exc:
+                logger.warning("subscription %s tries again: %s", subscriber.id, exc)
+                await asyncio.sleep(RETRY_S)
+                continue
+            except (LeaseLost, UnknownSubscription, Closed) as exc:
+                if not connection.is_gone:
+                    connection.notify("rpc.lost", wire.LostNotice(subscriber.id, exc.why))
+                    self._held.pop(subscriber.id, None)
+                    connection.core.forget(subscriber)
+                return
+            if found:
+                deliveries = [as_delivery(subscriber.id, claimed) for claimed in found]
+                batches = connection.takes_batches
+                connection.session.notify_many("rpc.notification.persistent", deliveries, batch=batches)
+                connection.flush()
+                metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
+
+    async def fetch(self, params: wire.Fetch) -> Any:
+        connection = self._connection
+        subscriber = self.find(params.subscription_id)
+        wait_s = min(max(0.0, params.wait), connection.parts.limits.fetch_wait)
+        found = await run_async(subscriber.fetch(params.count, wait_s))
+        if connection.is_gone:
+            return None
+        connection.parts.metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
+        return fetched(found)
+
+    def _tell_gap(self, gap: Gap) -> None:
+        notice = wire.GapNotice(gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why)
+        self._connection.notify("rpc.gap", notice)
+
+    # --- settling -----------------------------------------------------------------------------------------------
+
+    def acknowledge(self, id: str, seqs: Sequence[int]) -> Flow[None]:
+        subscriber = self.find(id)
+        claimed = yield from subscriber.handed_out(seqs)
+        yield from subscriber.ack(claimed)
+        self._connection.parts.metrics.count_settled("ack", len(seqs))
+
+    def acknowledge_leniently(self, id: str, seqs: Sequence[int]) -> Flow[list[int]]:
+        """Ack what is still in flight; the others come back to be named."""
+        subscriber = self.find(id)
+        claimed = subscriber.still_in_flight(seqs)
+        known = {each.message.seq for each in claimed}
+        late: list[int] = []
+        if claimed:
+            late = yield subscriber.submit_ack(claimed, then=lambda: None)
+        self._connection.parts.metrics.count_settled("ack", len(claimed) - len(late))
+        if isinstance(subscriber, Tail):
+            return []
+        return sorted({*late, *(seq for seq in seqs if seq not in known)})
+
+    def nack(self, params: wire.Settle) -> Flow[None]:
+        subscriber, claimed = yield from self._one(params)
+        delay_ms = None if params.delay is None else span_ms(params.delay, "delay")
+        failure = Failure("processing_error", params.reason, params.stack, params.handler)
+        for each in claimed:
+            yield from subscriber.nack(each, delay_ms, failure)
+        self._connection.parts.metrics.count_settled("nack", len(claimed))
+
+    def reject(self, params: wire.Settle) -> Flow[None]:
+        subscriber, claimed = yield from self._one(params)
+        for each in claimed:
+            yield from subscriber.reject(each, Failure("rejected", params.reason, params.stack, params.handler))
+        self._connection.parts.metrics.count_settled("reject", len(claimed))
+
+    def extend(self, params: wire.Settle) -> Flow[None]:
+        if params.lenient:
+            yield from self.find(params.subscription_id).extend_held(params.sequence_ids or [])
+            return
+        subscriber, claimed = yield from self._one(params)
+        by_ms = None if params.by is None else span_ms(params.by, "by")
+        yield from subscriber.extend(claimed, by_ms)
+
+    def _one(self, params: wire.Settle) -> Flow[tuple[Subscriber | Tail, list[Claimed]]]:
+        if (params.sequence_id is None) == (params.sequence_ids is None):
+            raise InvalidOption("give either sequence_id or sequence_ids", where=params.subscription_id)
+        seqs = [params.sequence_id] if params.sequence_id is not None else params.sequence_ids or []
+        subscriber = self.find(params.subscription_id)
+        claimed = yield from subscriber.handed_out(seqs)
+        return subscriber, claimed
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    async def release(self, id: str, unseen: Sequence[int] = ()) -> None:
+        self.find(id)
+        await self._give_back(self._held.pop(id), unseen=unseen)
+
+    async def stop_delivering(self) -> None:
+        """No more deliveries; waiting fetches are answered with nothing. What is in flight can still be settled."""
+        for held in self._held.values():
+            held.subscriber.interrupt()
+            await _cancel(held.pump)
+
+    async def close(self, *, vanished: bool) -> None:
+        held = list(self._held.values())
+        self._held.clear()
+        await asyncio.gather(*(self._give_back(each, vanished=vanished) for each in held))
+
+    async def _give_back(self, held: Held, *, unseen: Sequence[int] = (), vanished: bool = False) -> None:
+        await _cancel(held.pump)
+        try:
+            await run_async(held.subscriber.close(unseen, vanished=vanished))
+        except HeadwaterError as exc:  # it will be free when its lease runs out
+            logger.warning("subscription %s could not be given back: %s", held.subscriber.id, exc)
+        self._connection.core.forget(held.subscriber)
+
+
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None and task is not asyncio.current_task():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _count_undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
+    """How much is waiting, up to a limit."""
+    if isinstance(subscriber, Tail):
+        return 0
+    selection = selection_of(subscriber.spec)
+    after = subscriber.delivered_to
+    counted = yield from subscriber.engine.read(
+        lambda reader: (
+            reader.count(selection, after, UNDELIVERED_COUNTED_MAX) + reader.delivery_counts(subscriber.id).waiting
+        )
+    )
+    return int(counted)
+
+
+def _subscribed(params: wire.Subscribe, subscriber: Subscriber | Tail, undelivered: int) -> wire.Subscribed:
+    done = wire.Subscribed(
+        params.subscription_id, params.topic, subscriber.resumed_from, subscriber.resumed_from, undelivered
+    )
+    if isinstance(subscriber, Subscriber):
+        done.holder, done.fence = subscriber.owner, subscriber.fence
+        done.held = [claimed.message.seq for claimed in subscriber.resumed.held]
+        done.settled = subscriber.resumed.settled
+    return done
+
+
+def start_of(given: str | int) -> Start:
+    """`first`, `new`, a seq, or a moment in ISO 8601."""
+    if isinstance(given, int) or given in ("first", "new"):
+        return cast(Start, given)
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError as exc:
+        raise InvalidOption(
+            f"start is first, new, a seq or a moment, not {given!r}", next="Write a moment like 2030-01-31T12:00:00Z"
+        ) from exc
+
+
+def results_of(begun: list[wire.Subscribed]) -> dict[str, Any]:
+    return {"subscriptions": [msgspec.to_builtins(each) for each in begun]}

@@ -1,0 +1,186 @@
+"""Errors cross the wire and are the same on the other side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from frames import answers_of, encoded, exchange_of, parsed
+
+import headwater
+from headwater import errors
+from headwater.errors import CallFailed, HeadwaterError
+from headwater.protocol import ErrorObject, Fault, Session, error_of, fault_of
+
+CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, HeadwaterError)]
+
+CODES = {
+    "Unauthorized": -32000,
+    "SubscriptionActive": -32001,
+    "UnknownSubscription": -32002,
+    "UnknownDeadLetter": -32002,
+    "NotDelivered": -32003,
+    "LeaseLost": -32003,
+    "InvalidTopic": -32004,
+    "InvalidPattern": -32004,
+    "EmptyPattern": -32004,
+    "EmptyToken": -32004,
+    "CombinedWildcard": -32004,
+    "MultiWildcardNotLast": -32004,
+    "MixedWildcards": -32004,
+    "TooLarge": -32005,
+    "Overloaded": -32006,
+    "RequestTimeout": -32006,
+    "SubscriptionMismatch": -32007,
+    "InvalidInput": -32602,
+    "InvalidFilter": -32602,
+    "InvalidWhere": -32602,
+    "InvalidData": -32602,
+    "InvalidOption": -32602,
+    "InvalidConfiguration": -32602,
+}
+
+
+def sent(exc: Exception) -> ErrorObject:
+    """What a client receives when a handler raised this."""
+    client, server = Session(), Session()
+    client.call("m")
+    exchange = exchange_of(server, client.texts_to_send()[0])
+    exchange.refuse(exchange.calls[0], fault_of(exc))
+    [answer] = answers_of(client, server.texts_to_send()[0])
+    assert answer.error is not msgspec.UNSET
+    return answer.error
+
+
+def told(error: ErrorObject) -> Any:
+    return None if error.data is msgspec.UNSET else parsed(bytes(error.data))
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_error_arrives_as_what_it_was(kind: type[HeadwaterError]) -> None:
+    wire = sent(kind("it is empty", where="topic ''", next="Name at least one token"))
+    assert wire.code == CODES.get(kind.__name__, -32603)
+    assert wire.message == "it is empty"
+    expected = {"kind": kind.__name__, "where": "topic ''", "why": "it is empty", "next": "Name at least one token"}
+    assert told(wire) == expected
+    arrived = error_of(wire, where="ws://localhost")
+    assert type(arrived) is kind
+    assert (arrived.why, arrived.where, arrived.next) == ("it is empty", "topic ''", "Name at least one token")
+
+
+def test_every_code_of_the_table_is_that_of_a_real_class() -> None:
+    assert CODES.keys() <= {kind.__name__ for kind in CLASSES}
+
+
+def test_what_an_error_does_not_say_is_not_sent() -> None:
+    wire = sent(errors.StoreError("disk"))
+    assert told(wire) == {"kind": "StoreError", "why": "disk"}
+    arrived = error_of(wire, where="rpc.publish on ws://localhost")
+    assert arrived.where == "rpc.publish on ws://localhost"
+
+
+@pytest.mark.parametrize("exc", [RuntimeError("password=hunter2"), KeyError("secret"), OSError(2, "/etc/shadow")])
+def test_an_unexpected_error_tells_nothing(exc: Exception) -> None:
+    wire = sent(exc)
+    assert (wire.code, wire.message, wire.data) == (-32603, "internal error", msgspec.UNSET)
+    arrived = error_of(wire, where="here")
+    assert type(arrived) is CallFailed
+    assert (arrived.code, arrived.data, arrived.where) == (-32603, None, "here")
+
+
+def test_a_fault_stays_itself() -> None:
+    fault = Fault(-32601, "Method not found")
+    assert fault_of(fault) is fault
+    arrived = error_of(sent(fault), where="rpc.nonsense")
+    assert isinstance(arrived, CallFailed)
+    assert (arrived.code, arrived.why, arrived.where) == (-32601, "Method not found", "rpc.nonsense")
+
+
+def test_a_class_of_somebody_elses_travels_as_the_nearest_of_ours() -> None:
+    class Mine(errors.EmptyToken):
+        pass
+
+    wire = sent(Mine("no"))
+    assert wire.code == -32004
+    assert type(error_of(wire, where="")) is errors.EmptyToken
+
+
+def test_how_long_to_wait_travels_with_an_overload() -> None:
+    overloaded = errors.Overloaded("too many")
+    overloaded.retry_after = 2.5  # type: ignore[attr-defined]
+    wire = sent(overloaded)
+    assert told(wire)["retry_after"] == 2.5
+    arrived = error_of(wire, where="")
+    assert type(arrived) is errors.Overloaded
+    assert vars(arrived)["retry_after"] == 2.5
+
+
+def test_a_failed_call_is_passed_on_with_its_own_code_and_data() -> None:
+    failed = CallFailed("no stock", where="shop", next="Order less", code=17, data={"left": 3})
+    wire = sent(failed)
+    assert wire.code == 17
+    arrived = error_of(wire, where="")
+    assert type(arrived) is CallFailed
+    assert (arrived.code, arrived.data, arrived.where, arrived.next) == (17, {"left": 3}, "shop", "Order less")
+
+
+def foreign(code: int, data: Any = None) -> ErrorObject:
+    return ErrorObject(code, "said so", msgspec.UNSET if data is None else msgspec.Raw(encoded(data)))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (-32000, errors.Unauthorized),
+        (-32001, errors.SubscriptionActive),
+        (-32002, errors.UnknownSubscription),
+        (-32003, errors.NotDelivered),
+        (-32004, errors.InvalidTopic),
+        (-32005, errors.TooLarge),
+        (-32006, errors.Overloaded),
+        (-32007, errors.SubscriptionMismatch),
+        (-32602, errors.InvalidInput),
+        (-32601, CallFailed),
+        (-32603, CallFailed),
+        (-32700, CallFailed),
+        (4711, CallFailed),
+    ],
+)
+def test_a_code_alone_tells_the_class(code: int, kind: type[HeadwaterError]) -> None:
+    arrived = error_of(foreign(code), where="here")
+    assert type(arrived) is kind
+    assert (arrived.why, arrived.where) == ("said so", "here")
+
+
+@pytest.mark.parametrize("name", ["annotations", "__builtins__", "Fault", "SystemExit", "", 7, None, ["TooLarge"], {}])
+def test_only_names_of_the_tree_are_classes(name: Any) -> None:
+    arrived = error_of(foreign(4711, {"kind": name, "why": 7, "where": [], "next": None}), where="here")
+    assert type(arrived) is CallFailed
+    assert (arrived.why, arrived.where, arrived.next, arrived.code) == ("said so", "here", "", 4711)
+
+
+@pytest.mark.parametrize("data", [7, "text", [1], {"reason": "x"}])
+def test_the_data_of_a_foreign_error_is_kept(data: Any) -> None:
+    arrived = error_of(foreign(4711, data), where="")
+    assert isinstance(arrived, CallFailed)
+    assert arrived.data == data
+
+
+def test_data_that_no_number_can_hold_is_dropped() -> None:
+    arrived = error_of(ErrorObject(4711, "x", msgspec.Raw(b"[1e999]")), where="")
+    assert isinstance(arrived, CallFailed)
+    assert arrived.data is None
+
+
+def test_retry_after_must_be_a_number() -> None:
+    assert "retry_after" not in vars(error_of(foreign(-32006, {"retry_after": "soon"}), where=""))
+    assert "retry_after" not in vars(error_of(foreign(-32006, {"retry_after": True}), where=""))
+
+
+def test_an_active_subscription_is_refused_in_the_words_of_the_seed() -> None:
+    with headwater.open("memory:") as log:
+        with log.subscribe("billing", "orders.>"), pytest.raises(errors.SubscriptionActive) as caught:
+            log.subscribe("billing", "orders.>")
+        wire = sent(caught.value)
+    assert (wire.code, wire.message) == (-32001, "Subscription 'billing' is already active on another connection")
