@@ -15,6 +15,7 @@ from headwater.errors import HeadwaterError
 from headwater.message import Message
 from headwater.ports.clock import ManualClock
 from headwater.ports.records import DeadLetter, Gap
+from headwater.server.registry import Middleware, ShortCircuit
 from headwater.version import VERSION
 from headwater.wiring import connect, open, serve
 
@@ -30,8 +31,10 @@ __all__ = [
     "Log",
     "ManualClock",
     "Message",
+    "Middleware",
     "ReceivedMessage",
     "Reject",
+    "ShortCircuit",
     "Subscription",
     "connect",
     "errors",

@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import os
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from headwater.broker.asynchronous import AsyncLog
@@ -26,6 +26,7 @@ from headwater.stores.sqlite import Durability, SqliteStore, SqliteWatcher
 from headwater.version import VERSION
 
 if TYPE_CHECKING:
+    from headwater.broker.tracing import Tracing
     from headwater.configuration import Settings
     from headwater.server.serving import Server
 
@@ -36,7 +37,8 @@ BUSY_TIMEOUT_S = 10.0
 class OpenOptions(TypedDict, total=False):
     """`durability`: "full" (default: what was published survives power loss) or "relaxed" (it survives a crash of the
     process). `dedupe`, `dedupe_count`: how long, and how many messages back, a given id is remembered.
-    `housekeeping`: seconds between rounds, None for never. `adopt`: add the log's tables to an existing database."""
+    `housekeeping`: seconds between rounds, None for never. `adopt`: add the log's tables to an existing database.
+    `tracing`: spans of OpenTelemetry for publishes and handlers."""
 
     durability: Durability
     dedupe: Span
@@ -46,6 +48,7 @@ class OpenOptions(TypedDict, total=False):
     adopt: bool
     clock: Clock
     heartbeats: bool
+    tracing: bool
 
 
 class AllOptions(OpenOptions, RemoteOptions, total=False):
@@ -55,17 +58,20 @@ class AllOptions(OpenOptions, RemoteOptions, total=False):
 def open(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Log:
     """Open a log, making it if it is not there: a file path, `sqlite:path` or `memory:`. Or one behind a server:
     `ws://host:port`, `wss://host:port`."""
+    tracing = _tracing(options)
     if _is_remote(url):
-        return Log(_open_remote(str(url), options))
-    return Log(open_core(url, **cast(OpenOptions, options)))
+        return Log(_open_remote(str(url), options), tracing)
+    return Log(open_core(url, **cast(OpenOptions, options)), tracing)
 
 
 def serve(url: str | os.PathLike[str] | None = None, **flags: Any) -> Server:
     """A server for a log: `async with headwater.serve("events.db", port=0) as server`, or `headwater.serve(…).run()`.
-    Settings are those of `headwater.toml`, by name: `port`, `tokens`, `limits_burst`, …"""
+    Settings are those of `headwater.toml`, by name: `port`, `tokens`, `limits_burst`, …; and what `open` takes for a
+    log here: `durability`, `dedupe`, `housekeeping`, …"""
     from headwater.configuration import load_settings  # not before a server is wanted: it costs a third of a second
 
-    paths = {_setting_path(name): value for name, value in flags.items() if name not in ("config", "profile", "clock")}
+    log_options = {name: flags.pop(name) for name in OpenOptions.__annotations__ if name in flags}
+    paths = {_setting_path(name): value for name, value in flags.items() if name not in ("config", "profile")}
     if url is not None:
         paths["server.log"] = os.fspath(url)
     settings = load_settings(
@@ -75,15 +81,20 @@ def serve(url: str | os.PathLike[str] | None = None, **flags: Any) -> Server:
         environment=os.environ,
         directory=os.getcwd(),
     )
-    return make_server(settings, clock=flags.get("clock"))
+    return make_server(settings, **cast(OpenOptions, log_options))
 
 
 def _setting_path(name: str) -> str:
+    from headwater.configuration import ServerSettings
+
     section, _, key = name.partition("_")
-    return f"{section}.{key}" if section in ("limits", "log") and key else f"server.{name}"
+    is_elsewhere = section in ("limits", "log") and key and name not in ServerSettings.model_fields  # log_level is here
+    return f"{section}.{key}" if is_elsewhere else f"server.{name}"
 
 
-def make_server(settings: Settings, clock: Clock | None = None) -> Server:
+def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Server:
+    """What is said of the log here goes before the settings."""
+    from headwater.console.pages import console_files
     from headwater.server.serving import Server
 
     def open_log() -> Core:
@@ -92,12 +103,17 @@ def make_server(settings: Settings, clock: Clock | None = None) -> Server:
             "dedupe": settings.log.dedupe,
             "dedupe_count": settings.log.dedupe_count,
             "housekeeping": settings.log.retention_interval,
+            **log_options,
         }
-        if clock is not None:
-            options["clock"] = clock
         return open_core(settings.server.log, **options)
 
-    return Server(open_log, settings, VERSION)
+    files = console_files() if settings.server.console else {}
+    server = Server(open_log, settings, VERSION, files)
+    if _is_wanted("tracing", log_options.get("tracing", settings.server.tracing)):
+        with _extra("otel", "server.tracing"):
+            from headwater.server.tracing import CallTracing
+        server.use(CallTracing(server.registry.knows))
+    return server
 
 
 def connect(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Connecting:
@@ -115,12 +131,13 @@ class Connecting:
         self._log: AsyncLog | None = None
 
     async def _open(self) -> AsyncLog:
+        tracing = _tracing(self._options)
         core: LogVerbs
         if _is_remote(self._url):
             core = await _connect_remote(str(self._url), self._options)
         else:
             core = await asyncio.to_thread(open_core, self._url, **cast(OpenOptions, self._options))
-        self._log = AsyncLog(core)
+        self._log = AsyncLog(core, tracing)
         return self._log
 
     def __await__(self) -> Generator[Any, None, AsyncLog]:
@@ -132,6 +149,33 @@ class Connecting:
     async def __aexit__(self, *exc: object) -> None:
         if self._log is not None:
             await self._log.close()
+
+
+def _tracing(options: AllOptions) -> Tracing | None:
+    if not _is_wanted("tracing", options.get("tracing", False)):
+        return None
+    with _extra("otel", "tracing"):
+        from headwater.broker.tracing import Tracing
+    return Tracing()
+
+
+def _is_wanted(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{name} is True or False, not {value!r}")
+    return value
+
+
+@contextlib.contextmanager
+def _extra(name: str, where: str) -> Iterator[None]:
+    """Around the import of what needs an extra."""
+    try:
+        yield
+    except ImportError as exc:
+        raise InvalidOption(
+            f"this needs a package that is not installed ({exc})",
+            where=where,
+            next=f"pip install 'headwater[{name}]'",
+        ) from exc
 
 
 def _is_remote(url: str | os.PathLike[str]) -> bool:

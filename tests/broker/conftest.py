@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from served import ServedFile
 
 import headwater
 from headwater import Log, ManualClock
@@ -12,9 +13,28 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
-    """A log over each store, for what must not depend on it."""
-    url = "memory:" if request.param == "memory" else str(tmp_path / "log.db")
+@pytest.fixture(params=["memory", "sqlite", "served"])
+def place(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def log(place: str, tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
+    """A log over each store and behind a server, for what must not depend on it."""
+    if place == "served":
+        served = ServedFile(tmp_path / "log.db", clock=clock, housekeeping=None, heartbeats=False)
+        with served.open() as opened:
+            yield opened
+        served.stop()
+        return
+    url = "memory:" if place == "memory" else str(tmp_path / "log.db")
     with headwater.open(url, clock=clock, housekeeping=None, heartbeats=False) as opened:
         yield opened
+
+
+@pytest.fixture
+def keeper_here(place: str) -> None:
+    """For tests of what keeps a handler's messages alive: clients do that themselves, by their own watch."""
+    if place == "served":
+        pytest.skip("what is being handled is kept by the client, in real time")

@@ -310,11 +310,26 @@ def test_tickets_finished_together_wake_the_loop_once(monkeypatch: pytest.Monkey
             return wake(*arguments)
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-        finish([(ticket, 1, None) for ticket in tickets])
+        await asyncio.to_thread(finish, [(ticket, 1, None) for ticket in tickets])
         monkeypatch.undo()
         await called.wait()
-        assert len(calls) == 1
+        assert len(calls) == 2, "one for the tickets, one for the thread that finished them"
         assert called.tickets == tickets, "in the order they were finished"
+
+    asyncio.run(story())
+
+
+def test_a_ticket_finished_on_its_own_loop_needs_no_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        ticket: Ticket[int] = Ticket()
+        waiting = asyncio.ensure_future(ticket.wait_async())
+        await asyncio.sleep(0)
+        monkeypatch.setattr(loop, "call_soon_threadsafe", None)
+        finish([(ticket, 1, None)])
+        monkeypatch.undo()
+        assert await waiting
+        assert ticket.result() == 1
 
     asyncio.run(story())
 

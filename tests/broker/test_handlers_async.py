@@ -2,23 +2,41 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
+
+import pytest
+from served import ServedFile
 
 import headwater
 from headwater import AsyncLog, ManualClock, Reject
 
 TIME_LIMIT_S = 30
+Story = Callable[[AsyncLog], Any]
 
 
-def run(story: Callable[[AsyncLog], Any]) -> None:
-    async def with_log() -> None:
-        async with headwater.connect("memory:", clock=ManualClock(), housekeeping=None, heartbeats=False) as log:
+@pytest.fixture
+def run(place: str, tmp_path: Path, clock: ManualClock) -> Any:
+    """Runs a coroutine function with an open log, and not for ever."""
+    path = tmp_path / "log.db"
+    served = ServedFile(path, clock=clock, housekeeping=None, heartbeats=False)
+
+    def opening() -> AbstractAsyncContextManager[AsyncLog]:
+        if place == "served":
+            return served.connect()
+        url = "memory:" if place == "memory" else path
+        return headwater.connect(url, clock=clock, housekeeping=None, heartbeats=False)
+
+    async def with_log(story: Story) -> None:
+        async with opening() as log:
             await asyncio.wait_for(story(log), TIME_LIMIT_S)
 
-    asyncio.run(with_log())
+    yield lambda story: asyncio.run(with_log(story))
+    served.stop()
 
 
-def test_coroutine_handlers_run_together_and_are_acked() -> None:
+def test_coroutine_handlers_run_together_and_are_acked(run: Any) -> None:
     async def story(log: AsyncLog) -> None:
         at_it, together, done = 0, asyncio.Event(), asyncio.Event()
 
@@ -42,7 +60,7 @@ def test_coroutine_handlers_run_together_and_are_acked() -> None:
     run(story)
 
 
-def test_coroutine_handlers_that_raise_and_reject() -> None:
+def test_coroutine_handlers_that_raise_and_reject(run: Any) -> None:
     async def story(log: AsyncLog) -> None:
         @log.on("a", id="h", max_attempts=2, backoff=0)
         async def handle(message: Any) -> None:
@@ -57,7 +75,7 @@ def test_coroutine_handlers_that_raise_and_reject() -> None:
     run(story)
 
 
-def test_plain_functions_are_handlers_too_and_run_ends_with_stop() -> None:
+def test_plain_functions_are_handlers_too_and_run_ends_with_stop(run: Any) -> None:
     async def story(log: AsyncLog) -> None:
         seen: asyncio.Queue[int] = asyncio.Queue()
         log.on("a", id="h")(lambda message: seen.put_nowait(message.data))

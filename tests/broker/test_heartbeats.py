@@ -7,6 +7,8 @@ import pytest
 
 from headwater import Log, ManualClock
 
+pytestmark = pytest.mark.usefixtures("keeper_here")
+
 TIME_LIMIT_S = 30
 ACK_WAIT_MS = 5_000
 

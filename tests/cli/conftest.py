@@ -72,9 +72,10 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process = subprocess.Popen(
             [*HEADWATER, *map(str, arguments)],
             stdin=options.get("stdin", subprocess.DEVNULL),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=options.get("stdout", subprocess.PIPE),
+            stderr=options.get("stderr", subprocess.PIPE),
             text=True,
+            cwd=options.get("cwd"),
             env={**os.environ, **options.get("env", {})},
         )
         started.append(process)
@@ -96,3 +97,48 @@ def finish(start: Callable[..., subprocess.Popen[str]]) -> Run:
         return Result(process.returncode, out, err)
 
     return call
+
+
+class Served(NamedTuple):
+    """A `headwater serve` that has said where it serves."""
+
+    process: subprocess.Popen[str]
+    url: str
+    first: dict[str, Any]
+
+    def stop(self, number: int = signal.SIGTERM) -> list[dict[str, Any]]:
+        """End it in order; what it logged since it began to serve."""
+        self.process.send_signal(number)
+        _, err = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, err
+        return [json.loads(line) for line in err.splitlines()]
+
+
+def first_words(process: subprocess.Popen[str]) -> Served:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert '"url"' in line, line + process.stderr.read()
+    said = json.loads(line)
+    return Served(process, said["url"], said)
+
+
+@pytest.fixture
+def serve(start: Callable[..., subprocess.Popen[str]], path: Path) -> Callable[..., Served]:
+    """Serve the log of the test, on any free port, with JSON logs."""
+
+    def call(*arguments: object, **options: Any) -> Served:
+        return first_words(start("serve", path, "--port", 0, "--log-format", "json", *arguments, **options))
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all the tests of a file; each has topics and subscriptions of its own."""
+    file = tmp_path_factory.mktemp("served") / "events.db"
+    command = [*HEADWATER, "serve", str(file), "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield first_words(process)
+        finally:
+            process.terminate()

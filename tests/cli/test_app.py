@@ -60,7 +60,7 @@ def test_looking_leaves_an_empty_file_empty(run, path: Path, command):
         (["tail"], "error: Missing argument 'LOG'"),
         (["nope"], "error: No such command 'nope'"),
         (["dlq", "shwo", "x"], "error: No such command 'shwo'. Did you mean 'show'?"),
-        (["tail", "x.db", "--nope"], "error: No such option: --nope"),
+        (["tail", "x.db", "--xyzzy"], "error: No such option: --xyzzy"),
         (["publish", "memory:", "a", "1"], "error: 'memory:' would be gone when the command ends"),
         (["topics", "redis://x"], "error: redis://x: there is no store for redis:// here"),
     ],

@@ -48,7 +48,7 @@ def complaint(load, *args, **kwargs) -> tuple[str, str, str]:
         # wrong values
         ("[server]\nport = 65536", "server.port", "must be at most 65535, not 65536", "The default is 8765"),
         ("[limits]\nconnections = 0", "limits.connections", "must be at least 1, not 0", "The default is 10000"),
-        ("[limits]\nframe_bytes = 1", "limits.frame_bytes", "must be at least 1024, not 1", "The default is 4194304"),
+        ("[limits]\nframe_bytes = 1", "limits.frame_bytes", "must be at least 4096, not 1", "The default is 4194304"),
         ("[limits]\nframe_bytes = '1 cow'", "limits.frame_bytes", "must be a number of bytes, not '1 cow'", "Write "),
         ("[server]\nlog = ''", "server.log", "it is empty", "The default is events.db"),
         ("[server]\nlog_format = 'jsn'", "server.log_format", "must be text or json, not 'jsn'", "Did you mean json?"),

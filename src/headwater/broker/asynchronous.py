@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from headwater.broker.claims import Failure
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
@@ -37,6 +38,9 @@ from headwater.errors import Closed, HeadwaterError
 from headwater.message import PublishOptions, Span, span_ms
 from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
+
+if TYPE_CHECKING:
+    from headwater.broker.tracing import Tracing
 
 T = TypeVar("T")
 
@@ -111,7 +115,9 @@ class AsyncTransaction:
         return await _off_loop(partial(self._inner.execute, sql, bindings), self._inner.engine.transactions)
 
     async def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
-        return await _off_loop(partial(self._inner.publish, topic, data, **options), self._inner.engine.transactions)
+        publish = partial(self._inner.publish, topic, data, **options)
+        here = copy_context()  # where the current span is known
+        return await _off_loop(partial(here.run, publish), self._inner.engine.transactions)
 
 
 class AsyncSubscription(SubscriptionFace):
@@ -199,8 +205,8 @@ class AsyncRemoteEnd(RemoteFace):
 class AsyncLog(LogFace):
     _runs_coroutines = True
 
-    def __init__(self, core: LogVerbs) -> None:
-        super().__init__(core)
+    def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
+        super().__init__(core, tracing)
         self.dead_letters = AsyncDeadLetterBox(core)
         self._running: list[tuple[HandlerLoop, list[asyncio.Task[None]]]] = []
         self._stop_running = asyncio.Event()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headwater.broker.claims import Failure
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
@@ -36,6 +36,9 @@ from headwater.errors import Closed, HeadwaterError
 from headwater.message import PublishOptions, Span, span_ms
 from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
+
+if TYPE_CHECKING:
+    from headwater.broker.tracing import Tracing
 
 
 class ReceivedMessage(Received, gc=False, eq=False):
@@ -201,8 +204,8 @@ class RemoteEnd(RemoteFace):
 class Log(LogFace):
     """A log. Publish to it, subscribe to it; close it, or use it in a `with` block."""
 
-    def __init__(self, core: LogVerbs) -> None:
-        super().__init__(core)
+    def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
+        super().__init__(core, tracing)
         self.dead_letters = DeadLetterBox(core)
         self._running: list[tuple[HandlerLoop, list[threading.Thread]]] = []
         self._stop_running = threading.Event()

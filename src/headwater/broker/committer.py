@@ -70,7 +70,7 @@ Work = Callable[[Writer, Undo], T]
 GROUP_MESSAGES_MAX = 10_000  # a group is closed at this many, so that no transaction grows without end
 GROUP_WORKS_MAX = 2_000
 
-_Queued = tuple[Ticket[Any], Draft | list[Draft] | Work[Any]]
+_Queued = tuple[Ticket[Any], Draft | list[Draft] | Work[Any], int]  # the last: how many messages it writes
 
 
 class Committer:
@@ -98,19 +98,19 @@ class Committer:
 
     def publish_many(self, drafts: list[Draft]) -> Ticket[list[int]]:
         """Store many, all or none."""
-        return self._enqueue(drafts)
+        return self._enqueue(drafts, len(drafts))
 
-    def submit(self, work: Work[T]) -> Ticket[T]:
-        """Run `work` in the next transaction. It may be run again, if the group it was in failed; what it changes in
-        memory it takes back through `undo`. If it refuses (SubscriptionError and the like), it does so before it
-        writes, so that the others of its group are not held up."""
-        return self._enqueue(work)
+    def submit(self, work: Work[T], messages: int = 1) -> Ticket[T]:
+        """Run `work`, which writes so many messages, in the next transaction. It may be run again, if the group it was
+        in failed; what it changes in memory it takes back through `undo`. If it refuses (SubscriptionError and the
+        like), it does so before it writes, so that the others of its group are not held up."""
+        return self._enqueue(work, messages)
 
-    def _enqueue(self, work: Draft | list[Draft] | Work[Any]) -> Ticket[Any]:
+    def _enqueue(self, work: Draft | list[Draft] | Work[Any], messages: int = 1) -> Ticket[Any]:
         if self._closing:
             raise self._closed()
         ticket: Ticket[Any] = Ticket()
-        self._queue.append((ticket, work))
+        self._queue.append((ticket, work, messages))
         self._ring()
         if not self._thread.is_alive():  # it ended between the look at `_closing` and now
             self._refuse_rest()
@@ -149,9 +149,9 @@ class Committer:
         group: list[_Queued] = []
         messages = 0
         while self._queue and messages < GROUP_MESSAGES_MAX and len(group) < GROUP_WORKS_MAX:
-            ticket, work = self._queue.popleft()
-            group.append((ticket, work))
-            messages += len(work) if type(work) is list else 1
+            queued = self._queue.popleft()
+            group.append(queued)
+            messages += queued[2]
         return group
 
     def _commit(self, group: list[_Queued]) -> None:
@@ -160,7 +160,7 @@ class Committer:
             outcomes = self._write(group, undo)
         except BaseException as exc:
             if len(group) == 1 or isinstance(exc, _FOR_EVERYBODY):
-                finish([(ticket, None, exc) for ticket, _ in group])
+                finish([(ticket, None, exc) for ticket, *_ in group])
                 return
             # One of them is at fault: tried one by one, each gets its own answer.
             for single in group:
@@ -173,7 +173,7 @@ class Committer:
         finish(
             [
                 (ticket, None, outcome) if isinstance(outcome, HeadwaterError) else (ticket, outcome, None)
-                for (ticket, _), outcome in zip(group, outcomes, strict=True)
+                for (ticket, *_), outcome in zip(group, outcomes, strict=True)
             ]
         )
 

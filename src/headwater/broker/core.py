@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -12,7 +13,7 @@ from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import Undo
 from headwater.broker.dead_letters import DeadLetters, end_redrives
 from headwater.broker.engine import Engine
-from headwater.broker.flow import Flow, Within, run_blocking, run_together
+from headwater.broker.flow import Blocking, Flow, Within, run_blocking, run_together
 from headwater.broker.keeper import Repeating
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
@@ -26,7 +27,7 @@ from headwater.broker.verbs import Consumer, RemoteVerbs
 from headwater.delivery.lease import Lease, release
 from headwater.delivery.retention import Limits
 from headwater.delivery.window import WindowState
-from headwater.errors import HeadwaterError, InvalidOption, SubscriptionActive, SubscriptionMismatch
+from headwater.errors import Closed, HeadwaterError, InvalidOption, SubscriptionActive, SubscriptionMismatch
 from headwater.message import PublishOptions, Span, check_whole, span_ms
 from headwater.ports.records import (
     RetentionPolicy,
@@ -100,7 +101,10 @@ class Core:
         check_subscription_id(id)
         start: Start = options.pop("start", "new" if options.get("mode") == "ephemeral" else "first")
         wait_s = options.pop("wait", 0.0)
-        entry = Entry(start, options.pop("takeover", False), resume)
+        takeover = options.pop("takeover", False)
+        if not isinstance(takeover, bool):
+            raise InvalidOption(f"takeover is True or False, not {takeover!r}", where=id)
+        entry = Entry(start, takeover, resume)
         spec = make_spec(pattern, options)
         subscriber: Subscriber | Tail
         if spec.mode == "ephemeral":
@@ -121,9 +125,7 @@ class Core:
             while True:
                 ticket = waiter.arm()
                 try:
-                    record, resumed_from, resumed = yield from self.engine.write(
-                        lambda writer, _: self._begin(writer, id, spec, entry)
-                    )
+                    record, resumed_from, resumed = yield from self._begin_or_let_go(id, spec, entry)
                     self._tell_former_holders(record)
                     return Subscriber(self.engine, record, resumed_from, resumed)
                 except SubscriptionActive:
@@ -134,6 +136,33 @@ class Core:
                     yield Within(ticket, left_s)
         finally:
             self.engine.wakeups.remove(waiter)
+
+    def _begin_or_let_go(
+        self, id: str, spec: SubscriptionSpec, entry: Entry
+    ) -> Flow[tuple[SubscriptionRecord, int, Resumed]]:
+        """Who is cancelled while it waits may have got the lease already, and nobody would give it back."""
+        begun: list[SubscriptionRecord] = []
+
+        def work(writer: Writer, undo: Undo) -> tuple[SubscriptionRecord, int, Resumed]:
+            outcome = self._begin(writer, id, spec, entry)
+            begun[:] = [outcome[0]]
+            undo.append(begun.clear)
+            return outcome
+
+        def let_go(writer: Writer, undo: Undo) -> None:
+            for mine in begun:
+                record = writer.subscription(id)
+                if record is not None and record.lease.held_by(mine.lease.owner, mine.lease.fence):
+                    writer.save_subscription(replace(record, lease=release(record.lease)))
+
+        try:
+            return (yield from self.engine.write(work))
+        except HeadwaterError:
+            raise
+        except BaseException:
+            with contextlib.suppress(Closed):  # which lets go of everything
+                self.engine.committer.submit(let_go)  # it comes after the beginning, for there is one queue
+            raise
 
     def _begin(
         self, writer: Writer, id: str, spec: SubscriptionSpec, entry: Entry
@@ -151,7 +180,7 @@ class Core:
         if entry.takeover:
             record = replace(record, lease=release(record.lease))
         if entry.resume is not None:
-            record, resumed = resume(writer, record, self.engine.new_owner(), entry.resume, now_ms)
+            record, resumed = resume(writer, record, entry.resume, now_ms)
         elif spec.mode == "exclusive":
             record = claims.acquire(writer, record, self.engine.new_owner(), now_ms)
         writer.save_subscription(record)
@@ -238,7 +267,8 @@ class Core:
 
     def health(self) -> Flow[dict[str, Any]]:
         yield from self.engine.write(lambda writer, _: None)  # so that it also proves that writing works
-        return self.engine.store.health()
+        health: dict[str, Any] = yield Blocking(self.engine.store.health, self.engine.readers)
+        return health
 
     # --- retention ----------------------------------------------------------------------------------------------
 

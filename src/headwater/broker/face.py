@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.dead_letters import LetterFilter
@@ -19,6 +20,9 @@ from headwater.broker.verbs import Consumer, LogVerbs, RemoteVerbs
 from headwater.errors import InvalidOption
 from headwater.message import Span, check_whole, span_ms
 from headwater.ports.records import Gap
+
+if TYPE_CHECKING:
+    from headwater.broker.tracing import Tracing
 
 CONCURRENCY_MAX = 1_000
 
@@ -40,8 +44,9 @@ class Registration(NamedTuple):
 class LogFace:
     _runs_coroutines = False
 
-    def __init__(self, core: LogVerbs) -> None:
-        self._core = core
+    def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
+        self._core = core if tracing is None else tracing.of_log(core)
+        self._tracing = tracing
         self._registrations: list[Registration] = []
         self._ended: set[str] = set()  # handlers that ran and were stopped
 
@@ -86,7 +91,8 @@ class LogFace:
                     where=pattern,
                     next="Give this one another id; to do more at a time, raise concurrency",
                 )
-            self._registrations.append(Registration(name, pattern, handler, concurrency, auto_ack, on_gap, options))
+            run = handler if self._tracing is None else self._tracing.of_handler(handler, awaits=self._runs_coroutines)
+            self._registrations.append(Registration(name, pattern, run, concurrency, auto_ack, on_gap, options))
             return handler
 
         return declare
@@ -103,6 +109,7 @@ class SubscriptionFace:
         self._prefetch = Prefetch(subscriber.spec, subscriber.prefetch)
         self._buffer: list[Claimed] = []  # fetched ahead by the iterator, next one last
         self._unawaited: list[Ticket[list[int]]] = []  # acks that nobody waits for
+        self._unawaited_lock = threading.Lock()
 
     def __repr__(self) -> str:
         spec = self._subscriber.spec
@@ -142,13 +149,17 @@ class SubscriptionFace:
 
     def _ack_soon(self, settled: list[Claimed]) -> None:
         """Ask for an ack and go on; should it fail, that is logged with a later one, or at the end."""
-        self._unawaited.append(self._subscriber.submit_ack(settled, then=lambda: None))
-        while self._unawaited and self._unawaited[0].done:
-            report_ack(self._subscriber, self._unawaited.pop(0))
+        with self._unawaited_lock:
+            self._unawaited.append(self._subscriber.submit_ack(settled, then=lambda: None))
+            done = [ack for ack in self._unawaited if ack.done]
+            self._unawaited = [ack for ack in self._unawaited if not ack.done]
+        for ack in done:
+            report_ack(self._subscriber, ack)
 
     def _close(self) -> Flow[None]:
-        while self._unawaited:
-            ack = self._unawaited.pop(0)
+        with self._unawaited_lock:
+            unawaited, self._unawaited = self._unawaited, []
+        for ack in unawaited:
             yield Within(ack, None)
             report_ack(self._subscriber, ack)
         yield from self._subscriber.close(self._unseen())

@@ -23,7 +23,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _PENDING = object()
-_Waiter = Any  # a locked lock, an event loop with a future of it, or a callback
+_Waiter = Any  # a locked lock, an event loop with a future of it or what to call there, or a callback
+_Woken = asyncio.Future[None] | Callable[[], None]
 
 
 class Ticket(Generic[T]):
@@ -64,11 +65,10 @@ class Ticket(Generic[T]):
 
     def then(self, loop: asyncio.AbstractEventLoop, callback: Callable[[Ticket[T]], None]) -> None:
         """On this event loop, call back when done: where a task for each of thousands would be too much."""
-        future: asyncio.Future[None] = loop.create_future()
-        future.add_done_callback(lambda _: callback(self))
-        self._waiters.append((loop, future))
+        once = _Once(callback)
+        self._waiters.append((loop, partial(once, self)))
         if self.done:
-            _set_if_waiting(future)
+            loop.call_soon(once, self)
 
     def watch(self, callback: Callable[[Ticket[T]], None]) -> None:
         """Call back when done, on the thread that finishes it and before anybody who waits goes on. Be quick."""
@@ -134,7 +134,7 @@ Flow = Generator[Step, Any, T]
 
 def finish(tickets: Iterable[tuple[Ticket[Any], Any, BaseException | None]]) -> None:
     """Give tickets their outcome. Waiters of one event loop are woken by one call into it."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Woken]] = {}
     for ticket, value, error in tickets:
         if ticket.done:
             continue
@@ -150,14 +150,20 @@ def finish(tickets: Iterable[tuple[Ticket[Any], Any, BaseException | None]]) -> 
             else:
                 with contextlib.suppress(RuntimeError):  # two finishers at once: the other one has opened it
                     waiter.release()
-    for loop, futures in by_loop.items():
+    for loop, woken in by_loop.items():
+        if asyncio._get_running_loop() is loop:
+            _wake_all(woken)
+            continue
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_set_all, futures)
+            loop.call_soon_threadsafe(_wake_all, woken)
 
 
-def _set_all(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        _set_if_waiting(future)
+def _wake_all(woken: list[_Woken]) -> None:
+    for each in woken:
+        if isinstance(each, asyncio.Future):
+            _set_if_waiting(each)
+        else:
+            each()
 
 
 def _set_if_waiting(future: asyncio.Future[None]) -> None:

@@ -68,7 +68,7 @@ def submit_drafts(engine: Engine, drafts: list[Draft], numbered: Numbered | None
 
     refuse_in_transaction()
     engine.refuse_closed()
-    return engine.committer.submit(work)
+    return engine.committer.submit(work, len(drafts))
 
 
 def _append(engine: Engine, writer: Writer, undo: Undo, drafts: list[Draft], now_ms: int) -> Appended:

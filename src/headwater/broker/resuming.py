@@ -19,10 +19,10 @@ from headwater.ports.store import Writer
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """What a holder knows of itself: the lease it had, and (seq, attempt) of all that it has not settled."""
+    """What a holder says of itself: a name of its own choice that nobody else has, and (seq, attempt) of all that it
+    has not settled. The first time it holds nothing."""
 
     owner: str
-    fence: int
     held: Sequence[tuple[int, int]] = ()
 
 
@@ -37,17 +37,18 @@ NOTHING_RESUMED = Resumed([], [])
 
 
 def resume(
-    writer: Writer, record: SubscriptionRecord, owner: str, asked: Resume, now_ms: int
+    writer: Writer, record: SubscriptionRecord, asked: Resume, now_ms: int
 ) -> tuple[SubscriptionRecord, Resumed]:
     """Take up a subscription again. An exclusive one that somebody else has had since is begun anew, or refused."""
     if record.spec.mode != "exclusive":
         return _take_up(writer, record, record.lease.fence, asked.held, now_ms)
-    unbroken = record.lease.fence == asked.fence and record.lease.owner in ("", asked.owner)
-    if not unbroken:
-        return acquire(writer, record, owner, now_ms), NOTHING_RESUMED
-    record = acquire(writer, replace(record, lease=release(record.lease)), owner, now_ms)
+    # Not by the fence: the answer to an earlier resume may be lost, and then the client knows an old one.
+    if record.lease.last_owner != asked.owner:
+        return acquire(writer, record, asked.owner, now_ms), NOTHING_RESUMED
+    old_fence = record.lease.fence
+    record = acquire(writer, replace(record, lease=release(record.lease)), asked.owner, now_ms)
     record, resumed = _take_up(writer, record, record.lease.fence, asked.held, now_ms)
-    _unsee_the_rest(writer, record, asked.fence, now_ms)
+    _unsee_the_rest(writer, record, old_fence, now_ms)
     return record, resumed
 
 

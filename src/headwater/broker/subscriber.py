@@ -109,6 +109,10 @@ class Subscriber(Holding):
                 self.engine.committer.submit(give_back)  # it comes after the claim, for there is one queue
             raise
 
+    def unfetch(self, found: list[Claimed]) -> Flow[None]:
+        """Give back what was fetched and not looked at: it counts as no attempt and comes with the next fetch."""
+        return self.engine.write(lambda writer, undo: self._give_back(writer, undo, found))
+
     def _look(self, reader: Reader, limit: int) -> Outlook:
         saved_to = self._window.delivered
         if self.spec.keeps_rows:
@@ -278,7 +282,7 @@ class Subscriber(Holding):
                 if row is None and seq in self._window:
                     row = DeliveryRow(seq, claimed.attempt, 0, claimed.token)
                 if row is not None and row.token == claimed.token:  # else it was passed on
-                    token = claimed.token if vanished else 0
+                    token = claimed.token if vanished and seq not in never_seen else 0
                     given_back.append(replace(row, attempts=attempts, due_ms=now_ms, token=token))
             self._close_in_window(undo, list(self._in_flight))
             writer.put_deliveries(self.id, given_back)

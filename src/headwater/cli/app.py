@@ -20,24 +20,25 @@ from headwater.cli.output import console, note, printable
 from headwater.cli.publish import publish
 from headwater.cli.reading import subscribe, tail
 from headwater.cli.retention import retention
+from headwater.cli.serving import serve
+from headwater.cli.setting_flags import SettingsCommand
 from headwater.cli.showing import demo, say_version, version
-from headwater.cli.stopping import treat_terminate_as_interrupt
+from headwater.cli.stopping import INTERRUPTED, OK, STORE, USAGE, exit_code_of, treat_terminate_as_interrupt
 from headwater.cli.subscriptions import lag, subscriptions
 from headwater.cli.tokens import token
 from headwater.cli.top import top
-from headwater.errors import HeadwaterError, InvalidInput, SubscriptionMismatch, UnknownDeadLetter, UnknownSubscription
-
-OK, FINDING, USAGE, STORE, INTERRUPTED = 0, 1, 2, 3, 130
+from headwater.errors import HeadwaterError
 
 _EXITS = (
     "[dim]Ends with 0 if all went well; 1 if a check found something; 2 if the call or its input cannot be used; "
-    "3 if the log said no (locked, full, not a log, held elsewhere); 130 when interrupted. "
+    "3 if the log said no (locked, full, not a log, held elsewhere, not reached); 130 when interrupted. "
     "HEADWATER_DEBUG=1 shows tracebacks.[/]"
 )
 
 app = typer.Typer(
     name="headwater",
-    help="Durable messaging where the database is the broker.\n\nCommands take the LOG first: a file like events.db.",
+    help="Durable messaging where the database is the broker.\n\n"
+    "Commands take the LOG first: a file like events.db, or a server like ws://host:8765.",
     epilog=_EXITS,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -49,6 +50,7 @@ _USE, _LOOK, _KEEP, _TRY = "Use", "Look", "Keep", "Try"
 app.command(rich_help_panel=_USE)(publish)
 app.command(rich_help_panel=_USE)(subscribe)
 app.command(rich_help_panel=_USE)(tail)
+app.command(rich_help_panel=_USE, cls=SettingsCommand)(serve)
 app.command(rich_help_panel=_LOOK)(topics)
 app.add_typer(subscriptions, name="subscriptions", rich_help_panel=_LOOK)
 app.command(rich_help_panel=_LOOK)(lag)
@@ -103,11 +105,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _reraise_for_debugging()
         _say_error(f"unexpected {type(exc).__name__}: {exc}", "HEADWATER_DEBUG=1 shows where; please report it")
         return STORE
-
-
-def exit_code_of(exc: HeadwaterError) -> int:
-    unusable = (InvalidInput, UnknownSubscription, SubscriptionMismatch, UnknownDeadLetter)
-    return USAGE if isinstance(exc, unusable) else STORE
 
 
 def _say_error(why: str, next: str) -> None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, NamedTuple
 
 import apsw
+import msgspec
 import typer
 
 import headwater
 from headwater.cli.machine import machine, mount_of
-from headwater.cli.opening import AsJson
+from headwater.cli.opening import AsJson, is_remote
 from headwater.cli.output import note, pairs, show_table, table, write_document
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOption, Unreachable
 
 BATCH = 1_000
 THREADS = 100
@@ -48,15 +52,24 @@ def bench(
     durability: Annotated[
         Literal["full", "relaxed"], typer.Option("--durability", help="An fsync per commit, or none.")
     ] = "full",
+    through_server: Annotated[
+        bool, typer.Option("--server", help="Through a server in a process of its own, over a connection.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure publishing and consuming on this machine, on a temporary log in DIR."""
+    if is_remote(directory):
+        raise InvalidOption(
+            "this would fill a log that others use",
+            where=directory,
+            next="Measure through a server of its own: headwater bench DIR --server",
+        )
     if not os.path.isdir(directory):
         raise InvalidOption(f"{directory} is no directory", next="Name one on the disk your log would be on")
     each_s = max(0.1, (seconds - FSYNCS_S) / STAGES)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=directory) as scratch:
         fsync_ms = _fsync_ms(scratch)
-        with headwater.open(os.path.join(scratch, "bench.db"), durability=durability, housekeeping=None) as log:
+        with _log_in(scratch, durability, through_server=through_server) as log:
             note("measuring: one by one, in batches, from 100 threads, consuming")
             payload = {"order": 17, "note": "x" * max(0, size - 22)}
             measured = [
@@ -72,6 +85,7 @@ def bench(
         "python": platform.python_version(),
         "sqlite": apsw.sqlite_lib_version(),
         "durability": durability,
+        "through_server": through_server,
         "fsync_ms": round(fsync_ms, 3),
         "message_bytes": size,
     }
@@ -79,6 +93,35 @@ def bench(
         write_document(facts | {"results": [_json(result) for result in measured]})
     else:
         _show(facts, measured)
+
+
+@contextmanager
+def _log_in(scratch: str, durability: Literal["full", "relaxed"], *, through_server: bool) -> Iterator[headwater.Log]:
+    file = os.path.abspath(os.path.join(scratch, "bench.db"))
+    if not through_server:
+        with headwater.open(file, durability=durability, housekeeping=None) as log:
+            yield log
+        return
+    flags = ["--port", "0", "--log-durability", durability, "--log-format", "json"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
+    command = [sys.executable, "-m", "headwater", "serve", file, *flags]
+    with subprocess.Popen(command, cwd=scratch, env=environment, stderr=subprocess.PIPE) as server:
+        assert server.stderr is not None
+        try:
+            with headwater.open(_url_in(server.stderr.readline())) as log:
+                yield log
+        finally:
+            server.terminate()
+
+
+def _url_in(line: bytes) -> str:
+    """The first thing a server logs is where it serves."""
+    try:
+        url: str = msgspec.json.decode(line)["url"]
+    except (msgspec.DecodeError, KeyError) as exc:
+        said = line.decode(errors="replace").strip() or "it said nothing"
+        raise Unreachable(f"the server did not start: {said}", next="Try it by hand: headwater serve") from exc
+    return url
 
 
 def _show(facts: dict[str, Any], measured: list[Measured]) -> None:
@@ -93,6 +136,7 @@ def _show(facts: dict[str, Any], measured: list[Measured]) -> None:
                 ("software", f"Python {facts['python']}, SQLite {facts['sqlite']}"),
                 ("durability", f"{facts['durability']} (synchronous={meaning})"),
                 ("message", f"{facts['message_bytes']} bytes of JSON"),
+                ("by way of", "a server on this machine" if facts["through_server"] else "the file itself"),
                 ("", ""),
             ]
         )

@@ -11,7 +11,7 @@ from rich.text import Text
 from headwater.broker.dead_letters import to_json
 from headwater.cli.groups import ListsByDefault
 from headwater.cli.letter_filter import All, Error, Ids, Reason, Subscription, Topic, Type, make_filter, require_choice
-from headwater.cli.opening import AsJson, LogPath, existing_log
+from headwater.cli.opening import AsJson, LogPath, existing_log, takes_log
 from headwater.cli.output import (
     clock,
     count,
@@ -38,6 +38,7 @@ Id = Annotated[int, typer.Argument(metavar="ID", help="The dead letter.", show_d
 
 
 @dlq.command("ls")
+@takes_log
 def list_letters(
     path: LogPath,
     subscription: Subscription = None,
@@ -77,6 +78,7 @@ def list_letters(
 
 
 @dlq.command("show")
+@takes_log
 def show(path: LogPath, id: Id, as_json: AsJson = False) -> None:
     """Show one dead letter whole: the message, the error, the stack."""
     with existing_log(path) as log:
@@ -113,6 +115,7 @@ def _details(letter: DeadLetter) -> list[tuple[str, str | Text]]:
 
 
 @dlq.command("stats")
+@takes_log
 def statistics(
     path: LogPath,
     subscription: Subscription = None,
@@ -147,6 +150,7 @@ def statistics(
 
 
 @dlq.command("redrive")
+@takes_log
 def redrive(
     path: LogPath,
     ids: Ids = None,
@@ -182,6 +186,7 @@ def redrive(
 
 
 @dlq.command("purge")
+@takes_log
 def purge(
     path: LogPath,
     ids: Ids = None,
@@ -210,6 +215,7 @@ def purge(
 
 
 @dlq.command("export")
+@takes_log
 def export(
     path: LogPath,
     out: Annotated[
@@ -239,6 +245,7 @@ def export(
 
 
 @dlq.command("import")
+@takes_log
 def import_letters(
     path: LogPath,
     file: Annotated[

@@ -14,7 +14,7 @@ from rich.text import Text
 import headwater
 from headwater.broker.statistics import SubscriptionInfo
 from headwater.cli.machine import lock_holders, mount_of, processes_with
-from headwater.cli.opening import AsJson, LogPath, existing_log, require_log
+from headwater.cli.opening import AsJson, LogPath, existing_log, is_remote, require_log, takes_log
 from headwater.cli.output import printable, say, show_table, some, write_document
 from headwater.cli.subscriptions import is_late
 from headwater.cli.times import parse_span, say_size, say_span
@@ -37,6 +37,7 @@ class Finding(NamedTuple):
     next: str = ""
 
 
+@takes_log
 def doctor(
     path: LogPath,
     lag_max: Annotated[
@@ -49,11 +50,18 @@ def doctor(
 ) -> None:
     """Examine a log and the place it lies in; each finding says what to do next.
 
+    Of a server it sees what the server tells; the disk and the processes around
+    the file are seen only on the machine that has it.
+
     Ends with 1 if something is wrong.
     """
-    file = require_log(path)
     age_ms_max = parse_span(age_max, "--age-max").total_seconds() * 1000
-    findings = [*_surroundings(file), *_inside(file, lag_max, age_ms_max)]
+    if is_remote(path):
+        file = str(path)
+        findings = list(_inside(path, lag_max, age_ms_max))
+    else:
+        file = require_log(path)
+        findings = [*_surroundings(file), *_inside(file, lag_max, age_ms_max)]
     wrong = [finding for finding in findings if finding.level == "wrong"]
     if as_json:
         write_document({"path": file, "healthy": not wrong, "findings": [finding._asdict() for finding in findings]})
@@ -139,13 +147,28 @@ def _processes(file: str) -> Iterator[Finding]:
         yield Finding("processes", "ok", what)
 
 
+def _server(log: headwater.Log, health: dict[str, Any]) -> Iterator[Finding]:
+    version = log.remote.call("rpc.hello", {})["version"]
+    yield Finding("server", "ok", f"ready, with Headwater {version}")
+    if health["store"] == "sqlite":
+        yield _sqlite_version(health["sqlite"])
+        what = "its file system, disk and processes are not seen from here: that takes the file"
+        yield Finding("surroundings", "note", what, f"On its machine: headwater doctor {health['path']}")
+    else:
+        yield Finding("log", "note", "in the server's memory: gone when the server stops", "Serve a file instead")
+
+
 # --- inside the log -------------------------------------------------------------------------------------------------
 
 
 def _inside(file: str, lag_max: int, age_ms_max: float) -> Iterator[Finding]:
     try:
         with existing_log(file, busy_timeout=BUSY_TIMEOUT_S) as log:
-            yield from _health(log.health(), file)
+            health = log.health()
+            if is_remote(file):
+                yield from _server(log, health)
+            if health["store"] == "sqlite":
+                yield from _health(health, file)
             yield from _subscriptions(log.subscriptions(), file, lag_max, age_ms_max)
             yield _dead_letters(log, file)
     except NotALog:
@@ -160,7 +183,8 @@ def _health(health: dict[str, Any], file: str) -> Iterator[Finding]:
     yield Finding(
         "durability",
         "ok" if health["durability"] == "full" else "note",
-        f"{health['durability']} when opened like this; each process chooses its own",
+        f"{health['durability']}, "
+        + ("as the server has it" if is_remote(file) else "when opened like this; each process chooses its own"),
     )
     if health["integrity"] == "ok":
         yield Finding("integrity", "ok", "SQLite's quick check found nothing")

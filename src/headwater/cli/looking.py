@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.cli.opening import AsJson, LogPath, existing_log, file_of
+from headwater.cli.opening import AsJson, LogPath, existing_log, file_of, is_remote, takes_log
 from headwater.cli.output import clock, count, pairs, printable, say, show_table, some, table, write_document
 from headwater.cli.subscriptions import subscription_json
 from headwater.cli.times import say_size
@@ -16,6 +16,7 @@ from headwater.ports.records import TopicCount
 from headwater.topics import parse_pattern
 
 
+@takes_log
 def topics(
     path: LogPath,
     pattern: Annotated[str | None, typer.Argument(metavar="PATTERN", help="Like orders.>", show_default=False)] = None,
@@ -43,6 +44,7 @@ def topics(
     show_table(shown)
 
 
+@takes_log
 def stats(path: LogPath, as_json: AsJson = False) -> None:
     """Sum up a log: messages, topics, subscriptions, dead letters, disk."""
     with existing_log(path) as log:
@@ -50,7 +52,7 @@ def stats(path: LogPath, as_json: AsJson = False) -> None:
         letters = log.dead_letters.statistics()
         policies = log.retention()
         file = log.name
-        sizes = {"file_bytes": size_of(file), "wal_bytes": size_of(f"{file}-wal")}
+    sizes = {} if is_remote(path) else {"file_bytes": size_of(file), "wal_bytes": size_of(f"{file}-wal")}
     if as_json:
         write_document(
             {
@@ -69,14 +71,16 @@ def stats(path: LogPath, as_json: AsJson = False) -> None:
     lag = sum(info.lag for info in found.subscriptions)
     held = sum(info.holder is not None for info in found.subscriptions)
     rows = [
-        ("log", printable(file_of(path))),
+        ("log", printable(path if is_remote(path) else file_of(path))),
         ("messages", f"{found.messages:,} of {say_size(found.bytes)} in {some(len(found.topics), 'topic')}"),
         ("last seq", count(found.last_seq)),
         ("subscriptions", f"{len(found.subscriptions):,}, {held} held, {some(lag, 'message')} to go"),
         ("dead letters", f"{letters.total:,}, {letters.redriving:,} on their way again"),
         ("retention", some(len(policies), "rule")),
-        ("on disk", f"{say_size(sizes['file_bytes'])} and {say_size(sizes['wal_bytes'])} of write-ahead log"),
     ]
+    if sizes:  # those of a server's files are its own business
+        on_disk = f"{say_size(sizes['file_bytes'])} and {say_size(sizes['wal_bytes'])} of write-ahead log"
+        rows.append(("on disk", on_disk))
     show_table(pairs(rows))
 
 

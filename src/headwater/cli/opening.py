@@ -2,25 +2,96 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import inspect
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import headwater
 from headwater.cli.output import note
-from headwater.errors import InvalidOption, NotALog
-from headwater.wiring import OpenOptions
+from headwater.errors import InvalidOption, NotALog, Unauthorized, Unreachable
+from headwater.wiring import AllOptions, OpenOptions
 
-LogPath = Annotated[str, typer.Argument(metavar="LOG", help="The log: a file like events.db.", show_default=False)]
+CONNECT_S_MAX = 3.0  # whoever types a command is not kept waiting for a server that is not there
+REMOTE = ("ws://", "wss://")
+
+LogPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOG", help="The log: a file like events.db, or a server like ws://host:8765.", show_default=False
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+_PANEL = "With a server"
+_Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="Shown to the server. Better in HEADWATER_TOKEN: others can see the words of a command.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+_Ca = Annotated[
+    str | None,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        help="Certificates to trust for wss://, instead of the system's.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+
+
+class LogName(str):
+    """A LOG as it was named, with what opens the door if it is behind a server."""
+
+    token: str | None = None
+    ca: str | None = None
+
+
+def takes_log(command: Callable[..., None]) -> Callable[..., None]:
+    """For commands whose parameter `path` is a LogPath: they get --token and --ca too, and a LogName."""
+
+    @functools.wraps(command)
+    def with_log_name(*, path: str, token: str | None, ca: str | None, **rest: Any) -> None:
+        name = LogName(path)
+        name.token, name.ca = token, ca
+        if not is_remote(name) and (token or ca):
+            given = "--token" if token else "--ca"
+            raise InvalidOption(f"{given} is for a server, and {path} is a file", next="Name it like ws://host:8765")
+        command(path=name, **rest)
+
+    signature = inspect.signature(command, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [parameter.replace(kind=kind) for parameter in signature.parameters.values()]
+    ours = {"token": _Token, "ca": _Ca}
+    parameters += [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in ours.items()]
+    with_log_name.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_log_name.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_log_name
+
+
+def is_remote(path: str) -> bool:
+    return path.startswith(REMOTE)
 
 
 @contextmanager
 def existing_log(path: str, **options: object) -> Iterator[headwater.Log]:
     """The log at `path`, which must be there: looking must not make one."""
+    if is_remote(path):
+        with _connected(path) as log:
+            yield log
+        return
     require_log(path)
     with _opened(path, **options) as log:
         yield log
@@ -29,6 +100,10 @@ def existing_log(path: str, **options: object) -> Iterator[headwater.Log]:
 @contextmanager
 def log_or_new_one(path: str) -> Iterator[headwater.Log]:
     """The log at `path`, made if need be; a note says so, for it may have been a slip of the fingers."""
+    if is_remote(path):
+        with _connected(path) as log:
+            yield log
+        return
     is_new = not os.path.exists(file_of(path))
     with _opened(path) as log:
         if is_new:
@@ -42,6 +117,55 @@ def _opened(path: str, **options: object) -> Iterator[headwater.Log]:
     settings.update(options)  # type: ignore[typeddict-item]
     with headwater.open(file_of(path), **settings) as log:
         yield log
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[headwater.Log]:
+    options: AllOptions = {"connect_timeout": CONNECT_S_MAX}
+    if isinstance(url, LogName):
+        options |= {"token": url.token, "ca": url.ca}
+    try:
+        opened = headwater.open(str(url), **options)
+    except Unauthorized as exc:
+        next = "Pass --token, or set HEADWATER_TOKEN; on the server's machine, headwater token create makes one"
+        raise Unauthorized(exc.why, where=str(url), next=next) from exc
+    except Unreachable as exc:
+        raise Unreachable(_why_unreachable(exc.why), where=exc.where, next=exc.next) from exc
+    with opened as log:
+        told = _Breaks(log.name)
+        log.remote.on_state(told.note_state)
+        try:
+            yield log
+        finally:
+            told.is_over = True
+
+
+def _why_unreachable(why: str) -> str:
+    """The two things that go wrong nearly always, in words; the rest as the system says it."""
+    if f"[Errno {errno.ECONNREFUSED}]" in why:
+        return "nobody listens there"
+    if any(f"[Errno {number}]" in why for number in (socket.EAI_NONAME, socket.EAI_AGAIN)):
+        return "there is no such host, as far as this machine knows"
+    return why
+
+
+class _Breaks:
+    """Notes for whoever watches a command wait: the connection broke, and is back."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._is_broken = False
+        self.is_over = False
+
+    def note_state(self, state: str) -> None:
+        if self.is_over:
+            return
+        if state == "reconnecting" and not self._is_broken:
+            self._is_broken = True
+            note(f"lost {self._url}; trying again")
+        elif state == "connected" and self._is_broken:
+            self._is_broken = False
+            note(f"connected again to {self._url}")
 
 
 def require_log(path: str) -> str:
@@ -60,5 +184,7 @@ def file_of(path: str) -> str:
         raise InvalidOption(f"{path!r} would be gone when the command ends", next="Name a file, like events.db")
     scheme, found, rest = path.partition("://")
     if found and scheme != "sqlite":
-        raise InvalidOption(f"there is no store for {scheme}:// here", where=path, next="Name a file, like events.db")
-    return rest if found else path.removeprefix("sqlite:")
+        meant = {"http": f"Did you mean ws://{rest}?", "https": f"Did you mean wss://{rest}?"}
+        next = meant.get(scheme, "Name a file, like events.db, or a server, like ws://host:8765")
+        raise InvalidOption(f"there is no store for {scheme}:// here", where=path, next=next)
+    return rest.removeprefix("/") if found else path.removeprefix("sqlite:")  # as headwater.open reads it

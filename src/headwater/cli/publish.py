@@ -22,13 +22,14 @@ from rich.text import Text
 
 import headwater
 from headwater.cli.lines import Tally, outgoing_reader, publish_batch, read_batches
-from headwater.cli.opening import AsJson, LogPath, log_or_new_one
+from headwater.cli.opening import AsJson, LogPath, log_or_new_one, takes_log
 from headwater.cli.output import console, note, printable, say, some, write_document
 from headwater.cli.stopping import Stop
 from headwater.cli.times import SPAN_HELP, parse_span
 from headwater.errors import HeadwaterError, InvalidData, InvalidInput, InvalidOption
 
 
+@takes_log
 def publish(
     path: LogPath,
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Like orders.new.", show_default=False)] = None,

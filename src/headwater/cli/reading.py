@@ -12,7 +12,7 @@ import typer
 
 import headwater
 from headwater.broker.options import Start, SubscribeOptions
-from headwater.cli.opening import AsJson, LogPath, existing_log, log_or_new_one
+from headwater.cli.opening import AsJson, LogPath, existing_log, log_or_new_one, takes_log
 from headwater.cli.output import MessagePrinter, note
 from headwater.cli.stopping import Stop
 from headwater.cli.times import TIME_HELP, parse_start
@@ -31,6 +31,7 @@ Dialect = Annotated[
 ]
 
 
+@takes_log
 def subscribe(
     path: LogPath,
     id: Annotated[str, typer.Argument(metavar="ID", help="The subscription's name.", show_default=False)],
@@ -161,6 +162,7 @@ class _View(NamedTuple):
         )
 
 
+@takes_log
 def tail(
     path: LogPath,
     pattern: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from headwater.cli.groups import ListsByDefault
-from headwater.cli.opening import AsJson, LogPath, existing_log
+from headwater.cli.opening import AsJson, LogPath, existing_log, takes_log
 from headwater.cli.output import count, note, printable, say, show_table, some, table, write_document
 from headwater.cli.times import SPAN_HELP, parse_size, parse_span, say_size, say_span
 from headwater.errors import InvalidOption
@@ -24,6 +24,7 @@ Dialect = Annotated[Literal["nats", "amqp"], typer.Option("--dialect", help="How
 
 
 @retention.command("ls")
+@takes_log
 def list_policies(path: LogPath, as_json: AsJson = False) -> None:
     """List the retention rules of a log."""
     with existing_log(path) as log:
@@ -48,6 +49,7 @@ def list_policies(path: LogPath, as_json: AsJson = False) -> None:
 
 
 @retention.command("set")
+@takes_log
 def set_policy(
     path: LogPath,
     pattern: Pattern,
@@ -81,6 +83,7 @@ def set_policy(
 
 
 @retention.command("rm")
+@takes_log
 def remove_policy(path: LogPath, pattern: Pattern, dialect: Dialect = "nats", as_json: AsJson = False) -> None:
     """Remove the rule of a pattern: from now on everything stays."""
     with existing_log(path) as log:
@@ -94,6 +97,7 @@ def remove_policy(path: LogPath, pattern: Pattern, dialect: Dialect = "nats", as
 
 
 @retention.command("run")
+@takes_log
 def run(path: LogPath, as_json: AsJson = False) -> None:
     """Apply the rules now, and do the other housekeeping."""
     with existing_log(path) as log:

@@ -1,4 +1,4 @@
-"""Ending on Ctrl-C or SIGTERM without leaving a message half done."""
+"""How commands end: their exit codes, and Ctrl-C or SIGTERM without leaving a message half done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
+from headwater.errors import HeadwaterError, InvalidInput, SubscriptionMismatch, UnknownDeadLetter, UnknownSubscription
+
+OK, FINDING, USAGE, STORE, INTERRUPTED = 0, 1, 2, 3, 130
+
 T = TypeVar("T")
+
+
+def exit_code_of(exc: HeadwaterError) -> int:
+    unusable = (InvalidInput, UnknownSubscription, SubscriptionMismatch, UnknownDeadLetter)
+    return USAGE if isinstance(exc, unusable) else STORE
 
 
 class Stop:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from headwater.broker.statistics import SubscriptionInfo
 from headwater.cli.groups import ListsByDefault
-from headwater.cli.opening import AsJson, LogPath, existing_log
+from headwater.cli.opening import AsJson, LogPath, existing_log, takes_log
 from headwater.cli.output import clock, count, note, printable, say, show_table, some, table, write_document
 from headwater.cli.times import SPAN_HELP, parse_span, parse_start, say_span
 from headwater.message import iso
@@ -28,6 +28,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription.", show_
 
 
 @subscriptions.command("ls")
+@takes_log
 def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
     """List the subscriptions of a log."""
     with existing_log(path) as log:
@@ -55,6 +56,7 @@ def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
 
 
 @subscriptions.command("rm")
+@takes_log
 def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
     """Remove a subscription with all its state. Its dead letters stay."""
     with existing_log(path) as log:
@@ -66,6 +68,7 @@ def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
 
 
 @subscriptions.command("seek", context_settings=_TAKES_MINUS)
+@takes_log
 def seek(
     path: LogPath,
     id: Id,
@@ -94,6 +97,7 @@ def seek(
         say(f"{id} stands after seq {position:,}; {some(info.lag, 'message')} to come")
 
 
+@takes_log
 def lag(
     path: LogPath,
     id: Annotated[str | None, typer.Argument(metavar="ID", help="One subscription.", show_default=False)] = None,

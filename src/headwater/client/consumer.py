@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import socket
 import time
-from collections import deque
+import uuid
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC
 from functools import partial
 from typing import Any
 
@@ -14,23 +16,22 @@ import msgspec
 
 from headwater.broker.claims import Claimed, Failure, taken_over
 from headwater.broker.flow import Flow, Ticket, Within, finish
-from headwater.broker.options import SubscribeOptions
 from headwater.broker.reading import FETCH_MAX
-from headwater.client.link import Link, Request
+from headwater.client.answers import read_fetched, read_late, read_nothing, read_subscribed
+from headwater.client.arrivals import Arrivals
+from headwater.client.link import Link
+from headwater.client.params import WAIT_S_MAX
+from headwater.client.request import Request
 from headwater.errors import Closed, HeadwaterError, LeaseLost, SubscriptionActive, SubscriptionError, Unreachable
-from headwater.message import Message, Span, check_whole, span_ms
+from headwater.message import check_whole, ms_of_iso
 from headwater.ports.records import Gap, SubscriptionSpec
 from headwater.protocol import wire
 
 POLL_S = 20.0  # how long one fetch waits at the server; below what most proxies put up with
 PREFETCH_REMOTE = 500  # a round trip costs more than a look at a file
+ANSWER_S = 1.0  # how much longer than asked a fetch waits here for an answer that may be on its way
 HEARTBEATS_PER_WAIT = 3
-LATE_MAX_S = 365 * 86_400.0  # a wait without end
-
-_subscribed = msgspec.json.Decoder(wire.Subscribed)
-_acknowledged = msgspec.json.Decoder(wire.Acknowledged)
-_claimed = msgspec.json.Decoder(list[Claimed])
-_fetched = msgspec.json.Decoder(wire.Fetched)
+LEAVE_S = 1.0  # how long who was told to stop waits for a connection, to ack what it has done
 
 
 class Acks(msgspec.Struct):
@@ -41,10 +42,11 @@ class Acks(msgspec.Struct):
 
 
 class RemoteConsumer:
-    """In flight is what was fetched and not settled; after a broken connection it is what `resume` claims again."""
+    """In flight is what was fetched and not settled; after a broken connection it is what `resume` claims again.
+    `wire_id` is the id, with a number behind it where one log holds a subscription more than once."""
 
     def __init__(self, link: Link, id: str, spec: SubscriptionSpec, params: wire.Subscribe) -> None:
-        self.id = id
+        self.id = self.wire_id = id
         self.spec = spec
         self.resumed_from = 0
         self.lost = False
@@ -54,52 +56,62 @@ class RemoteConsumer:
         self._params = params
         self._ready = False
         self._subscribing: Request | None = None
-        self._lease: tuple[str, int] | None = None
+        self._holder = new_holder()
+        self._has_begun = False
         self._in_flight: dict[int, Claimed] = {}
-        self._arrived: deque[Claimed] = deque()  # fetched, and nobody was there any more to take it
+        self._arrived = Arrivals()
+        self._asks: set[Ticket[Any]] = set()  # fetches on their way
+        self._waiting_ask: Ticket[Any] | None = None  # the one that waits at the server, for whoever waits here
         self._running: dict[int, float] = {}
         self._acks: list[Acks] = []
-        self._news: Ticket[None] = Ticket()
+        self._settling: dict[int, Ticket[Any]] = {}  # nacks and rejects without an answer, by seq
         self._error: HeadwaterError | None = None
         self._closed = False
         self._interrupted = False
+        self._leaves_s = 0.0
         self._last_seq = 0
 
     # --- beginning, and beginning again -------------------------------------------------------------------------
 
     def begin(self) -> Flow[None]:
         """The first time. From then on the link resumes it by itself."""
+        self._params.subscription_id = self.wire_id
         until = time.monotonic() + (self._params.wait or 0.0)  # UNSET is falsy
         while True:
             left_s = max(0.0, until - time.monotonic())
             self._params.wait = min(left_s, POLL_S)
-            self._subscribing = self._request()
+            request = self._subscribing = self._request()
             try:
-                done: wire.Subscribed = yield self._link.enqueue(self._subscribing)
+                done: wire.Subscribed = yield self._link.enqueue(request)
                 break
             except SubscriptionActive:
                 if left_s <= 0:
                     raise
+            except BaseException:
+                request.ticket.watch(self._give_back)  # nobody wants it any more, and it may come all the same
+                raise
         self.resumed_from = self._last_seq = done.resumed_from_seq
+
+    def _give_back(self, subscribed: Ticket[Any]) -> None:
+        if subscribed.error is None:
+            self._link.enqueue(self._release([]))
 
     def _request(self) -> Request:
         return Request("rpc.subscribe.persistent", self._params_now, self._take_up, alone=True)
 
     def _params_now(self) -> wire.Subscribe:
         if self.spec.mode == "ephemeral":
-            if not self._last_seq:
-                return self._params
-            return msgspec.structs.replace(self._params, start=self._last_seq)
-        if self._lease is None:
-            return self._params
+            start = self._last_seq if self._has_begun else self._params.start
+            return msgspec.structs.replace(self._params, start=start)
         held = [(seq, claimed.attempt) for seq, claimed in self._in_flight.copy().items()]
-        resume = wire.ResumeFrom(*self._lease, held)
+        resume = wire.ResumeFrom(self._holder, held)
+        if not self._has_begun:
+            return msgspec.structs.replace(self._params, resume=resume)
         return msgspec.structs.replace(self._params, resume=resume, wait=0.0, takeover=msgspec.UNSET)
 
     def _take_up(self, raw: Any) -> wire.Subscribed:
-        done = _subscribed.decode(raw)
-        resumed = self._lease is not None
-        self._lease = (done.holder, done.fence)
+        done = read_subscribed(raw)
+        resumed, self._has_begun = self._has_begun, True
         if self.spec.mode == "ephemeral":
             self._last_seq = max(self._last_seq, done.resumed_from_seq)
         elif resumed:
@@ -115,11 +127,16 @@ class RemoteConsumer:
             acks.seqs = [seq for seq in acks.seqs if seq not in settled]
         for seq in [seq for seq in self._in_flight.copy() if seq not in held]:
             self._in_flight.pop(seq, None)
-        self._arrived = deque(claimed for claimed in self._arrived if claimed.message.seq in held)
+        self._arrived.keep_only(held)
+        finish([(ticket, None, None) for seq, ticket in self._settling.copy().items() if seq in settled])
 
     @property
     def is_ready(self) -> bool:
         return self._ready
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._interrupted and time.monotonic() > self._leaves_s
 
     def lost_connection(self) -> None:
         self._ready = False
@@ -143,88 +160,81 @@ class RemoteConsumer:
     def lose(self, error: BaseException | None) -> None:
         """It is somebody else's now, or gone."""
         self.lost = True
-        self._error = error if isinstance(error, SubscriptionError) else taken_over(self.id)
-        self._ready = True  # so that what waits gets its refusal from the server
-        self._link.loop.call_soon(self._link.send_waiting)
-        self._wake()
+        has_other_holder = error is None or isinstance(error, SubscriptionActive)
+        self._error = error if isinstance(error, SubscriptionError) and not has_other_holder else taken_over(self.id)
+        self._ready = True  # what is still asked for gets its refusal from the server
+        self._link.refuse_waiting(self, self._error)
+        self._arrived.ring()
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
     def fetch(self, limit: int, wait_s: float | None) -> Flow[list[Claimed]]:
         check_whole("the number to fetch", limit, 1, FETCH_MAX)
         until = None if wait_s is None else time.monotonic() + wait_s
-        has_asked = False
-        while True:
-            news = self._arm()
-            if self._closed:
-                raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
-            if self._error is not None:
-                raise self._take_error()
-            if self._arrived:
-                return self._take(limit)
-            if self._interrupted:
-                return []
-            left_s = None if until is None else until - time.monotonic()
-            if has_asked and left_s is not None and left_s <= 0:
-                return []
-            self._ask(limit, POLL_S if left_s is None else max(0.0, min(left_s, POLL_S)))
-            has_asked = True
-            yield Within(news, None)
+        asked: Ticket[Any] | None = None
+        try:
+            while True:
+                news = self._arrived.arm()
+                if self._closed:
+                    raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
+                self._arrived.tell_gaps(self.on_gap)
+                if self._error is not None:
+                    raise self._error
+                if self._interrupted:
+                    return []
+                if asked is None or asked.done:
+                    if self._arrived:
+                        return self._arrived.take(limit)
+                    if asked is not None and asked.error is not None:
+                        raise asked.error
+                left_s = POLL_S if until is None else until - time.monotonic()
+                if left_s <= 0 and asked is not None and (asked.done or (wait_s and left_s <= -ANSWER_S)):
+                    return []
+                if asked is None or asked.done:
+                    asked = self._ask(limit, max(0.0, min(left_s, POLL_S)))
+                # A quick look waits for its answer; a wait is over when it is over, be the server there or not.
+                yield Within(news, None if wait_s == 0 else left_s + ANSWER_S)
+        finally:
+            if asked is not None and not asked.done:
+                self._end_waits()
 
-    def _ask(self, limit: int, wait_s: float) -> None:
-        params = wire.Fetch(self.id, limit, wait_s)
-        request = Request("rpc.fetch", params, self._arrive, alone=True, consumer=self)
+    def _ask(self, limit: int, wait_s: float) -> Ticket[Any]:
+        """Whoever waits joins the fetch that waits at the server already, if there is one."""
+        if wait_s and self._waiting_ask is not None and not self._waiting_ask.done:
+            return self._waiting_ask
+        request = Request("rpc.fetch", wire.Fetch(self.wire_id, limit, wait_s), self._arrive, alone=True, consumer=self)
+        self._asks.add(request.ticket)
+        if wait_s:
+            self._waiting_ask = request.ticket
         request.ticket.watch(self._fetched)
         # While there is no connection a wait goes on; a quick look does not.
-        self._link.enqueue(request, LATE_MAX_S if wait_s else None)
+        return self._link.enqueue(request, WAIT_S_MAX if wait_s else None)
+
+    def _end_waits(self) -> None:
+        """Nobody waits any more: what the server would find from now on would lie about here."""
+        if self._ready:
+            self._link.enqueue(Request("rpc.fetch.end", wire.SubscriptionId(self.wire_id), read_nothing, again=False))
+        else:
+            finish([(asked, None, None) for asked in self._asks.copy()])  # so that they are not sent again
 
     def _arrive(self, raw: Any) -> None:
         """On the link's loop, in the order of the answers: from here on they are ours, whoever waits for them."""
-        fetched = _fetched.decode(raw)
-        found = _claimed.decode(fetched.messages)
-        for at in fetched.unreadable:
-            found[at] = _unpacked(found[at])
-        if self._closed:
-            return
-        self._in_flight.update((claimed.message.seq, claimed) for claimed in found)
-        self._arrived.extend(found)
+        found = read_fetched(raw)
+        if self.spec.mode != "ephemeral":
+            self._in_flight.update((claimed.message.seq, claimed) for claimed in found)
+        self._arrived.add(found)
         if found:
             self._last_seq = max(self._last_seq, found[-1].message.seq)
 
     def _fetched(self, ticket: Ticket[Any]) -> None:
-        if ticket.error is not None and self._error is None and not self._closed:
-            error = ticket.error
-            self.lost = self.lost or isinstance(error, LeaseLost)
-            self._error = error if isinstance(error, HeadwaterError) else Unreachable(str(error), where=self.id)
-        self._wake()
-
-    def _take_error(self) -> HeadwaterError:
-        error = self._error
-        assert error is not None
-        if not self.lost:
-            self._error = None
-        return error
-
-    def _take(self, limit: int) -> list[Claimed]:
-        taken: list[Claimed] = []
-        try:
-            while len(taken) < limit:
-                taken.append(self._arrived.popleft())
-        except IndexError:
-            pass
-        return taken
-
-    def _arm(self) -> Ticket[None]:
-        if self._news.done:
-            self._news = Ticket()
-        return self._news
-
-    def _wake(self) -> None:
-        finish([(self._news, None, None)])
+        self._asks.discard(ticket)
+        self.lost = self.lost or isinstance(ticket.error, LeaseLost)
+        self._arrived.ring()
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._wake()
+        self._leaves_s = time.monotonic() + LEAVE_S
+        self._arrived.ring()
 
     # --- settling -----------------------------------------------------------------------------------------------
 
@@ -236,27 +246,31 @@ class RemoteConsumer:
         self._forget(settled)
 
     def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
-        if self.spec.mode == "ephemeral":
-            nothing: Ticket[list[int]] = Ticket()
-            finish([(nothing, [], None)])
-            return nothing
-        ticket: Ticket[list[int]] = self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=False))
+        if self.spec.mode == "ephemeral" or self._closed:
+            done_already: Ticket[list[int]] = Ticket()
+            finish([(done_already, [], taken_over(self.id) if self.spec.mode != "ephemeral" else None)])
+            return done_already
+        mine = [claimed for claimed in settled if self._was_handed_out_last(claimed)]
+        acks = Acks([claimed.message.seq for claimed in mine], strict=False)
+        stale = {claimed.message.seq for claimed in settled}.difference(acks.seqs) if len(mine) < len(settled) else ()
+        ticket: Ticket[list[int]] = self._send_acks(acks, lambda raw: sorted({*read_late(raw), *stale}))
 
         def done(_: Ticket[list[int]]) -> None:
-            self._forget(settled)
-            then()
+            if ticket.error is None:
+                self._forget(mine)
+                then()
 
         ticket.watch(done)
         return ticket
 
-    def _send_acks(self, acks: Acks) -> Ticket[Any]:
+    def _send_acks(self, acks: Acks, decode: Callable[[Any], list[int]] = read_late) -> Ticket[Any]:
         self._acks.append(acks)
-        request = Request("rpc.acknowledge.persistent", partial(self._ack_params, acks), _late, consumer=self)
+        request = Request("rpc.acknowledge.persistent", partial(self._ack_params, acks), decode, consumer=self)
         request.ticket.watch(lambda _: self._acks.remove(acks))
         return self._link.enqueue(request)
 
     def _ack_params(self, acks: Acks) -> wire.Acknowledge:
-        return wire.Acknowledge(self.id, sequence_ids=acks.seqs, lenient=not acks.strict)
+        return wire.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict)
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         delay_s = None if delay_ms is None else delay_ms / 1000
@@ -270,14 +284,21 @@ class RemoteConsumer:
             return
         self._refuse_strangers([claimed])
         params = wire.Settle(
-            self.id,
+            self.wire_id,
             claimed.message.seq,
             delay=delay_s,
             reason=failure.error,
             stack=failure.stack,
             handler=failure.handler,
+            failed=method == "rpc.reject" and failure.reason == "processing_error",
         )
-        yield self._link.enqueue(Request(method, params, _nothing, consumer=self))
+        ticket = self._settling[claimed.message.seq] = self._link.enqueue(
+            Request(method, params, read_nothing, consumer=self)
+        )
+        try:
+            yield ticket
+        finally:
+            self._settling.pop(claimed.message.seq, None)
         self._forget([claimed])
 
     def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
@@ -285,23 +306,33 @@ class RemoteConsumer:
             return
         self._refuse_strangers(extended)
         seqs = [claimed.message.seq for claimed in extended]
-        params = wire.Settle(self.id, sequence_ids=seqs, by=None if by_ms is None else by_ms / 1000)
-        yield self._link.enqueue(Request("rpc.extend", params, _nothing, consumer=self))
+        params = wire.Settle(self.wire_id, sequence_ids=seqs, by=None if by_ms is None else by_ms / 1000)
+        yield self._link.enqueue(Request("rpc.extend", params, read_nothing, consumer=self))
 
     def _refuse_strangers(self, settled: Sequence[Claimed]) -> None:
-        if self._closed:
-            raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
+        """What the server, which knows them by their seqs, cannot tell apart."""
+        self._link.refuse_closed()
+        if (self._closed or self.lost) and self.spec.mode == "exclusive":
+            raise taken_over(self.id)
         for claimed in settled:
-            if self._in_flight.get(claimed.message.seq, claimed) is not claimed:
+            seq = claimed.message.seq
+            if self._closed or not self._was_handed_out_last(claimed):
                 raise LeaseLost(
-                    f"message {claimed.message.seq} has been delivered again since",
+                    f"message {seq} is not in flight for '{self.id}' any more: it was settled already, or its time ran "
+                    "out and it was passed on",
                     where=self.id,
                     next="Drop it; if handlers take long, raise ack_wait or call extend()",
                 )
 
+    def _was_handed_out_last(self, claimed: Claimed) -> bool:
+        return self._in_flight.get(claimed.message.seq, claimed) is claimed
+
     def _forget(self, settled: Sequence[Claimed]) -> None:
+        """The server settles by seq: should it have handed one out anew just before, that is settled, too."""
         for claimed in settled:
-            self._in_flight.pop(claimed.message.seq, None)
+            again = self._in_flight.pop(claimed.message.seq, claimed)
+            if again is not claimed:
+                self._arrived.drop(again)
 
     # --- living and ending --------------------------------------------------------------------------------------
 
@@ -321,61 +352,39 @@ class RemoteConsumer:
             return None
         now_s, most_s = time.monotonic(), self.spec.extension_ms_max / 1000
         seqs = [seq for seq, began_s in self._running.copy().items() if now_s - began_s < most_s]
-        seqs += [claimed.message.seq for claimed in self._arrived.copy()]
+        seqs += self._arrived.seqs()
         if not seqs:
             return None
-        params = wire.Settle(self.id, sequence_ids=seqs, lenient=True)
-        return Request("rpc.extend", params, _nothing, again=False, consumer=self)
+        params = wire.Settle(self.wire_id, sequence_ids=seqs, lenient=True)
+        return Request("rpc.extend", params, read_nothing, again=False, consumer=self)
 
-    def take_gap(self, notice: wire.GapNotice, now_ms: int) -> None:
-        if self.on_gap is not None:
-            self.on_gap(Gap(self.id, notice.from_, notice.to, notice.count, notice.why, now_ms))
+    def take_gap(self, notice: wire.GapNotice) -> None:
+        at_ms = ms_of_iso(notice.timestamp)
+        self._arrived.add_gap(Gap(self.id, notice.from_, notice.to, notice.count, notice.why, at_ms))
 
     def close(self, unseen: Iterable[int] = ()) -> Flow[None]:
         if self._closed:
             return
-        never_seen = [*unseen, *(claimed.message.seq for claimed in self._arrived)]
         self._closed = True
-        self._wake()
+        self._arrived.ring()
         if self in self._link.resuming:
             self._link.resuming.remove(self)
-        if self.lost:
-            return
-        params = wire.Release(self.id, never_seen)
-        request = Request("rpc.unsubscribe.persistent", params, _nothing, again=False)
         if not self._ready:
             return  # the server let go of it when the connection broke
+        if self._asks:
+            self._end_waits()
+        for asked in self._asks.copy():  # what they bring was never seen by anybody
+            yield Within(asked, ANSWER_S)
+        never_seen = [*unseen, *self._arrived.seqs()]
         with contextlib.suppress(Unreachable, SubscriptionError, Closed):  # then it has been given back already
-            yield self._link.enqueue(request)
+            yield self._link.enqueue(self._release(never_seen))
+
+    def _release(self, never_seen: list[int]) -> Request:
+        params = wire.Release(self.wire_id, never_seen)
+        return Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)
 
 
-def _late(raw: Any) -> list[int]:
-    return _acknowledged.decode(raw).late
-
-
-def _nothing(raw: Any) -> None:
-    return None
-
-
-def _unpacked(claimed: Claimed) -> Claimed:
-    """A payload that is not JSON came as text."""
-    message: Message = claimed.message
-    raw = msgspec.Raw(str(msgspec.json.decode(message.raw)).encode())
-    return msgspec.structs.replace(claimed, message=msgspec.structs.replace(message, raw=raw))
-
-
-_SPANS = ("ack_wait", "extension_max", "lease", "backoff", "backoff_max", "inactive_timeout")
-
-
-def subscribe_params(id: str, pattern: str, options: SubscribeOptions) -> wire.Subscribe:
-    given: dict[str, Any] = dict(options)
-    for name in _SPANS:
-        span: Span | None = given.get(name)
-        if span is not None:
-            given[name] = span_ms(span, name) / 1000
-    start = given.get("start")
-    if start is not None and not isinstance(start, str | int):
-        given["start"] = start.astimezone(UTC).isoformat()
-    if "wait" in given and given["wait"] is None:
-        given["wait"] = LATE_MAX_S
-    return wire.Subscribe(id, pattern, deliver="fetch", **given)
+def new_holder() -> str:
+    """A name that nobody else has, and that tells people where the holder is."""
+    host = re.sub("[^A-Za-z0-9]+", "-", socket.gethostname())[:64]
+    return f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}"

@@ -19,18 +19,21 @@ from headwater.broker.publish import Outgoing, parts_of
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import Consumer
-from headwater.client.consumer import RemoteConsumer, subscribe_params
+from headwater.client.consumer import RemoteConsumer
 from headwater.client.dead_letters import RemoteDeadLetters
-from headwater.client.link import Link, Request
+from headwater.client.link import Link
 from headwater.client.live import RemoteLive
 from headwater.client.methods import Offered
 from headwater.client.options import read_options
+from headwater.client.params import start_on_the_wire, subscribe_params
+from headwater.client.request import Request
 from headwater.errors import HeadwaterError, InvalidInput, InvalidOption, TooLarge
 from headwater.message import (
     BATCH_MESSAGES_MAX,
     PublishOptions,
     Span,
     encode,
+    encode_all,
     make_draft,
     span_ms,
     time_ms,
@@ -84,9 +87,10 @@ class RemoteCore:
         self._clock = clock
         self._loop_thread = loop_thread
         self._consumers: dict[str, RemoteConsumer] = {}
-        self._offered = Offered(link)
+        self._offered = Offered(link, blocking=loop_thread is not None)
         self._closed = False
         self._heart: asyncio.TimerHandle | None = None
+        self._beat_s = 0.0
         self.dead_letters = RemoteDeadLetters(self._ask)
         self.live = RemoteLive(link)
         link.resuming.append(self.live)
@@ -113,13 +117,21 @@ class RemoteCore:
 
     def publish(self, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
         params = self._params(topic, data, options)
-        seq: int = yield self._link.enqueue(Request("rpc.publish", params, _published, count=1))
+        gathers = isinstance(params, wire.PlainPublish)
+        seq: int = yield self._link.enqueue(Request("rpc.publish", params, _published, count=1, gathers=gathers))
         return seq
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]:
         batch = list(messages)
         if len(batch) > BATCH_MESSAGES_MAX:
             raise TooLarge(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
+        plain = _plain_messages(batch)
+        if plain:
+            request = Request(
+                "rpc.publish.batch", wire.PlainBatch(plain), _published_many, count=len(plain), alone=True
+            )
+            seqs: list[int] = yield self._link.enqueue(request)
+            return seqs
         params: list[wire.Publish | wire.PlainPublish] = []
         for message in batch:
             try:
@@ -131,7 +143,7 @@ class RemoteCore:
             return []
         whole = wire.PublishBatch(cast(list[wire.Publish], params))
         request = Request("rpc.publish.batch", whole, _published_many, count=len(params), alone=True)
-        seqs: list[int] = yield self._link.enqueue(request)
+        seqs = yield self._link.enqueue(request)
         return seqs
 
     def _params(self, topic: str, data: Any, options: PublishOptions) -> wire.Publish | wire.PlainPublish:
@@ -165,24 +177,29 @@ class RemoteCore:
         spec_options = {name: value for name, value in options.items() if name not in ("start", "wait", "takeover")}
         spec = make_spec(pattern, spec_options)
         consumer = RemoteConsumer(self._link, id, spec, subscribe_params(id, pattern, options))
-        yield from consumer.begin()
-        self._consumers[id] = consumer
+        number = 1
+        while self._consumers.setdefault(consumer.wire_id, consumer) is not consumer:  # this log holds it already
+            number += 1
+            consumer.wire_id = f"{id}#{number}"
         self._link.resuming.append(consumer)
-        self._poke()
+        try:
+            yield from consumer.begin()
+        except BaseException:
+            self._link.resuming.remove(consumer)
+            self.forget(consumer)
+            raise
+        self._link.loop.call_soon_threadsafe(self._beat_in_time)
         return consumer
 
     def forget(self, consumer: Consumer) -> None:
-        if self._consumers.get(consumer.id) is consumer:
-            del self._consumers[consumer.id]
+        if isinstance(consumer, RemoteConsumer):
+            self._consumers.pop(consumer.wire_id, None)
 
     def unsubscribe(self, id: str) -> Flow[None]:
         return self._ask("rpc.subscription.remove", wire.SubscriptionId(id), _nothing, again=False)
 
     def seek(self, id: str, start: Start) -> Flow[int]:
-        at = subscribe_params(id, ">", {"start": start}).start
-        if at is msgspec.UNSET:
-            raise InvalidOption("say where to seek to")
-        return self._ask("rpc.seek", wire.Seek(id, at), _published)
+        return self._ask("rpc.seek", wire.Seek(id, start_on_the_wire(start)), _published)
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -247,7 +264,7 @@ class RemoteCore:
         gap = _gap_notice.decode(notice)
         consumer = self._consumers.get(gap.subscription_id)
         if consumer is not None:
-            consumer.take_gap(gap, self._clock.now_ms())
+            consumer.take_gap(gap)
 
     def _take_loss(self, notice: msgspec.Raw) -> None:
         consumer = self._consumers.get(_lost_notice.decode(notice).subscription_id)
@@ -256,22 +273,23 @@ class RemoteCore:
 
     # --- living and ending --------------------------------------------------------------------------------------
 
-    def _poke(self) -> None:
-        self._link.loop.call_soon_threadsafe(self._beat)
-
     def _beat(self) -> None:
         """Keep what is being handled from being given to others."""
-        if self._heart is not None:
-            self._heart.cancel()
-            self._heart = None
-        consumers = list(self._consumers.values())
-        if self._closed or not consumers:
-            return
-        for consumer in consumers:
+        for consumer in list(self._consumers.values()):
             request = consumer.heartbeat()
             if request is not None:
                 self._link.enqueue(request)
-        self._heart = self._link.loop.call_later(min(each.heartbeat_s for each in consumers), self._beat)
+        self._beat_s = self._link.loop.time()
+        self._beat_in_time()
+
+    def _beat_in_time(self) -> None:
+        """Once more for the new one: the interval may have become shorter than the one that is being waited for."""
+        if self._heart is not None:
+            self._heart.cancel()
+            self._heart = None
+        intervals_s = [consumer.heartbeat_s for consumer in list(self._consumers.values())]
+        if intervals_s and not self._closed:
+            self._heart = self._link.loop.call_at(self._beat_s + min(intervals_s), self._beat)
 
     async def _close(self) -> None:
         if self._heart is not None:
@@ -288,7 +306,7 @@ class RemoteCore:
             return
         self._closed = True
         loop = self._link.loop
-        if loop.is_closed():
+        if loop.is_closed() or self._link.forked:
             return
         asyncio.run_coroutine_threadsafe(self._close(), loop).result()
         self.live.close()
@@ -296,6 +314,22 @@ class RemoteCore:
         if self._loop_thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._loop_thread.join()
+
+
+def _plain_messages(batch: list[Outgoing]) -> list[wire.PlainMessage] | None:
+    """The hot path, for messages of nothing but topic and data; None if some message needs a closer look."""
+    if set(map(type, batch)) != {tuple} or set(map(len, batch)) != {2}:
+        return None
+    topics, payloads = zip(*batch, strict=True)
+    try:
+        for topic in set(topics):
+            check_topic(topic)
+    except (InvalidInput, TypeError):
+        return None
+    encoded = encode_all(payloads)
+    return (
+        None if encoded is None else list(map(wire.PlainMessage, topics, map(msgspec.Raw, map(str.encode, encoded[0]))))
+    )
 
 
 _gap_notice = msgspec.json.Decoder(wire.GapNotice)

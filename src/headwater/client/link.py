@@ -7,69 +7,33 @@ answer, by its time limit, or because there is no more hope for a connection.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from headwater.broker.flow import Ticket, finish
+from headwater.client.numbering import Numbering
 from headwater.client.options import Settings, unreachable
-from headwater.client.wire import Wire, open_wire
-from headwater.errors import Closed, HeadwaterError, RequestTimeout, Unauthorized, Unreachable
-from headwater.protocol.faults import error_of, fault_of
-from headwater.protocol.jsonrpc import Answer, Call, Fault
+from headwater.client.outcomes import Outcome, gathered, outcome_of, outcomes_of, too_late
+from headwater.client.request import Request, Resuming
+from headwater.client.wire import ANSWER_BYTES_MAX, Wire, open_wire
+from headwater.errors import Closed, HeadwaterError, Unauthorized, Unreachable
+from headwater.protocol.faults import fault_of
+from headwater.protocol.jsonrpc import FRAME_BYTES_MAX, Answer, Call, Fault
 from headwater.protocol.session import Exchange, Session
-from headwater.protocol.wire import Hello, PublishBatch, Welcome
+from headwater.protocol.wire import Hello, Welcome
 
 LOOK_S = 0.25  # how often time limits are looked at
-TELL_CONFIRMED = 1_000  # after so many confirmed messages the server may forget their receipts
+GATHER_MAX = 200  # publishes in one call
+DRAIN_SECONDS_MAX = 5.0  # for the last answers when it is closed
 UNANSWERED_MAX = 10_000  # calls on their way at a time; more wait here
 
 _welcome = msgspec.json.Decoder(Welcome)
-
-
-class Request:
-    """A call on its way. `again`: whether it may be sent again after the connection broke. `count`: how many messages
-    it publishes. `decode` turns the raw result into what the ticket gets."""
-
-    __slots__ = ("again", "alone", "consumer", "count", "deadline_s", "decode", "method", "number", "params", "ticket")
-
-    def __init__(
-        self,
-        method: str,
-        params: Any,
-        decode: Callable[[Any], Any],
-        *,
-        again: bool = True,
-        alone: bool = False,
-        count: int = 0,
-        consumer: Resuming | None = None,
-    ) -> None:
-        self.method = method
-        self.params = params
-        self.decode = decode
-        self.again = again
-        self.alone = alone
-        self.count = count
-        self.number = 0
-        self.consumer = consumer
-        self.deadline_s: float | None = None
-        self.ticket: Ticket[Any] = Ticket()
-
-
-class Resuming(Protocol):
-    """What has to be taken up again on a new connection, before its own calls are sent."""
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    def resume(self) -> Request | None: ...
-
-    def lost_connection(self) -> None: ...
 
 
 class Link:
@@ -90,10 +54,10 @@ class Link:
         self._unanswered: dict[int, Request] = {}
         self._session = Session()
         self._wire: Wire | None = None
-        self._next_number = 1
-        self._unconfirmed: dict[int, int] = {}  # number of the first message -> count, in order
-        self._told_confirmed = 0
+        self._numbering = Numbering()
+        self._pid = os.getpid()
         self._is_closed = False
+        self._is_over = False
         self._closing: asyncio.Event | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._looker: asyncio.TimerHandle | None = None
@@ -103,13 +67,16 @@ class Link:
     def enqueue(self, request: Request, timeout_s: float | None = None) -> Ticket[Any]:
         """Send it when possible; its ticket is finished in any case. No time limit means the link's own; infinity means
         that it waits for as long as there is hope."""
-        if self._is_closed:
+        if self._is_closed or self.forked:
             finish([(request.ticket, None, self._closed())])
             return request.ticket
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
         request.deadline_s = self.loop.time() + limit_s
         self._inbox.append(request)
-        if not self._is_scheduled:
+        if len(self._inbox) >= GATHER_MAX and threading.get_ident() == self._thread:
+            self._take_inbox()  # enough for a frame: let the server begin while more gathers
+            self._flush()
+        elif not self._is_scheduled:
             self._is_scheduled = True
             if threading.get_ident() == self._thread:
                 self.loop.call_soon(self._take_inbox)
@@ -156,6 +123,7 @@ class Link:
             self._lose()
             if not self._is_closed and self.settings.backoff.strategy == "none":
                 self._fail(unreachable(self.settings, "the connection broke"))
+                return
 
     async def _pause(self, delay_s: float) -> None:
         assert self._closing is not None
@@ -167,7 +135,7 @@ class Link:
 
     async def _connect(self) -> asyncio.Future[None]:
         """Connect, say hello, take up what is to be resumed, send what was not answered."""
-        self._session = session = Session()
+        self._session = session = Session(frame_bytes_max=ANSWER_BYTES_MAX, outgoing_bytes_max=FRAME_BYTES_MAX)
         session.on_outgoing = self._flush_soon
         wire = await open_wire(self.settings, self._receive, self.send_waiting)
         self._wire = wire
@@ -201,19 +169,22 @@ class Link:
     def _lose(self) -> None:
         """The connection is gone. What may be sent again waits for the next one; the outcome of the rest is unknown."""
         self._wire = None
-        for resuming in self.resuming:
+        for resuming in list(self.resuming):
             resuming.lost_connection()
         unanswered, self._unanswered = self._unanswered, {}
         again: list[Request] = []
-        unknown: list[tuple[Ticket[Any], Any, BaseException | None]] = []
+        unknown: list[Outcome] = []
         for request in unanswered.values():
-            if request.again:
+            if request.parts:
+                again.extend(request.parts)
+            elif request.again:
                 again.append(request)
             else:
                 error = Unreachable(
                     "the connection broke before the answer came; it may have been done", where=request.method
                 )
                 unknown.append((request.ticket, None, error))
+        self._numbering.broken(again)
         self._waiting.extendleft(reversed(again))
         finish(unknown)
         if not self._is_closed:
@@ -225,11 +196,16 @@ class Link:
         self._refuse_all(error)
 
     def _refuse_all(self, error: Exception) -> None:
-        requests = [*self._unanswered.values(), *self._waiting, *self._inbox]
+        sent = [each for request in self._unanswered.values() for each in (request.parts or [request])]
+        requests = [*sent, *self._waiting, *self._inbox]
         self._unanswered.clear()
         self._waiting.clear()
         self._inbox.clear()
         finish([(request.ticket, None, error) for request in requests])
+
+    def refuse_waiting(self, consumer: Resuming, error: Exception) -> None:
+        """On the loop: what it asked for and was not sent is no use any more."""
+        finish([(request.ticket, None, error) for request in self._waiting if request.consumer is consumer])
 
     def _become(self, state: str) -> None:
         if state != self.state:
@@ -244,7 +220,7 @@ class Link:
 
     def _take_inbox(self) -> None:
         self._is_scheduled = False
-        if self._is_closed:
+        if self._is_over:
             self._refuse_all(self._closed())
             return
         if self.state == "failed":
@@ -254,51 +230,54 @@ class Link:
         while inbox:
             waiting.append(inbox.popleft())
         self.send_waiting()
+        self._flush()
 
     def send_waiting(self) -> None:
         if self.state != "connected" or self._wire is None:
             return
         not_ready: list[Request] = []
+        publishes: list[Request] = []  # neighbours that go together
         while self._waiting and len(self._unanswered) < UNANSWERED_MAX and not self._wire.is_full:
             request = self._waiting.popleft()
             if request.ticket.done:  # too late, or nobody wants it any more
                 continue
+            if request.gathers:
+                self._numbering.give(request)
+                if len(publishes) == GATHER_MAX or (publishes and request.number != publishes[-1].number + 1):
+                    self._send_together(publishes)
+                    publishes = []
+                publishes.append(request)
+                continue
+            if publishes:
+                self._send_together(publishes)
+                publishes = []
             if request.consumer is not None and not request.consumer.is_ready:
                 not_ready.append(request)
                 continue
             self._send(request)
+        if publishes:
+            self._send_together(publishes)
         self._waiting.extendleft(reversed(not_ready))
 
-    def send_now(self, request: Request) -> None:
-        """For what a consumer sends once it is ready, ahead of what waits."""
-        if self._wire is not None:
-            self._send(request)
+    def _send_together(self, publishes: list[Request]) -> None:
+        self._send(publishes[0] if len(publishes) == 1 else gathered(publishes))
 
     def _send(self, request: Request) -> None:
         if request.count:
-            self._number(request)
+            self._numbering.give(request)
         params = request.params() if callable(request.params) else request.params
         try:
             id = self._session.call(request.method, params, alone=request.alone)
         except HeadwaterError as exc:
-            self._confirm(request)
+            if request.parts:  # too much for one frame
+                half = len(request.parts) // 2
+                self._send_together(request.parts[:half])
+                self._send_together(request.parts[half:])
+                return
+            self._numbering.settle(request, self.loop.time())
             finish([(request.ticket, None, exc)])
             return
         self._unanswered[id] = request
-
-    def _number(self, request: Request) -> None:
-        if not request.number:
-            request.number = self._next_number
-            self._next_number += request.count
-            self._unconfirmed[request.number] = request.count
-        request.params.number = request.number
-        confirmed = next(iter(self._unconfirmed))
-        if confirmed - self._told_confirmed >= TELL_CONFIRMED or isinstance(request.params, PublishBatch):
-            self._told_confirmed = request.params.confirmed = confirmed
-
-    def _confirm(self, request: Request) -> None:
-        if request.number:
-            self._unconfirmed.pop(request.number, None)
 
     def notify(self, method: str, params: Any) -> None:
         """On the loop; lost if there is no connection."""
@@ -315,28 +294,30 @@ class Link:
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def _receive(self, text: bytes) -> None:
-        done: list[tuple[Ticket[Any], Any, BaseException | None]] = []
+        done: list[Outcome] = []
         for item in self._session.receive_text(text):
             if isinstance(item, Answer):
                 request = self._unanswered.pop(item.id, None)  # type: ignore[arg-type]
                 if request is not None:
-                    done.append(self._outcome(request, item))
+                    done += self._outcomes(request, item)
             else:
                 self._take_calls(item)
         if done:
             finish(done)
-            if self._waiting:
-                self.send_waiting()
+        if self._waiting:
+            self.send_waiting()
 
-    def _outcome(self, request: Request, answer: Answer) -> tuple[Ticket[Any], Any, BaseException | None]:
-        self._confirm(request)
-        if answer.error is not UNSET:
-            return request.ticket, None, error_of(answer.error, request.method)
-        try:
-            return request.ticket, request.decode(answer.result), None
-        except (msgspec.DecodeError, HeadwaterError) as exc:
-            error = Unreachable(f"the server's answer cannot be read ({exc})", where=request.method)
-            return request.ticket, None, error
+    def _outcomes(self, request: Request, answer: Answer) -> list[Outcome]:
+        parts, now_s = request.parts or [request], self.loop.time()
+        outcomes = outcomes_of(request, answer) if request.parts else [outcome_of(request, answer)]
+        if outcomes is None:  # each finds out by itself
+            for part in parts:
+                part.gathers = False
+            self._waiting.extendleft(reversed(parts))
+            return []
+        for part in parts:
+            self._numbering.settle(part, now_s)
+        return outcomes
 
     def _take_calls(self, exchange: Exchange) -> None:
         for call in exchange.calls:
@@ -349,26 +330,56 @@ class Link:
 
     def _look_at_deadlines(self) -> None:
         now_s = self.loop.time()
-        late: list[tuple[Ticket[Any], Any, BaseException | None]] = []
+        late: list[Request] = []
         for id, request in list(self._unanswered.items()):
             if request.deadline_s is not None and request.deadline_s <= now_s:
                 del self._unanswered[id]
                 self._session.forget(id)
-                late.append((request.ticket, None, _too_late(request)))
+                late += request.parts or [request]
         for request in self._waiting:
-            if request.deadline_s is not None and request.deadline_s <= now_s and not request.ticket.done:
-                late.append((request.ticket, None, _too_late(request)))
-        finish(late)
+            is_leaving = request.consumer is not None and request.consumer.is_leaving
+            is_late = is_leaving or (request.deadline_s is not None and request.deadline_s <= now_s)
+            if is_late and not request.ticket.done:
+                late.append(request)
+        for request in late:
+            self._numbering.settle(request, now_s, given_up=True)
+        self._numbering.look(now_s)
+        finish([(request.ticket, None, too_late(request)) for request in late])
         self._looker = self.loop.call_later(LOOK_S, self._look_at_deadlines)
 
     # --- ending -------------------------------------------------------------------------------------------------
 
+    @property
+    def forked(self) -> bool:
+        """A forked child has no thread that would bring it an answer, and must leave its parent's socket alone."""
+        return os.getpid() != self._pid
+
+    def refuse_closed(self) -> None:
+        if self._is_closed or self.forked:
+            raise self._closed()
+
     def _closed(self) -> Closed:
-        return Closed("the connection is closed", where=self.settings.host, next="Open it again")
+        if self.forked:
+            why = "the log was opened by the process that this one was forked from"
+            return Closed(why, where=self.settings.url, next="Open it again in this process")
+        return Closed("the log is closed", where=self.settings.url, next="Open it again")
+
+    async def _drain(self, wire: Wire) -> None:
+        """Wait for the answers to what was published or settled, unless the connection breaks."""
+        sent = [each for request in self._unanswered.values() for each in (request.parts or [request])]
+        awaited = [each for each in (*sent, *self._waiting) if each.count or (each.consumer and not each.alone)]
+        answers: asyncio.Future[Any] = asyncio.gather(*(request.ticket.wait_async() for request in awaited))
+        ends: list[asyncio.Future[Any]] = [answers, wire.lost]
+        await asyncio.wait(ends, timeout=DRAIN_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
+        answers.cancel()
 
     async def close(self) -> None:
-        """Send what is queued and say goodbye."""
+        """Send what is queued, wait for its answers for a while, and say goodbye."""
         self._is_closed = True
+        self._take_inbox()
+        if self._wire is not None and self.state == "connected":
+            await self._drain(self._wire)
+        self._is_over = True
         if self._closing is not None:
             self._closing.set()
         if self._looker is not None:
@@ -382,10 +393,3 @@ class Link:
         self._refuse_all(self._closed())
         if self.state != "failed":
             self._become("disconnected")
-
-
-def _too_late(request: Request) -> RequestTimeout:
-    what = "give the message an id before you publish it again" if request.count else "ask again"
-    return RequestTimeout(
-        "no answer in time; it may have been done all the same", where=request.method, next=f"To be safe, {what}"
-    )

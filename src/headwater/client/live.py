@@ -9,7 +9,8 @@ import msgspec
 from headwater.broker.flow import Ticket
 from headwater.broker.live import Listener, Listeners
 from headwater.broker.logger import logger
-from headwater.client.link import Link, Request
+from headwater.client.link import Link
+from headwater.client.request import Request
 from headwater.message import NAMED_HEADERS, NO_HEADERS, Message, ms_of_iso
 from headwater.protocol import wire
 
@@ -26,6 +27,7 @@ class RemoteLive(Listeners):
     # --- for the link: see `link.Resuming` ------------------------------------------------------------------------
 
     is_ready = True
+    is_leaving = False
 
     def lost_connection(self) -> None:
         """Nothing is kept; `resume` asks anew."""

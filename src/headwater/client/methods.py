@@ -13,7 +13,8 @@ import msgspec
 
 from headwater.broker.flow import Flow
 from headwater.broker.logger import logger
-from headwater.client.link import Link, Request
+from headwater.client.link import Link
+from headwater.client.request import Request
 from headwater.errors import HeadwaterError, InvalidOption
 from headwater.protocol.calling import bind_params
 from headwater.protocol.faults import fault_of
@@ -25,11 +26,14 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Offered:
-    """`log.remote`: what `broker.verbs.RemoteVerbs` says."""
+    """`log.remote`: what `broker.verbs.RemoteVerbs` says. `blocking`: users have no event loop, and the link's own must
+    not wait for them, for they may wait for the link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, blocking: bool) -> None:
         self.builtin: dict[str, Callable[[msgspec.Raw], None]] = {}
         self._link = link
+        self._blocking = blocking
+        self._teller: ThreadPoolExecutor | None = None
         self._functions: dict[str, Callable[..., Any]] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -39,7 +43,12 @@ class Offered:
         return self._link.state
 
     def on_state(self, callback: Callable[[str], None]) -> None:
-        self._link.on_state(callback)
+        if not self._blocking:
+            self._link.on_state(callback)
+            return
+        if self._teller is None:  # one thread, so that states come in their order
+            self._teller = ThreadPoolExecutor(1, thread_name_prefix="headwater-state")
+        self._link.on_state(partial(_tell_state, self._teller, callback))
 
     def call(self, method: str, params: Any, timeout_s: float | None) -> Flow[Any]:
         """Not sent again after a broken connection: nobody here knows whether it may be done twice."""
@@ -47,11 +56,15 @@ class Offered:
         return outcome
 
     def notify(self, method: str, params: Any) -> None:
+        self._link.refuse_closed()
         self._link.loop.call_soon_threadsafe(self._link.notify, method, params)
 
     def offer(self, name: str, function: Callable[..., Any]) -> None:
         if name.startswith("rpc."):
             raise InvalidOption("names that begin with rpc. are Headwater's own", where=name, next="Use another name")
+        if self._blocking and inspect.iscoroutinefunction(function):
+            why = f"{function.__qualname__} is a coroutine function"
+            raise InvalidOption(why, where=name, next="Use headwater.connect()")
         self._functions[name] = function
 
     def take_call(self, exchange: Exchange, call: Call) -> None:
@@ -89,3 +102,15 @@ class Offered:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._teller is not None:
+            self._teller.shutdown(wait=False)
+
+
+def _tell_state(teller: ThreadPoolExecutor, callback: Callable[[str], None], state: str) -> None:
+    def tell() -> None:
+        try:
+            callback(state)
+        except Exception:
+            logger.exception("an on_state callback failed")
+
+    teller.submit(tell)

@@ -20,7 +20,7 @@ class RemoteOptions(TypedDict, total=False):
     """`token`: shown to the server; the environment's HEADWATER_TOKEN if not given. `ca`: a file with the certificates
     to trust for wss://. `timeout`: for an answer. `connect_timeout`: for the first connection. `reconnect`,
     `reconnect_min`, `reconnect_max`, `reconnect_attempts`: what to do when the connection breaks. `ping`: how long a
-    silent connection is trusted."""
+    silent connection is trusted. `tracing`: spans of OpenTelemetry, as for a log here."""
 
     token: str | None
     ca: str | os.PathLike[str] | None
@@ -31,6 +31,7 @@ class RemoteOptions(TypedDict, total=False):
     reconnect_max: Span
     reconnect_attempts: int | None
     ping: Span
+    tracing: bool
 
 
 class Settings(msgspec.Struct, frozen=True):

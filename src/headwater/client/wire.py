@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from headwater.client.options import Settings
 from headwater.errors import Unauthorized, Unreachable
@@ -47,8 +48,7 @@ class Wire(asyncio.Protocol):
         self._pinger: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
         self._flush()
         self._pinger = self._loop.call_later(self._ping_s, self._look_alive)
@@ -112,7 +112,8 @@ class Wire(asyncio.Protocol):
             self._see_whether_open()
         if not self.opened.done():
             self.opened.set_exception(Unreachable("the connection broke before it was open"))
-        self.opened.exception()  # seen, should nobody wait for it any more
+        if not self.opened.cancelled():
+            self.opened.exception()  # seen, should nobody wait for it any more
         if not self.lost.done():
             self.lost.set_result(None)
 

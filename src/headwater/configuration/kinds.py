@@ -17,7 +17,7 @@ from headwater.topics.topic import quoted
 
 COUNT_MAX = 1_000_000_000
 INT64_MAX = 2**63 - 1
-BUFFER_BYTES_MIN = 1024
+BUFFER_BYTES_MIN = 4 * 1024  # less would not hold the refusal of a call
 BUFFER_BYTES_MAX = 1024**3
 PORT_MAX = 65_535
 TEXT_CHARS_MAX = 4_096

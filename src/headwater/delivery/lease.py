@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+_RELEASED = "released by "
+
 
 class Lease(msgspec.Struct, frozen=True):
     """`fence` grows with every change of hands, so that a late holder can be told from the present one."""
@@ -14,6 +16,11 @@ class Lease(msgspec.Struct, frozen=True):
 
     def live(self, now_ms: int) -> bool:
         return bool(self.owner) and now_ms < self.until_ms
+
+    @property
+    def last_owner(self) -> str:
+        """Who has it, or had it last; nobody else has had it since."""
+        return self.owner.removeprefix(_RELEASED)
 
     def held_by(self, owner: str, fence: int) -> bool:
         """True while nobody else has taken it, even if it ran out: its work is still nobody else's."""
@@ -32,5 +39,5 @@ def renew(lease: Lease, now_ms: int, lease_ms: int) -> Lease:
 
 
 def release(lease: Lease) -> Lease:
-    """Free at once; the fence stays, so that the next holder gets a higher one."""
-    return Lease("", lease.fence, 0)
+    """Free at once; the fence stays, so that the next holder gets a higher one. Who had it last stays known."""
+    return Lease(f"{_RELEASED}{lease.last_owner}" if lease.owner else "", lease.fence, 0)

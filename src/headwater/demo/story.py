@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater
+from headwater.demo.calling import this_command
 from headwater.demo.narration import Narrator
 from headwater.demo.worker import LEASE_S, SUBSCRIPTION
 from headwater.errors import InvalidOption
@@ -259,15 +258,7 @@ def look_around(narrator: Narrator, log: headwater.Log, path: Path) -> None:
         sum(each.acked for each in found.subscriptions) == ORDERS + 3 and not any(s.lag for s in found.subscriptions),
         "each was acked once, and nobody is behind",
     )
-    command = _this_command()
+    command = this_command()
     narrator.tell("Look for yourself; the file stays:")
     for verb in ("tail", "stats", "subscriptions", "doctor", "top"):
         narrator.show(f"{command} {verb} {path}", "cyan")
-
-
-def _this_command() -> str:
-    """How to call `headwater` from here."""
-    if shutil.which("headwater"):
-        return "headwater"
-    script = Path(sys.argv[0])
-    return os.path.relpath(script) if script.name == "headwater" else "python -m headwater"

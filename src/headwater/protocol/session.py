@@ -192,7 +192,12 @@ class Session:
     """What has been sent and is not answered, what is to be sent, and how frames are read. See the module."""
 
     def __init__(
-        self, *, frame_bytes_max: int = FRAME_BYTES_MAX, batch_max: int = BATCH_CALLS_MAX, first_id: int = 1
+        self,
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        batch_max: int = BATCH_CALLS_MAX,
+        outgoing_bytes_max: int | None = None,
+        first_id: int = 1,
     ) -> None:
         if frame_bytes_max < FRAME_BYTES_MIN or batch_max < 1:
             raise InvalidOption(f"a frame takes at least {FRAME_BYTES_MIN} bytes, a batch at least one call")
@@ -207,7 +212,8 @@ class Session:
         self._next_id = first_id
         self._unanswered: set[int | str | float | None] = set()
         self._answers: list[bytes] = []
-        self._packer = Packer(frame_bytes_max, batch_max)
+        self._own_outgoing_bytes_max = outgoing_bytes_max or frame_bytes_max
+        self._packer = Packer(self._own_outgoing_bytes_max, batch_max)
 
     # --- inbound ---
 
@@ -271,7 +277,8 @@ class Session:
     def respect(self, *, frame_bytes_max: int, batch_max: int) -> None:
         """Keep what is sent within what the other end said it takes, where that is less."""
         self._packer.set_limits(
-            max(FRAME_BYTES_MIN, min(frame_bytes_max, self.frame_bytes_max)), max(1, min(batch_max, self.batch_max))
+            max(FRAME_BYTES_MIN, min(frame_bytes_max, self._own_outgoing_bytes_max)),
+            max(1, min(batch_max, self.batch_max)),
         )
 
     def call(self, method: str, params: Any = None, *, alone: bool = False, id: int | None = None) -> int:

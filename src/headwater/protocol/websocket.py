@@ -88,7 +88,7 @@ class ServerSocket(WebSocket):
         super().__init__(self._server)
 
     def receive_request(self, head: bytes) -> Request | None:
-        """The upgrade request; None if it is not one."""
+        """The upgrade request; None if it is not one. Not a byte behind the head, which belongs to `receive`."""
         self._server.receive_data(head)
         return next((event for event in self._server.events_received() if isinstance(event, Request)), None)
 

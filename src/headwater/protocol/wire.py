@@ -76,6 +76,19 @@ class PlainPublish(Params):
     confirmed: int = 0
 
 
+class PlainMessage(Params):
+    topic: str
+    data: Raw
+
+
+class PlainBatch(Params):
+    """A batch of nothing but topics and data."""
+
+    messages: list[PlainMessage]
+    number: int | None = None
+    confirmed: int = 0
+
+
 class PublishBatch(Params):
     """All or none. `number` is that of the first message; the others follow it."""
 
@@ -109,10 +122,10 @@ class Topics(Params):
 
 
 class ResumeFrom(Params):
-    """What a client had before its connection broke: the lease, and (seq, attempt) of what it has not settled."""
+    """`holder` is a name that the client chose for itself. After its connection broke it is let in at once, if nobody
+    else has had the subscription since, and goes on with what it says it holds: (seq, attempt) each."""
 
     holder: str
-    fence: int
     held: list[tuple[int, int]] = []
 
 
@@ -148,16 +161,14 @@ class Subscribe(Params, rename={"from_": "from"}):
 
 
 class Subscribed(msgspec.Struct, gc=False):
-    """`resumed_from_*`: the seq at and below which all was settled before, 0 if new. `holder` and `fence` are for
-    resuming; `held` and `settled` say what became of what the client resumed with."""
+    """`resumed_from_*`: the seq at and below which all was settled before, 0 if new. `held` and
+    `settled` say what became of what the client resumed with."""
 
     subscription_id: str
     topic: str
     resumed_from_sequence: int
     resumed_from_seq: int
     undelivered_count: int
-    holder: str = ""
-    fence: int = 0
     held: list[int] = []
     settled: list[int] = []
     subscribed: bool = True
@@ -208,7 +219,7 @@ class AcknowledgeBatch(Params):
 
 class Settle(Params):
     """For `rpc.nack`, `rpc.reject` and `rpc.extend`. `lenient`: extend what is still in flight, whatever became of the
-    others."""
+    others. `failed`: it is rejected because it cannot be processed, not because somebody said so."""
 
     subscription_id: str
     sequence_id: int | None = None
@@ -219,6 +230,7 @@ class Settle(Params):
     stack: str | None = None
     handler: str | None = None
     lenient: bool = False
+    failed: bool = False
 
 
 class Fetch(Params):
@@ -319,6 +331,7 @@ class GapNotice(msgspec.Struct, gc=False, rename={"from_": "from"}):
     to: int
     count: int
     why: str
+    timestamp: str = ""
 
 
 class LostNotice(msgspec.Struct, gc=False):

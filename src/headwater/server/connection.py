@@ -5,43 +5,42 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from types import GeneratorType
 from typing import Any, Protocol
 
 from msgspec import UNSET, Raw
 from msgspec.json import decode
 
-from headwater.broker.core import Core
 from headwater.broker.flow import run_async
-from headwater.configuration import Settings
 from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, Unauthorized
 from headwater.protocol.faults import error_of, fault_of
-from headwater.protocol.jsonrpc import Answer, Call, Fault, params_of
+from headwater.protocol.jsonrpc import FRAME_BYTES_MIN, INTERNAL_ERROR, Answer, Call, Fault, params_of
 from headwater.protocol.session import Exchange, Session
-from headwater.server.live import LiveHub
 from headwater.server.logger import logger
-from headwater.server.metrics import Metrics
-from headwater.server.publishing import publish_calls
+from headwater.server.parts import Parts
+from headwater.server.publishing import publish_batch_call, publish_calls
 from headwater.server.rate import Bucket
-from headwater.server.registry import CallContext, Outcome, Registry, ShortCircuit
+from headwater.server.registry import CallContext, Middleware, Outcome, ShortCircuit
 from headwater.server.scopes import EVERYTHING, Scopes
 from headwater.server.subscriptions import Subscriptions
 from headwater.server.tokens import Grant
 from headwater.topics import Pattern, check_topic
 
 TOPICS_CHECKED_MAX = 10_000  # how many topics a connection remembers it may publish to
+OUTGOING_BYTES_MAX = 8 * 1024 * 1024  # of a frame: any one message fits, however its payload is written
 WAITING_MAX = 1_000  # calls to one client that have not been answered
-GOING_AWAY, POLICY_VIOLATION, TOO_SLOW = 1001, 1008, 1013
+GOING_AWAY = 1001
 IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe"})  # they wait for nothing
 UNTIMED = frozenset({"rpc.fetch"})  # it has a wait of its own
+CANCELLED = Fault(INTERNAL_ERROR, "the connection ended before it was done")
 FOR_STRANGERS = frozenset({"rpc.hello", "rpc.authenticate"})
 
 
 class Wire(Protocol):
     """What carries frames to and from the client."""
 
-    def send(self, text: bytes) -> None: ...
+    def send(self, texts: Sequence[bytes]) -> None: ...
 
     def buffered_bytes(self) -> int: ...
 
@@ -52,36 +51,17 @@ class Wire(Protocol):
     def close(self, code: int, reason: str) -> None: ...
 
 
-class Parts:
-    """What all connections of a server share."""
-
-    def __init__(
-        self,
-        core: Core,
-        registry: Registry,
-        settings: Settings,
-        metrics: Metrics,
-        authenticate: Callable[[str], Grant | None] | None,
-        version: str,
-    ) -> None:
-        self.core = core
-        self.registry = registry
-        self.limits = settings.limits
-        self.subscription_timeout = settings.log.subscription_timeout
-        self.metrics = metrics
-        self.needs_token = authenticate is not None
-        self.authenticate = authenticate or (lambda _: None)
-        self.version = version
-        self.live = LiveHub(core, metrics)
-
-
 class Connection:
     def __init__(self, parts: Parts, wire: Wire, address: str, grant: Grant | None) -> None:
         limits = parts.limits
         self.parts = parts
         self.core = parts.core
         self.loop = asyncio.get_running_loop()
-        self.session = Session(frame_bytes_max=limits.frame_bytes, batch_max=limits.batch_calls)
+        self.session = Session(
+            frame_bytes_max=max(limits.frame_bytes, FRAME_BYTES_MIN),  # where less is allowed, the door sees to it
+            batch_max=limits.batch_calls,
+            outgoing_bytes_max=OUTGOING_BYTES_MAX,
+        )
         self.session.on_outgoing = self._flush_soon
         self.subscriptions = Subscriptions(self)
         self.grant = grant
@@ -93,6 +73,7 @@ class Connection:
         self._bucket = Bucket(limits.requests_per_second, limits.burst)
         self._working = 0  # calls that have no answer yet
         self._is_paused = False
+        self._draining: asyncio.Event | None = None  # set when the last call is answered
         self._writable = asyncio.Event()
         self._writable.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,6 +89,11 @@ class Connection:
     @property
     def label(self) -> str:
         return "" if self.grant is None else self.grant.label
+
+    @property
+    def who(self) -> dict[str, str]:
+        """For the logs."""
+        return {"address": self._address, "label": self.label}
 
     @property
     def scopes(self) -> Scopes:
@@ -126,6 +112,13 @@ class Connection:
             raise Unauthorized("the token is unknown or expired", where=self._address, next="Ask for a new one")
         self.grant = grant
         self._may_publish.clear()
+
+    def may_publish(self, topic: str) -> bool:
+        try:
+            self.require_publish(topic)
+        except HeadwaterError:
+            return False
+        return True
 
     def require_publish(self, topic: str) -> str:
         if topic not in self._may_publish:
@@ -157,9 +150,7 @@ class Connection:
     def _take_calls(self, exchange: Exchange) -> None:
         calls = exchange.calls
         self._working += len(calls)
-        if self._working > self.parts.limits.requests_in_flight and not self._is_paused:
-            self._is_paused = True
-            self._wire.pause_reading()
+        self._read_or_not()
         retry_after = self._bucket.take(len(calls))
         if retry_after:
             self._refuse_all(exchange, retry_after)
@@ -174,7 +165,9 @@ class Connection:
             if publishes:
                 publish_calls(self, exchange, publishes)
                 publishes = []
-            if in_place and call.method in IN_PLACE:
+            if in_place and call.method == "rpc.publish.batch":
+                publish_batch_call(self, exchange, call)
+            elif in_place and call.method in IN_PLACE:
                 self._do_in_place(exchange, call)
             else:
                 task = self.loop.create_task(self._work(exchange, call))
@@ -195,9 +188,9 @@ class Connection:
     def finished(self, count: int) -> None:
         """So many calls have been answered."""
         self._working -= count
-        if self._is_paused and self._working <= self.parts.limits.requests_in_flight // 2:
-            self._is_paused = False
-            self._wire.resume_reading()
+        self._read_or_not()
+        if self._draining is not None and not self._working:
+            self._draining.set()
 
     def _do_in_place(self, exchange: Exchange, call: Call) -> None:
         try:
@@ -205,9 +198,12 @@ class Connection:
             assert method.params is not None
             _ = self.scopes
             exchange.answer(call, method.run(self, params_of(call, method.params)))
+            outcome = "done"
         except Exception as exc:
             exchange.refuse(call, _fault_for(exc, call))
+            outcome = "refused"
         self.finished(1)
+        self.parts.metrics.count_calls(call.method, outcome, 1)
 
     async def _work(self, exchange: Exchange, call: Call) -> None:
         began = time.perf_counter()
@@ -217,7 +213,8 @@ class Connection:
             if outcome.fault is None:
                 exchange.answer(call, outcome.result)
         except (TypeError, ValueError) as exc:  # a result that is not JSON
-            logger.error("method %s gave a result that is not JSON: %s", call.method, exc)
+            told = {"method": call.method, "why": str(exc)}
+            logger.error("method %(method)s gave a result that is not JSON: %(why)s", told, extra=self.who)
             outcome = Outcome(fault=fault_of(exc))
         finally:
             if outcome.fault is not None:
@@ -228,29 +225,27 @@ class Connection:
 
     async def _through_middleware(self, call: Call) -> Outcome:
         context = CallContext(call, self)
-        passed = []
-        outcome: Outcome | None = None
+        passed: list[Middleware] = []
+        outcome = Outcome(fault=CANCELLED)
+        try:
+            outcome = await self._before_and_call(context, call, passed)
+        except Exception as exc:
+            outcome = Outcome(fault=_fault_for(exc, call))
+        finally:  # also when the client has gone
+            for middleware in reversed(passed):
+                try:
+                    await middleware.after(context, outcome)
+                except Exception:
+                    logger.exception("a middleware failed after %(method)s", {"method": call.method}, extra=self.who)
+        return outcome
+
+    async def _before_and_call(self, context: CallContext, call: Call, passed: list[Middleware]) -> Outcome:
         for middleware in self.parts.registry.middleware:
             passed.append(middleware)
-            try:
-                short = await middleware.before(context)
-            except Exception as exc:
-                outcome = Outcome(fault=_fault_for(exc, call))
-                break
+            short = await middleware.before(context)
             if isinstance(short, ShortCircuit):
-                outcome = Outcome(short.result)
-                break
-        if outcome is None:
-            try:
-                outcome = Outcome(await self._invoke(call, context))
-            except Exception as exc:
-                outcome = Outcome(fault=_fault_for(exc, call))
-        for middleware in reversed(passed):
-            try:
-                await middleware.after(context, outcome)
-            except Exception:
-                logger.exception("a middleware failed after %s", call.method)
-        return outcome
+                return Outcome(short.result)
+        return Outcome(await self._invoke(call, context))
 
     async def _invoke(self, call: Call, context: CallContext) -> Any:
         method = self.parts.registry.find(call.method)
@@ -275,11 +270,13 @@ class Connection:
         self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        for text in self.session.texts_to_send():
-            if not self.is_gone:
-                self._wire.send(text)
-        if self.is_full:
+        texts = self.session.texts_to_send()
+        if self.is_gone:
+            return
+        self._wire.send(texts)
+        if self.is_full:  # who does not read its answers gets no more of them: it is not listened to either
             self._writable.clear()
+            self._read_or_not()
 
     @property
     def is_full(self) -> bool:
@@ -288,6 +285,19 @@ class Connection:
 
     def on_drained(self) -> None:
         self._writable.set()
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        """Calls are read while there are few unanswered ones, and while the answers are read."""
+        most = self.parts.limits.requests_in_flight
+        too_many = self._working > (most // 2 if self._is_paused else most)
+        pause = too_many or not self._writable.is_set() or self._draining is not None
+        if pause is not self._is_paused:
+            self._is_paused = pause
+            if pause:
+                self._wire.pause_reading()
+            else:
+                self._wire.resume_reading()
 
     async def writable(self) -> None:
         """Wait until the client has read most of what was sent to it."""
@@ -296,6 +306,8 @@ class Connection:
     # --- calls to the client ------------------------------------------------------------------------------------
 
     async def call(self, method: str, params: Any = None, *, timeout: float | None = None) -> Any:
+        if self.is_gone:
+            raise RequestTimeout("the client has gone", where=self._address)
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} calls to this client have no answer yet", where=self._address)
         future: asyncio.Future[Raw] = self.loop.create_future()
@@ -331,11 +343,11 @@ class Connection:
 
     async def drain(self) -> None:
         """Take no more work: deliver nothing more, let what runs finish, send the answers, say goodbye."""
-        self._wire.pause_reading()
+        self._draining = asyncio.Event()
+        self._read_or_not()
         await self.subscriptions.stop_delivering()
-        tasks = list(self._tasks)
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._working:
+            await self._draining.wait()
         self.close(GOING_AWAY, "the server is going away")
 
     async def gone(self, *, vanished: bool) -> None:
@@ -343,6 +355,7 @@ class Connection:
         self.is_gone = True
         self._writable.set()
         self.parts.live.remove_all(self)
+        self.parts.forget_publisher(self)
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(RequestTimeout("the client has gone", where=self._address))
@@ -355,7 +368,7 @@ def _fault_for(exc: Exception, call: Call) -> Fault:
     if isinstance(exc, Fault):
         return exc
     if not isinstance(exc, HeadwaterError):
-        logger.error("method %s failed", call.method, exc_info=exc)
+        logger.error("method %(method)s failed", {"method": call.method}, exc_info=exc)
     return fault_of(exc)
 
 

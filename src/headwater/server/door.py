@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections import deque
+from collections.abc import Awaitable, Sequence
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import h11
 
@@ -82,13 +83,11 @@ class Door(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) else "local"
         if not self.house.came(self):
-            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-            transport.close()
+            self._turn_away(HTTPStatus.SERVICE_UNAVAILABLE)
             return
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HTTP_SECONDS_MAX, transport.abort)
@@ -97,19 +96,29 @@ class Door(asyncio.Protocol):
         if self._taken_by is not None:
             self._taken_by.data_received(data)
             return
+        if self.transport.is_closing():  # turned away; over TLS more may come in all the same
+            return
         self._head += data
         end = self._head.find(b"\r\n\r\n")
-        if end < 0 and len(self._head) <= self.house.limits.http_head_bytes:
+        if (end if end >= 0 else len(self._head)) > self.house.limits.http_head_bytes:
+            self._turn_away(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return
+        if end < 0:
             return
         self._stop_timer()
         head = bytes(self._head)
         self._head.clear()
-        if end >= 0 and _is_upgrade(head[:end]):
+        if _is_upgrade(head[:end]):
             self._taken_by = wire = SocketWire(self)
-            wire.begin(head)
+            wire.begin(head[: end + 4], head[end + 4 :])
         else:
             self._taken_by = HttpExchange(self)
             self._taken_by.data_received(head)
+
+    def _turn_away(self, status: HTTPStatus) -> None:
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        self.transport.write(head.encode())
+        self.transport.close()
 
     def eof_received(self) -> bool:
         return self._taken_by is not None and self._taken_by.eof_received()
@@ -150,12 +159,15 @@ class SocketWire:
         self._loop = asyncio.get_running_loop()
         self._pinger: asyncio.TimerHandle | None = None
         self._heard_s = self._loop.time()
-        self._is_flushing = False
+        self._unread_bytes = 0
         self._wants_drain = False
+        self._is_paused = False
+        self._is_handing_on = False
+        self._texts: deque[bytes] = deque()  # read, and not handed on
         limits = door.house.limits
         self._transport.set_write_buffer_limits(high=limits.outbound_bytes, low=limits.outbound_bytes // 4)
 
-    def begin(self, head: bytes) -> None:
+    def begin(self, head: bytes, rest: bytes) -> None:
         request = self._socket.receive_request(head)
         if request is not None:
             headers = {name.lower(): value for name, value in request.headers.raw_items()}
@@ -169,44 +181,53 @@ class SocketWire:
                 admitted.on_closed(vanished=False)
         self._flush()
         if self._client is not None:
-            self.data_received(b"")  # frames may have come with the head
+            self.data_received(rest)  # frames may have come with the head
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
-        for text in self._socket.receive(data):
-            if self._client is not None:
-                self._client.receive_text(text)
+        self._texts.extend(self._socket.receive(data))
+        self._hand_on()
         self._flush()
+
+    def _hand_on(self) -> None:
+        if self._is_handing_on:  # what is handed on may be done at once, and want the next one
+            return
+        self._is_handing_on = True
+        while self._texts and self._client is not None and not self._is_paused:
+            self._client.receive_text(self._texts.popleft())
+        self._is_handing_on = False
 
     # --- for the connection -------------------------------------------------------------------------------------
 
-    def send(self, text: bytes) -> None:
-        self._socket.send(text)
-        if not self._is_flushing:  # all that is sent in one turn of the loop is written at once
-            self._is_flushing = True
-            self._loop.call_soon(self._flush)
+    def send(self, texts: Sequence[bytes]) -> None:
+        for text in texts:
+            self._socket.send(text)
+        self._flush()
 
     def buffered_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
+        self._is_paused = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if not self._transport.is_closing():
+        self._is_paused = False
+        self._hand_on()
+        if not self._is_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def close(self, code: int, reason: str) -> None:
         self._socket.close(code, reason)
         self._flush()
+        self._texts.clear()
         self.resume_reading()  # for the answer to the close
         self._loop.call_later(CLOSE_SECONDS_MAX, self._transport.abort)
 
     # --- for the transport --------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        self._is_flushing = False
         data = self._socket.data_to_send()
         if data and not self._transport.is_closing():
             self._transport.write(data)
@@ -216,9 +237,14 @@ class SocketWire:
     def _look_alive(self) -> None:
         """Ask a silent client whether it is there; let go of one that does not answer."""
         limits = self._door.house.limits
+        unread_bytes, self._unread_bytes = self._unread_bytes, self.buffered_bytes()
+        is_busy = self._is_paused and not self._wants_drain  # it waits for answers, and we do not listen
+        if is_busy or self._unread_bytes < unread_bytes:  # or it reads, if slowly
+            self._heard_s = self._loop.time()
         silent_s = self._loop.time() - self._heard_s
         if silent_s >= limits.ping_interval + limits.ping_timeout:
-            logger.info("client %s has not been heard for %.0f s and is let go", self._door.address, silent_s)
+            told = {"address": self._door.address, "seconds": silent_s}
+            logger.info("client %(address)s has not been heard for %(seconds).0f s and is let go", told)
             self._transport.abort()
             return
         if silent_s >= limits.ping_interval:
@@ -303,7 +329,8 @@ class HttpExchange:
         try:
             response = await self._door.house.answer(asked)
         except Exception:
-            logger.exception("answering %s failed", asked.target)
+            told = {"path": asked.target.partition("?")[0], "address": asked.address}
+            logger.exception("answering %(path)s failed", told)
             response = _plain(500, "internal error")
         self._task = None
         if not self._transport.is_closing():

@@ -30,10 +30,11 @@ OK = {"ok": True}
 
 
 def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
-    if params.publisher is not None:
+    authenticated = connection.grant is not None or not connection.parts.needs_token
+    if params.publisher is not None and authenticated:  # a stranger must not take the name of somebody who is known
         if not 1 <= len(params.publisher) <= publishing.PUBLISHER_CHARS_MAX:
             raise InvalidOption(f"a publisher's name has 1 to {publishing.PUBLISHER_CHARS_MAX} characters")
-        connection.publisher = params.publisher
+        connection.parts.take_publisher(params.publisher, connection)
     connection.takes_batches = True
     limits = connection.parts.limits
     return wire.Welcome(
@@ -43,7 +44,7 @@ def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
         salt=connection.core.engine.store.salt,
         frame_bytes_max=limits.frame_bytes,
         batch_calls_max=limits.batch_calls,
-        authenticated=connection.grant is not None or not connection.parts.needs_token,
+        authenticated=authenticated,
     )
 
 
@@ -159,6 +160,11 @@ def extend(connection: Connection, params: wire.Settle) -> Flow[dict[str, bool]]
 
 async def fetch(connection: Connection, params: wire.Fetch) -> Any:
     return await connection.subscriptions.fetch(params)
+
+
+async def end_fetches(connection: Connection, params: wire.SubscriptionId) -> dict[str, bool]:
+    await connection.subscriptions.end_fetches(params.subscription_id)
+    return OK
 
 
 # --- looking after subscriptions ------------------------------------------------------------------------------------
@@ -282,6 +288,7 @@ def _methods() -> dict[str, Method]:
         "rpc.reject": Method(wire.Settle, reject),
         "rpc.extend": Method(wire.Settle, extend),
         "rpc.fetch": Method(wire.Fetch, fetch),
+        "rpc.fetch.end": Method(wire.SubscriptionId, end_fetches),
         "rpc.subscription": Method(wire.SubscriptionId, subscription),
         "rpc.subscription.remove": Method(wire.SubscriptionId, remove_subscription),
         "rpc.seek": Method(wire.Seek, seek),
@@ -331,7 +338,7 @@ def _from_array(method: Method) -> Run:
         # An array of one array is the array by position.
         items = given[0] if len(given) == 1 and isinstance(given[0], list) else given
         if name == "subscription_ids":
-            items = [each["subscription_id"] if isinstance(each, dict) else each for each in items]
+            items = [each.get("subscription_id") if isinstance(each, dict) else each for each in items]
         try:
             converted = msgspec.convert({name: items}, params)
         except msgspec.ValidationError as exc:

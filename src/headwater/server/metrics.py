@@ -60,7 +60,6 @@ class Metrics:
         self._duration.labels(method).observe(seconds)
 
     def observe_publish(self, count: int, repeats: int, seconds: float) -> None:
-        self._calls.labels("rpc.publish", "done").inc(count)
         self._publish_duration.observe(seconds)
         self.count_published(count, repeats)
 

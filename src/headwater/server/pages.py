@@ -1,8 +1,9 @@
-"""What the port answers to plain HTTP: metrics and health."""
+"""What the port answers to plain HTTP: metrics, health, and the files of pages for browsers."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -10,28 +11,49 @@ import msgspec
 from headwater.broker.flow import run_async
 from headwater.configuration import ServerSettings
 from headwater.errors import HeadwaterError
-from headwater.server.connection import Parts
 from headwater.server.door import HttpRequest, HttpResponse
 from headwater.server.metrics import CONTENT_TYPE
+from headwater.server.parts import Parts
 from headwater.server.tokens import Grant
 
 PROBE_SECONDS_MAX = 5.0
+Files = Mapping[str, tuple[str, bytes]]  # by path: content type and content
+
+# A page may use what lies beside it and nothing else: no script of another origin, no inline one, no frame around it.
+FILE_HEADERS = (
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-cache"),
+    ("Vary", "Accept"),
+)
 
 
 class Pages:
-    def __init__(self, parts: Parts, settings: ServerSettings) -> None:
+    def __init__(self, parts: Parts, settings: ServerSettings, files: Files) -> None:
         self._parts = parts
         self._settings = settings
+        self._files = files
         self.ready = False
 
     async def answer(self, request: HttpRequest, grant: Grant | None) -> HttpResponse:
         path = urlsplit(request.target).path
         pages = {"/": self._root, "/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
-        page = pages.get(path)
-        if page is None:
+        page, file = pages.get(path), self._files.get(path)
+        if page is None and file is None:
             return _text(404, f"there is nothing at {path[:200]}; try {', '.join(pages)}, or JSON-RPC at /rpc")
         if request.method not in ("GET", "HEAD"):
             return _text(405, "GET or HEAD")
+        # A program that asks for the root is told in a line what is here; a browser says that it reads HTML.
+        if file is not None and (page is None or "text/html" in request.headers.get("accept", "")):
+            return HttpResponse(200, *file, FILE_HEADERS)
+        assert page is not None
         if path == "/metrics" and self._settings.metrics_need_token and not (grant and grant.scopes.admin):
             return _text(401, "a token with the admin scope is needed", ("WWW-Authenticate", "Bearer"))
         return await page()

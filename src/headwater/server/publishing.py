@@ -26,7 +26,15 @@ from headwater.ports.records import Appended
 from headwater.protocol.faults import fault_of
 from headwater.protocol.jsonrpc import Call, Fault, params_of
 from headwater.protocol.session import Exchange
-from headwater.protocol.wire import PlainPublish, Publish, PublishBatch, Published, PublishedBatch
+from headwater.protocol.wire import (
+    PlainBatch,
+    PlainMessage,
+    PlainPublish,
+    Publish,
+    PublishBatch,
+    Published,
+    PublishedBatch,
+)
 from headwater.server.registry import Method
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ def publish_calls(connection: Connection, exchange: Exchange, calls: Sequence[Ca
             params = _params(call)
             draft = draft_of(connection, params)
         except (Fault, HeadwaterError) as exc:
-            exchange.refuse(call, exc if isinstance(exc, Fault) else fault_of(exc))
+            exchange.refuse(call, _fault(exc))
             refused += 1
             continue
         if run and not _follows(run[-1][1], params):
@@ -86,7 +94,7 @@ def _store(connection: Connection, exchange: Exchange, run: list[tuple[Call, Pla
     def done(ticket: Ticket[Appended]) -> None:
         connection.finished(len(calls))
         if ticket.error is not None:
-            fault = fault_of(cast(Exception, ticket.error))
+            fault = _fault(ticket.error)
             for call in calls:
                 exchange.refuse(call, fault)
             metrics.count_calls("rpc.publish", "refused", len(calls))
@@ -94,6 +102,7 @@ def _store(connection: Connection, exchange: Exchange, run: list[tuple[Call, Pla
         seqs, repeats = ticket.result()
         flags = [at in repeats for at in range(len(seqs))] if repeats else [False] * len(seqs)
         exchange.answer_all(calls, list(map(Published, seqs, flags)))
+        metrics.count_calls("rpc.publish", "done", len(calls))
         metrics.observe_publish(len(calls), len(repeats), time.perf_counter() - began)
 
     try:
@@ -103,6 +112,10 @@ def _store(connection: Connection, exchange: Exchange, run: list[tuple[Call, Pla
         ticket = Ticket()
         finish([(ticket, None, exc)])
     ticket.then(connection.loop, done)
+
+
+def _fault(exc: BaseException) -> Fault:
+    return exc if isinstance(exc, Fault) else fault_of(cast(Exception, exc))
 
 
 def numbering(connection: Connection, number: int | None, confirmed: int) -> Numbered | None:
@@ -117,7 +130,7 @@ def numbering(connection: Connection, number: int | None, confirmed: int) -> Num
     return Numbered(connection.publisher, number, confirmed)
 
 
-def draft_of(connection: Connection, params: PlainPublish | Publish) -> Draft:
+def draft_of(connection: Connection, params: PlainMessage | PlainPublish | Publish) -> Draft:
     topic = connection.require_publish(params.topic)
     raw = memoryview(params.data)
     if len(raw) > DATA_BYTES_MAX:
@@ -164,22 +177,76 @@ def publish_one(connection: Connection, params: Publish) -> Flow[Published]:
 
 
 def publish_batch(connection: Connection, params: PublishBatch) -> Flow[PublishedBatch]:
-    if not params.messages:
+    """The same for a batch."""
+    drafts = _drafts(connection, params)
+    if not drafts:
         return PublishedBatch([])
-    if len(params.messages) > BATCH_MESSAGES_MAX:
-        raise TooLarge(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
-    drafts: list[Draft] = []
-    for message in params.messages:
+    numbered = numbering(connection, params.number, params.confirmed)
+    appended: Appended = yield submit_drafts(connection.core.engine, drafts, numbered)
+    connection.parts.metrics.count_published(len(drafts), len(appended.repeats))
+    return PublishedBatch(appended.seqs, sorted(appended.repeats))
+
+
+def publish_batch_call(connection: Connection, exchange: Exchange, call: Call) -> None:
+    """`rpc.publish.batch` without a task; all or none."""
+    began = time.perf_counter()
+    metrics = connection.parts.metrics
+
+    def done(ticket: Ticket[Appended]) -> None:
+        connection.finished(1)
+        if ticket.error is not None:
+            exchange.refuse(call, _fault(ticket.error))
+            metrics.count_calls("rpc.publish.batch", "refused", 1)
+            return
+        seqs, repeats = ticket.result()
+        exchange.answer(call, PublishedBatch(seqs, sorted(repeats)))
+        metrics.count_calls("rpc.publish.batch", "done", 1)
+        metrics.observe_publish(len(seqs), len(repeats), time.perf_counter() - began)
+
+    try:
+        _ = connection.scopes  # not even nothing may be published by a stranger
+        params = _batch_params(call)
+        drafts = _drafts(connection, params)
+        numbered = numbering(connection, params.number, params.confirmed)
+        ticket = submit_drafts(connection.core.engine, drafts, numbered)
+    except (Fault, HeadwaterError) as exc:
+        ticket = Ticket()
+        finish([(ticket, None, exc)])
+    ticket.then(connection.loop, done)
+
+
+def _batch_params(call: Call) -> PlainBatch | PublishBatch:
+    if call.params is not UNSET:
         try:
+            return _plain_batch.decode(call.params)
+        except msgspec.ValidationError:
+            pass
+    return params_of(call, PublishBatch)
+
+
+_plain_batch = msgspec.json.Decoder(PlainBatch)
+
+
+def _drafts(connection: Connection, params: PlainBatch | PublishBatch) -> list[Draft]:
+    messages = params.messages
+    if len(messages) > BATCH_MESSAGES_MAX:
+        raise TooLarge(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
+    if isinstance(params, PlainBatch) and messages:
+        raws = [memoryview(message.data) for message in messages]
+        sizes = list(map(len, raws))
+        topics = [message.topic for message in messages]
+        if max(sizes) <= DATA_BYTES_MAX and all(map(connection.may_publish, set(topics))):
+            return list(map(Draft, topics, [str(raw, "utf-8") for raw in raws], sizes))
+    drafts: list[Draft] = []
+    for message in messages:
+        try:
+            if isinstance(message, Publish) and (message.number is not None or message.confirmed):
+                raise InvalidOption("the number of a batch stands beside its messages, not in them")
             drafts.append(draft_of(connection, message))
         except HeadwaterError as exc:
             where = f"message {len(drafts)} of the batch" + (f" ({exc.where})" if exc.where else "")
             raise type(exc)(exc.why, where=where, next=exc.next or "Nothing of the batch was published") from exc
-    numbered = numbering(connection, params.number, params.confirmed)
-    began = time.perf_counter()
-    appended: Appended = yield submit_drafts(connection.core.engine, drafts, numbered)
-    connection.parts.metrics.observe_publish(len(drafts), len(appended.repeats), time.perf_counter() - began)
-    return PublishedBatch(appended.seqs, sorted(appended.repeats))
+    return drafts
 
 
 METHODS = {

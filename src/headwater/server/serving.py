@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import ssl
 from collections.abc import Callable
@@ -14,12 +15,13 @@ from headwater.broker.core import Core
 from headwater.broker.flow import run_async
 from headwater.configuration import Limits, Settings
 from headwater.errors import InvalidConfiguration, InvalidOption
-from headwater.server.connection import GOING_AWAY, POLICY_VIOLATION, Connection, Parts, Wire
+from headwater.server.connection import Connection, Wire
 from headwater.server.door import Client, Door, HttpRequest, HttpResponse, Refusal, SocketWire, UpgradeRequest
 from headwater.server.logger import logger
 from headwater.server.methods import METHODS
 from headwater.server.metrics import Metrics
-from headwater.server.pages import Pages
+from headwater.server.pages import Files, Pages
+from headwater.server.parts import POLICY_VIOLATION, Parts
 from headwater.server.registry import Middleware, Registry
 from headwater.server.tokens import Grant, TokenFile
 
@@ -30,15 +32,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Server:
-    """Declare methods and middleware, then `async with server:` or `server.run()`."""
+    """Declare methods and middleware, then `async with server:` or `server.run()`. `files`: for browsers, by path."""
 
-    def __init__(self, open_core: Callable[[], Core], settings: Settings, version: str = "") -> None:
+    def __init__(
+        self, open_core: Callable[[], Core], settings: Settings, version: str = "", files: Files | None = None
+    ) -> None:
         self.settings = settings
         self.limits: Limits = settings.limits
         self.registry = Registry(METHODS)
         self.metrics = Metrics()
         self._open_core = open_core
         self._version = version
+        self._files = files or {}
         self._tokens = None if settings.server.tokens is None else TokenFile(settings.server.tokens)
         self._parts: Parts | None = None
         self._pages: Pages | None = None
@@ -94,7 +99,7 @@ class Server:
         try:
             authenticate = None if self._tokens is None else self._authenticate
             self._parts = Parts(core, self.registry, self.settings, self.metrics, authenticate, self._version)
-            self._pages = Pages(self._parts, self.settings.server)
+            self._pages = Pages(self._parts, self.settings.server, self._files)
             await self._apply_retention(core)
             loop = asyncio.get_running_loop()
             self._listener = await loop.create_server(
@@ -104,14 +109,14 @@ class Server:
             await asyncio.to_thread(core.close)
             where = f"{settings.host}:{settings.port}"
             raise InvalidConfiguration(
-                f"cannot listen here ({exc.strerror or exc})", where=where, next="Choose another host or port"
+                _why_it_cannot_listen(exc), where=where, next="Choose another host or port; port 0 is any that is free"
             ) from exc
         except BaseException:
             await asyncio.to_thread(core.close)
             raise
         self._sweeper = asyncio.create_task(self._sweep())
         self._pages.ready = True
-        logger.info("serving %s on %s", core.name, self.url)
+        logger.info("serving %(log)s on %(url)s", {"log": core.name, "url": self.url})
 
     async def _apply_retention(self, core: Core) -> None:
         for topic in self.settings.topics:
@@ -147,23 +152,26 @@ class Server:
     def admit(self, request: UpgradeRequest, wire: SocketWire) -> Client | Refusal:
         parts = self._parts
         if parts is None or self._pages is None or not self._pages.ready:
-            return self._refuse(503, "not_ready", "the server is not ready")
+            return self._refuse(request, 503, "not_ready", "the server is not ready")
         if urlsplit(request.path).path not in RPC_PATHS:
-            return self._refuse(404, "path", "JSON-RPC is at /rpc")
+            return self._refuse(request, 404, "path", "JSON-RPC is at /rpc")
         if not self._origin_is_welcome(request.headers):
-            return self._refuse(403, "origin", "pages of this origin may not connect; see the setting server.origins")
+            text = "pages of this origin may not connect; see the setting server.origins"
+            return self._refuse(request, 403, "origin", text)
         token = bearer(request.headers)
         grant = None if token is None or self._tokens is None else self._authenticate(token)
         if token is not None and self._tokens is not None and grant is None:
-            return self._refuse(401, "token", "the token is unknown or expired")
+            return self._refuse(request, 401, "token", "the token is unknown or expired")
         client = ServedConnection(self, parts, wire, request.address, grant)
         self._clients.add(client)
         self.metrics.connections.inc()
         self.metrics.connected.inc()
+        logger.debug("client connected", extra=client.who)
         return client
 
-    def _refuse(self, status: int, why: str, text: str) -> Refusal:
+    def _refuse(self, request: UpgradeRequest, status: int, why: str, text: str) -> Refusal:
         self.metrics.refused.labels(why).inc()
+        logger.debug("client refused", extra={"address": request.address, "status": status, "why": text})
         return Refusal(status, f"{text}\n")
 
     def _origin_is_welcome(self, headers: dict[str, str]) -> bool:
@@ -188,6 +196,8 @@ class Server:
     def client_left(self, client: ServedConnection, *, vanished: bool) -> None:
         self._clients.discard(client)
         self.metrics.connections.dec()
+        seconds = round(client.loop.time() - client.since_s, 3)
+        logger.debug("client left", extra={**client.who, "seconds": seconds, "vanished": vanished})
         task = asyncio.ensure_future(client.gone(vanished=vanished))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -210,6 +220,7 @@ class Server:
         if self._listener is None or self._parts is None or self._pages is None:
             return
         self._pages.ready = False
+        logger.info("stopping", extra={"clients": len(self._clients)})
         listener, self._listener = self._listener, None
         listener.close()
         if self._sweeper is not None:
@@ -220,7 +231,7 @@ class Server:
                 while self._clients or self._leaving:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            logger.warning("%d clients did not leave in time and are cut off", len(self._clients))
+            logger.warning("%(clients)d clients did not leave in time and are cut off", {"clients": len(self._clients)})
         for door in list(self._doors):
             door.transport.abort()
         while self._leaving or self._clients:
@@ -263,6 +274,7 @@ class ServedConnection(Connection):
     def __init__(self, server: Server, parts: Parts, wire: Wire, address: str, grant: Grant | None) -> None:
         super().__init__(parts, wire, address, grant)
         self._server = server
+        self.since_s = self.loop.time()
         if parts.needs_token and grant is None:
             self.loop.call_later(parts.limits.authenticate_timeout, self._let_strangers_go)
 
@@ -279,13 +291,22 @@ def bearer(headers: dict[str, str]) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 
+def _why_it_cannot_listen(exc: OSError) -> str:
+    known = {
+        errno.EADDRINUSE: "another program listens here already",
+        errno.EADDRNOTAVAIL: "this machine has no such address",
+        errno.EACCES: "this user may not listen here; ports below 1024 are often kept for the system",
+    }
+    return known.get(exc.errno or 0, f"cannot listen here ({exc.strerror or exc})")
+
+
 def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     if certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, password="")  # or it would ask for one, where nobody may be listening
     except (OSError, ssl.SSLError) as exc:
         raise InvalidConfiguration(
             f"the certificate or its key cannot be used ({exc})",
@@ -293,6 +314,3 @@ def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
             next="Set server.tls_certificate and server.tls_key to PEM files that belong together",
         ) from exc
     return context
-
-
-__all__ = ["GOING_AWAY", "Server"]

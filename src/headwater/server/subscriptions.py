@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -16,6 +18,7 @@ from headwater.broker.options import Start, SubscribeOptions
 from headwater.broker.resuming import Resume
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
+from headwater.delivery.retry import Reason
 from headwater.errors import (
     Closed,
     HeadwaterError,
@@ -26,8 +29,9 @@ from headwater.errors import (
     TooLarge,
     UnknownSubscription,
 )
-from headwater.message import span_ms
+from headwater.message import iso, span_ms
 from headwater.ports.records import Gap, selection_of
+from headwater.ports.store import Reader
 from headwater.protocol import wire
 from headwater.server.deliveries import as_delivery, fetched
 from headwater.server.logger import logger
@@ -37,9 +41,12 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 PUSH_BATCH = 500
-PUSH_BYTES_MAX = 1024 * 1024  # of data in one push, so that a slow reader is noticed in time
+TAKE_BYTES_MAX = 4 * 1024 * 1024  # of data sent at a time: fits into a frame, and a slow reader is noticed in time
+FIRST_GUESS_BYTES = 4 * 1024
 RETRY_S = 1.0
 UNDELIVERED_COUNTED_MAX = 10_000
+HOLDER_CHARS_MAX = 32
+HOLDER_NAME = re.compile(r"[A-Za-z0-9-]{8,128}")
 _NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
 
 
@@ -49,9 +56,66 @@ class Held:
     def __init__(self, subscriber: Subscriber | Tail) -> None:
         self.subscriber = subscriber
         self.pump: asyncio.Task[None] | None = None
+        self._usual_bytes = FIRST_GUESS_BYTES
+        self._waits: set[asyncio.Task[list[Claimed]]] = set()
+        self._ending_waits = asyncio.Lock()
+
+    async def take(self, count: int, wait_s: float | None) -> list[Claimed]:
+        """Fetch, but not more than may be sent at a time: about as many as fit, by the size of the last ones, and what
+        is too much after all is given back untouched."""
+        most = max(1, min(count, TAKE_BYTES_MAX // self._usual_bytes))
+        found = await self._fetch(most, wait_s)
+        total, fit = 0, 0
+        for claimed in found:
+            total += claimed.message.size + len(memoryview(claimed.message.raw_headers))
+            if fit and total > TAKE_BYTES_MAX:
+                await run_async(self.subscriber.unfetch(found[fit:]))
+                break
+            fit += 1
+        if fit:
+            self._usual_bytes = max(1, total // fit)
+        return found[:fit]
+
+    async def _fetch(self, most: int, wait_s: float | None) -> list[Claimed]:
+        async with self._ending_waits:
+            pass
+        fetching = run_async(self.subscriber.fetch(most, wait_s))
+        if not wait_s:
+            return await fetching
+        task = asyncio.ensure_future(fetching)
+        self._waits.add(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            self._waits.discard(task)
+            task.cancel()
+        return [] if task.cancelled() else task.result()
+
+    async def end_waits(self) -> None:
+        """Let fetches that wait return with nothing. Afterwards what one of them was just taking is there again."""
+        async with self._ending_waits:
+            waits = list(self._waits)
+            for task in waits:
+                task.cancel()
+            if waits:
+                await asyncio.wait(waits)
+                await run_async(self.subscriber.engine.write(lambda writer, undo: None))  # behind what is given back
+
+
+def stored_id(subscription_id: str) -> str:
+    """One connection may hold a subscription more than once: as `billing`, `billing#2` and so on. What follows the #
+    tells the holders apart, in calls and notifications alike, and is not part of what is stored."""
+    id, mark, holder = subscription_id.partition("#")
+    if mark and not 1 <= len(holder) <= HOLDER_CHARS_MAX:
+        raise InvalidOption(
+            f"a holder's name has 1 to {HOLDER_CHARS_MAX} characters", where=id, next="Write it after #"
+        )
+    return id
 
 
 class Subscriptions:
+    """By subscription_id as the client says it: see `stored_id`."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._held: dict[str, Held] = {}
@@ -61,6 +125,9 @@ class Subscriptions:
         return len(self._held)
 
     def find(self, id: str) -> Subscriber | Tail:
+        return self._find(id).subscriber
+
+    def _find(self, id: str) -> Held:
         held = self._held.get(id)
         if held is None:
             raise UnknownSubscription(
@@ -68,12 +135,13 @@ class Subscriptions:
                 where=id,
                 next="Call rpc.subscribe.persistent first",
             )
-        return held.subscriber
+        return held
 
     # --- beginning ----------------------------------------------------------------------------------------------
 
     async def begin(self, params: wire.Subscribe) -> wire.Subscribed:
         connection, id = self._connection, params.subscription_id
+        stored = stored_id(id)
         most = connection.parts.limits.subscriptions_per_connection
         if len(self._held) + len(self._beginning) >= most:
             raise TooLarge(f"more than {most} subscriptions on one connection", where=id, next="Open another one")
@@ -81,28 +149,28 @@ class Subscriptions:
             raise SubscriptionActive(
                 f"Subscription '{id}' is already active on another connection",
                 where=connection.address,
-                next="It is held by this very connection",
+                next=f"It is held by this very connection; to hold it once more, call it {id}#2",
             )
         if params.deliver not in ("push", "fetch"):
             raise InvalidOption(f"deliver is push or fetch, not {params.deliver!r}", where=id)
         options = self._options(params)
         connection.require_subscribe(parse_pattern(params.topic, options.get("dialect", "nats")))
         asked = params.resume
-        resume = None if asked is None else Resume(asked.holder, asked.fence, asked.held)
+        resume = None if asked is None else Resume(check_holder(asked.holder), asked.held)
         self._beginning.add(id)
         try:
             core = connection.core
-            subscriber = await run_async(core.subscribe(id, params.topic, resume, **options))
+            subscriber = await run_async(core.subscribe(stored, params.topic, resume, **options))
         finally:
             self._beginning.discard(id)
         if connection.is_gone:  # it left while we were at it
             await self._give_back(Held(subscriber), vanished=True)
             raise Closed("the connection is gone", where=id)
         held = self._held[id] = Held(subscriber)
-        subscriber.on_gap = self._tell_gap
+        subscriber.on_gap = partial(self._tell_gap, id)
         undelivered = await run_async(_count_undelivered(subscriber))
         if params.deliver == "push":
-            held.pump = asyncio.create_task(self._push(subscriber))
+            held.pump = asyncio.create_task(self._push(id, held))
         return _subscribed(params, subscriber, undelivered)
 
     async def begin_all(self, params: wire.SubscribeBatch) -> list[wire.Subscribed]:
@@ -115,8 +183,8 @@ class Subscriptions:
         except BaseException:
             for done in begun:
                 await self.release(done.subscription_id)
-                if done.subscription_id not in before:
-                    await run_async(self._connection.core.unsubscribe(done.subscription_id))
+                if stored_id(done.subscription_id) not in before:
+                    await run_async(self._connection.core.unsubscribe(stored_id(done.subscription_id)))
             raise
         return begun
 
@@ -137,26 +205,26 @@ class Subscriptions:
 
     # --- delivering ---------------------------------------------------------------------------------------------
 
-    async def _push(self, subscriber: Subscriber | Tail) -> None:
+    async def _push(self, id: str, held: Held) -> None:
         """Deliver until the end: as many as may be in flight, and no faster than the client reads."""
-        connection = self._connection
+        connection, subscriber = self._connection, held.subscriber
         metrics = connection.parts.metrics
         while True:
             try:
                 await connection.writable()
-                found = await run_async(subscriber.fetch(PUSH_BATCH, None))
+                found = await held.take(PUSH_BATCH, None)
             except StoreError as exc:
                 logger.warning("subscription %s tries again: %s", subscriber.id, exc)
                 await asyncio.sleep(RETRY_S)
                 continue
             except (LeaseLost, UnknownSubscription, Closed) as exc:
                 if not connection.is_gone:
-                    connection.notify("rpc.lost", wire.LostNotice(subscriber.id, exc.why))
-                    self._held.pop(subscriber.id, None)
+                    connection.notify("rpc.lost", wire.LostNotice(id, exc.why))
+                    self._held.pop(id, None)
                     connection.core.forget(subscriber)
                 return
             if found:
-                deliveries = [as_delivery(subscriber.id, claimed) for claimed in found]
+                deliveries = [as_delivery(id, claimed) for claimed in found]
                 batches = connection.takes_batches
                 connection.session.notify_many("rpc.notification.persistent", deliveries, batch=batches)
                 connection.flush()
@@ -164,16 +232,20 @@ class Subscriptions:
 
     async def fetch(self, params: wire.Fetch) -> Any:
         connection = self._connection
-        subscriber = self.find(params.subscription_id)
+        held = self._find(params.subscription_id)
         wait_s = min(max(0.0, params.wait), connection.parts.limits.fetch_wait)
-        found = await run_async(subscriber.fetch(params.count, wait_s))
+        found = await held.take(params.count, wait_s)
         if connection.is_gone:
             return None
         connection.parts.metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
         return fetched(found)
 
-    def _tell_gap(self, gap: Gap) -> None:
-        notice = wire.GapNotice(gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why)
+    async def end_fetches(self, id: str) -> None:
+        """Those that wait are answered now, as if their time were over."""
+        await self._find(id).end_waits()
+
+    def _tell_gap(self, id: str, gap: Gap) -> None:
+        notice = wire.GapNotice(id, gap.from_seq, gap.to_seq, gap.count, gap.why, iso(gap.at_ms))
         self._connection.notify("rpc.gap", notice)
 
     # --- settling -----------------------------------------------------------------------------------------------
@@ -207,8 +279,9 @@ class Subscriptions:
 
     def reject(self, params: wire.Settle) -> Flow[None]:
         subscriber, claimed = yield from self._one(params)
+        reason: Reason = "processing_error" if params.failed else "rejected"
         for each in claimed:
-            yield from subscriber.reject(each, Failure("rejected", params.reason, params.stack, params.handler))
+            yield from subscriber.reject(each, Failure(reason, params.reason, params.stack, params.handler))
         self._connection.parts.metrics.count_settled("reject", len(claimed))
 
     def extend(self, params: wire.Settle) -> Flow[None]:
@@ -231,7 +304,7 @@ class Subscriptions:
 
     async def release(self, id: str, unseen: Sequence[int] = ()) -> None:
         self.find(id)
-        await self._give_back(self._held.pop(id), unseen=unseen)
+        await self._let_go(self._held.pop(id), unseen)
 
     async def stop_delivering(self) -> None:
         """No more deliveries; waiting fetches are answered with nothing. What is in flight can still be settled."""
@@ -244,13 +317,18 @@ class Subscriptions:
         self._held.clear()
         await asyncio.gather(*(self._give_back(each, vanished=vanished) for each in held))
 
-    async def _give_back(self, held: Held, *, unseen: Sequence[int] = (), vanished: bool = False) -> None:
+    async def _give_back(self, held: Held, *, vanished: bool) -> None:
+        try:
+            await self._let_go(held, vanished=vanished)
+        except HeadwaterError as exc:  # it will be free when its lease runs out
+            logger.warning("subscription %s could not be given back: %s", held.subscriber.id, exc)
+
+    async def _let_go(self, held: Held, unseen: Sequence[int] = (), *, vanished: bool = False) -> None:
         await _cancel(held.pump)
         try:
             await run_async(held.subscriber.close(unseen, vanished=vanished))
-        except HeadwaterError as exc:  # it will be free when its lease runs out
-            logger.warning("subscription %s could not be given back: %s", held.subscriber.id, exc)
-        self._connection.core.forget(held.subscriber)
+        finally:
+            self._connection.core.forget(held.subscriber)
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:
@@ -265,12 +343,14 @@ def _count_undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
         return 0
     selection = selection_of(subscriber.spec)
     after = subscriber.delivered_to
-    counted = yield from subscriber.engine.read(
-        lambda reader: (
-            reader.count(selection, after, UNDELIVERED_COUNTED_MAX) + reader.delivery_counts(subscriber.id).waiting
-        )
-    )
-    return int(counted)
+
+    def look(reader: Reader) -> int:
+        rows = reader.delivery_counts(subscriber.id)
+        # A new holder's rows in flight are those that the last one left; sharers have rows of their own.
+        left = rows.in_flight - len(subscriber.resumed.held) if subscriber.spec.mode == "exclusive" else 0
+        return reader.count(selection, after, UNDELIVERED_COUNTED_MAX) + rows.waiting + left
+
+    return (yield from subscriber.engine.read(look))
 
 
 def _subscribed(params: wire.Subscribe, subscriber: Subscriber | Tail, undelivered: int) -> wire.Subscribed:
@@ -278,10 +358,15 @@ def _subscribed(params: wire.Subscribe, subscriber: Subscriber | Tail, undeliver
         params.subscription_id, params.topic, subscriber.resumed_from, subscriber.resumed_from, undelivered
     )
     if isinstance(subscriber, Subscriber):
-        done.holder, done.fence = subscriber.owner, subscriber.fence
         done.held = [claimed.message.seq for claimed in subscriber.resumed.held]
         done.settled = subscriber.resumed.settled
     return done
+
+
+def check_holder(name: str) -> str:
+    if not HOLDER_NAME.fullmatch(name):
+        raise InvalidOption("a holder's name has 8 to 128 letters, digits and dashes", where="resume.holder")
+    return name
 
 
 def start_of(given: str | int) -> Start:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import os
 import re
 import secrets
@@ -20,6 +19,7 @@ import msgspec
 from headwater.errors import InvalidConfiguration, InvalidOption, TooLarge
 from headwater.message import TIME_MS_MAX, datetime_of
 from headwater.server import token_document
+from headwater.server.logger import logger
 from headwater.server.scopes import Scopes
 from headwater.server.token_document import TOKENS_MAX, Entries, Entry, Signature
 
@@ -29,8 +29,6 @@ ID_BYTES = 6
 _TEXT = re.compile(r"hw_([0-9a-z]{8,32})_([0-9a-f]{64})")
 # For ids that nobody has, so that they take as long to refuse as those that somebody has.
 _NOBODYS_HASH = "0" * 64
-
-logger = logging.getLogger("headwater")
 
 
 class Token(msgspec.Struct, frozen=True):

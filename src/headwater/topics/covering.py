@@ -7,7 +7,7 @@ there one of two choices is always the worst:
 - so many that nothing spelled out in `wide` can reach across, or
 - none at all, when `wide` has got so far that any tokens will do, and must take others that it needs later.
 
-So both lists are walked once, side by side, instead of trying topics.
+So no topics are tried: the two lists are compared part by part, in time that grows with their product.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
     Topics are taken to be of any length. Where nothing but the limits on topics would make it true, the answer
     is False, which for a permission is the safe side.
     """
-    if wide.is_all:
+    if wide.is_all:  # also where `#` is asked of `>`, which differ in the empty topic only, and there is none
         return True
-    # No topic is empty, so a MANY on its own takes one token at least.
-    asked = (ONE, MANY) if narrow.parts == (MANY,) else narrow.parts
+    asked = narrow.parts
     first, *others = _blocks(wide.parts)
     if not others:
         return MANY not in asked and _end_of(first, asked, 0) == len(asked)
     *middle, last = others
     body_size = len(asked) - len(last)
-    # The last block has to end the topic. It begins with a plain token, as every block behind a MANY does, so a
-    # MANY of `narrow` among the last parts can always push it out of place.
-    if body_size < 0 or MANY in asked[body_size:] or _end_of(last, asked, body_size) is None:
+    # The last block has to take the end of every topic. It begins with a plain token, as all behind a MANY do, so a
+    # MANY among those parts can push it out of place; and then it finds too few of them.
+    if body_size < 0 or _end_of(last, asked, body_size) is None:
         return False
     body = asked[:body_size]
     end = _end_of(first, body, 0)

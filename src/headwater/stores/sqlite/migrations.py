@@ -58,8 +58,19 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
             )
         else:
             for statements in MIGRATIONS[version - 1 :]:
-                connection.execute(statements)
+                _migrate(connection, statements, path)
             connection.execute(SQL["set_fact"], ("schema_version", SCHEMA_VERSION))
+
+
+def _migrate(connection: apsw.Connection, statements: str, path: str) -> None:
+    try:
+        connection.execute(statements)
+    except apsw.SQLError as exc:
+        raise NotALog(
+            f"a table of yours is in the way of the log's next version ({exc})",
+            where=path,
+            next="Rename it and open the log again; nothing was changed",
+        ) from exc
 
 
 def _create(connection: apsw.Connection, path: str) -> None:

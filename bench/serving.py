@@ -1,0 +1,153 @@
+"""A server and its client on loopback, beside NATS JetStream and Redis Streams; each through its usual Python client.
+
+Headwater answers when the message is on the disk (`durability = "full"`). So do JetStream with `sync_interval: always`
+and Redis with `appendfsync always`; their other figures are for less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvloop
+
+import headwater
+from common import MESSAGE, TOPIC, fresh_directory
+from report import Line, against
+from serving_rivals import LATENCY_COUNT, LATENCY_RATE_PER_S, paced, percentiles_ms, rival_figures
+
+SERVER = "import headwater, sys; headwater.serve(sys.argv[1], port=0).run(lambda server: print(server.url, flush=True))"
+REPEATS = 5
+TASKS, MESSAGES, BATCH = 1_000, 60_000, 1_000
+ONE_BY_ONE = 1_500
+
+
+@contextmanager
+def served_log() -> Iterator[str]:
+    with fresh_directory() as directory:
+        command = [sys.executable, "-c", SERVER, str(directory / "log.db")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[headwater.AsyncLog]:
+    async with headwater.connect(url) as log:
+        yield log
+
+
+async def pipelined(log: headwater.AsyncLog) -> float:
+    """One request per message, a thousand under way."""
+
+    async def publish() -> None:
+        for _ in range(MESSAGES // TASKS):
+            await log.publish(TOPIC, MESSAGE)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(publish() for _ in range(TASKS)))
+    return MESSAGES / (time.perf_counter() - began)
+
+
+async def in_batches(log: headwater.AsyncLog) -> float:
+    began = time.perf_counter()
+    for _ in range(MESSAGES // BATCH):
+        await log.publish_many([(TOPIC, MESSAGE)] * BATCH)
+    return MESSAGES / (time.perf_counter() - began)
+
+
+async def one_by_one(log: headwater.AsyncLog) -> float:
+    began = time.perf_counter()
+    for _ in range(ONE_BY_ONE):
+        await log.publish(TOPIC, MESSAGE)
+    return ONE_BY_ONE / (time.perf_counter() - began)
+
+
+async def delivered(log: headwater.AsyncLog, id: str) -> float:
+    async with await log.subscribe(id, TOPIC) as subscription:
+        began, count = time.perf_counter(), 0
+        while count < MESSAGES:
+            messages = await subscription.fetch(BATCH)
+            assert all(message.data["check"] == MESSAGE["check"] for message in messages)
+            count += len(messages)
+            await subscription.ack_many(messages)
+        return count / (time.perf_counter() - began)
+
+
+async def latency_ms(log: headwater.AsyncLog) -> tuple[float, float]:
+    """From before the publish until the message is in the handler's hands, at a steady rate."""
+    delays_s: list[float] = []
+    done = asyncio.Event()
+
+    @log.on("pace.>", id=f"pace-{time.monotonic_ns()}", start="new")
+    async def take(message: headwater.AsyncReceivedMessage) -> None:
+        delays_s.append(time.perf_counter() - message.data)
+        if len(delays_s) == LATENCY_COUNT:
+            done.set()
+
+    await log.start()
+    publishes = []
+    async for _ in paced():
+        publishes.append(asyncio.ensure_future(log.publish("pace.tick", time.perf_counter())))
+    await asyncio.gather(*publishes)
+    await asyncio.wait_for(done.wait(), 30)
+    await log.stop()
+    return percentiles_ms(delays_s)
+
+
+async def our_figures(url: str) -> dict[str, float]:
+    async with client(url) as log:
+        rounds = []
+        for number in range(REPEATS):
+            p50, p99 = await latency_ms(log)
+            rounds.append(
+                {
+                    "pipelined": await pipelined(log),
+                    "in batches": await in_batches(log),
+                    "one by one": await one_by_one(log),
+                    "delivered": await delivered(log, f"reader-{number}"),
+                    "p50": p50,
+                    "p99": p99,
+                }
+            )
+    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+
+
+def measure() -> list[Line]:
+    rivals = rival_figures()
+    with served_log() as url:
+        ours = uvloop.run(our_figures(url))
+    publish, batches, single, deliver = ours["pipelined"], ours["in batches"], ours["one by one"], ours["delivered"]
+    pipeline = rivals["redis publish pipelined, aof always"]
+    return [
+        against("publish, 1,000 tasks", publish, "JetStream", rivals["jetstream publish pipelined, default sync"], 3),
+        against("", publish, "JetStream, sync always", rivals["jetstream publish pipelined, sync always"], 15),
+        against("", publish, "Redis, appendfsync always", pipeline, 1),
+        against("publish_many of 1,000", batches, "Redis, appendfsync always", pipeline, 1),
+        against(
+            "publish one by one",
+            single,
+            "JetStream, sync always",
+            rivals["jetstream publish one by one, sync always"],
+            1,
+        ),
+        against("deliver and ack", deliver, "JetStream", rivals["jetstream deliver and ack, default sync"], 2.5),
+        against("", deliver, "Redis, appendfsync always", rivals["redis deliver and ack, aof always"], 1),
+        Line(
+            f"latency at {LATENCY_RATE_PER_S:,}/s",
+            f"{ours['p50']:.2f} / {ours['p99']:.2f} ms",
+            "",
+            None,
+            "< 2 / < 10 ms",
+            ours["p50"] < 2 and ours["p99"] < 10,
+        ),
+    ]

@@ -1,0 +1,333 @@
+// The page: what the server says into it, what is asked in it to the server.
+
+import { DeadLetters } from "./letters.js";
+import { Link, Refusal, UNAUTHORIZED } from "./link.js";
+import {
+  $, Growth, ago, bytes, clock, complain, count, facts, fillTable, make, numberOf, perSecond, pretty, preview, readJson,
+  setText, span, textOf, titled, unfolding, whole,
+} from "./show.js";
+
+const LOOK_MS = 2_000; // between two looks at the statistics
+const LOOK_SHARE = 4; // and at least so many times as long as the last look took: a large log is not kept busy by us
+const ANSWER_MS_MAX = 40_000; // a look that takes longer means that nobody is there
+const TAIL_MAX = 200, TOPICS_MAX = 100, SUBSCRIPTIONS_MAX = 200; // shown at most
+
+// What the box for any method suggests, with params as an example. The server has more of them; see its documentation.
+const METHODS = {
+  "rpc.dead_letters": '{"limit": 10}',
+  "rpc.dead_letters.get": '{"id": 1}',
+  "rpc.dead_letters.stats": "",
+  "rpc.health": "",
+  "rpc.housekeep": "",
+  "rpc.last_seq": "",
+  "rpc.publish": '{"topic": "orders.new", "data": {"order": 17}}',
+  "rpc.publish.batch": '{"messages": [{"topic": "orders.new", "data": 1}, {"topic": "orders.new", "data": 2}]}',
+  "rpc.retain": '{"topic": "logs.>", "max_age": 86400}',
+  "rpc.retention": "",
+  "rpc.seek": '{"subscription_id": "billing", "start": "first"}',
+  "rpc.stats": "",
+  "rpc.subscribe": '{"topic": "orders.*"}',
+  "rpc.subscribe.persistent": '{"subscription_id": "billing", "topic": "orders.>"}',
+  "rpc.subscription": '{"subscription_id": "billing"}',
+  "rpc.topic_max_seq": '{"topic": "orders.new"}',
+  "rpc.unretain": '{"topic": "logs.>"}',
+};
+
+// --- the connection --------------------------------------------------------------------------------------------------
+
+const address = new URL("rpc", location.href);
+address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
+address.search = address.hash = "";
+
+const link = new Link(address, {
+  state(name, text) {
+    $("connection").dataset.state = name;
+    setText($("state"), text);
+    $("retry").hidden = name !== "waiting";
+    if (name !== "connected") isListening = false;
+  },
+  ready(welcome, isBack) {
+    $("token").hidden = true;
+    setText($("log"), welcome.log);
+    setText($("version"), welcome.version);
+    document.title = `${welcome.log} · Headwater`;
+    if (isBack && $("tail").firstChild) {
+      const textContent = "Connected again. What came meanwhile is not here.";
+      $("tail").prepend(make("li", { className: "note", textContent }));
+    }
+    mayLook = true;
+    listen(pattern);
+    look();
+  },
+  token(error) {
+    $("token").hidden = false;
+    complain("token-problem", error);
+    $("token-text").focus();
+  },
+  notification(message) {
+    const isLive = message.method === "rpc.notification" && patterns.has(message.params.pattern);
+    if (isLive && message.params.pattern === pattern) hear(message.params);
+    if (isLive) return;
+    $("answer").append(pretty(message)); // somebody asked for it there
+    while ($("answer").children.length > TAIL_MAX) $("answer").firstChild.remove();
+  },
+});
+
+const letters = new DeadLetters(link);
+
+$("retry").onclick = () => link.connect();
+$("token-form").onsubmit = (event) => {
+  event.preventDefault();
+  const token = $("token-text").value.trim();
+  $("token-text").value = "";
+  link.connect(token);
+};
+setInterval(() => {
+  const seconds = Math.max(0, Math.ceil((link.retryAt - Date.now()) / 1000));
+  if (!$("retry").hidden) setText($("retry"), `Try now (${seconds} s)`);
+}, 500);
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) return;
+  if ($("retry").hidden) look();
+  else link.connect();
+});
+
+// --- looking: tiles, topics, subscriptions ---------------------------------------------------------------------------
+
+const ofLog = new Growth(), ofTopics = new Map();
+let topics = [];
+let isLooking = false, mayLook = true, lookTimer = 0;
+
+async function look() {
+  clearTimeout(lookTimer);
+  if (isLooking || !link.isReady || document.hidden) return;
+  isLooking = true;
+  const began = performance.now();
+  const watchdog = setTimeout(() => link.lose("the server does not answer"), ANSWER_MS_MAX);
+  try {
+    if (mayLook) {
+      const statistics = await link.call("rpc.stats");
+      showStatistics(statistics);
+      await letters.lookIfDue(statistics);
+      complain("overview-problem");
+      $("main").dataset.sight = "all";
+    } else {
+      showRate((await link.call("rpc.last_seq")).sequence_id); // all that may be asked without the admin scope
+    }
+  } catch (error) {
+    if (link.isReady) complain("overview-problem", error);
+    if (error.code !== UNAUTHORIZED) return;
+    mayLook = false;
+    $("main").dataset.sight = "rate";
+  } finally {
+    clearTimeout(watchdog);
+    isLooking = false;
+    lookTimer = setTimeout(look, Math.max(LOOK_MS, LOOK_SHARE * (performance.now() - began)));
+  }
+}
+
+function showRate(lastSeq) {
+  ofLog.note(numberOf(lastSeq));
+  setText($("rate"), ofLog.points.length ? perSecond(ofLog.rate) : "–");
+  ofLog.draw($("rate-curve"));
+}
+
+function showStatistics(statistics) {
+  const { subscriptions } = statistics;
+  topics = statistics.topics.map(([topic, total, size, , publishedMs]) => ({ topic, total, size, publishedMs }));
+  showRate(statistics.last_seq);
+  const newestMs = topics.reduce((newest, { publishedMs }) => Math.max(newest, publishedMs), 0);
+  const lag = subscriptions.reduce((sum, each) => sum + each.lag, 0);
+  setText($("messages"), whole(statistics.messages));
+  setText($("bytes"), bytes(statistics.bytes));
+  setText($("topic-count"), whole(topics.length));
+  setText($("newest"), newestMs ? `last message ${ago(newestMs)}` : "");
+  setText($("subscription-count"), whole(subscriptions.length));
+  setText($("lag"), subscriptions.length ? `${whole(lag)} behind` : "");
+  const gone = new Set(ofTopics.keys());
+  for (const { topic, total } of topics) {
+    if (!gone.delete(topic)) ofTopics.set(topic, new Growth());
+    ofTopics.get(topic).note(total);
+  }
+  gone.forEach((topic) => ofTopics.delete(topic));
+  showTopics();
+  showSubscriptions(subscriptions);
+}
+
+const byName = (name) => (a, b) => (a[name] < b[name] ? -1 : 1);
+const byMost = (name) => (a, b) => b[name] - a[name];
+
+function showTopics() {
+  const found = topics.filter(({ topic }) => topic.includes($("topic-filter").value.trim()));
+  const shown = found.sort(byMost("publishedMs")).slice(0, TOPICS_MAX);
+  setText($("topics-note"), shown.length < found.length ? `the latest ${TOPICS_MAX} of ${whole(found.length)}` : "");
+  shown.sort(byName("topic"));
+  if (shown.map(({ topic }) => topic).join() !== [...$("known-topics").children].map(({ value }) => value).join()) {
+    $("known-topics").replaceChildren(...shown.map(({ topic }) => make("option", { value: topic })));
+  }
+  fillTable($("topic-rows"), shown, ({ topic }) => topic, [
+    (cell, { topic }) => cell.firstChild ?? cell.append(topicButton(topic)),
+    (cell, { total }) => setText(cell, whole(total)),
+    (cell, { size }) => setText(cell, bytes(size)),
+    (cell, { publishedMs }) => setText(cell, ago(publishedMs)),
+    (cell, { topic }) => setText(cell, perSecond(ofTopics.get(topic).rate)),
+    (cell, { topic }) => ofTopics.get(topic).draw(cell),
+  ]);
+}
+
+function topicButton(topic) {
+  const onclick = () => {
+    $("topic").value = $("pattern").value = topic;
+    listen(topic);
+  };
+  return make("button", { type: "button", className: "link", textContent: topic, title: "Listen to it", onclick });
+}
+
+function showSubscriptions(subscriptions) {
+  const shown = subscriptions.sort(byMost("lag")).slice(0, SUBSCRIPTIONS_MAX).sort(byName("id"));
+  fillTable($("subscription-rows"), shown, ({ id }) => id, [
+    (cell, { id, pattern, gaps }) => {
+      if (!cell.firstChild) cell.append(make("strong"), make("code"), make("em"));
+      setText(cell.children[0], id);
+      setText(cell.children[1], pattern);
+      setText(cell.children[2], gaps ? `${count(gaps, "message")} lost to retention` : "");
+    },
+    (cell, { mode }) => setText(cell, mode),
+    (cell, { lag, lag_is_least: isLeast }) => setText(cell, `${isLeast ? "≥ " : ""}${whole(lag)}`),
+    (cell, { in_flight: inFlight }) => setText(cell, whole(inFlight)),
+    (cell, { oldest_unacked_ms: ms }) => setText(cell, ms === null ? "–" : span(ms)),
+    (cell, { holder }) => setText(Object.assign(cell, { title: holder ?? "" }), holder ?? "–"),
+    (cell, { dead }) => setText(cell, whole(dead)),
+  ]);
+}
+
+$("topic-filter").oninput = showTopics;
+
+// --- live ------------------------------------------------------------------------------------------------------------
+
+const unseen = []; // heard, not shown yet
+const patterns = new Set(); // all that were listened to: what still comes for an old one is not shown
+let pattern = $("pattern").value, isListening = false, isPaused = false, isPainting = false, heard = 0;
+
+async function listen(wanted) {
+  if (!isListening) pattern = wanted;
+  patterns.add(wanted);
+  try {
+    await link.call("rpc.subscribe", { topic: wanted }); // if it is refused, the old one goes on
+    const before = isListening ? pattern : wanted;
+    [pattern, isListening] = [wanted, true];
+    complain("live-problem");
+    if (before !== wanted) await link.call("rpc.unsubscribe", { topic: before });
+  } catch (error) {
+    complain("live-problem", error);
+  }
+}
+
+function hear(message) {
+  heard += 1;
+  unseen.push(message);
+  if (unseen.length > TAIL_MAX) unseen.shift();
+  if (!isPainting) requestAnimationFrame(paint); // however many come, once a frame
+  isPainting = true;
+}
+
+function paint() {
+  isPainting = false;
+  setText($("heard"), heard ? `${whole(heard)} heard` : "");
+  setText($("pause"), isPaused ? `Resume (${unseen.length}${unseen.length === TAIL_MAX ? "+" : ""} new)` : "Pause");
+  if (isPaused) return;
+  $("tail").prepend(...unseen.splice(0).map(messageItem).reverse());
+  while ($("tail").children.length > TAIL_MAX) $("tail").lastChild.remove();
+}
+
+function messageItem({ topic, sequence_id: seq, timestamp, id, headers, data }) {
+  const summary = make("summary", {},
+    make("time", { textContent: clock(timestamp), title: timestamp }),
+    make("strong", { textContent: topic }),
+    make("span", { className: "seq", textContent: `#${textOf(seq)}` }),
+    make("code", { textContent: preview(JSON.stringify(data)) }));
+  const isBare = !Object.keys(headers).length;
+  return make("li", {}, unfolding(summary, () => [
+    facts({ id, published: timestamp }),
+    ...(isBare ? [] : titled("Headers", pretty(headers))),
+    ...titled("Data", pretty(data)),
+  ]));
+}
+
+$("live-form").onsubmit = (event) => {
+  event.preventDefault();
+  listen($("pattern").value.trim());
+};
+$("pause").onclick = () => {
+  isPaused = !isPaused;
+  paint();
+};
+$("clear").onclick = () => {
+  $("tail").replaceChildren();
+  unseen.length = heard = 0;
+  paint();
+};
+
+// --- publishing and calling ------------------------------------------------------------------------------------------
+
+function readField(field) {
+  if (!field.value.trim()) return undefined;
+  try {
+    return readJson(field.value);
+  } catch (error) {
+    throw new Refusal("This is not JSON, so it was not sent.", error.message);
+  }
+}
+
+function markField({ target }) {
+  try {
+    readField(target);
+    target.removeAttribute("aria-invalid");
+  } catch {
+    target.setAttribute("aria-invalid", "true");
+  }
+}
+
+for (const field of [$("data"), $("params")]) {
+  field.oninput = markField;
+  field.onkeydown = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) field.form.requestSubmit();
+  };
+}
+
+$("publish-form").onsubmit = async (event) => {
+  event.preventDefault();
+  complain("publish-problem");
+  setText($("published"), "");
+  try {
+    const data = readField($("data"));
+    if (data === undefined) throw new Refusal("There is no data.", "Any JSON will do, null too.");
+    const { sequence_id: seq } = await link.call("rpc.publish", { topic: $("topic").value.trim(), data });
+    setText($("published"), `Stored as seq ${textOf(seq)}`);
+    look();
+  } catch (error) {
+    complain("publish-problem", error);
+  }
+};
+
+$("call-form").onsubmit = async (event) => {
+  event.preventDefault();
+  complain("call-problem");
+  try {
+    const request = link.requestOf($("method").value.trim(), readField($("params")));
+    $("request").replaceChildren(pretty(request));
+    $("answer").replaceChildren();
+    setText($("took"), "");
+    const began = performance.now();
+    const answer = await link.exchange(request);
+    $("answer").prepend(pretty(answer));
+    setText($("took"), `answered in ${(performance.now() - began).toFixed(1)} ms`);
+  } catch (error) {
+    complain("call-problem", error);
+  }
+};
+
+$("known-methods").append(...Object.keys(METHODS).map((value) => make("option", { value })));
+$("method").oninput = () => ($("params").placeholder = METHODS[$("method").value.trim()] ?? "");
+setText($("url"), address.href);
+link.connect();

@@ -1,0 +1,20 @@
+"""The console's files as a server gives them out: by path, with their content types."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/console/console.css": ("console.css", "text/css; charset=utf-8"),
+    "/console/console.js": ("console.js", "text/javascript; charset=utf-8"),
+    "/console/letters.js": ("letters.js", "text/javascript; charset=utf-8"),
+    "/console/link.js": ("link.js", "text/javascript; charset=utf-8"),
+    "/console/show.js": ("show.js", "text/javascript; charset=utf-8"),
+    "/console/mark.svg": ("mark.svg", "image/svg+xml"),
+}
+
+
+def console_files() -> dict[str, tuple[str, bytes]]:
+    here = resources.files(__package__)
+    return {path: (content_type, here.joinpath(name).read_bytes()) for path, (name, content_type) in _FILES.items()}

@@ -1,0 +1,111 @@
+"""How a server process writes its logs: text for people, or JSON for programs, one object a line.
+
+A field of a line comes from the message's own arguments, `("serving %(log)s", {"log": name})`, or from `extra`. Tokens
+and the data of messages are in neither.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+TEXT_CHARS_MAX = 4_000  # of a message or a value: clients choose some of them
+STACK_CHARS_MAX = 20_000
+
+LOGGERS = ("headwater", "asyncio", "py.warnings")
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
+
+
+def set_up(format: Literal["text", "json"], level: str, stream: TextIO | None = None) -> logging.Handler:
+    """Let the loggers of this process write to `stream`, or stderr, and nowhere else."""
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(in_colour=stream.isatty()))
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(level.upper() if name == "headwater" else logging.WARNING)
+    logging.captureWarnings(True)
+    return handler
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What is said by name: in the message, and besides."""
+    return {**said_in_message(record), **said_besides(record)}
+
+
+def said_in_message(record: logging.LogRecord) -> Mapping[str, Any]:
+    return record.args if isinstance(record.args, Mapping) else {}
+
+
+def said_besides(record: logging.LogRecord) -> dict[str, Any]:
+    """What was passed as `extra`, without what is empty."""
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD and value not in (None, "")}
+
+
+class JsonFormatter(logging.Formatter):
+    """Time (ISO 8601, UTC), level, logger and message, the fields of the record, and the stack of an error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _cut(record.getMessage(), TEXT_CHARS_MAX),
+            **{name: _cut(value, TEXT_CHARS_MAX) for name, value in fields_of(record).items()},
+        }
+        if record.exc_info:
+            line["stack"] = _cut(self.formatException(record.exc_info), STACK_CHARS_MAX)
+        return _json(line)
+
+
+class TextFormatter(logging.Formatter):
+    """Time (of this place), level, message, then key=value for what the message does not say itself."""
+
+    def __init__(self, *, in_colour: bool = False) -> None:
+        super().__init__()
+        self._in_colour = in_colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created).isoformat(" ", timespec="milliseconds")
+        level = record.levelname.lower()
+        padded = f"{level:<7}"
+        if self._in_colour:
+            moment, padded = f"\x1b[2m{moment}\x1b[0m", f"\x1b[{_COLOURS.get(level, '0')}m{padded}\x1b[0m"
+        message = _cut(record.getMessage(), TEXT_CHARS_MAX)
+        fields = [f"{name}={_word(_cut(value, TEXT_CHARS_MAX))}" for name, value in said_besides(record).items()]
+        lines = [" ".join([moment, padded, _one_line(message), *fields])]
+        if record.exc_info:
+            stack = _cut(self.formatException(record.exc_info), STACK_CHARS_MAX)
+            lines += [f"    {_one_line(line)}" for line in stack.split("\n")]
+        return "\n".join(lines)
+
+
+def _cut(value: Any, chars_max: int) -> Any:
+    return f"{value[:chars_max]}…" if isinstance(value, str) and len(value) > chars_max else value
+
+
+def _word(value: Any) -> str:
+    is_word = isinstance(value, str) and value.isprintable() and not any(mark in value for mark in ' "=')
+    return value if is_word else _json(value)
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    # There are line breaks and commands to terminals that JSON may hold as they are.
+    return text if text.isprintable() else json.dumps(value, default=str)
+
+
+def _one_line(text: str) -> str:
+    """What clients send must not look like a line of its own, nor steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)

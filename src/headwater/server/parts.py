@@ -1,0 +1,55 @@
+"""What all connections of a server share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headwater.broker.core import Core
+from headwater.configuration import Settings
+from headwater.server.live import LiveHub
+from headwater.server.metrics import Metrics
+from headwater.server.registry import Registry
+from headwater.server.tokens import Grant
+
+if TYPE_CHECKING:
+    from headwater.server.connection import Connection
+
+POLICY_VIOLATION = 1008
+
+
+class Parts:
+    def __init__(
+        self,
+        core: Core,
+        registry: Registry,
+        settings: Settings,
+        metrics: Metrics,
+        authenticate: Callable[[str], Grant | None] | None,
+        version: str,
+    ) -> None:
+        self.core = core
+        self.registry = registry
+        self.limits = settings.limits
+        self.subscription_timeout = settings.log.subscription_timeout
+        self.metrics = metrics
+        self.needs_token = authenticate is not None
+        self.authenticate = authenticate or (lambda _: None)
+        self.version = version
+        self.live = LiveHub(core, metrics)
+        self._publishers: dict[str, Connection] = {}
+
+    def take_publisher(self, name: str, connection: Connection) -> None:
+        """A publisher speaks through one connection. What an earlier one still has under way would otherwise be taken
+        after it was sent again here."""
+        before = self._publishers.get(name)
+        if before is not None and before is not connection:
+            before.publisher = None
+            before.close(POLICY_VIOLATION, "this publisher has connected anew")
+        self._publishers[name] = connection
+        connection.publisher = name
+
+    def forget_publisher(self, connection: Connection) -> None:
+        name = connection.publisher
+        if name is not None and self._publishers.get(name) is connection:
+            del self._publishers[name]
