@@ -7,6 +7,7 @@ import sys
 import consuming
 import growing
 import publishing
+import serving
 import waking
 from common import describe_machine
 from report import show
@@ -16,6 +17,7 @@ MEASURES = {
     "consuming": ("Consume and ack", consuming.measure),
     "growing": ("Growth", growing.measure),
     "waking": ("Wake-up", waking.measure),
+    "serving": ("Through a server", serving.measure),
 }
 
 

@@ -401,6 +401,23 @@ def test_of_many_writers_none_undoes_what_another_did(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_a_writer_that_comes_late_leaves_the_file_of_the_one_before_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(TokenFile(path), "first")
+    flock = fcntl.flock
+
+    def overtaken(descriptor: int, operation: int) -> None:
+        """Between opening the scratch file and locking it, another writer makes it the tokens file."""
+        monkeypatch.setattr(fcntl, "flock", flock)
+        create(TokenFile(path), "second")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    create(TokenFile(path), "third")
+    assert {token.label for token in TokenFile(path).list()} == {"first", "second", "third"}
+
+
 def test_a_writer_that_does_not_finish_is_not_waited_for_without_end(
     file: TokenFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,10 +458,17 @@ def test_a_scratch_file_of_another_user_is_refused(
     assert not path.exists()
 
 
-def test_a_link_to_the_tokens_file_stays_one(path: Path, tmp_path: Path) -> None:
+def test_a_link_to_the_tokens_file_stays_one(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     target = tmp_path / "elsewhere" / "tokens"
     path.symlink_to(target)
+    replace = os.replace
+
+    def spied_replace(source: str, to: str) -> None:
+        assert os.path.dirname(source) == os.path.dirname(to)  # else it might be another disk, and fail
+        replace(source, to)
+
+    monkeypatch.setattr(os, "replace", spied_replace)
     text = create(TokenFile(path))
     assert TokenFile(path).check(text, NOW)
     assert path.is_symlink()

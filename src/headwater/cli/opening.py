@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import inspect
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -15,7 +13,7 @@ import typer
 
 import headwater
 from headwater.cli.output import note
-from headwater.errors import InvalidOption, NotALog, Unauthorized, Unreachable
+from headwater.errors import InvalidOption, NotALog, Unauthorized
 from headwater.wiring import AllOptions, OpenOptions
 
 CONNECT_S_MAX = 3.0  # whoever types a command is not kept waiting for a server that is not there
@@ -129,8 +127,6 @@ def _connected(url: str) -> Iterator[headwater.Log]:
     except Unauthorized as exc:
         next = "Pass --token, or set HEADWATER_TOKEN; on the server's machine, headwater token create makes one"
         raise Unauthorized(exc.why, where=str(url), next=next) from exc
-    except Unreachable as exc:
-        raise Unreachable(_why_unreachable(exc.why), where=exc.where, next=exc.next) from exc
     with opened as log:
         told = _Breaks(log.name)
         log.remote.on_state(told.note_state)
@@ -138,15 +134,6 @@ def _connected(url: str) -> Iterator[headwater.Log]:
             yield log
         finally:
             told.is_over = True
-
-
-def _why_unreachable(why: str) -> str:
-    """The two things that go wrong nearly always, in words; the rest as the system says it."""
-    if f"[Errno {errno.ECONNREFUSED}]" in why:
-        return "nobody listens there"
-    if any(f"[Errno {number}]" in why for number in (socket.EAI_NONAME, socket.EAI_AGAIN)):
-        return "there is no such host, as far as this machine knows"
-    return why
 
 
 class _Breaks:

@@ -56,6 +56,7 @@ class RemoteConsumer:
         self._params = params
         self._ready = False
         self._subscribing: Request | None = None
+        self._begun: Ticket[wire.Subscribed] = Ticket()
         self._holder = new_holder()
         self._has_begun = False
         self._in_flight: dict[int, Claimed] = {}
@@ -81,20 +82,26 @@ class RemoteConsumer:
             left_s = max(0.0, until - time.monotonic())
             self._params.wait = min(left_s, POLL_S)
             request = self._subscribing = self._request()
+            self._begun = request.ticket
             try:
                 done: wire.Subscribed = yield self._link.enqueue(request)
                 break
             except SubscriptionActive:
                 if left_s <= 0:
                     raise
-            except BaseException:
-                request.ticket.watch(self._give_back)  # nobody wants it any more, and it may come all the same
-                raise
         self.resumed_from = self._last_seq = done.resumed_from_seq
 
-    def _give_back(self, subscribed: Ticket[Any]) -> None:
-        if subscribed.error is None:
-            self._link.enqueue(self._release([]))
+    def abandon(self, then: Callable[[], None]) -> None:
+        """Nobody waits for it to begin any more; should it do so all the same, it is given back."""
+
+        def begun(ticket: Ticket[Any]) -> None:
+            if ticket.error is not None:
+                then()
+            else:
+                self._link.enqueue(self._release([])).watch(lambda _: then())
+
+        self._closed = True
+        self._begun.watch(begun)
 
     def _request(self) -> Request:
         return Request("rpc.subscribe.persistent", self._params_now, self._take_up, alone=True)

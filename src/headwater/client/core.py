@@ -186,14 +186,14 @@ class RemoteCore:
             yield from consumer.begin()
         except BaseException:
             self._link.resuming.remove(consumer)
-            self.forget(consumer)
+            consumer.abandon(then=lambda: self.forget(consumer))
             raise
         self._link.loop.call_soon_threadsafe(self._beat_in_time)
         return consumer
 
     def forget(self, consumer: Consumer) -> None:
-        if isinstance(consumer, RemoteConsumer):
-            self._consumers.pop(consumer.wire_id, None)
+        if isinstance(consumer, RemoteConsumer) and self._consumers.get(consumer.wire_id) is consumer:
+            del self._consumers[consumer.wire_id]
 
     def unsubscribe(self, id: str) -> Flow[None]:
         return self._ask("rpc.subscription.remove", wire.SubscriptionId(id), _nothing, again=False)

@@ -12,13 +12,14 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from ssl import SSLCertVerificationError
 from typing import Any
 
 import msgspec
 
 from headwater.broker.flow import Ticket, finish
 from headwater.client.numbering import Numbering
-from headwater.client.options import Settings, unreachable
+from headwater.client.options import Settings, unreachable, why_not_connected
 from headwater.client.outcomes import Outcome, gathered, outcome_of, outcomes_of, too_late
 from headwater.client.request import Request, Resuming
 from headwater.client.wire import ANSWER_BYTES_MAX, Wire, open_wire
@@ -108,12 +109,12 @@ class Link:
                 async with asyncio.timeout(self.settings.connect_timeout_s):
                     lost = await self._connect()
             except (OSError, TimeoutError, HeadwaterError) as exc:
-                why = exc.why if isinstance(exc, HeadwaterError) else str(exc) or "no answer in time"
                 attempt += 1
                 delay_s = self.settings.backoff.delay_s(attempt, random.random())
-                hopeless = isinstance(exc, Unauthorized) or delay_s is None
+                hopeless = isinstance(exc, Unauthorized | SSLCertVerificationError) or delay_s is None
                 too_late = not self.first_connection.done and self.loop.time() + (delay_s or 0) >= give_up_s
                 if hopeless or too_late:
+                    why = why_not_connected(exc)
                     self._fail(exc if isinstance(exc, Unauthorized) else unreachable(self.settings, why))
                     return
                 await self._pause(delay_s or 0.0)

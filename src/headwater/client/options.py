@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headwater.client.backoff import Backoff, Strategy
-from headwater.errors import InvalidOption, Unreachable
+from headwater.errors import HeadwaterError, InvalidOption, Unreachable
 from headwater.message import Span, span_ms
 
 TOKEN_VARIABLE = "HEADWATER_TOKEN"
@@ -96,5 +97,21 @@ def _tls(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
         raise InvalidOption(f"the certificates cannot be read ({exc})", where=str(ca)) from exc
 
 
+def why_not_connected(exc: Exception) -> str:
+    """What goes wrong most often, in words; the rest as the system says it."""
+    if isinstance(exc, HeadwaterError):
+        return exc.why
+    if isinstance(exc, ConnectionRefusedError):
+        return "nobody listens there"
+    if isinstance(exc, socket.gaierror):
+        return "there is no such host, as far as this machine knows"
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({exc.verify_message})"
+    return str(exc) or "no answer in time"
+
+
 def unreachable(settings: Settings, why: str) -> Unreachable:
-    return Unreachable(why, where=_shown(settings.url), next="Is the server running? headwater serve LOG")
+    next = "Is the server running? headwater serve LOG"
+    if "certificate" in why:
+        next = "Trust a certificate of your own with ca=FILE (--ca FILE for commands)"
+    return Unreachable(why, where=_shown(settings.url), next=next)

@@ -7,8 +7,8 @@ import {
   setText, span, textOf, titled, unfolding, whole,
 } from "./show.js";
 
-const LOOK_MS = 2_000; // between two looks at the statistics
-const LOOK_SHARE = 4; // and at least so many times as long as the last look took: a large log is not kept busy by us
+const LOOK_MS = 2_000, LOOK_MS_MAX = 10_000; // between two looks at the statistics
+const LOOK_SHARE = 4; // so many times as long as the last look took, within these: a large log is not kept busy by us
 const ANSWER_MS_MAX = 40_000; // a look that takes longer means that nobody is there
 const TAIL_MAX = 200, TOPICS_MAX = 100, SUBSCRIPTIONS_MAX = 200; // shown at most
 
@@ -122,7 +122,8 @@ async function look() {
   } finally {
     clearTimeout(watchdog);
     isLooking = false;
-    lookTimer = setTimeout(look, Math.max(LOOK_MS, LOOK_SHARE * (performance.now() - began)));
+    const wait = LOOK_SHARE * (performance.now() - began);
+    lookTimer = setTimeout(look, Math.min(Math.max(wait, LOOK_MS), LOOK_MS_MAX));
   }
 }
 

@@ -140,9 +140,15 @@ function ask(question, text, verb, className) {
   const dialog = $("ask");
   setText($("ask-title"), question);
   setText($("ask-text"), text);
-  Object.assign($("ask-yes"), { textContent: verb, className, onclick: () => dialog.close("yes") });
-  $("ask-no").onclick = () => dialog.close("no");
-  dialog.returnValue = "no";
+  Object.assign($("ask-yes"), { textContent: verb, className });
   dialog.showModal();
-  return new Promise((resolve) => (dialog.onclose = () => resolve(dialog.returnValue === "yes")));
+  return new Promise((resolve) => {
+    const answering = (agreed) => () => {
+      resolve(agreed);
+      dialog.close();
+    };
+    $("ask-yes").onclick = answering(true);
+    $("ask-no").onclick = answering(false);
+    dialog.onclose = () => dialog.open || resolve(false); // by Escape; or late, when it is open for another question
+  });
 }

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.broker.claims import Claimed
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.flow import run_async
+from headwater.broker.subscriber import Subscriber
+from headwater.broker.tail import Tail
+from headwater.errors import TooLarge
 from headwater.message import NAMED_HEADERS, NO_HEADERS, Message, iso, readable
 from headwater.protocol.wire import Delivery, Fetched, Notification
 
+if TYPE_CHECKING:
+    from headwater.server.connection import Connection
+
+FETCHED_BYTES_MAX = 7 * 1024 * 1024  # with the rest of the answer it fits into a frame
 _skim = msgspec.json.Decoder(msgspec.Raw)
 _NO_HEADERS: dict[str, Any] = {}
 
@@ -80,3 +88,37 @@ def _mended(claimed: Claimed) -> Claimed:
     return msgspec.structs.replace(
         claimed, message=msgspec.structs.replace(claimed.message, raw=text, raw_headers=headers)
     )
+
+
+# --- what fits into no frame: put into the log by hand, since nobody can publish it -----------------------------------
+
+
+async def push(connection: Connection, id: str, subscriber: Subscriber | Tail, found: Sequence[Claimed]) -> None:
+    """As notifications. One that is too large for any frame is dead: waiting for it would hold up all the others."""
+    deliveries = [as_delivery(id, claimed) for claimed in found]
+    try:
+        connection.session.notify_many("rpc.notification.persistent", deliveries, batch=connection.takes_batches)
+    except TooLarge as exc:
+        if len(found) == 1:
+            await run_async(subscriber.reject(found[0], Failure("processing_error", exc.why)))
+            return
+        for each in found:
+            await push(connection, id, subscriber, [each])
+        return
+    connection.flush()
+    connection.parts.metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
+
+
+async def pack(subscriber: Subscriber | Tail, found: Sequence[Claimed]) -> tuple[Sequence[Claimed], Fetched]:
+    """For an answer: what of it fits, and that packed. The rest comes with the next fetch, or is dead, as above."""
+    packed = fetched(found)
+    while found and len(memoryview(packed.messages)) > FETCHED_BYTES_MAX:
+        first, others = found[:1], found[1:]
+        if others:
+            await run_async(subscriber.unfetch([*others]))
+        else:
+            why = f"it takes {len(memoryview(packed.messages))} bytes, the limit of an answer is {FETCHED_BYTES_MAX}"
+            await run_async(subscriber.reject(first[0], Failure("processing_error", why)))
+        found = first if others else []
+        packed = fetched(found)
+    return found, packed

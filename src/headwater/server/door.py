@@ -159,6 +159,7 @@ class SocketWire:
         self._loop = asyncio.get_running_loop()
         self._pinger: asyncio.TimerHandle | None = None
         self._heard_s = self._loop.time()
+        self._asked_s = 0.0  # by a ping
         self._unread_bytes = 0
         self._wants_drain = False
         self._is_paused = False
@@ -241,15 +242,18 @@ class SocketWire:
         is_busy = self._is_paused and not self._wants_drain  # it waits for answers, and we do not listen
         if is_busy or self._unread_bytes < unread_bytes:  # or it reads, if slowly
             self._heard_s = self._loop.time()
-        silent_s = self._loop.time() - self._heard_s
-        if silent_s >= limits.ping_interval + limits.ping_timeout:
+        now_s = self._loop.time()
+        silent_s = now_s - self._heard_s
+        if self._asked_s < self._heard_s:
+            if silent_s >= limits.ping_interval:
+                self._asked_s = now_s
+                self._socket.ping()
+                self._flush()
+        elif now_s - self._asked_s >= limits.ping_timeout:  # so long since it was asked: we may have been silent, too
             told = {"address": self._door.address, "seconds": silent_s}
             logger.info("client %(address)s has not been heard for %(seconds).0f s and is let go", told)
             self._transport.abort()
             return
-        if silent_s >= limits.ping_interval:
-            self._socket.ping()
-            self._flush()
         wait_s = min(limits.ping_interval, limits.ping_timeout)
         self._pinger = self._loop.call_later(wait_s, self._look_alive)
 

@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 PAGE = 500
+SLICE_BYTES = 256 * 1024  # of data sent to one client before looking whether it has room for more
 RETRY_S = 1.0
 
 
 class Listener:
-    __slots__ = ("connection", "pattern")
+    __slots__ = ("after", "connection", "pattern")
 
-    def __init__(self, connection: Connection, pattern: Pattern) -> None:
+    def __init__(self, connection: Connection, pattern: Pattern, after: int) -> None:
         self.connection = connection
         self.pattern = pattern
+        self.after = after  # the reader may be behind the log: what was there before is not for this one
 
 
 class LiveHub:
@@ -49,14 +51,17 @@ class LiveHub:
 
     def add_all(self, connection: Connection, patterns: list[Pattern]) -> None:
         """All or none. When this returns, what is published from now on is heard."""
+        if connection.is_gone:
+            return
         mine = self._listeners.setdefault(connection, {})
         most = connection.parts.limits.subscriptions_per_connection
         if len(mine.keys() | {pattern.text for pattern in patterns}) > most:
             raise TooLarge(f"more than {most} live subscriptions on one connection", next="Use wider patterns")
         self._follow()
+        after = self._core.engine.wakeups.announced
         for pattern in patterns:
-            if pattern.text not in mine and not connection.is_gone:
-                listener = mine[pattern.text] = Listener(connection, pattern)
+            if pattern.text not in mine:
+                listener = mine[pattern.text] = Listener(connection, pattern, after)
                 self._trie.add(pattern, listener)
 
     def remove(self, connection: Connection, pattern: str) -> bool:
@@ -89,18 +94,38 @@ class LiveHub:
             heard: dict[Connection, list[Notification]] = {}
             for claimed in found:
                 for listener in self._trie.match(claimed.message.topic):
-                    notification = as_notification(claimed.message, listener.pattern.text)
-                    heard.setdefault(listener.connection, []).append(notification)
+                    if claimed.message.seq > listener.after:
+                        notification = as_notification(claimed.message, listener.pattern.text)
+                        heard.setdefault(listener.connection, []).append(notification)
             for connection, notifications in heard.items():
-                if connection.is_full:
-                    self._metrics.count_live(0, len(notifications))
-                else:
-                    batches = connection.takes_batches
-                    connection.session.notify_many("rpc.notification", notifications, batch=batches)
-                    self._metrics.count_live(len(notifications), 0)
+                sent = _tell(connection, notifications)
+                self._metrics.count_live(sent, len(notifications) - sent)
 
     async def close(self) -> None:
         if self._tail is not None:
             await run_async(self._tail.close())
         if self._follower is not None:
             await asyncio.gather(self._follower, return_exceptions=True)
+
+
+def _tell(connection: Connection, notifications: list[Notification]) -> int:
+    """As many as it has room for, a slice at a time."""
+    at = sent = 0
+    while at < len(notifications) and not connection.is_full:
+        end, size = at, 0
+        while end < len(notifications) and size < SLICE_BYTES:
+            size += len(memoryview(notifications[end].data))
+            end += 1
+        sent += _send(connection, notifications[at:end])
+        at = end
+        if at < len(notifications):
+            connection.flush()
+    return sent
+
+
+def _send(connection: Connection, notifications: list[Notification]) -> int:
+    try:
+        connection.session.notify_many("rpc.notification", notifications, batch=connection.takes_batches)
+        return len(notifications)
+    except TooLarge:  # no frame takes it; put into the log by hand, since nobody can publish it
+        return sum(_send(connection, [each]) for each in notifications) if len(notifications) > 1 else 0

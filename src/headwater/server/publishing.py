@@ -19,6 +19,7 @@ from headwater.message import (
     NAMED_HEADERS,
     Draft,
     PublishOptions,
+    check_whole,
     make_draft,
     ms_of_iso,
 )
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _PLAIN = Publish("", msgspec.Raw(b"null"))
 _EXTRAS = tuple(name for name in Publish.__struct_fields__ if name not in ("topic", "data", "number", "confirmed"))
 PUBLISHER_CHARS_MAX = 128
+NUMBER_MAX = 2**53  # up to here every JSON parser reads whole numbers
 
 
 def publish_calls(connection: Connection, exchange: Exchange, calls: Sequence[Call]) -> None:
@@ -125,8 +127,8 @@ def numbering(connection: Connection, number: int | None, confirmed: int) -> Num
         raise InvalidOption(
             "numbered messages need a publisher", where="rpc.publish", next='Call rpc.hello with {"publisher": …} first'
         )
-    if number < 1:
-        raise InvalidOption(f"numbers begin with 1, this one is {number}", where="rpc.publish")
+    check_whole("number", number, 1, NUMBER_MAX)
+    check_whole("confirmed", confirmed, 0, NUMBER_MAX)
     return Numbered(connection.publisher, number, confirmed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import signal
 import ssl
 from collections.abc import Callable
@@ -176,10 +177,15 @@ class Server:
 
     def _origin_is_welcome(self, headers: dict[str, str]) -> bool:
         """Browsers say which page asks; any other page could otherwise speak with the rights of who looks at it."""
-        origin = headers.get("origin")
-        if origin is None or "*" in self.settings.server.origins or origin in self.settings.server.origins:
+        origin, settings = headers.get("origin"), self.settings.server
+        if origin is None or "*" in settings.origins or origin in settings.origins:
             return True
-        return urlsplit(origin).netloc == headers.get("host")
+        page = urlsplit(origin)
+        if page.netloc != headers.get("host"):
+            return False
+        # A name can be made to point here by whoever owns it, and then its page looks like ours. Where no token is
+        # needed, only names that nobody else can own are believed.
+        return self._tokens is not None or is_unmistakable(page.hostname or "", settings.host)
 
     def _authenticate(self, token: str) -> Grant | None:
         if self._tokens is None or self._parts is None:
@@ -284,6 +290,17 @@ class ServedConnection(Connection):
 
     def on_closed(self, *, vanished: bool) -> None:
         self._server.client_left(self, vanished=vanished)
+
+
+def is_unmistakable(name: str, own_host: str) -> bool:
+    """Whether a page under this name is surely the server's own: an address, this machine, or what it was told."""
+    if name == own_host or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def bearer(headers: dict[str, str]) -> str | None:

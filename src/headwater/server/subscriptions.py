@@ -33,7 +33,7 @@ from headwater.message import iso, span_ms
 from headwater.ports.records import Gap, selection_of
 from headwater.ports.store import Reader
 from headwater.protocol import wire
-from headwater.server.deliveries import as_delivery, fetched
+from headwater.server.deliveries import pack, push
 from headwater.server.logger import logger
 from headwater.topics import parse_pattern
 
@@ -63,7 +63,7 @@ class Held:
     async def take(self, count: int, wait_s: float | None) -> list[Claimed]:
         """Fetch, but not more than may be sent at a time: about as many as fit, by the size of the last ones, and what
         is too much after all is given back untouched."""
-        most = max(1, min(count, TAKE_BYTES_MAX // self._usual_bytes))
+        most = min(count, max(1, TAKE_BYTES_MAX // self._usual_bytes))
         found = await self._fetch(most, wait_s)
         total, fit = 0, 0
         for claimed in found:
@@ -208,11 +208,12 @@ class Subscriptions:
     async def _push(self, id: str, held: Held) -> None:
         """Deliver until the end: as many as may be in flight, and no faster than the client reads."""
         connection, subscriber = self._connection, held.subscriber
-        metrics = connection.parts.metrics
         while True:
             try:
                 await connection.writable()
                 found = await held.take(PUSH_BATCH, None)
+                if found:
+                    await push(connection, id, subscriber, found)
             except StoreError as exc:
                 logger.warning("subscription %s tries again: %s", subscriber.id, exc)
                 await asyncio.sleep(RETRY_S)
@@ -223,12 +224,6 @@ class Subscriptions:
                     self._held.pop(id, None)
                     connection.core.forget(subscriber)
                 return
-            if found:
-                deliveries = [as_delivery(id, claimed) for claimed in found]
-                batches = connection.takes_batches
-                connection.session.notify_many("rpc.notification.persistent", deliveries, batch=batches)
-                connection.flush()
-                metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
 
     async def fetch(self, params: wire.Fetch) -> Any:
         connection = self._connection
@@ -237,8 +232,9 @@ class Subscriptions:
         found = await held.take(params.count, wait_s)
         if connection.is_gone:
             return None
-        connection.parts.metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
-        return fetched(found)
+        sent, answer = await pack(held.subscriber, found)
+        connection.parts.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
+        return answer
 
     async def end_fetches(self, id: str) -> None:
         """Those that wait are answered now, as if their time were over."""

@@ -1,0 +1,38 @@
+"""What one does with the console, and what one waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from browser import Page
+
+from headwater import Log
+
+
+def listening(page: Page) -> None:
+    """Wait until the server has heard that the page listens: what is published from now on is shown."""
+    page.until("document.getElementById('state').textContent === 'Connected'")
+    page.fill("method", "rpc.last_seq")
+    page.click("#call-form button")  # calls are begun in order, and the page subscribed before
+    page.until("document.querySelector('#answer pre')")
+
+
+def publish(page: Page, topic: str, data: str) -> None:
+    page.fill("topic", topic)
+    page.fill("data", data)
+    page.click("#publish-form button")
+
+
+def look(page: Page) -> None:
+    """The page looks at the log every two seconds, and when its tab comes to the front."""
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def bury(page: Page, log: Log, id: str, count: int) -> Any:
+    """A subscription whose messages are dead letters, and a page that has been made to look."""
+    subscription = log.subscribe(id, f"{id}.*")
+    log.publish_many((f"{id}.new", {"number": number}) for number in range(count))
+    for message in subscription.fetch(count):
+        message.reject("no address")
+    look(page)
+    return subscription

@@ -1,0 +1,93 @@
+"""The console can be read in any light, on any screen, with any device."""
+
+from __future__ import annotations
+
+from browser import Page
+from steps import bury, listening, publish
+
+from headwater import Log
+
+FAINT = """
+(() => {
+  const rgb = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const linear = (part) => (part <= 10 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+  const light = (color) => {
+    const [red, green, blue] = rgb(color).map(linear);
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const ground = (element) => {
+    const color = getComputedStyle(element).backgroundColor;
+    return rgb(color)[3] === 0 ? ground(element.parentElement) : color;
+  };
+  const faint = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let looked = 0;
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || !element.checkVisibility()) continue;
+    if (element.closest(":disabled, option")) continue;
+    looked += 1;
+    const [a, b] = [light(getComputedStyle(element).color), light(ground(element))].sort().reverse();
+    if ((a + 0.05) / (b + 0.05) < 4.5) faint.push(`${element.tagName} ${element.className}: ${element.textContent}`);
+  }
+  return [looked, faint];
+})()
+"""
+
+
+def fill_the_page(page: Page, log: Log) -> None:
+    """Something to see in every part of the page, and an error."""
+    listening(page)
+    log.publish("orders.paid", {"order": 17, "paid": True, "note": None}, headers={"region": "eu"})
+    page.until("document.querySelector('#tail strong').textContent === 'orders.paid'")
+    page.until("document.querySelector('#letter-list summary')")
+    page.click("#tail summary")
+    page.click("#letter-list summary")
+    publish(page, "orders.new", "{nope")
+    page.until(
+        "!document.getElementById('publish-problem').hidden && document.querySelectorAll('details pre').length >= 4"
+    )
+
+
+def test_all_text_stands_out_from_its_ground(page: Page, log: Log) -> None:
+    with bury(page, log, "mails", 1):
+        fill_the_page(page, log)
+        grounds = set()
+        for scheme in ("light", "dark"):
+            page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            looked, faint = page.evaluate(FAINT)
+            assert looked > 60
+            assert faint == []
+    assert len(grounds) == 2
+
+
+def test_nothing_sticks_out_sideways(page: Page, log: Log) -> None:
+    log.publish("a." + 25 * "long", {"text": 300 * "x"})
+    with bury(page, log, "mails", 1):
+        fill_the_page(page, log)
+        for width in (320, 390, 768, 1280, 1920):
+            size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 700}
+            page.command("Emulation.setDeviceMetricsOverride", **size)
+            assert page.evaluate("innerWidth") == width
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_every_control_has_a_name(page: Page, log: Log) -> None:
+    with bury(page, log, "mails", 1):
+        fill_the_page(page, log)
+        tree = page.command("Accessibility.getFullAXTree")["nodes"]
+    roles = ("button", "textbox", "searchbox", "combobox", "link", "region", "DisclosureTriangle")
+    controls = [node for node in tree if not node["ignored"] and node["role"]["value"] in roles]
+    assert len(controls) > 15
+    assert [node for node in controls if not node.get("name", {}).get("value")] == []
+
+
+def test_data_can_be_published_without_a_mouse(page: Page) -> None:
+    page.fill("topic", "orders.new")
+    page.fill("data", "1")
+    for kind in ("rawKeyDown", "keyUp"):
+        page.command(
+            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=2
+        )
+    page.until("document.getElementById('published').textContent === 'Stored as seq 1'")

@@ -1,0 +1,66 @@
+"""Servers on real sockets, in the loop of the test. A test that is a coroutine function runs in a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Under --import-mode=importlib a test cannot import its neighbour unless the directory is on the path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from foreign_client import Serve, without_settings
+
+import headwater
+from headwater.server.serving import Server
+
+TEST_S_MAX = 90.0
+SETTLING_TURNS = 100
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if (
+            "long" in item.keywords
+            and "long" not in config.getoption("-m")
+            and item.path.parent == Path(__file__).parent
+        ):
+            item.add_marker(pytest.mark.skip(reason="takes long: run it with -m long"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(_without_a_trace(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})))
+    return True
+
+
+async def _without_a_trace(test: Any) -> None:
+    """Run a test; what was raised where nobody looks, and tasks that are left over, fail it."""
+    mishaps: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
+    await asyncio.wait_for(test, TEST_S_MAX)
+    for _ in range(SETTLING_TURNS):
+        if len(asyncio.all_tasks()) == 1:
+            break
+        await asyncio.sleep(0.001)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"still running: {left}"
+    assert not mishaps, f"raised where nobody looks: {mishaps}"
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """`async with serve(port=…) as server`: a server for a log of the test's own, on a free port."""
+    without_settings(monkeypatch, tmp_path)
+
+    def make(log: str | Path = tmp_path / "log.db", **flags: Any) -> Server:
+        return headwater.serve(log, **{"port": 0, **flags})
+
+    return make

@@ -1,0 +1,203 @@
+"""JSON-RPC 2.0 as it travels: one document a frame, a batch answered in one, and what breaks the rules."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from foreign_client import Serve, connect, gone
+
+from headwater.server.connection import OUTGOING_BYTES_MAX
+
+HELLO = {"jsonrpc": "2.0", "method": "rpc.hello"}
+PUBLISH = {"jsonrpc": "2.0", "method": "rpc.publish", "params": {"topic": "a", "data": 1}}
+
+
+def error_of(frame: Any, id: Any) -> int:
+    """The code of an error answer of the exact shape."""
+    assert frame.keys() == {"jsonrpc", "error", "id"}
+    assert (frame["jsonrpc"], frame["id"]) == ("2.0", id)
+    assert frame["error"].keys() <= {"code", "message", "data"}
+    assert isinstance(frame["error"]["message"], str)
+    return int(frame["error"]["code"])
+
+
+async def test_a_call_is_answered_with_its_id_and_result(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        answer = await client.exchange({**PUBLISH, "id": 7})
+        assert answer == {"jsonrpc": "2.0", "result": {"sequence_id": 1, "duplicate": False}, "id": 7}
+
+
+@pytest.mark.parametrize("path", ["/rpc", "/", "/rpc?from=here"])
+async def test_both_paths_speak_json_rpc(serve: Serve, path: str) -> None:
+    async with serve() as server, connect(server, path) as client:
+        assert (await client.exchange({**HELLO, "id": 1}))["result"]["server"] == "headwater"
+
+
+@pytest.mark.parametrize("id", [0, -5, 2**70, 1.5, "", "x" * 100, "ü\n", None])
+async def test_ids_come_back_as_they_were(serve: Serve, id: Any) -> None:
+    async with serve("memory:") as server, connect(server) as client:
+        assert (await client.exchange({**HELLO, "id": id}))["id"] == id
+        # and as the bytes that they were, which JSON in Python would hide
+        await client.send('{"jsonrpc":"2.0","method":"rpc.hello","id":1.50}')
+        assert '"id":1.50' in str(await client.socket.recv())
+
+
+async def test_a_notification_is_carried_out_and_not_answered(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.send(PUBLISH)
+        await client.send({"jsonrpc": "2.0", "method": "no.such.method"})
+        await client.send({**PUBLISH, "id": 1})
+        assert (await client.frame())["result"]["sequence_id"] == 2  # the next frame, and the second message
+
+
+async def test_a_batch_is_answered_in_one_frame_in_its_order(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        batch = [
+            {**PUBLISH, "id": "a"},
+            {**HELLO, "id": "b"},
+            {**PUBLISH, "id": "c"},
+            {"jsonrpc": "2.0", "method": "nope", "id": "d"},
+            {"jsonrpc": "2.0", "method": "rpc.publish", "params": {"topic": "a.*", "data": 1}, "id": "e"},
+            7,
+            {**PUBLISH, "id": "f"},
+        ]
+        answers = await client.exchange(batch)
+        assert [answer["id"] for answer in answers] == ["a", "b", "c", "d", "e", None, "f"]
+        assert [a["result"]["sequence_id"] for a in answers if a["id"] in ("a", "c", "f")] == [1, 2, 3]
+        assert [a["error"]["code"] for a in answers if "error" in a] == [-32601, -32004, -32600]
+
+
+async def test_a_request_and_a_notification_get_one_answer(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        answers = await client.exchange([{**PUBLISH, "id": 1}, PUBLISH])
+        assert [answer["id"] for answer in answers] == [1]
+        assert (await client.call("rpc.last_seq"))["sequence_id"] == 2
+
+
+async def test_a_batch_of_notifications_gets_no_answer(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.send([PUBLISH, PUBLISH])
+        assert (await client.exchange({**PUBLISH, "id": 9}))["result"]["sequence_id"] == 3
+
+
+async def test_all_publishes_of_a_frame_are_one_transaction(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        frames = []
+        store = server._parts.core.engine.store  # type: ignore[union-attr]
+        write = store.write
+        store.write = lambda *given: frames.append(1) or write(*given)  # type: ignore[method-assign, func-returns-value]
+        answers = await client.exchange([{**PUBLISH, "id": number} for number in range(500)])
+        assert [answer["result"]["sequence_id"] for answer in answers] == list(range(1, 501))
+        assert len(frames) == 1
+
+
+async def test_batches_over_the_limit_are_refused_as_a_whole(serve: Serve) -> None:
+    async with serve(limits_batch_calls=2) as server, connect(server) as client:
+        assert error_of(await client.exchange([{**PUBLISH, "id": n} for n in range(3)]), None) == -32600
+        answers = await client.exchange([{**PUBLISH, "id": n} for n in range(2)])
+        assert [answer["result"]["sequence_id"] for answer in answers] == [1, 2]  # nothing of the first was stored
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", -32700),
+        ("{", -32700),
+        ("nonsense", -32700),
+        ('[{"jsonrpc":"2.0","method":"rpc.hello","id":1},{"jsonrpc"', -32700),
+        ("[]", -32600),
+        ("1", -32600),
+        ('"text"', -32600),
+        ("null", -32600),
+        ("{}", -32600),
+        ('{"method":"rpc.hello"}', -32600),
+        ('{"jsonrpc":"1.0","method":"rpc.hello"}', -32600),
+        ('{"jsonrpc":"2.0","method":7}', -32600),
+        ('{"jsonrpc":"2.0","method":"rpc.hello","params":7}', -32600),
+        ('{"jsonrpc":"2.0","method":"rpc.hello","id":{}}', -32600),
+    ],
+)
+async def test_what_is_no_request_is_refused_and_the_connection_lives(serve: Serve, text: str, code: int) -> None:
+    async with serve("memory:") as server, connect(server) as client:
+        assert error_of(await client.exchange(text), None) == code
+        assert (await client.exchange({**HELLO, "id": 1}))["id"] == 1
+
+
+async def test_a_broken_call_that_has_an_id_is_refused_under_it(serve: Serve) -> None:
+    async with serve("memory:") as server, connect(server) as client:
+        assert error_of(await client.exchange({"jsonrpc": "2.0", "method": 7, "id": "x"}), "x") == -32600
+        assert error_of(await client.exchange({"jsonrpc": "2.0", "method": "nope", "id": "x"}), "x") == -32601
+        wrong = {"jsonrpc": "2.0", "method": "rpc.publish", "params": {"topic": "a"}, "id": "x"}
+        assert error_of(await client.exchange(wrong), "x") == -32602
+        unknown = {**PUBLISH, "params": {"topic": "a", "data": 1, "prioritty": 3}, "id": "x"}
+        frame = await client.exchange(unknown)
+        assert error_of(frame, "x") == -32602
+        assert "prioritty" in json.dumps(frame["error"])
+
+
+async def test_errors_say_where_why_and_what_next(serve: Serve) -> None:
+    async with serve("memory:") as server, connect(server) as client:
+        error = await client.refusal("rpc.publish", {"topic": "orders..new", "data": 1})
+        assert error["code"] == -32004
+        assert error["data"].keys() >= {"where", "why", "next"}
+
+
+async def test_params_may_come_by_position(serve: Serve) -> None:
+    async with serve("memory:") as server, connect(server) as client:
+        assert await client.call("rpc.publish", ["orders.new", {"n": 1}]) == {"sequence_id": 1, "duplicate": False}
+        assert await client.call("rpc.subscribe", ["orders.*"]) == {"subscribed": True, "topic": "orders.*"}
+
+
+async def test_a_binary_frame_closes_with_1003(serve: Serve) -> None:
+    async with serve("memory:") as server:
+        async with connect(server) as client:
+            await client.send(json.dumps({**HELLO, "id": 1}).encode())
+            assert await client.close_code() == 1003
+        await gone(server)
+
+
+async def test_a_frame_over_the_limit_closes_with_1009_and_stores_nothing(serve: Serve) -> None:
+    async with serve(limits_frame_bytes=10_000) as server:
+        async with connect(server) as client:
+            fits = "x" * (10_000 - len(json.dumps({**PUBLISH, "params": {"topic": "a", "data": ""}, "id": 1})))
+            frame = json.dumps({**PUBLISH, "params": {"topic": "a", "data": fits}, "id": 1})
+            assert len(frame) == 10_000
+            assert (await client.exchange(frame))["result"]["sequence_id"] == 1
+            await client.send(frame + " ")
+            assert await client.close_code() == 1009
+        async with connect(server) as client:
+            assert (await client.call("rpc.last_seq"))["sequence_id"] == 1
+
+
+async def test_the_limit_of_a_frame_also_holds_for_its_fragments_together(serve: Serve) -> None:
+    async with serve(limits_frame_bytes=10_000) as server, connect(server) as client:
+        await client.socket.send(["[" + " " * 4_000, " " * 4_000, " " * 4_000, "]"])
+        assert await client.close_code() == 1009
+
+
+async def test_a_frame_may_come_in_fragments(serve: Serve) -> None:
+    async with serve("memory:") as server, connect(server) as client:
+        text = json.dumps({**PUBLISH, "params": {"topic": "a", "data": "äöü€"}, "id": 1}, ensure_ascii=False)
+        data = text.encode()
+        await client.socket.send([data[at : at + 1] for at in range(len(data))], text=True)  # characters cut in two
+        assert (await client.frame())["result"]["sequence_id"] == 1
+        await client.subscribe("s", "a")
+        assert (await client.delivery())["data"] == "äöü€"
+
+
+async def test_text_that_is_not_utf_8_is_a_parse_error(serve: Serve) -> None:
+    async with serve("memory:") as server, connect(server) as client:
+        await client.socket.send(b'{"jsonrpc":"2.0","method":"\xff\xfe","id":1}', text=True)
+        assert error_of(await client.frame(), None) == -32700
+
+
+async def test_an_answer_that_would_not_fit_into_a_frame_is_an_error_that_says_so(serve: Serve) -> None:
+    server = serve("memory:")
+    server.method("long")(lambda length: "x" * length)
+    async with server, connect(server) as client:
+        assert len(await client.call("long", [OUTGOING_BYTES_MAX - 100])) == OUTGOING_BYTES_MAX - 100
+        error = await client.refusal("long", [OUTGOING_BYTES_MAX])
+        assert error["code"] == -32005
+        assert "ask for less" in error["data"]["next"]

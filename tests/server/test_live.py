@@ -1,0 +1,113 @@
+"""Live subscriptions: who listens now hears it, and nobody keeps count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+from foreign_client import Serve, connect, gone
+
+import headwater
+from headwater import ManualClock
+from headwater.server.connection import OUTGOING_BYTES_MAX
+
+
+async def test_a_notification_has_topic_data_and_pattern(serve: Serve) -> None:
+    clock = ManualClock(1_700_000_000_123)
+    async with serve(clock=clock) as server, connect(server) as client, connect(server) as other:
+        await client.call("rpc.subscribe", {"topic": "a.>"})
+        await other.publish("a.b", {"x": [1, None]}, headers={"from": "shop", "mine": 1}, id="given")
+        note = await client.note("rpc.notification")
+        assert (note["topic"], note["data"], note["pattern"]) == ("a.b", {"x": [1, None]}, "a.>")
+        assert (note["sequence_id"], note["id"], note["timestamp"]) == (1, "given", "2023-11-14T22:13:20.123Z")
+        assert note["headers"] == {"from": "shop", "mine": 1}
+
+
+async def test_only_what_comes_after_is_heard_and_only_while_it_is_wanted(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.publish("a", "before")
+        await client.call("rpc.subscribe", {"topic": "a"})
+        await client.publish("a", "during")
+        assert (await client.note("rpc.notification"))["data"] == "during"
+        for _ in range(20):  # whoever reads the log for all may be behind, which must not show
+            await client.call("rpc.unsubscribe", {"topic": "a"})
+            await client.publish("a", "unheard")
+            await client.call("rpc.subscribe", {"topic": "a"})
+            await client.publish("a", "again")
+            assert (await client.note("rpc.notification"))["data"] == "again"
+
+
+async def test_all_who_listen_hear_it_each_by_its_own_patterns(serve: Serve) -> None:
+    patterns = {"orders.new": 1, "orders.*": 2, "orders.>": 3, ">": 4, "orders.#": 4, "events.>": 0}
+    topics = ["orders", "orders.new", "orders.shipped", "orders.new.fast"]
+    async with serve() as server, connect(server) as publisher, connect(server) as client:
+        for pattern in patterns:
+            await client.call("rpc.subscribe", {"topic": pattern})
+        for topic in topics:
+            await publisher.publish(topic)
+        heard = [await client.note("rpc.notification") for _ in range(sum(patterns.values()))]
+        assert {p: sum(each["pattern"] == p for each in heard) for p in patterns} == patterns
+        assert await client.has_nothing_to_read()
+
+
+async def test_subscribing_twice_to_one_pattern_is_once(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        for _ in range(2):
+            await client.call("rpc.subscribe", {"topic": "a"})
+        await client.publish("a", 1)
+        await client.publish("a", 2)
+        assert [(await client.note("rpc.notification"))["data"] for _ in range(2)] == [1, 2]
+        assert await client.has_nothing_to_read()
+
+
+async def test_nothing_is_left_of_one_who_has_gone(serve: Serve) -> None:
+    async with serve() as server:
+        hub = server._parts.live  # type: ignore[union-attr]
+        async with connect(server) as client:
+            await client.call("rpc.subscribe.batch", {"topics": ["a", "b.*"]})
+            assert len(hub) == 2
+        await gone(server)
+        assert len(hub) == 0
+        assert not hub._listeners
+        assert [*hub._trie.match("a"), *hub._trie.match("b.c")] == []
+
+
+async def test_what_another_process_writes_is_heard_too(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.call("rpc.subscribe", {"topic": "a"})
+        async with headwater.connect("log.db") as log:  # not through the server
+            await log.publish("a", "by another door")
+        assert (await client.note("rpc.notification"))["data"] == "by another door"
+
+
+async def test_a_message_too_large_for_the_frames_of_clients_stops_nobody(serve: Serve) -> None:
+    async with serve(limits_frame_bytes=4_096) as server, connect(server) as client:
+        await client.call("rpc.subscribe", {"topic": "a"})
+        await client.subscribe("s", "a")
+        async with headwater.connect("log.db") as log:
+            await log.publish("a", "x" * 1_000_000)
+            await log.publish("a", "small")
+        got = {"rpc.notification": 0, "rpc.notification.persistent": 0}
+        while min(got.values()) < 2:
+            frame = await client.frame()
+            got[frame["method"]] += 1
+
+
+async def test_a_message_too_large_for_any_frame_stops_nobody(serve: Serve, tmp_path: Path) -> None:
+    """Nobody can publish it, but anybody may insert it."""
+    async with serve() as server, connect(server) as client:
+        await client.call("rpc.subscribe", {"topic": "a"})
+        await client.subscribe("pushed", "a")
+        await client.subscribe("fetched", "a", deliver="fetch")
+        by_hand = apsw.Connection(str(tmp_path / "log.db"))
+        by_hand.execute("INSERT INTO messages (topic, data) VALUES ('a', ?)", (f'"{"x" * OUTGOING_BYTES_MAX}"',))
+        by_hand.close()
+        last = await client.publish("a", "small")
+        heard = {frame["method"]: frame["params"]["data"] for frame in [await client.frame() for _ in range(2)]}
+        assert heard == {"rpc.notification": "small", "rpc.notification.persistent": "small"}
+        await client.call("rpc.fetch", {"subscription_id": "fetched", "wait": 10})
+        fetched = await client.call("rpc.fetch", {"subscription_id": "fetched", "wait": 10})
+        assert [message[0] for message, _, _ in fetched["messages"]] == [last]
+        counts = await client.call("rpc.dead_letters.stats")
+        assert counts["by_subscription"] == {"pushed": 1, "fetched": 1}
+        assert counts["by_reason"] == {"processing_error": 2}

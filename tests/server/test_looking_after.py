@@ -1,0 +1,210 @@
+"""Methods that look after a log: what is in it, who reads it, what is dead, what may stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foreign_client import Client, Serve, connect
+
+from headwater import ManualClock
+
+
+async def test_topics_and_seqs(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        assert await client.call("rpc.topics") == []
+        assert await client.call("rpc.last_seq") == {"sequence_id": 0}
+        await client.publish_many("a", 3)
+        await client.publish("b.c", "xyz")
+        rows = await client.call("rpc.topics")
+        assert [row[:4] for row in rows] == [["a", 3, 3, 3], ["b.c", 1, 5, 4]]  # topic, count, bytes, last seq
+        assert await client.call("rpc.topic_max_seq", {"topic": "a"}) == {"sequence_id": 3}
+        assert await client.call("rpc.topic_max_seq", {"topic": "never"}) == {"sequence_id": 0}
+        assert await client.code("rpc.topic_max_seq", {"topic": "a.*"}) == -32004
+        assert await client.call("rpc.last_seq") == {"sequence_id": 4}
+
+
+async def test_subscriptions_as_they_are(serve: Serve) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    async with serve(clock=clock) as server, connect(server) as client:
+        await client.publish_many("a", 5)
+        await client.subscribe("s", "a", max_in_flight=3)
+        await client.deliveries(3)
+        await client.ack("s", 1)
+        await client.delivery()
+        clock.advance(250)
+        info = await client.call("rpc.subscription", {"subscription_id": "s"})
+        holder = info.pop("holder")
+        assert isinstance(holder, str)
+        assert info == {
+            "id": "s",
+            "pattern": "a",
+            "mode": "exclusive",
+            "position": 1,
+            "lag": 4,
+            "lag_is_least": False,
+            "in_flight": 3,
+            "waiting": 0,
+            "oldest_unacked_ms": 250,
+            "acked": 1,
+            "redelivered": 0,
+            "dead": 0,
+            "gaps": 0,
+            "created_ms": 1_700_000_000_000,
+            "active_ms": 1_700_000_000_000,
+        }
+        assert await client.call("rpc.subscriptions") == [{**info, "holder": holder}]
+        assert await client.code("rpc.subscription", {"subscription_id": "x"}) == -32002
+
+
+async def test_removing_a_subscription_forgets_it(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.publish_many("a", 2)
+        await client.subscribe("s", "a")
+        await client.deliveries(2)
+        await client.ack("s", 1)
+        assert await client.code("rpc.subscription.remove", {"subscription_id": "s"}) == -32001  # while it is held
+        await client.release("s")
+        assert await client.call("rpc.subscription.remove", {"subscription_id": "s"}) == {"ok": True}
+        assert await client.code("rpc.subscription.remove", {"subscription_id": "s"}) == -32002
+        assert (await client.subscribe("s", "a"))["resumed_from_sequence"] == 0
+        assert await client.delivered_seqs(2) == [1, 2]
+
+
+async def test_seeking_moves_a_subscription(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.publish_many("a", 4)
+        await client.subscribe("s", "a")
+        await client.deliveries(4)
+        params: dict[str, Any] = {"subscription_id": "s", "start": "first"}
+        assert await client.code("rpc.seek", params) == -32001
+        await client.ack("s", 1, 2, 3, 4)
+        await client.release("s")
+        for start, position in (("first", 0), ("new", 4), (2, 2), (2**70, 4)):
+            assert await client.call("rpc.seek", {**params, "start": start}) == {"sequence_id": position}
+        assert await client.code("rpc.seek", {**params, "start": "sometime"}) == -32602
+        assert await client.code("rpc.seek", {**params, "start": -1}) == -32602
+        await client.call("rpc.seek", {**params, "start": 2})
+        assert (await client.subscribe("s", "a"))["resumed_from_sequence"] == 2
+        assert await client.delivered_seqs(2) == [3, 4]
+
+
+async def test_statistics_and_health(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.publish_many("a", 3)
+        await client.subscribe("s", "a")
+        statistics = await client.call("rpc.stats")
+        assert (statistics["last_seq"], statistics["messages"], statistics["bytes"]) == (3, 3, 3)
+        assert [each["id"] for each in statistics["subscriptions"]] == ["s"]
+        health = await client.call("rpc.health")
+        assert (health["store"], health["durability"], health["integrity"]) == ("sqlite", "full", "ok")
+
+
+async def test_retention_is_set_shown_and_taken_away(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        rule = {"topic": "a.>", "max_count": 3, "max_bytes": 100, "max_age": 1.5, "keep_unacked": True}
+        assert await client.call("rpc.retain", rule) == {"ok": True}
+        [stored] = await client.call("rpc.retention")
+        assert stored["pattern"] == "a.>"
+        assert stored["limits"] == {"max_age_ms": 1_500, "max_count": 3, "max_bytes": 100, "keep_unacked": True}
+        assert await client.call("rpc.unretain", {"topic": "a.>"}) == {"removed": True}
+        assert await client.call("rpc.unretain", {"topic": "a.>"}) == {"removed": False}
+        for wrong, code in [
+            ({"topic": "a..b", "max_count": 1}, -32004),
+            ({"topic": "a", "max_count": -1}, -32602),
+            ({"topic": "a", "max_count": 2**64}, -32602),
+            ({"topic": "a", "max_age": -1}, -32602),
+            ({"topic": "a", "max_count": 1, "dialect": "mqtt"}, -32602),
+        ]:
+            assert await client.code("rpc.retain", wrong) == code, wrong
+        assert await client.call("rpc.retention") == []
+
+
+async def test_unacked_messages_are_kept_if_so_wished(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.publish_many("a", 5)
+        await client.subscribe("s", "a")
+        await client.deliveries(5)
+        await client.ack("s", 1, 2)
+        await client.release("s")
+        await client.call("rpc.retain", {"topic": "a", "max_count": 0, "keep_unacked": True})
+        report = await client.call("rpc.housekeep")
+        assert (report["pruned"], report["gaps"], report["skipped"]) == ({"a": 2}, 0, False)
+        await client.subscribe("s", "a")
+        assert await client.delivered_seqs(3) == [3, 4, 5]
+
+
+# --- dead letters -----------------------------------------------------------------------------------------------------
+
+
+async def bury_three(client: Client) -> list[dict[str, Any]]:
+    await client.publish("a", 1, type="Order")
+    await client.publish("a", 2)
+    await client.publish("b", 3)
+    await client.subscribe("s", ">")
+    for delivery, reason in zip(await client.deliveries(3), ("no stock", "no address", "no stock"), strict=True):
+        seq = delivery["sequence_id"]
+        await client.call("rpc.reject", {"subscription_id": "s", "sequence_id": seq, "reason": reason, "handler": "h"})
+    return list(await client.call("rpc.dead_letters"))
+
+
+async def test_dead_letters_are_listed_and_found(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        letters = await bury_three(client)
+        assert [letter["message"]["seq"] for letter in letters] == [1, 2, 3]
+        assert letters[0]["message"].items() >= {"topic": "a", "data": 1, "type": "Order"}.items()
+        assert (
+            letters[0].items()
+            >= {
+                "subscription": "s",
+                "reason": "rejected",
+                "attempts": 1,
+                "error": "no stock",
+                "handler": "h",
+                "redrives": 0,
+            }.items()
+        )
+        for wanted, seqs in [
+            ({"topic": "a"}, [1, 2]),
+            ({"type": "Order"}, [1]),
+            ({"error": "stock"}, [1, 3]),
+            ({"reason": "max_retries"}, []),
+            ({"subscription": "x"}, []),
+            ({"ids": [letters[1]["id"]]}, [2]),
+            ({"limit": 1}, [1]),
+            ({"limit": 1, "after": letters[0]["id"]}, [2]),
+        ]:
+            found = await client.call("rpc.dead_letters", wanted)
+            assert [letter["message"]["seq"] for letter in found] == seqs, wanted
+        assert await client.call("rpc.dead_letters.get", {"id": letters[2]["id"]}) == letters[2]
+        assert await client.code("rpc.dead_letters.get", {"id": 99}) == -32002
+        assert await client.code("rpc.dead_letters", {"limit": 0}) == -32005
+        assert await client.code("rpc.dead_letters", {"error": "("}) == -32602
+        counts = await client.call("rpc.dead_letters.stats")
+        assert (counts["total"], counts["by_topic"], counts["by_reason"]) == (3, {"a": 2, "b": 1}, {"rejected": 3})
+        assert counts["by_error"] == {"no stock": 2, "no address": 1}
+
+
+async def test_dead_letters_are_redriven_and_purged(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        letters = await bury_three(client)
+        assert await client.call("rpc.dead_letters.redrive", {"topic": "a"}) == {"redriven": 2, "failed": {}}
+        for delivery in await client.deliveries(2):
+            await client.ack("s", delivery["sequence_id"])
+        assert [letter["id"] for letter in await client.call("rpc.dead_letters")] == [letters[2]["id"]]
+        assert await client.call("rpc.dead_letters.redrive", {"to_topic": "again"}) == {"redriven": 1, "failed": {}}
+        assert (await client.delivery())["topic"] == "again"
+        assert await client.call("rpc.dead_letters.purge") == 0
+
+
+async def test_dead_letters_travel_as_lines(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        before = await bury_three(client)
+        lines = (await client.call("rpc.dead_letters.export"))["lines"]
+        assert len(lines) == 3
+        assert await client.call("rpc.dead_letters.purge", {"topic": "a"}) == 2
+        assert await client.call("rpc.dead_letters.purge") == 1
+        assert await client.call("rpc.dead_letters") == []
+        assert await client.call("rpc.dead_letters.import", {"lines": lines}) == 3
+        after = await client.call("rpc.dead_letters")
+        assert [letter["message"]["data"] for letter in after] == [letter["message"]["data"] for letter in before]
+        assert await client.code("rpc.dead_letters.import", {"lines": ["nonsense"]}) == -32602

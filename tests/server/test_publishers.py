@@ -1,0 +1,54 @@
+"""Publishers that number their messages may send them again, over whatever connection."""
+
+from __future__ import annotations
+
+from foreign_client import Serve, connect
+
+
+async def test_what_is_sent_again_is_recognised(serve: Serve) -> None:
+    async with serve() as server:
+        async with connect(server) as client:
+            await client.call("rpc.hello", {"publisher": "till-7"})
+            assert [await client.publish("a", n, number=n) for n in (1, 2, 3)] == [1, 2, 3]
+            client.vanish()
+        async with connect(server) as client:
+            await client.call("rpc.hello", {"publisher": "till-7"})
+            again = await client.call("rpc.publish", {"topic": "a", "data": 3, "number": 3})
+            assert again == {"sequence_id": 3, "duplicate": True}
+            batch = {"messages": [{"topic": "a", "data": n} for n in (2, 3, 4)], "number": 2}
+            assert await client.call("rpc.publish.batch", batch) == {"sequence_ids": [2, 3, 4], "duplicates": [0, 1]}
+        async with connect(server) as client:
+            await client.call("rpc.hello", {"publisher": "another"})
+            assert await client.publish("a", 1, number=1) == 5
+
+
+async def test_a_frame_of_numbered_publishes_is_recognised_too(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.call("rpc.hello", {"publisher": "p"})
+        calls = [
+            {"jsonrpc": "2.0", "method": "rpc.publish", "params": {"topic": "a", "data": n, "number": n}, "id": n}
+            for n in range(1, 51)
+        ]
+        first = await client.exchange(calls)
+        second = await client.exchange(calls)
+        assert [each["result"]["sequence_id"] for each in first] == list(range(1, 51))
+        assert [each["result"] for each in second] == [{"sequence_id": n, "duplicate": True} for n in range(1, 51)]
+
+
+async def test_a_publisher_speaks_through_one_connection(serve: Serve) -> None:
+    async with serve() as server, connect(server) as old, connect(server) as new:
+        await old.call("rpc.hello", {"publisher": "p"})
+        await new.call("rpc.hello", {"publisher": "p"})
+        assert await old.closing() == (1008, "this publisher has connected anew")
+        assert await new.publish("a", 1, number=1) == 1
+
+
+async def test_names_and_numbers_have_their_limits(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        for name in ("", "x" * 1_000):
+            assert await client.code("rpc.hello", {"publisher": name}) == -32602
+        await client.call("rpc.hello", {"publisher": "p"})
+        for number in (0, -1, 2**54, 2**70):
+            assert await client.code("rpc.publish", {"topic": "a", "data": 1, "number": number}) == -32602
+        assert await client.code("rpc.publish", {"topic": "a", "data": 1, "number": 1, "confirmed": 2**70}) == -32602
+        assert (await client.call("rpc.last_seq")) == {"sequence_id": 0}

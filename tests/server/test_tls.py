@@ -1,0 +1,127 @@
+"""The same over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+from foreign_client import PATIENCE_S, Serve, connect, turn
+
+from headwater.errors import InvalidConfiguration
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def serve_tls(serve: Serve, tmp_path: Path, authority: trustme.CA) -> Serve:
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    with (tmp_path / "certificate.pem").open("wb") as file:
+        for blob in certificate.cert_chain_pems:
+            file.write(blob.bytes())
+    return lambda *log, **flags: serve(*log, tls_certificate="certificate.pem", tls_key="key.pem", **flags)
+
+
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+async def test_everything_works_over_tls(serve_tls: Serve, authority: trustme.CA) -> None:
+    async with serve_tls() as server:
+        assert server.url.startswith("wss://")
+        async with connect(server, ssl=trusting(authority)) as client:
+            await client.publish_many("a", 100)
+            await client.publish("a", "x" * 1_000_000)
+            await client.subscribe("s", "a")
+            assert await client.delivered_seqs(101) == list(range(1, 102))
+            await client.ack("s", *range(1, 102))
+
+
+async def test_http_too(serve_tls: Serve, authority: trustme.CA) -> None:
+    async with serve_tls("memory:") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting(authority))
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_client_that_does_not_trust_the_authority_does_not_connect(serve_tls: Serve) -> None:
+    async with serve_tls("memory:") as server:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            async with connect(server, ssl=ssl.create_default_context()):
+                pass
+        assert not server.connections
+
+
+async def test_old_protocols_are_refused(serve_tls: Serve, authority: trustme.CA) -> None:
+    context = trusting(authority)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1"):
+        context.minimum_version = ssl.TLSVersion.TLSv1
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    async with serve_tls("memory:") as server:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            async with connect(server, ssl=context):
+                pass
+        context.maximum_version = ssl.TLSVersion.TLSv1_2  # and nothing else was wrong with it
+        async with connect(server, ssl=context) as client:
+            assert await client.publish("a") == 1
+
+
+async def test_plain_text_to_a_tls_port_gets_nowhere(serve_tls: Serve, authority: trustme.CA) -> None:
+    async with serve_tls("memory:") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"200" not in await reader.read()
+        writer.close()
+        async with connect(server, ssl=trusting(authority)) as client:
+            assert await client.publish("a") == 1
+
+
+async def test_a_slow_consumer_is_bounded_over_tls_as_well(serve_tls: Serve, authority: trustme.CA) -> None:
+    outbound, large = 256 * 1024, "x" * 100_000
+    tls = {"ssl": trusting(authority)}
+    async with serve_tls(limits_outbound_bytes=outbound) as server, connect(server, **tls) as slow:
+        [connection] = server.connections
+        await slow.subscribe("s", "a")
+        slow.stop_reading()
+        async with connect(server, **tls) as quick:
+            for _ in range(200):
+                await quick.publish("a", large)
+            async with asyncio.timeout(PATIENCE_S):
+                while not connection.is_full:
+                    await turn()
+            assert connection._wire.buffered_bytes() <= outbound + 10 * len(large)
+        slow.read_again()
+        assert await slow.delivered_seqs(200) == list(range(1, 201))
+
+
+async def test_beyond_the_limit_nobody_slips_in_over_tls(serve_tls: Serve, authority: trustme.CA) -> None:
+    """Over TLS bytes may still come in after the connection was turned away."""
+    async with serve_tls("memory:", limits_connections=1) as server, connect(server, ssl=trusting(authority)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting(authority))
+        writer.write(
+            b"GET /rpc HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        assert len(server.connections) == 1
+
+
+async def test_a_certificate_that_cannot_be_used_is_told_at_the_start(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "broken.pem").write_text("nonsense")
+    for certificate in ("broken.pem", "missing.pem"):
+        with pytest.raises(InvalidConfiguration, match="certificate"):
+            await serve("memory:", tls_certificate=certificate).start()

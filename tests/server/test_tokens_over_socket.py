@@ -1,0 +1,314 @@
+"""Who may connect and what they may do, over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign_client import PATIENCE_S, Serve, connect, gone
+from raw_http import get
+from websockets.exceptions import InvalidStatus
+
+from headwater import ManualClock
+from headwater.server import serving
+from headwater.server.scopes import Scopes
+from headwater.server.tokens import TokenFile, id_of
+
+EVERYTHING = Scopes(publish=(">",), subscribe=(">",), admin=True)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def tokens(tmp_path: Path, clock: ManualClock) -> TokenFile:
+    """A file with one token in it, so that there is one to read."""
+    file = TokenFile(tmp_path / "tokens.json")
+    file.create("nobody's", Scopes(), now_ms=clock.now_ms())
+    return file
+
+
+@pytest.fixture
+def serve_tokens(serve: Serve, tmp_path: Path, clock: ManualClock, tokens: TokenFile) -> Serve:
+    return lambda **flags: serve(tokens=str(tmp_path / "tokens.json"), clock=clock, **flags)
+
+
+def bearer(token: str) -> dict[str, Any]:
+    return {"additional_headers": {"Authorization": f"Bearer {token}"}}
+
+
+# --- getting in -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_in_the_head_lets_in(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+    token = tokens.create("shop", EVERYTHING, now_ms=clock.now_ms())
+    async with serve_tokens() as server, connect(server, **bearer(token)) as client:
+        assert (await client.call("rpc.hello"))["authenticated"] is True
+        assert await client.publish("a") == 1
+        [connection] = server.connections
+        assert connection.label == "shop"
+
+
+@pytest.mark.parametrize("token", ["nonsense", "hw_0123456789ab_" + "0" * 64, "hw_0123456789ab_" + "f" * 64 + "x"])
+async def test_a_wrong_token_is_refused_with_401(serve_tokens: Serve, token: str) -> None:
+    async with serve_tokens() as server:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(server, **bearer(token)):
+                pass
+        assert refused.value.response.status_code == 401
+        assert not server.connections
+
+
+async def test_a_stranger_may_say_hello_and_nothing_else(serve_tokens: Serve) -> None:
+    async with serve_tokens() as server, connect(server) as client:
+        assert (await client.call("rpc.hello"))["authenticated"] is False
+        for method, params in [
+            ("rpc.publish", {"topic": "a", "data": 1}),
+            ("rpc.publish.batch", {"messages": [{"topic": "a", "data": 1}]}),
+            ("rpc.publish.batch", {"messages": []}),
+            ("rpc.subscribe", {"topic": "a"}),
+            ("rpc.unsubscribe", {"topic": "a"}),
+            ("rpc.subscribe.batch", {"topics": []}),
+            ("rpc.subscribe.persistent", {"subscription_id": "s", "topic": "a"}),
+            ("rpc.acknowledge.persistent", {"subscription_id": "s", "sequence_id": 1}),
+            ("rpc.last_seq", {}),
+            ("rpc.topics", {}),
+            ("rpc.health", {}),
+            ("no.such.method", {}),
+        ]:
+            error = await client.refusal(method, params)
+            assert error["code"] == (-32601 if method == "no.such.method" else -32000), method
+            if error["code"] == -32000:
+                assert "rpc.authenticate" in error["data"]["next"]
+
+
+async def test_methods_of_applications_are_not_for_strangers(serve_tokens: Serve) -> None:
+    server = serve_tokens()
+    server.method("mine")(lambda: 1)
+    async with server, connect(server) as client:
+        assert await client.code("mine") == -32000
+
+
+async def test_a_token_may_come_with_a_call(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+    token = tokens.create("shop", EVERYTHING, now_ms=clock.now_ms())
+    async with serve_tokens() as server, connect(server) as client:
+        assert await client.code("rpc.authenticate", {"token": token[:-1] + "x"}) == -32000
+        assert await client.code("rpc.publish", {"topic": "a", "data": 1}) == -32000
+        assert await client.call("rpc.authenticate", {"token": token}) == {"authenticated": True}
+        assert await client.publish("a") == 1
+        assert await client.code("rpc.authenticate", {"token": "nonsense"}) == -32000
+        assert await client.publish("a") == 2  # who is known stays known
+
+
+async def test_who_says_nothing_is_let_go(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+    token = tokens.create("shop", EVERYTHING, now_ms=clock.now_ms())
+    async with serve_tokens(limits_authenticate_timeout=0.2) as server:
+        async with connect(server) as known, connect(server) as silent:
+            await known.call("rpc.authenticate", {"token": token})
+            assert await silent.closing() == (1008, "no token came in time")
+            assert await known.publish("a") == 1
+        await gone(server)
+
+
+async def test_a_stranger_takes_nobodys_name(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+    token = tokens.create("shop", EVERYTHING, now_ms=clock.now_ms())
+    async with serve_tokens() as server, connect(server, **bearer(token)) as known, connect(server) as stranger:
+        await known.call("rpc.hello", {"publisher": "till-7"})
+        await stranger.call("rpc.hello", {"publisher": "till-7"})
+        assert await known.publish("a", number=1) == 1  # still there, and still the publisher of this name
+        assert await stranger.code("rpc.publish", {"topic": "a", "data": 1, "number": 2}) == -32000
+
+
+# --- what it may do ---------------------------------------------------------------------------------------------------
+
+
+async def test_scopes_hold_for_publishing(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+    token = tokens.create("shop", Scopes(publish=("orders.>", "logs.#")), now_ms=clock.now_ms())
+    async with serve_tokens() as server, connect(server, **bearer(token)) as client:
+        assert [await client.publish(topic) for topic in ("orders.new", "logs", "logs.a.b")] == [1, 2, 3]
+        for topic in ("orders", "other", "log"):
+            assert await client.code("rpc.publish", {"topic": topic, "data": 1}) == -32000
+        batch = {"messages": [{"topic": "orders.new", "data": 1}, {"topic": "other", "data": 1}]}
+        assert await client.code("rpc.publish.batch", batch) == -32000
+        for method, params in [
+            ("rpc.subscribe", {"topic": "orders.new"}),
+            ("rpc.subscribe.persistent", {"subscription_id": "s", "topic": "orders.new"}),
+            ("rpc.topics", {}),
+        ]:
+            assert await client.code(method, params) == -32000
+        assert (await client.call("rpc.last_seq"))["sequence_id"] == 3
+
+
+async def test_scopes_hold_for_subscribing(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+    admin = tokens.create("admin", EVERYTHING, now_ms=clock.now_ms())
+    token = tokens.create("mail", Scopes(subscribe=("orders.*", "a.>")), now_ms=clock.now_ms())
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(admin)) as owner,
+        connect(server, **bearer(token)) as client,
+    ):
+        for pattern in ("orders.new", "orders.*", "a.b.c", "a.*"):
+            await client.call("rpc.subscribe", {"topic": pattern})
+            await client.subscribe(pattern.replace("*", "x"), pattern)
+        for pattern in (">", "*.new", "orders.>", "orders", "a", "orders.#"):
+            assert await client.code("rpc.subscribe", {"topic": pattern}) == -32000, pattern
+            assert await client.code("rpc.subscribe.batch", {"topics": ["a.b", pattern]}) == -32000, pattern
+        for pattern in (">", "*.new", "orders.>"):
+            params = {"subscription_id": "s", "topic": pattern}
+            assert await client.code("rpc.subscribe.persistent", params) == -32000, pattern
+            assert await client.code("rpc.subscribe_persistent_batch", [params]) == -32000, pattern
+        assert await client.code("rpc.publish", {"topic": "orders.new", "data": 1}) == -32000
+        await owner.subscribe("theirs", "secret.>")
+        await owner.release("theirs")
+        for method in ("rpc.subscription", "rpc.subscription.remove"):
+            assert await client.code(method, {"subscription_id": "theirs"}) == -32000
+        assert await client.code("rpc.seek", {"subscription_id": "theirs", "start": 0}) == -32000
+        assert await client.code("rpc.topic_max_seq", {"topic": "secret.x"}) == -32000
+        assert (await client.call("rpc.topic_max_seq", {"topic": "a.b"}))["sequence_id"] == 0
+        assert (await client.call("rpc.subscription", {"subscription_id": "a.b.c"}))["pattern"] == "a.b.c"
+
+
+ADMIN = [
+    ("rpc.topics", {}),
+    ("rpc.subscriptions", {}),
+    ("rpc.stats", {}),
+    ("rpc.health", {}),
+    ("rpc.retain", {"topic": "a", "max_count": 1}),
+    ("rpc.unretain", {"topic": "a"}),
+    ("rpc.retention", {}),
+    ("rpc.housekeep", {}),
+    ("rpc.dead_letters", {}),
+    ("rpc.dead_letters.stats", {}),
+    ("rpc.dead_letters.redrive", {}),
+    ("rpc.dead_letters.purge", {}),
+    ("rpc.dead_letters.export", {}),
+    ("rpc.dead_letters.import", {"lines": []}),
+]
+
+
+async def test_looking_after_the_log_is_for_admins(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+    worker = tokens.create("worker", Scopes(publish=(">",), subscribe=(">",)), now_ms=clock.now_ms())
+    admin = tokens.create("admin", Scopes(admin=True), now_ms=clock.now_ms())
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(worker)) as working,
+        connect(server, **bearer(admin)) as looking,
+    ):
+        for method, params in ADMIN:
+            assert await working.code(method, params) == -32000, method
+            await looking.call(method, params)
+        assert await working.code("rpc.dead_letters.get", {"id": 1}) == -32000
+        assert await looking.code("rpc.dead_letters.get", {"id": 1}) == -32002
+        assert await looking.code("rpc.publish", {"topic": "a", "data": 1}) == -32000
+        assert await looking.code("rpc.subscribe", {"topic": "a"}) == -32000
+
+
+async def test_another_token_on_the_same_connection_has_other_rights(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock
+) -> None:
+    wide = tokens.create("wide", Scopes(publish=(">",)), now_ms=clock.now_ms())
+    narrow = tokens.create("narrow", Scopes(publish=("b",)), now_ms=clock.now_ms())
+    async with serve_tokens() as server, connect(server, **bearer(wide)) as client:
+        await client.publish("a")
+        await client.call("rpc.authenticate", {"token": narrow})
+        assert await client.code("rpc.publish", {"topic": "a", "data": 1}) == -32000  # though it was allowed before
+        await client.publish("b")
+
+
+# --- losing it --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_revoked_token_closes_the_connection(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "SWEEP_S", 0.02)
+    token = tokens.create("shop", EVERYTHING, now_ms=clock.now_ms())
+    other = tokens.create("other", EVERYTHING, now_ms=clock.now_ms())
+    async with serve_tokens() as server, connect(server, **bearer(other)) as stays:
+        async with connect(server, **bearer(token)) as client:
+            await client.subscribe("s", "a")
+            id = id_of(token)
+            assert id is not None
+            TokenFile(tokens._path).revoke(id)  # as the command does, in another process
+            code, reason = await client.closing()
+            assert code == 1008
+            assert "revoked" in reason
+        async with asyncio.timeout(PATIENCE_S):
+            while len(server.connections) > 1 or server._leaving:
+                await stays.call("rpc.hello")
+        await stays.subscribe("s", "a")  # what it held is free
+        with pytest.raises(InvalidStatus):
+            async with connect(server, **bearer(token)):
+                pass
+
+
+async def test_an_expired_token_closes_the_connection(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "SWEEP_S", 0.02)
+    now_ms = clock.now_ms()
+    token = tokens.create("shop", EVERYTHING, now_ms=now_ms, expires_ms=now_ms + 60_000)
+    async with serve_tokens() as server, connect(server, **bearer(token)) as client:
+        clock.advance(59_999)
+        assert await client.publish("a") == 1
+        clock.advance(1)
+        assert await client.close_code() == 1008
+        with pytest.raises(InvalidStatus):
+            async with connect(server, **bearer(token)):
+                pass
+
+
+async def test_a_token_made_while_the_server_runs_works(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock
+) -> None:
+    async with serve_tokens() as server:
+        token = TokenFile(tokens._path).create("late", EVERYTHING, now_ms=clock.now_ms())
+        async with connect(server, **bearer(token)) as client:
+            assert await client.publish("a") == 1
+
+
+async def test_metrics_may_want_a_token_too(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+    admin = tokens.create("admin", Scopes(admin=True), now_ms=clock.now_ms())
+    worker = tokens.create("worker", Scopes(publish=(">",)), now_ms=clock.now_ms())
+    async with serve_tokens(metrics_need_token=True) as server:
+        assert (await get(server, "/metrics")).status == 401
+        assert (await get(server, "/metrics", f"Authorization: Bearer {worker}\r\n")).status == 401
+        assert (await get(server, "/metrics", f"Authorization: bearer  {admin}\r\n")).status == 200
+        assert (await get(server, "/healthz")).status == 200
+
+
+# --- which pages ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "welcome"),
+    [
+        ([], None, True),
+        ([], "same", True),
+        ([], "http://evil.example", False),
+        ([], "null", False),
+        ([], "http://127.0.0.1", False),  # another port is another origin
+        (["https://shop.example"], "https://shop.example", True),
+        (["https://shop.example"], "same", True),
+        (["https://shop.example"], "http://shop.example", False),
+        (["https://shop.example"], "https://shop.example.evil.example", False),
+        (["*"], "http://anything.example", True),
+    ],
+)
+async def test_only_welcome_origins_may_connect(
+    serve: Serve, origins: list[str], origin: str | None, welcome: bool
+) -> None:
+    async with serve("memory:", origins=origins) as server:
+        said = f"http://127.0.0.1:{server.port}" if origin == "same" else origin
+        if welcome:
+            async with connect(server, origin=said) as client:
+                await client.call("rpc.hello")
+        else:
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(server, origin=said):
+                    pass
+            assert refused.value.response.status_code == 403
