@@ -173,8 +173,7 @@ async def test_who_closes_gives_back_what_it_had(serve: Serve) -> None:
             assert [(d["sequence_id"], d["attempt"]) for d in await client.deliveries(3)] == [(1, 2), (3, 2), (4, 2)]
 
 
-@pytest.mark.parametrize("vanishes", [True, False])
-async def test_what_a_client_had_when_it_went_comes_back(serve: Serve, vanishes: bool) -> None:
+async def test_what_a_client_had_when_it_closed_comes_back(serve: Serve) -> None:
     async with serve() as server:
         for attempt in (1, 2):
             async with connect(server) as client:
@@ -183,16 +182,32 @@ async def test_what_a_client_had_when_it_went_comes_back(serve: Serve, vanishes:
                 await client.subscribe("s", "a", max_attempts=2)
                 seqs = [(each["sequence_id"], each["attempt"]) for each in await client.deliveries(3)]
                 assert seqs == [(1, attempt), (2, attempt), (3, attempt)]
-                if vanishes:
-                    client.vanish()
             await gone(server)
-        async with connect(server) as client:
-            await client.subscribe("s", "a", max_attempts=2)
-            await client.publish("a", "new")
-            assert (await client.delivery())["data"] == "new"
-            letters = await client.call("rpc.dead_letters")
-            why = "died or hung" if vanishes else "was closed"  # it makes a difference to who looks into it
-            assert [why in letter["error"] for letter in letters] == [True, True, True]
+        await check_dead(server, "was closed")
+
+
+async def test_what_a_client_had_when_it_vanished_comes_back_one_at_a_time(serve: Serve) -> None:
+    async with serve() as server:
+        for expected in ([(1, 1), (2, 1), (3, 1)], [(1, 2)], [(2, 2)], [(3, 2)]):
+            async with connect(server) as client:
+                if len(expected) == 3:
+                    await client.publish_many("a", 3)
+                await client.subscribe("s", "a", max_attempts=2)
+                found = await client.deliveries(len(expected))
+                assert [(each["sequence_id"], each["attempt"]) for each in found] == expected
+                client.vanish()
+            await gone(server)
+        await check_dead(server, "died or hung")
+
+
+async def check_dead(server: Any, why: str) -> None:
+    """It makes a difference to who looks into it whether a client vanished or was closed."""
+    async with connect(server) as client:
+        await client.subscribe("s", "a", max_attempts=2)
+        await client.publish("a", "new")
+        assert (await client.delivery())["data"] == "new"
+        letters = await client.call("rpc.dead_letters")
+        assert [why in letter["error"] for letter in letters] == [True, True, True]
 
 
 async def test_a_taken_over_holder_is_told_and_its_acks_are_refused(serve: Serve) -> None:

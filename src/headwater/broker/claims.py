@@ -124,11 +124,18 @@ def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActive:
 # --- claiming -------------------------------------------------------------------------------------------------------
 
 
-def claim_due(
-    writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int
-) -> tuple[SubscriptionRecord, list[Claimed], bool]:
-    """Hand out rows that are due: retries, delayed ones, and those whose holder vanished. The last value says whether
-    some were dropped or buried instead, so that there may be more behind them.
+class Handed(NamedTuple):
+    """`dropped`: some were dropped or buried instead, so there may be more behind them. `suspect`: the holder of the
+    last one vanished, perhaps because of it."""
+
+    record: SubscriptionRecord
+    claimed: list[Claimed]
+    dropped: bool
+    suspect: bool
+
+
+def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int) -> Handed:
+    """Hand out rows that are due: retries, delayed ones, and those whose holder vanished.
 
     One whose holder vanished is handed out alone, so that a message that kills its process takes no others with it.
     """
@@ -137,6 +144,7 @@ def claim_due(
     claimed: list[Claimed] = []
     buried: list[DeadLetter] = []
     gone: list[int] = []
+    suspect = False
     for row, message in with_buried_copies(writer, writer.due(record.id, now_ms, limit, record.spec.order)):
         lost_its_holder = row.token > 0
         if message is None:
@@ -156,12 +164,14 @@ def claim_due(
             rows.append(replace(row, attempts=row.attempts + 1, due_ms=now_ms + record.spec.ack_wait_ms, token=token))
             claimed.append(Claimed(message, row.attempts + 1, token))
             if lost_its_holder:
+                suspect = True
                 break
     writer.put_deliveries(record.id, rows)
     record = bury(writer, record, buried)
     writer.remove_deliveries(record.id, gone + [letter.message.seq for letter in buried])
     redelivered = sum(1 for row in rows if row.attempts > 1)
-    return replace(record, redelivered=record.redelivered + redelivered), claimed, bool(gone or buried)
+    record = replace(record, redelivered=record.redelivered + redelivered)
+    return Handed(record, claimed, bool(gone or buried), suspect)
 
 
 def with_buried_copies(reader: Reader, due: list[Due]) -> list[Due]:
@@ -191,9 +201,7 @@ def claim_fresh(
     return replace(record, window=WindowState(cursor, cursor)), [Claimed(message, 1, token) for message in ready]
 
 
-def park_and_claim(
-    writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int
-) -> tuple[SubscriptionRecord, list[Claimed], bool]:
+def park_and_claim(writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int) -> Handed:
     """Where order is by key or priority, messages become rows first and the due rows say whose turn it is."""
     spec, cursor = record.spec, max(record.window.delivered, skip_to)
     path = None if spec.order_key is None else parse_path(spec.order_key)

@@ -29,6 +29,7 @@ class Holding(LogReader):
         self.fence = record.lease.fence
         self._created_ms = record.created_ms
         self._window = Window(record.window)
+        self._suspect: int | None = None  # in flight, and its last holder vanished
         self._in_flight: dict[int, Claimed] = {}  # what this holder has been handed and not settled
 
     def _held(self, reader: Reader) -> SubscriptionRecord:
@@ -235,8 +236,9 @@ class Holding(LogReader):
             writer.put_deliveries(self.id, rows)
 
     def _forget(self, undo: Undo, seqs: Iterable[int]) -> None:
-        if len(self._in_flight) >= self.spec.max_in_flight:
-            undo.then.append(self._waiter.wake)  # a fetch may be waiting for room
+        seqs = list(seqs)
+        if len(self._in_flight) >= self.spec.max_in_flight or self._suspect in seqs:
+            undo.then.append(self._waiter.wake)  # somebody may be waiting for room, or for this very one
         handed = {seq: self._in_flight.pop(seq) for seq in seqs if seq in self._in_flight}
         undo.append(lambda: self._in_flight.update(handed))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from headwater.broker import claims
 from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import Undo
 from headwater.broker.engine import Engine, refuse_in_transaction
-from headwater.broker.flow import Flow
+from headwater.broker.flow import Flow, Within
 from headwater.broker.holding import Holding
 from headwater.broker.logger import logger
 from headwater.broker.resuming import NOTHING_RESUMED, Resumed
@@ -109,6 +110,17 @@ class Subscriber(Holding):
                 self.engine.committer.submit(give_back)  # it comes after the claim, for there is one queue
             raise
 
+    def cleared(self) -> Flow[None]:
+        """Wait while a message is in flight whose last holder vanished, perhaps because of it: what is handed out
+        meanwhile could vanish with it. For those who fetch before they have settled; no longer than the ack wait."""
+        until = time.monotonic() + self.spec.ack_wait_ms / 1000
+        while True:
+            ticket = self._waiter.arm()
+            left_s = until - time.monotonic()
+            if self._suspect not in self._in_flight or self._closed or left_s <= 0:
+                return
+            yield Within(ticket, left_s)
+
     def unfetch(self, found: list[Claimed]) -> Flow[None]:
         """Give back what was fetched and not looked at: it counts as no attempt and comes with the next fetch."""
         return self.engine.write(lambda writer, undo: self._give_back(writer, undo, found))
@@ -156,15 +168,16 @@ class Subscriber(Holding):
         self._trim(undo)
         self._shorten_window(writer, undo)
         if self.spec.keeps_rows:
-            record, found, look_again = self._claim_rows(writer, record, outlook, now_ms)
+            record, found, look_again, suspect = self._claim_rows(writer, record, outlook, now_ms)
         else:
             room_made = self._give_up_overdue(writer, undo, now_ms) and outlook.room <= 0
-            record, found, look_again = claims.claim_due(writer, record, outlook.room, now_ms)
+            record, found, look_again, suspect = claims.claim_due(writer, record, outlook.room, now_ms)
             outrun = self._scanned != outlook.scanned_from  # another fetch of this holder was quicker
             if not found and not outrun:
                 record, found = self._claim_window(writer, undo, record, outlook, now_ms)
             look_again = look_again or outrun or room_made
             record = replace(record, window=self._window.state())
+        self._suspect = found[-1].message.seq if suspect else None
         gaps = writer.gaps(self.id)
         if gaps:
             writer.mark_gaps_told(self.id)
@@ -180,9 +193,7 @@ class Subscriber(Holding):
         undo.append(take_back)
         self._in_flight.update({claimed.message.seq: claimed for claimed in found})
 
-    def _claim_rows(
-        self, writer: Writer, record: SubscriptionRecord, outlook: Outlook, now_ms: int
-    ) -> tuple[SubscriptionRecord, list[Claimed], bool]:
+    def _claim_rows(self, writer: Writer, record: SubscriptionRecord, outlook: Outlook, now_ms: int) -> claims.Handed:
         if record.spec.mode == "shared":  # every claim has a token of its own, so that an old one is told apart
             record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
         skip_to = outlook.fresh[0].seq - 1 if outlook.fresh else outlook.scanned_to
@@ -190,12 +201,12 @@ class Subscriber(Holding):
             skip_to = 0
         if record.spec.order == "priority" or record.spec.order_key is not None:
             return claims.park_and_claim(writer, record, outlook.room, skip_to, now_ms)
-        record, found, dropped = claims.claim_due(writer, record, outlook.room, now_ms)
+        record, found, dropped, suspect = claims.claim_due(writer, record, outlook.room, now_ms)
         tried_before = any(claimed.attempt > 1 for claimed in found)
         if len(found) < outlook.room and not tried_before:
             record, fresh = claims.claim_fresh(writer, record, outlook.room - len(found), skip_to, now_ms)
             found += fresh
-        return record, found, dropped
+        return claims.Handed(record, found, dropped, suspect)
 
     def _claim_window(
         self, writer: Writer, undo: Undo, record: SubscriptionRecord, outlook: Outlook, now_ms: int

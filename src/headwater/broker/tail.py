@@ -34,6 +34,9 @@ class Tail(LogReader):
             if found or self._position >= last_seq:
                 return found, None
 
+    def cleared(self) -> Flow[None]:
+        return _nothing_to_do()
+
     def unfetch(self, found: list[Claimed]) -> Flow[None]:
         self._position = min(self._position, found[0].message.seq - 1)
         return _nothing_to_do()

@@ -210,14 +210,18 @@ class Server:
 
     async def _sweep(self) -> None:
         """Let go of clients whose token was revoked or has expired."""
-        while True:
+        tokens, parts, seen = self._tokens, self._parts, -1
+        while tokens is not None and parts is not None:
             await asyncio.sleep(SWEEP_S)
-            if self._tokens is None or self._parts is None:
-                continue
-            now_ms = self._parts.core.engine.clock.now_ms()
+            now_ms = parts.core.engine.clock.now_ms()
+            generation = tokens.refresh()
             for client in list(self._clients):
-                if client.grant is not None and self._tokens.grant(client.grant.token_id, now_ms) != client.grant:
+                grant = client.grant
+                if grant is None or (generation == seen and (grant.expires_ms or now_ms + 1) > now_ms):
+                    continue
+                if tokens.grant(grant.token_id, now_ms) != grant:
                     client.close(POLICY_VIOLATION, "the token was revoked, changed or has expired")
+            seen = generation
 
     # --- ending -------------------------------------------------------------------------------------------------
 

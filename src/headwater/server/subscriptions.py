@@ -211,6 +211,7 @@ class Subscriptions:
         while True:
             try:
                 await connection.writable()
+                await run_async(subscriber.cleared())
                 found = await held.take(PUSH_BATCH, None)
                 if found:
                     await push(connection, id, subscriber, found)
