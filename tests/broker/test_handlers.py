@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater import Log, ManualClock, Reject
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidData, InvalidOption
 
 TIME_LIMIT_S = 30
 
@@ -120,6 +120,17 @@ def test_reject_buries_at_once(log: Log, settled: Settled) -> None:
     assert fields(log.dead_letters.list()[0]) == ("rejected", "Reject: no use", 1)
 
 
+def test_what_cannot_be_read_is_not_tried_again(log: Log, settled: Settled) -> None:
+    @log.on("a", id="h")
+    def handle(message: Any) -> None:
+        raise InvalidData("not JSON")
+
+    log.publish("a", 1)
+    log.start()
+    settled.wait("h")
+    assert fields(log.dead_letters.list()[0]) == ("processing_error", "InvalidData: not JSON", 1)
+
+
 def test_a_handler_may_settle_by_itself(log: Log, settled: Settled) -> None:
     @log.on("a", id="h")
     def handle(message: Any) -> None:
@@ -181,6 +192,18 @@ def test_stop_gives_back_the_unseen_without_an_attempt(log: Log) -> None:
     assert seen == [1], "it finishes what it is at, and begins nothing new"
     subscription = log.subscribe("h", "a")
     assert [(message.seq, message.attempt) for message in subscription.fetch()] == [(2, 1), (3, 1), (4, 1), (5, 1)]
+
+
+def test_stopping_while_messages_come_costs_no_attempts(log: Log) -> None:
+    seen = threading.Semaphore(0)
+    log.on("a", id="h")(lambda message: seen.release())
+    for _ in range(40):
+        log.start()
+        log.publish("a", "first")
+        assert seen.acquire(timeout=TIME_LIMIT_S)
+        log.publish_many([("a", n) for n in range(5)])  # found, and perhaps on their way, when it is stopped
+        log.stop()
+    assert log.subscription("h").redelivered == 0
 
 
 def test_stop_ends_idle_handlers_and_frees_their_subscriptions(log: Log) -> None:

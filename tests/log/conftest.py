@@ -1,4 +1,5 @@
-"""One contract, every log: a test that takes `log` or `open_log` runs over each store. Time is a ManualClock."""
+"""One contract, every log: a test that takes `log` or `open_log` runs over each store, and behind a server. Time is a
+ManualClock."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from served import ServedFile
 
 import headwater
 from headwater import Log, ManualClock
@@ -24,26 +26,47 @@ class Place(NamedTuple):
 PLACES = {
     "memory": Place(lambda directory: "memory:", store_survives_close=False),
     "sqlite": Place(lambda directory: str(directory / "log.db"), store_survives_close=True),
+    "served": Place(lambda directory: str(directory / "log.db"), store_survives_close=True),
 }
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test over each place; one that needs the engine in its own process (`engine_here`) not behind a server."""
+    if "open_log" in metafunc.fixturenames:
+        here = "engine_here" in metafunc.fixturenames
+        metafunc.parametrize("open_log", [place for place in PLACES if not (here and place == "served")], indirect=True)
+
+
+@pytest.fixture
+def engine_here() -> None:
+    """For tests that put their hands into the engine in ways that a client cannot."""
 
 
 class LogOpener:
     """Opens the log; again and again, if its store survives. Whatever is open at the end is closed."""
 
-    def __init__(self, url: str, clock: ManualClock, *, store_survives_close: bool) -> None:
+    def __init__(self, url: str, clock: ManualClock, *, store_survives_close: bool, served: bool) -> None:
         self.url = url
         self.clock = clock
         self.store_survives_close = store_survives_close
+        self.options: dict[str, Any] = {"clock": clock, "housekeeping": None, "heartbeats": False}
+        # Behind a server the promise to survive power loss is the same code, and its fsyncs would take half the time.
+        self._served = ServedFile(Path(url), **self.options, durability="relaxed") if served else None
         self._opened: list[Log] = []
 
     def __call__(self, **options: Any) -> Log:
-        log = headwater.open(self.url, **{"clock": self.clock, "housekeeping": None, "heartbeats": False, **options})
+        if self._served is not None:
+            log = self._served.open(**options)
+        else:
+            log = headwater.open(self.url, **{**self.options, **options})
         self._opened.append(log)
         return log
 
     def close_all(self) -> None:
         for log in self._opened:
             log.close()
+        if self._served is not None:
+            self._served.stop()
 
 
 @pytest.fixture
@@ -51,10 +74,15 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture
 def open_log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[LogOpener]:
     place = PLACES[request.param]
-    opener = LogOpener(place.url_in(tmp_path), clock, store_survives_close=place.store_survives_close)
+    opener = LogOpener(
+        place.url_in(tmp_path),
+        clock,
+        store_survives_close=place.store_survives_close,
+        served=request.param == "served",
+    )
     yield opener
     opener.close_all()
 

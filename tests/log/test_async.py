@@ -294,3 +294,27 @@ def test_a_closed_log_says_so_to_readers_too(url: str, clock: ManualClock) -> No
             await log.last_seq()
 
     asyncio.run(story())
+
+
+def test_an_ack_nobody_waits_for_is_done_after_close(run: Any) -> None:
+    async def story(log: AsyncLog) -> None:
+        await log.publish_many([("a", n) for n in range(4)])
+        async with await log.subscribe("s", "a") as subscription:
+            first, *others = await subscription.fetch()
+            # Driven by hand: it must end without ever giving way to the event loop.
+            for acking in (first.ack(wait=False), subscription.ack_many(others, wait=False)):
+                with pytest.raises(StopIteration):
+                    acking.send(None)
+            assert all(message.settled for message in (first, *others))
+        assert (await log.subscription("s")).acked == 4
+        assert await (await log.subscribe("s", "a")).fetch() == []
+
+    run(story)
+
+
+def test_a_log_in_this_process_has_no_remote_end(run: Any) -> None:
+    async def story(log: AsyncLog) -> None:
+        with pytest.raises(InvalidOption, match="ws://"):
+            _ = log.remote
+
+    run(story)

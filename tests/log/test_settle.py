@@ -1,5 +1,6 @@
 """Ack, reject and what keeps them honest. Each runs in both modes: the promises are the same."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -180,3 +181,70 @@ def test_a_big_batch_is_settled_in_any_mix(log: Log, mode: Any) -> None:
     info = log.subscription("s")
     assert (info.lag, info.acked, info.waiting) == (250, 250, 10)
     assert drain(subscription) == [message.seq for message in messages[1::50]]
+
+
+def test_acks_nobody_waits_for_are_done_when_the_subscription_is_closed(log: Log, mode: Any) -> None:
+    log.publish_many([("a", n) for n in range(20)])
+    with log.subscribe("s", "a", mode=mode) as subscription:
+        for message in subscription.fetch():
+            message.ack(wait=False)
+            assert message.settled
+    assert (log.subscription("s").acked, log.subscription("s").lag) == (20, 0)
+    assert log.subscribe("s", "a", mode=mode).fetch() == []
+
+
+def test_ack_many_need_not_be_waited_for_either(log: Log, mode: Any) -> None:
+    log.publish_many([("a", n) for n in range(6)])
+    with log.subscribe("s", "a", mode=mode) as subscription:
+        *most, last = subscription.fetch()
+        subscription.ack_many(most, wait=False)
+        assert [message.settled for message in (*most, last)] == [True] * 5 + [False]
+    assert log.subscription("s").acked == 5
+    assert drain(log.subscribe("s", "a", mode=mode)) == [6]
+
+
+def test_a_second_ack_after_one_nobody_waited_for_is_quiet(
+    log: Log, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.publish("a", 1)
+    with log.subscribe("s", "a", mode=mode) as subscription:
+        [message] = subscription.fetch()
+        message.ack(wait=False)
+        message.ack(wait=False)
+        subscription.ack(message, wait=False)
+        message.ack()
+    assert log.subscription("s").acked == 1
+    assert not [said for said in caplog.messages if " ack" in said]
+
+
+def test_an_ack_nobody_waits_for_that_comes_too_late_is_logged(
+    log: Log, mode: Any, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.publish_many([("a", 1), ("a", 2)])
+    with log.subscribe("s", "a", mode=mode, ack_wait=1) as subscription:
+        [late] = subscription.fetch(1)
+        clock.advance(1_000)
+        [again] = subscription.fetch(1)
+        assert (again.seq, again.attempt) == (1, 2)
+        [in_time] = subscription.fetch(1)
+        subscription.ack_many([late, in_time], wait=False)
+    [said] = [record for record in caplog.records if "too late to ack" in record.getMessage()]
+    assert (said.levelname, said.getMessage()) == ("WARNING", "subscription s was too late to ack [1]")
+    assert log.subscription("s").acked == 1
+    assert drain(log.subscribe("s", "a", mode=mode)) == [1]
+
+
+def test_many_threads_ack_on_one_subscription_without_waiting(log: Log, mode: Any) -> None:
+    threads, each = 8, 50
+    log.publish_many([("a", n) for n in range(threads * each)])
+    with log.subscribe("s", "a", mode=mode) as subscription:
+        messages = subscription.fetch(threads * each)
+        assert len(messages) == threads * each
+
+        def ack_share(first: int) -> None:
+            for message in messages[first::threads]:
+                message.ack(wait=False)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(ack_share, range(threads)))  # raises what a thread raised
+    assert (log.subscription("s").acked, log.subscription("s").lag) == (threads * each, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from headwater.message import Message
 from headwater.ports.records import DeliveryRow, Gap, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
+NEAR_SEQS = 1_000  # so far behind, a look costs the writer next to nothing
 SCANNED_UNSAVED_MAX = 10_000  # how far a reader may look past messages of others before it notes its place
 
 
@@ -62,6 +63,11 @@ class Subscriber(Holding):
 
     def _try_fetch(self, limit: int) -> Flow[tuple[list[Claimed], int | None]]:
         """One pass over what is there; the second value is when to look again at the latest."""
+        if self._is_near():
+            claim = yield from self._claim_or_give_back(lambda writer: self._look_near(writer, limit))
+            self._tell(claim.gaps)
+            if claim.found:
+                return claim.found, None
         last_place = None
         while True:
             outlook = yield from self.engine.read(lambda reader: self._look(reader, limit))
@@ -76,7 +82,7 @@ class Subscriber(Holding):
             claim = Claim([], [])
             far = outlook.scanned_to - outlook.saved_to > SCANNED_UNSAVED_MAX
             if outlook.fresh or is_due or far or outlook.has_gaps:
-                claim = yield from self._claim_or_give_back(outlook)
+                claim = yield from self._claim_or_give_back(lambda _, seen=outlook: seen)  # type: ignore[misc]
                 self._tell(claim.gaps)
             elif self._scanned == outlook.scanned_from:  # else another fetch moved it, or its claim was taken back
                 self._scanned = outlook.scanned_to
@@ -86,13 +92,27 @@ class Subscriber(Holding):
             if claim.found or stuck or (outlook.at_end and not claim.look_again):
                 return claim.found, due_ms
 
-    def _claim_or_give_back(self, outlook: Outlook) -> Flow[Claim]:
+    def _is_near(self) -> bool:
+        """Whether news has come and the end of the log is close. Then looking and claiming is one step of the writer,
+        which takes half the time; where there may be much to look through, the writer must not be kept waiting."""
+        behind = self.engine.wakeups.announced - self._scanned
+        return 0 < behind <= NEAR_SEQS and not self.spec.keeps_rows and len(self._in_flight) < self.spec.max_in_flight
+
+    def _look_near(self, writer: Writer, limit: int) -> Outlook | None:
+        self._held(writer)
+        outlook = self._look(writer, limit)
+        return outlook if outlook.fresh else None
+
+    def _claim_or_give_back(self, look: Callable[[Writer], Outlook | None]) -> Flow[Claim]:
         """A cancelled fetch may have claimed already, and nobody would ever see what: it is given back untouched."""
         refuse_in_transaction()
         self.engine.refuse_closed()
         made: list[Claim] = []
 
         def work(writer: Writer, undo: Undo) -> Claim:
+            outlook = look(writer)
+            if outlook is None:
+                return Claim([], [])
             made[:] = [self._claim(writer, undo, outlook=outlook)]
             undo.append(made.clear)
             return made[0]
@@ -163,6 +183,8 @@ class Subscriber(Holding):
                     logger.exception("the on_gap callback of subscription %s failed", self.id)
 
     def _claim(self, writer: Writer, undo: Undo, *, outlook: Outlook) -> Claim:
+        if self._closed:  # since it looked; what it claimed now, nobody would give back
+            return Claim([], [])
         now_ms = self.engine.clock.now_ms()
         record = self._held(writer)
         self._trim(undo)
@@ -170,15 +192,20 @@ class Subscriber(Holding):
         if self.spec.keeps_rows:
             record, found, look_again, suspect = self._claim_rows(writer, record, outlook, now_ms)
         else:
-            room_made = self._give_up_overdue(writer, undo, now_ms) and outlook.room <= 0
-            record, found, look_again, suspect = claims.claim_due(writer, record, outlook.room, now_ms)
+            late = self._give_up_overdue(writer, undo, now_ms)
+            room_made = late and outlook.room <= 0
+            found, look_again, suspect = [], False, False
+            # Not asked again unless the look has seen a row that is due: a statement costs more than it seems, for
+            # every one gives up the interpreter and has to win it back.
+            if late or (outlook.next_due_ms is not None and outlook.next_due_ms <= now_ms):
+                record, found, look_again, suspect = claims.claim_due(writer, record, outlook.room, now_ms)
             outrun = self._scanned != outlook.scanned_from  # another fetch of this holder was quicker
             if not found and not outrun:
                 record, found = self._claim_window(writer, undo, record, outlook, now_ms)
             look_again = look_again or outrun or room_made
             record = replace(record, window=self._window.state())
         self._suspect = found[-1].message.seq if suspect else None
-        gaps = writer.gaps(self.id)
+        gaps = writer.gaps(self.id) if outlook.has_gaps else []
         if gaps:
             writer.mark_gaps_told(self.id)
         writer.save_subscription(claims.renewed(record, now_ms))

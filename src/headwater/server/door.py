@@ -186,7 +186,10 @@ class SocketWire:
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
-        self._texts.extend(self._socket.receive(data))
+        was_open = self._socket.is_open
+        texts = self._socket.receive(data)
+        if was_open:  # what comes after our goodbye comes too late: its client may be back on another connection
+            self._texts.extend(texts)
         self._hand_on()
         self._flush()
 

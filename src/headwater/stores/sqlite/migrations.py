@@ -22,7 +22,6 @@ MIGRATIONS: list[str] = [
         at        INTEGER NOT NULL,
         PRIMARY KEY (publisher, number)
     ) STRICT, WITHOUT ROWID;
-    CREATE INDEX receipts_by_time ON receipts (at);
     """,
 ]
 SCHEMA_VERSION = 1 + len(MIGRATIONS)

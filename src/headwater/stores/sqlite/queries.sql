@@ -68,8 +68,15 @@ SELECT value ->> 0, value ->> 1, ? FROM json_each(?)
 DELETE FROM remembered_ids
 WHERE seq IN (SELECT seq FROM remembered_ids WHERE seq <= ? OR published_at < ? ORDER BY seq LIMIT ?)
 
--- :receipts: what a publisher has stored in a range of its numbers
-SELECT json_group_array(json_array(number, length, seq)) FROM receipts WHERE publisher = ? AND number > ? AND number < ?
+-- :receipts: what a publisher has stored in a range of its numbers: the last one that begins at or below it, and those
+-- that begin inside; receipts do not overlap
+SELECT json_group_array(json_array(number, length, seq)) FROM (
+    SELECT * FROM (
+        SELECT number, length, seq FROM receipts WHERE publisher = ?1 AND number <= ?2 ORDER BY number DESC LIMIT 1
+    )
+    UNION ALL
+    SELECT number, length, seq FROM receipts WHERE publisher = ?1 AND number > ?2 AND number < ?3
+)
 
 -- :add_receipt: note what numbers became which seqs
 INSERT OR REPLACE INTO receipts (publisher, number, length, seq, at) VALUES (?, ?, ?, ?, ?)
@@ -79,7 +86,7 @@ DELETE FROM receipts WHERE publisher = ? AND number + length <= ?
 
 -- :forget_old_receipts: drop what no publisher will ask for any more
 DELETE FROM receipts
-WHERE (publisher, number) IN (SELECT publisher, number FROM receipts WHERE at < ? ORDER BY at LIMIT ?)
+WHERE (publisher, number) IN (SELECT publisher, number FROM receipts WHERE at < ? LIMIT ?)
 
 -- :topic_counts: stored counts and the uncounted tail together
 SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at)) FROM (

@@ -11,7 +11,7 @@ import apsw
 import msgspec
 
 from headwater.delivery.lease import Lease
-from headwater.delivery.receipts import RUN_MAX, Receipt
+from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept, Limits
 from headwater.delivery.window import WindowState
 from headwater.message import NO_HEADERS, Message, MessageDocument, from_document
@@ -194,7 +194,10 @@ class SqliteReader:
         return None if found is None else int(found)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
-        text = self._value("deliveries", subscription, _json(list(seqs)))
+        wanted = list(seqs)
+        if not wanted:
+            return {}
+        text = self._value("deliveries", subscription, _json(wanted))
         return {row.seq: row for row in _rows.decode(text)}
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts:
@@ -226,7 +229,7 @@ class SqliteReader:
         return int(self._value("gap_total", subscription))
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
-        near = _receipts.decode(self._value("receipts", publisher, first - RUN_MAX, first + count))
+        near = _receipts.decode(self._value("receipts", publisher, first, first + count))
         return [receipt for receipt in near if receipt.number + receipt.length > first]
 
     def retention(self) -> list[RetentionPolicy]:

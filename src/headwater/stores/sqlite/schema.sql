@@ -57,7 +57,6 @@ CREATE TABLE receipts (
     at        INTEGER NOT NULL,
     PRIMARY KEY (publisher, number)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX receipts_by_time ON receipts (at);
 
 CREATE TABLE subscriptions (
     id          TEXT PRIMARY KEY,

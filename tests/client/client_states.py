@@ -1,0 +1,35 @@
+"""What a client says of its connection, written down, and waited for by tests of either colour."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+PATIENCE_S = 20.0  # no test waits so long, unless something is wrong
+
+
+class States:
+    def __init__(self, log: Any) -> None:
+        self._changed = threading.Condition()
+        self.seen: list[str] = [log.remote.state]
+        log.remote.on_state(self._note)
+
+    def _note(self, state: str) -> None:
+        with self._changed:
+            self.seen.append(state)
+            self._changed.notify_all()
+
+    def wait_for(self, *expected: str) -> None:
+        """Until these have been seen in this order, whatever came between them."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: _in_order(expected, self.seen), PATIENCE_S):
+                raise TimeoutError(f"waited for {expected}, saw {self.seen}")
+
+    async def reach(self, *expected: str) -> None:
+        await asyncio.to_thread(self.wait_for, *expected)
+
+
+def _in_order(expected: tuple[str, ...], seen: list[str]) -> bool:
+    rest = iter(seen)
+    return all(state in rest for state in expected)

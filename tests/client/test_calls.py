@@ -1,0 +1,226 @@
+"""Calls beside the log's own, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from client_states import States
+from served import RunningServer
+
+import headwater
+from headwater.errors import CallFailed, InvalidData, InvalidOption, RequestTimeout, TooLarge, Unreachable
+from headwater.protocol.jsonrpc import Fault
+
+QUICKLY_S = 5.0
+
+
+async def test_a_method_of_the_server_is_called_with_params_by_name_and_by_place(serve: Any) -> None:
+    server = serve()
+
+    @server.method("add")
+    def add(a: int, b: int = 10) -> int:
+        return a + b
+
+    @server.method("later")
+    async def later(call: Any, text: str) -> dict[str, str]:
+        await asyncio.sleep(0)
+        return {"text": text, "by": call.method}
+
+    async with server, headwater.connect(server.url) as log:
+        assert await log.remote.call("add", [1, 2]) == 3
+        assert await log.remote.call("add", {"a": 1}) == 11
+        assert await log.remote.call("later", {"text": "ü"}) == {"text": "ü", "by": "later"}
+
+
+async def test_errors_of_the_server_arrive_as_what_they_are(serve: Any) -> None:
+    server = serve()
+
+    @server.method("fault")
+    def fault() -> None:
+        raise Fault(-1234, "not today", {"because": "rain"})
+
+    @server.method("ours")
+    def ours() -> None:
+        raise TooLarge("too much", where="there", next="less")
+
+    @server.method("bug")
+    def bug() -> None:
+        raise KeyError("a secret of the server")
+
+    async with server, headwater.connect(server.url) as log:
+        with pytest.raises(CallFailed) as raised:
+            await log.remote.call("fault")
+        assert (raised.value.code, raised.value.why, raised.value.data) == (-1234, "not today", {"because": "rain"})
+        with pytest.raises(TooLarge) as large:
+            await log.remote.call("ours")
+        assert (large.value.why, large.value.where, large.value.next) == ("too much", "there", "less")
+        with pytest.raises(CallFailed) as broken:
+            await log.remote.call("bug")
+        assert broken.value.code == -32603
+        assert "secret" not in str(broken.value)
+        with pytest.raises(CallFailed) as unknown:
+            await log.remote.call("no such method")
+        assert unknown.value.code == -32601
+        for wrong in ({"no": "such"}, [1, 2, 3]):
+            with pytest.raises(headwater.HeadwaterError):
+                await log.remote.call("bug", wrong)
+        with pytest.raises(InvalidData):
+            await log.remote.call("bug", "neither object nor array")
+        assert log.remote.state == "connected"
+
+
+async def test_an_answer_that_takes_too_long(serve: Any) -> None:
+    server = serve()
+    never = asyncio.Event()
+    server.method("slow")(never.wait)
+    async with server, headwater.connect(server.url) as log:
+        with pytest.raises(RequestTimeout) as raised:
+            await log.remote.call("slow", timeout=0.1)
+        assert raised.value.where == "slow"
+        assert await log.publish("a", 1) == 1  # the others do not wait for it
+        never.set()
+
+
+async def test_a_notification_is_heard_and_not_answered(serve: Any) -> None:
+    server = serve()
+    heard: asyncio.Queue[Any] = asyncio.Queue()
+    server.method("note")(heard.put_nowait)
+    async with server, headwater.connect(server.url) as log:
+        log.remote.notify("note", ["hello"])
+        log.remote.notify("no such method", ["whatever"])
+        assert await asyncio.wait_for(heard.get(), QUICKLY_S) == "hello"
+
+
+async def test_the_server_calls_what_a_client_offers(serve: Any) -> None:
+    async with serve() as server, headwater.connect(server.url) as log:
+
+        @log.remote.method("twice")
+        def twice(n: int) -> int:
+            return 2 * n
+
+        @log.remote.method("thrice")
+        async def thrice(n: int) -> int:
+            return 3 * n
+
+        @log.remote.method("bug")
+        def bug() -> None:
+            raise KeyError("a secret of the client")
+
+        @log.remote.method("fault")
+        async def fault() -> None:
+            raise Fault(-77, "no")
+
+        [peer] = server.connections
+        assert await peer.call("twice", [4]) == 8
+        assert await peer.call("thrice", {"n": 4}) == 12
+        with pytest.raises(CallFailed) as raised:
+            await peer.call("bug")
+        assert "secret" not in str(raised.value)
+        with pytest.raises(CallFailed) as said_no:
+            await peer.call("fault")
+        assert said_no.value.code == -77
+        with pytest.raises(CallFailed) as unknown:
+            await peer.call("no such")
+        assert unknown.value.code == -32601
+        with pytest.raises(headwater.HeadwaterError):
+            await peer.call("twice", {"m": 1})
+        assert log.remote.state == "connected"
+
+
+async def test_a_notification_of_the_server(serve: Any) -> None:
+    async with serve() as server, headwater.connect(server.url) as log:
+        heard: asyncio.Queue[str] = asyncio.Queue()
+
+        @log.remote.method("note")
+        async def note(text: str) -> None:
+            heard.put_nowait(text)
+
+        server.connections[0].notify("note", {"text": "hello"})
+        assert await asyncio.wait_for(heard.get(), QUICKLY_S) == "hello"
+
+
+async def test_what_is_offered_is_offered_on_the_next_connection_too(serve: Any, proxy_to: Any) -> None:
+    async with serve() as server:
+        proxy = proxy_to(server.port)
+        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+            log.remote.method("twice")(lambda n: 2 * n)
+            states = States(log)
+            proxy.reset()
+            await states.reach("reconnecting", "connected")
+            peer = server.connections[-1]
+            assert await peer.call("twice", [4]) == 8
+
+
+def test_what_cannot_be_offered(server: RunningServer) -> None:
+    async def coroutine() -> None:
+        """It would run on the client's own loop, which whatever it waits for needs."""
+
+    with headwater.open(server.url) as log:
+        with pytest.raises(InvalidOption):
+            log.remote.method("rpc.publish")(print)
+        with pytest.raises(InvalidOption) as raised:
+            log.remote.method("later")(coroutine)
+        assert "headwater.connect()" in raised.value.next
+
+
+def test_both_ways_for_those_who_block(server: RunningServer) -> None:
+    called = threading.Event()
+    server._server.method("add")(lambda a, b: a + b)
+    with headwater.open(server.url) as log:
+
+        @log.remote.method("note")
+        def note() -> str:
+            called.set()
+            return "noted"
+
+        assert log.remote.call("add", [1, 2]) == 3
+        log.remote.notify("add", [1, 2])
+        [peer] = server._server.connections
+        asking = asyncio.run_coroutine_threadsafe(peer.call("note"), server._loop)
+        assert asking.result(QUICKLY_S) == "noted"
+        assert called.is_set()
+
+
+async def test_without_a_connection_a_notification_is_lost_and_a_call_waits(serve: Any, proxy_to: Any) -> None:
+    server = serve()
+    heard: list[str] = []
+    server.method("note")(heard.append)
+    server.method("ask")(lambda: "answer")
+    async with server:
+        proxy = proxy_to(server.port)
+        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+            states = States(log)
+            proxy.refuse()
+            proxy.reset()
+            await states.reach("reconnecting")
+            log.remote.notify("note", ["lost"])
+            asking = asyncio.ensure_future(log.remote.call("ask"))
+            await asyncio.sleep(0)
+            proxy.accept()
+            assert await asking == "answer"
+            log.remote.notify("note", ["heard"])
+            assert await log.remote.call("ask") == "answer"
+            assert heard == ["heard"]
+
+
+async def test_a_client_that_went_leaves_its_caller_an_error(serve: Any, proxy_to: Any) -> None:
+    async with serve() as server:
+        proxy = proxy_to(server.port)
+        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+            begun, never = asyncio.Event(), asyncio.Event()
+
+            @log.remote.method("slow")
+            async def slow() -> None:
+                begun.set()
+                await never.wait()
+
+            asking = asyncio.ensure_future(server.connections[0].call("slow"))
+            await begun.wait()
+            proxy.reset()
+            with pytest.raises((RequestTimeout, Unreachable)):
+                await asking
+            never.set()
+            assert await log.publish("a", 1) == 1

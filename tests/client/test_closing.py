@@ -1,0 +1,307 @@
+"""Leaving: what was asked for is done, what is held is given back at once, and nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+from client_states import States
+from fault_proxy import FaultProxy
+from frame_tap import FrameTap
+from served import RunningServer
+
+import headwater
+from headwater.errors import Closed, LeaseLost
+
+QUICKLY_S = 3.0
+
+
+@pytest.fixture
+def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
+    return FrameTap(monkeypatch)
+
+
+# --- in good order --------------------------------------------------------------------------------------------------
+
+
+async def test_publishes_under_way_are_stored_and_answered(serve: Any) -> None:
+    async with serve() as server:
+        async with headwater.connect(server.url) as log:
+            publishing = [asyncio.ensure_future(log.publish("a", n)) for n in range(500)]
+            batch = asyncio.ensure_future(log.publish_many([("a", n) for n in range(500)]))
+            await asyncio.sleep(0)
+        seqs = await asyncio.gather(*publishing)
+        assert sorted([*seqs, *await batch]) == list(range(1, 1_001))
+        async with headwater.connect(server.url) as again:
+            assert await again.last_seq() == 1_000
+
+
+def test_publishes_of_other_threads_are_stored_and_answered_or_refused(server: RunningServer) -> None:
+    log = headwater.open(server.url)
+    seqs: list[int] = []
+    begun = threading.Barrier(5)
+
+    def publish() -> None:
+        begun.wait()
+        try:
+            for n in range(1_000):
+                seqs.append(log.publish("a", n))
+        except Closed:
+            pass
+
+    threads = [threading.Thread(target=publish) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    log.close()
+    for thread in threads:
+        thread.join(QUICKLY_S)
+        assert not thread.is_alive()
+    with headwater.open(server.url) as again:
+        assert again.last_seq() == len(seqs)  # what was refused is not there, what is there was answered
+
+
+async def test_acks_that_nobody_waited_for_hold(serve: Any) -> None:
+    async with serve() as server:
+        async with headwater.connect(server.url) as log:
+            await log.publish_many([("a", n) for n in range(100)])
+            subscription = await log.subscribe("s", "a")
+            for message in await subscription.fetch(100):
+                await message.ack(wait=False)
+        async with headwater.connect(server.url) as again:
+            info = await again.subscription("s")
+            assert (info.lag, info.acked, info.redelivered) == (0, 100, 0)
+
+
+async def test_acks_of_handlers_hold(serve: Any) -> None:
+    async with serve() as server:
+        handled: list[int] = []
+        done = asyncio.Event()
+        async with headwater.connect(server.url) as log:
+
+            @log.on("a", id="s")
+            async def handle(message: headwater.AsyncReceivedMessage) -> None:
+                handled.append(message.seq)
+                if len(handled) == 50:
+                    done.set()
+
+            await log.start()
+            await log.publish_many([("a", n) for n in range(100)])
+            await done.wait()
+        async with headwater.connect(server.url) as again:
+            info = await again.subscription("s")
+            assert info.acked == len(handled)
+            async with await again.subscribe("s", "a") as subscription:
+                rest = await subscription.fetch(200)
+                assert [message.seq for message in rest] == list(range(len(handled) + 1, 101))
+                assert {message.attempt for message in rest} <= {1}  # what was fetched ahead and not begun counts not
+
+
+@pytest.mark.parametrize("what", ["log", "subscription"])
+async def test_what_was_held_is_anothers_at_once(serve: Any, what: str) -> None:
+    async with serve() as server, headwater.connect(server.url) as other:
+        log = await headwater.connect(server.url)
+        await log.publish_many([("a", n) for n in range(3)])
+        subscription = await log.subscribe("s", "a", lease=600, ack_wait=600)
+        shared = await log.subscribe("t", "a", mode="shared", ack_wait=600)
+        assert len(await subscription.fetch(2)) == 2
+        assert len(await shared.fetch(2)) == 2
+        waiting = asyncio.ensure_future(other.subscribe("s", "a", lease=600, wait=None))
+        other_shared = await other.subscribe("t", "a", mode="shared")
+        began_s = time.monotonic()
+        if what == "log":
+            await log.close()
+        else:
+            await subscription.close()
+            await shared.close()
+        async with await waiting as taken_over:
+            assert [message.seq for message in await taken_over.fetch(10, wait=QUICKLY_S)] == [1, 2]
+            assert [message.seq for message in await taken_over.fetch(10, wait=QUICKLY_S)] == [3]
+        found: list[int] = []
+        while len(found) < 3:
+            found += [message.seq for message in await other_shared.fetch(10, wait=QUICKLY_S)]
+        assert sorted(found) == [1, 2, 3]
+        assert time.monotonic() - began_s < QUICKLY_S
+        await log.close()
+
+
+async def test_what_was_fetched_ahead_and_never_seen_counts_as_no_attempt(serve: Any) -> None:
+    async with serve() as server, headwater.connect(server.url) as log:
+        await log.publish_many([("a", n) for n in range(10)])
+        async with await log.subscribe("s", "a") as subscription:
+            async for message in subscription.messages():
+                await message.ack()
+                break
+        async with await log.subscribe("s", "a") as subscription:
+            rest = await subscription.fetch(100)
+            assert [(message.seq, message.attempt) for message in rest] == [(seq, 1) for seq in range(2, 11)]
+
+
+# --- without a connection ---------------------------------------------------------------------------------------------
+
+
+def cut_off(proxy: FaultProxy, states: States) -> None:
+    proxy.refuse()
+    proxy.reset()
+    states.wait_for("reconnecting")
+
+
+async def test_closing_without_a_connection_is_quick_and_tells_those_who_wait(serve: Any, proxy_to: Any) -> None:
+    async with serve() as server:
+        proxy = proxy_to(server.port)
+        log = await headwater.connect(f"ws://127.0.0.1:{proxy.port}")
+        await log.publish_many([("a", n) for n in range(3)])
+        subscription = await log.subscribe("s", "a")
+        messages = await subscription.fetch(3)
+        states = States(log)
+        await asyncio.to_thread(cut_off, proxy, states)
+        acking = asyncio.ensure_future(messages[0].ack())
+        await messages[1].ack(wait=False)
+        publishing = asyncio.ensure_future(log.publish("a", 1))
+        fetching = asyncio.ensure_future(subscription.fetch(1, wait=None))
+        await asyncio.sleep(0)
+        began_s = time.monotonic()
+        await log.close()
+        assert time.monotonic() - began_s < QUICKLY_S
+        for waiting in (acking, publishing, fetching):
+            with pytest.raises(Closed):
+                await waiting
+        assert states.seen[-1] == "disconnected"
+
+
+async def test_handlers_stop_quickly_without_a_connection(serve: Any, proxy_to: Any) -> None:
+    async with serve() as server:
+        proxy = proxy_to(server.port)
+        log = await headwater.connect(f"ws://127.0.0.1:{proxy.port}")
+        states = States(log)
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        @log.on("a", id="s")
+        async def handle(message: headwater.AsyncReceivedMessage) -> None:
+            begun.set()
+            await go_on.wait()
+
+        await log.start()
+        await log.publish_many([("a", n) for n in range(3)])
+        await begun.wait()
+        await asyncio.to_thread(cut_off, proxy, states)
+        go_on.set()
+        began_s = time.monotonic()
+        await log.close()
+        assert time.monotonic() - began_s < QUICKLY_S
+
+
+def test_those_who_block_leave_quickly_without_a_connection(server: RunningServer) -> None:
+    with FaultProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
+        log = headwater.open(f"ws://127.0.0.1:{proxy.port}")
+        states = States(log)
+        subscription = log.subscribe("s", "a")
+        outcome: list[type[BaseException]] = []
+
+        def fetch() -> None:
+            try:
+                subscription.fetch(1, wait=None)
+            except Closed as exc:
+                outcome.append(type(exc))
+
+        cut_off(proxy, states)
+        fetching = threading.Thread(target=fetch)
+        fetching.start()
+        began_s = time.monotonic()
+        log.close()
+        fetching.join(QUICKLY_S)
+        assert time.monotonic() - began_s < QUICKLY_S
+        assert outcome == [Closed]
+
+
+async def test_a_subscription_is_closed_quickly_without_a_connection(serve: Any, proxy_to: Any) -> None:
+    async with serve() as server:
+        proxy = proxy_to(server.port)
+        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+            await log.publish("a", 1)
+            subscription = await log.subscribe("s", "a")
+            [message] = await subscription.fetch(1)
+            states = States(log)
+            await asyncio.to_thread(cut_off, proxy, states)
+            began_s = time.monotonic()
+            await subscription.close()
+            assert time.monotonic() - began_s < QUICKLY_S
+            with pytest.raises((Closed, LeaseLost)):
+                await message.ack()
+            proxy.accept()
+            assert await log.publish("a", 2) == 2
+            async with await log.subscribe("s", "a") as again:  # it did not come back by itself
+                assert [found.seq for found in await again.fetch(10, wait=QUICKLY_S)] == [1]
+
+
+async def test_closing_while_the_server_is_silent_takes_a_moment_not_an_hour(serve: Any, proxy_to: Any) -> None:
+    async with serve(shutdown_timeout=0.1) as server:
+        proxy = proxy_to(server.port)
+        log = await headwater.connect(f"ws://127.0.0.1:{proxy.port}", ping=0.2)
+        await log.subscribe("s", "a")
+        proxy.blackhole()
+        began_s = time.monotonic()
+        await log.close()
+        assert time.monotonic() - began_s < 2 * QUICKLY_S
+
+
+# --- afterwards -----------------------------------------------------------------------------------------------------
+
+
+def test_twice_is_harmless_and_once_is_enough(server: RunningServer) -> None:
+    log = headwater.open(server.url)
+    subscription = log.subscribe("s", "a")
+    log.close()
+    log.close()
+    subscription.close()
+    for attempt in (
+        lambda: log.publish("a", 1),
+        lambda: log.publish_many([("a", 1)]),
+        lambda: log.subscribe("t", "a"),
+        lambda: log.last_seq(),
+        lambda: log.remote.call("any"),
+        lambda: log.remote.notify("any"),
+        lambda: log.live.subscribe("me", "a", print),
+        lambda: subscription.fetch(),
+    ):
+        with pytest.raises(Closed):
+            attempt()
+
+
+def test_a_forked_child_is_told_to_open_its_own(server: RunningServer) -> None:
+    """None of the parent's threads is there to bring an answer: it must not wait for one."""
+    with headwater.open(server.url) as log:
+        assert log.publish("a", "parent") == 1
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                log.publish("a", "child")
+                told = b"published"
+            except Closed as exc:
+                told = exc.why.encode()
+            except BaseException as exc:
+                told = repr(exc).encode()
+            log.close()
+            os.write(writing, told)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            said = wait_for_child(child, pipe)
+        assert "forked" in said
+        assert log.publish("a", "parent again") == 2
+
+
+def wait_for_child(child: int, pipe: Any) -> str:
+    reader = threading.Thread(target=lambda: told.append(pipe.read()), daemon=True)
+    told: list[bytes] = []
+    reader.start()
+    reader.join(QUICKLY_S)
+    if not told:
+        os.kill(child, 9)
+    os.waitpid(child, 0)
+    return told[0].decode() if told else "it hangs"

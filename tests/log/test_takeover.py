@@ -1,0 +1,212 @@
+"""`takeover=True`: not waiting for a live holder, who learns of it at once."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from full_disk import full_disk
+from waiting import TIME_LIMIT_S, until_it_waits
+
+import headwater
+from headwater import Log, ManualClock
+from headwater.errors import DiskFull, LeaseLost, SubscriptionActive
+
+
+def drain(subscription: Any) -> list[tuple[int, int]]:
+    received = []
+    while found := subscription.fetch():
+        received += [(message.seq, message.attempt) for message in found]
+        subscription.ack_many(found)
+    return received
+
+
+# --- who gets what ------------------------------------------------------------------------------------------------
+
+
+def test_it_is_let_in_at_once_and_goes_on_where_the_other_was(log: Log) -> None:
+    log.publish_many([("a", n) for n in range(1, 6)])
+    before = log.subscribe("s", "a")
+    first, *_ = before.fetch(3)
+    first.ack()
+    with pytest.raises(SubscriptionActive):
+        log.subscribe("s", "a")
+    after = log.subscribe("s", "a", takeover=True)
+    assert after.resumed_from == 1
+    assert [(message.seq, message.attempt) for message in after.fetch()] == [(2, 2)], (
+        "alone, as after one that vanished"
+    )
+    assert drain(after) == [(3, 2), (4, 1), (5, 1)]
+
+
+def test_the_former_holder_is_refused_in_everything(log: Log) -> None:
+    log.publish_many([("a", n) for n in range(1, 5)])
+    before = log.subscribe("s", "a")
+    messages = before.fetch(3)
+    after = log.subscribe("s", "a", takeover=True)
+    for settle in (messages[0].ack, messages[1].nack, messages[2].reject, messages[0].extend, before.fetch):
+        with pytest.raises(LeaseLost):
+            settle()
+    before.close()
+    assert drain(after) == [(1, 2), (2, 2), (3, 2), (4, 1)], "nothing the former one did has moved anything"
+    assert log.subscription("s").holder is not None
+
+
+def test_in_another_process_too(open_again: Any) -> None:
+    former, present = open_again(), open_again()
+    former.publish("a", 1)
+    [message] = former.subscribe("s", "a").fetch()
+    after = present.subscribe("s", "a", takeover=True)
+    with pytest.raises(LeaseLost):
+        message.ack()
+    assert drain(after) == [(1, 2)]
+
+
+def test_without_a_holder_it_is_a_plain_subscribe(log: Log) -> None:
+    log.publish("a", 1)
+    with log.subscribe("s", "a", takeover=True) as subscription:
+        assert drain(subscription) == [(1, 1)]
+    log.publish("a", 2)
+    assert drain(log.subscribe("s", "a", takeover=True)) == [(2, 1)]
+
+
+def test_it_is_asked_for_each_time(log: Log) -> None:
+    log.subscribe("s", "a", takeover=True)
+    with pytest.raises(SubscriptionActive):
+        log.subscribe("s", "a")
+    with pytest.raises(SubscriptionActive):
+        log.subscribe("s", "a", takeover=False)
+
+
+def test_two_who_take_it_from_each_other(log: Log) -> None:
+    log.publish("a", 1)
+    holders = [log.subscribe("s", "a", takeover=True) for _ in range(4)]
+    for former in holders[:-1]:
+        with pytest.raises(LeaseLost):
+            former.fetch()
+    assert drain(holders[-1]) == [(1, 1)]
+
+
+def test_it_does_not_wait(log: Log) -> None:
+    """`wait` is for those who ask politely."""
+    log.subscribe("s", "a")
+    log.subscribe("s", "a", takeover=True, wait=None)
+
+
+@pytest.mark.parametrize("mode", ["shared", "ephemeral"])
+def test_where_nobody_is_alone_there_is_nothing_to_take(log: Log, mode: Any) -> None:
+    one = log.subscribe("s", "a", mode=mode, start="first")
+    log.publish_many([("a", 1), ("a", 2)])
+    [first] = one.fetch(1)
+    two = log.subscribe("s", "a", mode=mode, start="new", takeover=True)
+    first.ack()
+    log.publish("a", 3)
+    received = [message.seq for each in (two, one) for message in each.fetch()]
+    assert sorted(received) == ([2, 3] if mode == "shared" else [2, 3, 3])
+
+
+def test_a_takeover_that_fails_leaves_the_holder_be(log: Log) -> None:
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a")
+    [message] = subscription.fetch()
+    with full_disk(log), pytest.raises(DiskFull):
+        log.subscribe("s", "a", takeover=True)
+    message.ack()
+    log.publish("a", 2)
+    assert drain(subscription) == [(2, 1)]
+
+
+def test_a_handler_may_ask_for_it(log: Log) -> None:
+    handled = threading.Event()
+    former = log.subscribe("h", "a")
+    log.on("a", id="h", takeover=True)(lambda message: handled.set())
+    log.start()
+    log.publish("a", 1)
+    assert handled.wait(TIME_LIMIT_S)
+    log.stop()
+    with pytest.raises(LeaseLost):
+        former.fetch()
+
+
+# --- who is waiting -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("engine_here")
+def test_a_waiting_fetch_is_woken_and_told(log: Log) -> None:
+    before: Any = log.subscribe("s", "a")._subscriber
+    waiting = before.fetch(1, None)
+    bell = until_it_waits(waiting)
+    log.subscribe("s", "a", takeover=True)
+    assert bell.done
+    with pytest.raises(LeaseLost) as told:
+        waiting.send(True)
+    assert told.value.where == "s"
+    assert told.value.next
+
+
+def test_a_waiting_thread_ends(log: Log) -> None:
+    before = log.subscribe("s", "a")
+    outcomes: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            before.fetch(wait=None)
+        except LeaseLost as exc:
+            outcomes.append(exc)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    log.subscribe("s", "a", takeover=True)
+    thread.join(TIME_LIMIT_S)
+    assert len(outcomes) == 1
+
+
+def test_a_waiting_task_ends(tmp_path: Path, clock: ManualClock) -> None:
+    async def story() -> None:
+        async with headwater.connect(tmp_path / "log.db", clock=clock, housekeeping=None, heartbeats=False) as log:
+            before = await log.subscribe("s", "a")
+            waiting = asyncio.create_task(before.fetch(wait=None))
+            await asyncio.sleep(0)
+            await log.subscribe("s", "a", takeover=True)
+            with pytest.raises(LeaseLost):
+                await waiting
+
+    asyncio.run(asyncio.wait_for(story(), TIME_LIMIT_S))
+
+
+@pytest.mark.usefixtures("engine_here")
+def test_one_whose_lease_ran_out_learns_it_from_its_successor(log: Log, clock: ManualClock) -> None:
+    before: Any = log.subscribe("s", "a", lease=10)._subscriber
+    clock.advance(10_000)
+    waiting = before.fetch(1, None)
+    bell = until_it_waits(waiting)
+    log.subscribe("s", "a", lease=10)
+    assert bell.done
+    with pytest.raises(LeaseLost):
+        waiting.send(True)
+
+
+def test_bystanders_are_left_alone(log: Log) -> None:
+    """Holders of other subscriptions, shared consumers, and those who only look on."""
+    others = [
+        log.subscribe("t", "a"),
+        log.subscribe("u", "a", mode="shared"),
+        log.subscribe("s", "a", mode="ephemeral"),
+    ]
+    log.subscribe("s", "a")
+    log.subscribe("s", "a", takeover=True)
+    log.subscribe("u", "a", mode="shared", takeover=True)
+    log.publish("a", 1)
+    assert [[message.seq for message in each.fetch()] for each in others] == [[1], [1], [1]]
+
+
+def test_in_another_process_it_is_told_by_its_heartbeat(engine_here: None, open_again: Any) -> None:
+    former, present = open_again(), open_again()
+    waiting = former.subscribe("s", "a")._subscriber.fetch(1, None)
+    bell = until_it_waits(waiting)
+    present.subscribe("s", "a", takeover=True)
+    former._core.heartbeat()
+    assert bell.done
+    with pytest.raises(LeaseLost):
+        waiting.send(True)

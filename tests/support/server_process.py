@@ -1,0 +1,82 @@
+"""A server in a process of its own, to be killed and started again on the same port and file."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 60.0  # the machine may be busy with other things
+PROGRAM = """
+import json, sys, headwater
+path, port, settings = sys.argv[1:]
+headwater.serve(path, port=int(port), **json.loads(settings)).run(lambda server: print("ready", flush=True))
+"""
+
+
+class ServerProcess:
+    """Runs from `start` to `kill` or `stop`, as often as you like."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.path = path
+        self.port = _free_port()
+        self._settings = json.dumps(settings)
+        self._errors = path.with_name("server-stderr")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        with open(self._errors, "ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, self.path, str(self.port), self._settings],
+                cwd=self.path.parent,  # where no headwater.toml lies
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
+        assert readable, "the server takes too long to start"
+        assert self._process.stdout.readline() == b"ready\n", self.errors()
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            assert self._end(signal.SIGTERM) == 0, self.errors()
+
+    def _end(self, how: signal.Signals) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdout is not None
+        process.send_signal(how)
+        process.stdout.close()
+        return process.wait(PATIENCE_S)
+
+    def errors(self) -> str:
+        """The last of what it wrote to stderr."""
+        return self._errors.read_text(errors="replace")[-3_000:]
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process is not None:
+            self.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        return int(placeholder.getsockname()[1])
