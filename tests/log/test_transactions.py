@@ -2,16 +2,18 @@
 
 # ruff: noqa: PT012 (what a transaction refuses, it may refuse at the end of its block)
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from served import ServedFile
 
 from headwater import Log, ManualClock
 from headwater.errors import InvalidOption, InvalidTopic, LeaseLost, SqlFailed
 
 
 @pytest.fixture
-def ledger(open_log: Any) -> Log:
+def ledger(engine_here: None, open_log: Any) -> Log:
     """A log whose database also has a table of the user's."""
     log: Log = open_log()
     log.publish("setup", None)
@@ -25,6 +27,21 @@ def ledger(open_log: Any) -> Log:
         with message.transaction() as tx:
             tx.execute("CREATE TABLE ledger (n INTEGER PRIMARY KEY, note TEXT NOT NULL)")
     return log
+
+
+def test_behind_a_server_it_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    served = ServedFile(tmp_path / "log.db")
+    with served.open() as log:
+        log.publish("a", 1)
+        with log.subscribe("s", "a") as subscription:
+            [message] = subscription.fetch()
+            with pytest.raises(InvalidOption, match="needs the log in this process"), message.transaction():
+                pytest.fail("there is no transaction to be in")
+            message.ack()
+        with pytest.raises(InvalidOption), log.transaction():
+            pytest.fail("there is no transaction to be in")
+        assert log.subscription("s").acked == 1
+    served.stop()
 
 
 def rows(log: Log) -> list[tuple[Any, ...]]:

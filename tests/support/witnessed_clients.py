@@ -46,7 +46,7 @@ class Notebook:
     def __init__(self) -> None:
         self.events: list[AnyEvent] = []
         self.steps: Counter[str] = Counter()
-        """By who: how much of its work is done."""
+        """By who: how much of its work is done. And by subscription: how often somebody got something from it."""
         self.refused = 0
         self.stopping = threading.Event()
         self._changed = threading.Condition()
@@ -57,6 +57,8 @@ class Notebook:
             self.events.append(event)
             if kind in (Published, Settled, Settling):
                 self.steps[who] += 1
+            elif kind is Received:
+                self.steps[fields["subscription"]] += 1
             self._changed.notify_all()
         return int(event.t)
 
@@ -361,10 +363,10 @@ class Company:
         self.wait_for_all()
 
     def wait_for_all(self) -> None:
-        """Until everybody has got something done from now on. Two who share the work count as one."""
+        """Until everybody has got something done from now on, and each subscription has delivered something."""
         self._check_alive()
-        alone = [who for who in self.everybody if not who.endswith("/sh")]
-        self.book.wait_for_steps(alone)
+        alone = [who for who in self.everybody if not who.endswith("/sh")]  # two who share the work
+        self.book.wait_for_steps([*alone, *SUBSCRIPTIONS])
         self._check_alive()
 
     def _check_alive(self) -> None:
