@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from frame_tap import FrameTap
 from served import RunningServer
 
 import headwater
+from headwater.broker.flow import Blocking, run_blocking
 from headwater.errors import Closed, LeaseLost
 
 QUICKLY_S = 3.0
@@ -139,6 +141,38 @@ async def test_what_was_fetched_ahead_and_never_seen_counts_as_no_attempt(serve:
         async with await log.subscribe("s", "a") as subscription:
             rest = await subscription.fetch(100)
             assert [(message.seq, message.attempt) for message in rest] == [(seq, 1) for seq in range(2, 11)]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_what_a_fetch_is_about_to_take_when_its_holder_leaves_is_anothers_at_once(mode: Any) -> None:
+    """As when a connection breaks between the look and the claim: nobody would be there to give it back."""
+    with headwater.open("memory:") as log:
+        core: Any = log._core
+        log.publish("a", 1)
+        leaving = run_blocking(core.subscribe("s", "a", mode=mode, ack_wait=600))
+        fetching = leaving.fetch(10, 0.0)
+        looked = next(fetching)
+        if isinstance(looked, Blocking):
+            outcome = looked.work()
+            run_blocking(leaving.close(vanished=True))
+            with contextlib.suppress(Closed, LeaseLost):
+                run_blocking(resumed_with(fetching, outcome))
+        else:  # the look and the claim are one step
+            run_blocking(leaving.close(vanished=True))
+            assert looked.wait(QUICKLY_S)
+            fetching.close()
+        with log.subscribe("s", "a", mode=mode) as other:
+            assert [message.seq for message in other.fetch(10, wait=QUICKLY_S)] == [1]
+
+
+def resumed_with(flow: Any, outcome: Any) -> Any:
+    """The rest of a flow that waits for this outcome."""
+    step = flow.send(outcome)
+    while True:
+        try:
+            step = flow.send((yield step))
+        except StopIteration as stop:
+            return stop.value
 
 
 # --- without a connection ---------------------------------------------------------------------------------------------

@@ -304,7 +304,8 @@ async def test_no_answer_in_time_says_what_may_have_happened(serve: Any, proxy_t
 async def test_without_a_connection_a_call_waits_only_so_long(serve: Any, proxy_to: Any) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", timeout=0.3) as log:
+        options: Any = {"timeout": 0.5, "reconnect_min": 0.01, "reconnect_max": 0.02}
+        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", **options) as log:
             states = States(log)
             proxy.refuse()
             proxy.reset()

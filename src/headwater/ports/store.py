@@ -92,7 +92,8 @@ class Reader(Protocol):
         """How many messages the subscription has lost to gaps in all."""
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
-        """Of a numbered publisher, the receipts that tell of any of these numbers."""
+        """Of a numbered publisher, the receipts that tell of any of these numbers. Receipts of one publisher do not
+        overlap."""
 
     def retention(self) -> list[RetentionPolicy]: ...
 

@@ -230,7 +230,7 @@ class SqliteReader:
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         near = _receipts.decode(self._value("receipts", publisher, first, first + count))
-        return [receipt for receipt in near if receipt.number + receipt.length > first]
+        return [each for each in near if each.number < first + count and each.number + each.length > first]
 
     def retention(self) -> list[RetentionPolicy]:
         return [
