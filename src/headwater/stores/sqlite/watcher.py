@@ -61,7 +61,9 @@ class SqliteWatcher:
             os.close(self._stop_write)
 
     def _run(self) -> None:
-        connection = self._store.connect()
+        connection = self._connect()
+        if connection is None:
+            return
         events = _wal_events(self._path)
         try:
             self._watch(connection, events)
@@ -69,6 +71,16 @@ class SqliteWatcher:
             connection.close()
             if events is not None:
                 os.close(events)
+
+    def _connect(self) -> apsw.Connection | None:
+        """A connection to ask, whatever passing fault there may be; None when it was stopped before it got one."""
+        while True:
+            try:
+                return self._store.connect()
+            except Exception as exc:
+                logger.warning("could not begin to look for news: %s", exc)
+                if select.select([self._stop_read], [], [], POLL_S)[0]:
+                    return None
 
     def _watch(self, connection: apsw.Connection, events: int | None) -> None:
         waiting_on = select.poll()
