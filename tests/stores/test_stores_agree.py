@@ -192,6 +192,7 @@ def answers(reader: Reader, now_ms: int) -> dict[str, Any]:
         "scan": [scanned(reader, selection, limit) for selection in SELECTIONS for limit in (2, 100)],
         "count": [reader.count(selection, 3, most) for selection in SELECTIONS for most in (2, 100)],
         "oldest": [reader.oldest(selection.pattern, 2, 5) for selection in SELECTIONS],
+        "pruned": [reader.pruned(low, high) for low, high in ((0, 1_000), (3, 9))],
         "topic_counts": reader.topic_counts(),
         "topics_between": sorted(reader.topics_between(2, 9)),
         "leased_seqs": reader.leased_seqs(3, 30, now_ms),

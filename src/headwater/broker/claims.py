@@ -126,12 +126,13 @@ def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActive:
 
 class Handed(NamedTuple):
     """`dropped`: some were dropped or buried instead, so there may be more behind them. `suspect`: the holder of the
-    last one vanished, perhaps because of it."""
+    last one vanished, perhaps because of it. `redriven`: the seqs of those that were dead before."""
 
     record: SubscriptionRecord
     claimed: list[Claimed]
     dropped: bool
     suspect: bool
+    redriven: frozenset[int] = frozenset()
 
 
 def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int) -> Handed:
@@ -171,7 +172,8 @@ def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: in
     writer.remove_deliveries(record.id, gone + [letter.message.seq for letter in buried])
     redelivered = sum(1 for row in rows if row.attempts > 1)
     record = replace(record, redelivered=record.redelivered + redelivered)
-    return Handed(record, claimed, bool(gone or buried), suspect)
+    redriven = frozenset(row.seq for row in rows if row.dead_letter is not None)
+    return Handed(record, claimed, bool(gone or buried), suspect, redriven)
 
 
 def with_buried_copies(reader: Reader, due: list[Due]) -> list[Due]:

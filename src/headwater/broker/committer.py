@@ -37,12 +37,13 @@ T = TypeVar("T")
 
 class Undo(list[Callable[[], None]]):
     """What takes back in memory what a transaction did there, should it fail; `then` is done once it is committed, and
-    readers are told of what was `published`."""
+    readers are told of what was `published`. `timed` is for `timings`, to make one batch of many."""
 
     def __init__(self) -> None:
         super().__init__()
         self.then: list[Callable[[], None]] = []
         self.published: Published | None = None
+        self.timed: dict[tuple[str, str], list[Any]] = {}
 
     def note_published(self, drafts: Iterable[Draft], new_seqs: Sequence[int]) -> None:
         if new_seqs:

@@ -302,10 +302,13 @@ class Core:
 
     def heartbeat(self) -> None:
         """Renew what this process holds. Blocks; the keeper calls it on a thread of its own."""
-        held = [subscriber for subscriber in list(self._subscribers) if not subscriber.closed]
+        beats = [subscriber.heartbeat() for subscriber in list(self._subscribers) if not subscriber.closed]
+        saves = [self.engine.write(self.engine.timings.save)] if self.engine.timings.is_due() else []
         run_together(
-            [subscriber.heartbeat() for subscriber in held],
-            lambda _, exc: logger.warning("a subscription could not be renewed: %s", exc),
+            [*beats, *saves],
+            lambda flow, exc: logger.warning(
+                "%s: %s", "timings wait to be saved" if flow in saves else "a subscription could not be renewed", exc
+            ),
         )
 
     def heartbeat_s(self) -> float:
@@ -330,6 +333,11 @@ class Core:
                 run_blocking(subscriber.close())
             except HeadwaterError as exc:  # it will be free when its lease runs out
                 logger.warning("subscription %s could not be given back: %s", subscriber.id, exc)
+        if self.engine.timings:
+            try:
+                run_blocking(self.engine.write(self.engine.timings.save))
+            except HeadwaterError as exc:
+                logger.warning("the last timings were not saved: %s", exc)
         self.engine.close()
 
 

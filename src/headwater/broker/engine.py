@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from headwater.broker.committer import Committer, Work
 from headwater.broker.flow import Blocking, Flow
+from headwater.broker.timings import Timings
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import Closed, InvalidOption
@@ -45,6 +46,7 @@ class Engine:
         self.roll = roll
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.wakeups = Wakeups()
+        self.timings = Timings(clock)
         with store.read() as reader:
             self.wakeups.announced = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)

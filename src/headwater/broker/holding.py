@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from headwater.broker import claims
 from headwater.broker.claims import Claimed, Failure, replace
@@ -13,7 +13,7 @@ from headwater.broker.reading import LogReader
 from headwater.delivery.retry import Retry, decide_retry
 from headwater.delivery.window import Window
 from headwater.errors import LeaseLost, NotDelivered
-from headwater.ports.records import DeliveryRow, SubscriptionRecord
+from headwater.ports.records import DeliveryRow, Stage, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
 SPANS_KEPT = 4  # how many times its size a window may stretch, from its first open delivery to its last
@@ -90,9 +90,10 @@ class Holding(LogReader):
     def _ack_held(self, writer: Writer, undo: Undo, record: SubscriptionRecord, settled: Sequence[Claimed]) -> None:
         self._trim(undo)
         rows = self._settle(writer, undo, record, settled)
-        redriven = [row.dead_letter for row in rows if row.dead_letter is not None]
+        redriven = {row.seq: row.dead_letter for row in rows if row.dead_letter is not None}
         if redriven:
-            writer.remove_dead_letters(redriven)
+            writer.remove_dead_letters(list(redriven.values()))
+        self._time(undo, "ack", settled, redriven)
         acked = len({claimed.message.seq for claimed in settled})
         self._save(writer, replace(record, acked=record.acked + acked))
 
@@ -192,6 +193,13 @@ class Holding(LogReader):
         for each in claimed:
             if self._in_flight.get(each.message.seq, each) is not each:
                 raise claims.not_in_flight(reader, record, each.message.seq)
+
+    def _time(self, undo: Undo, stage: Stage, claimed: Sequence[Claimed], redriven: Collection[int]) -> None:
+        """Count how long they took. How long the redriven were dead is no measure of anything."""
+        if redriven:
+            claimed = [each for each in claimed if each.message.seq not in redriven]
+        if claimed:
+            self.engine.timings.note(undo, stage, self.id, claimed)
 
     def _wake_all_of_it(self) -> None:
         self.engine.wakeups.settled(self.id)

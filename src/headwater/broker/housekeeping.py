@@ -1,4 +1,4 @@
-"""Keeping the log within its limits: retention, forgotten ids, idle subscriptions, disk space.
+"""Keeping the log within its limits: retention, forgotten ids, old timings, idle subscriptions, disk space.
 
 Every process that has a log open may do it; a lease in the database lets one at a time. All work is cut into small
 transactions, so that publishers wait for one of them at most.
@@ -30,6 +30,8 @@ PRUNE_PAGE = 2_000
 COUNT_PAGE = 50_000
 IDS_PAGE = 20_000
 VACUUM_PAGES = 256
+TIMINGS_PAGE = 20_000
+TIMINGS_KEPT_MS = 90 * 24 * 3_600_000
 
 
 class Report(msgspec.Struct):
@@ -44,6 +46,8 @@ class Report(msgspec.Struct):
 
 def housekeep(engine: Engine) -> Flow[Report]:
     report = Report()
+    if engine.timings:
+        yield from engine.write(engine.timings.save)
     if not (yield from engine.write(partial(_take_turn, engine))):
         report.skipped = True
         return report
@@ -64,6 +68,8 @@ def housekeep(engine: Engine) -> Flow[Report]:
             break
     while (yield from engine.write(partial(_forget_receipts, engine))) == IDS_PAGE:
         pass
+    while (yield from engine.write(partial(_forget_timings, engine))) == TIMINGS_PAGE:
+        pass
     while (yield Blocking(lambda: engine.store.reclaim_space(VACUUM_PAGES), engine.readers)):
         pass
     yield from engine.write(partial(_end_turn, engine))
@@ -72,6 +78,10 @@ def housekeep(engine: Engine) -> Flow[Report]:
 
 def _forget_receipts(engine: Engine, writer: Writer, undo: Undo) -> int:
     return writer.forget_old_receipts(engine.dedupe.oldest_ms(engine.clock.now_ms()), IDS_PAGE)
+
+
+def _forget_timings(engine: Engine, writer: Writer, undo: Undo) -> int:
+    return writer.forget_old_timings(engine.clock.now_ms() - TIMINGS_KEPT_MS, TIMINGS_PAGE)
 
 
 def _take_turn(engine: Engine, writer: Writer, undo: Undo) -> bool:

@@ -9,6 +9,7 @@ from headwater.ports.records import SubscriptionRecord, TopicCount, selection_of
 from headwater.ports.store import Reader
 from headwater.topics import check_topic
 
+WINDOW_LISTED_MAX = 20_000
 LAG_COUNTED_MAX = 1_000_000  # beyond it the exact number would cost more than it tells
 
 
@@ -46,8 +47,7 @@ def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Subscri
     selection, window = selection_of(record.spec), record.window
     counts = reader.delivery_counts(record.id)
     undelivered = reader.count(selection, window.delivered, LAG_COUNTED_MAX)
-    in_window = [message for message in _between(reader, record) if not window.is_settled(message.seq)]
-    in_flight = counts.in_flight + len(in_window)
+    in_flight = counts.in_flight + _in_window(reader, record, undelivered)
     oldest = _oldest_unacked_ms(reader, record, counts.first_seq)
     return SubscriptionInfo(
         id=record.id,
@@ -67,6 +67,13 @@ def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Subscri
         created_ms=record.created_ms,
         active_ms=record.active_ms,
     )
+
+
+def _in_window(reader: Reader, record: SubscriptionRecord, undelivered: int) -> int:
+    window = record.window
+    if not window.settled and window.delivered - window.floor > WINDOW_LISTED_MAX:  # a batch of a pipeline
+        return max(0, reader.count(selection_of(record.spec), window.floor, LAG_COUNTED_MAX) - undelivered)
+    return sum(not window.is_settled(message.seq) for message in _between(reader, record))
 
 
 def _between(reader: Reader, record: SubscriptionRecord) -> list[Message]:

@@ -190,15 +190,15 @@ class Subscriber(Holding):
         self._trim(undo)
         self._shorten_window(writer, undo)
         if self.spec.keeps_rows:
-            record, found, look_again, suspect = self._claim_rows(writer, record, outlook, now_ms)
+            record, found, look_again, suspect, redriven = self._claim_rows(writer, record, outlook, now_ms)
         else:
             late = self._give_up_overdue(writer, undo, now_ms)
             room_made = late and outlook.room <= 0
-            found, look_again, suspect = [], False, False
+            found, look_again, suspect, redriven = [], False, False, frozenset()
             # Not asked again unless the look has seen a row that is due: a statement costs more than it seems, for
             # every one gives up the interpreter and has to win it back.
             if late or (outlook.next_due_ms is not None and outlook.next_due_ms <= now_ms):
-                record, found, look_again, suspect = claims.claim_due(writer, record, outlook.room, now_ms)
+                record, found, look_again, suspect, redriven = claims.claim_due(writer, record, outlook.room, now_ms)
             outrun = self._scanned != outlook.scanned_from  # another fetch of this holder was quicker
             if not found and not outrun:
                 record, found = self._claim_window(writer, undo, record, outlook, now_ms)
@@ -210,6 +210,7 @@ class Subscriber(Holding):
             writer.mark_gaps_told(self.id)
         writer.save_subscription(claims.renewed(record, now_ms))
         self._hand_out(undo, found)
+        self._time(undo, "deliver", found, redriven)
         return Claim(found, gaps, look_again)
 
     def _hand_out(self, undo: Undo, found: list[Claimed]) -> None:
@@ -228,12 +229,12 @@ class Subscriber(Holding):
             skip_to = 0
         if record.spec.order == "priority" or record.spec.order_key is not None:
             return claims.park_and_claim(writer, record, outlook.room, skip_to, now_ms)
-        record, found, dropped, suspect = claims.claim_due(writer, record, outlook.room, now_ms)
+        record, found, dropped, suspect, redriven = claims.claim_due(writer, record, outlook.room, now_ms)
         tried_before = any(claimed.attempt > 1 for claimed in found)
         if len(found) < outlook.room and not tried_before:
             record, fresh = claims.claim_fresh(writer, record, outlook.room - len(found), skip_to, now_ms)
             found += fresh
-        return claims.Handed(record, found, dropped, suspect)
+        return claims.Handed(record, found, dropped, suspect, redriven)
 
     def _claim_window(
         self, writer: Writer, undo: Undo, record: SubscriptionRecord, outlook: Outlook, now_ms: int

@@ -1,4 +1,4 @@
-"""What stores keep: subscriptions, deliveries, dead letters, gaps, retention policies, topic counts."""
+"""What stores keep: subscriptions, deliveries, dead letters, gaps, retention policies, topic counts, timings."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from headwater.topics import Dialect, Pattern, parse_pattern
 
 Mode = Literal["exclusive", "shared", "ephemeral"]
 Order = Literal["seq", "priority"]
+Stage = Literal["deliver", "ack"]
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -181,6 +182,17 @@ class TopicCount(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
     last_seq: int
     last_published_ms: int
+
+
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """So many messages got to this stage in this hour within a time of this bucket (`delivery.histogram`), counted from
+    when they were published, or from when they were due if that was later. `hour_ms` is when the hour began."""
+
+    subscription: str
+    hour_ms: int
+    stage: Stage
+    bucket: int
+    count: int
 
 
 class DeliveryCounts(NamedTuple):

@@ -14,6 +14,7 @@ from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
+from headwater.delivery.runs import Run
 from headwater.message import Draft, Message
 from headwater.ports.records import (
     Appended,
@@ -28,6 +29,7 @@ from headwater.ports.records import (
     Scan,
     Selection,
     SubscriptionRecord,
+    Timing,
     TopicCount,
 )
 from headwater.topics import Dialect, Pattern
@@ -95,6 +97,16 @@ class Reader(Protocol):
         """Of a numbered publisher, the receipts that tell of any of these numbers. Receipts of one publisher do not
         overlap."""
 
+    def pruned(self, low: int, high: int) -> list[Run]:
+        """Which seqs of [low, high] were deleted, as ascending runs that neither overlap nor touch. Together with those
+        stored they are all that were ever given out; whoever finds another missing knows that it was lost."""
+
+    def sink_batch(self, sink: str) -> int | None:
+        """The last batch that this sink published, if it ever did."""
+
+    def timings(self) -> list[Timing]:
+        """How long deliveries took, by subscription, hour, stage and bucket."""
+
     def retention(self) -> list[RetentionPolicy]: ...
 
     def lease(self, resource: str) -> Lease: ...
@@ -119,7 +131,7 @@ class Writer(Reader, Protocol):
     def save_subscription(self, record: SubscriptionRecord) -> None: ...
 
     def delete_subscription(self, id: str) -> None:
-        """With its delivery rows and gaps. Its dead letters stay."""
+        """With its delivery rows, gaps and timings. Its dead letters stay."""
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
         """Insert, or replace those of the same seq."""
@@ -146,7 +158,8 @@ class Writer(Reader, Protocol):
     def remove_retention(self, pattern: str, dialect: Dialect) -> bool: ...
 
     def delete_messages(self, gone: Sequence[Kept]) -> None:
-        """Remove messages and take them off the topic counts. Delivery rows are the caller's business."""
+        """Remove messages, note them as pruned, and take them off the topic counts. Delivery rows are the caller's
+        business."""
 
     def fold_topic_counts(self, limit: int) -> int:
         """Bring the stored topic counts up to date by at most `limit` messages; returns how many were taken in.
@@ -154,6 +167,15 @@ class Writer(Reader, Protocol):
 
     def forget_ids(self, window: DedupeWindow, now_ms: int, limit: int) -> int:
         """Drop remembered ids that lie outside the window; returns how many."""
+
+    def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
+        """In the transaction that publishes the batch, so that a repeated one is known by its number."""
+
+    def add_timings(self, timings: Sequence[Timing]) -> None:
+        """Add their counts to those stored. Of a subscription that has been deleted nothing is kept."""
+
+    def forget_old_timings(self, before_ms: int, limit: int) -> int:
+        """Drop timings of hours that began before this; returns how many."""
 
     def save_lease(self, resource: str, lease: Lease) -> None: ...
 

@@ -9,6 +9,7 @@ from itertools import islice
 from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
+from headwater.delivery.runs import Run
 from headwater.errors import InvalidOption
 from headwater.message import Message
 from headwater.ports.records import (
@@ -23,6 +24,7 @@ from headwater.ports.records import (
     Scan,
     Selection,
     SubscriptionRecord,
+    Timing,
     TopicCount,
 )
 from headwater.stores.memory.tables import Tables
@@ -54,6 +56,9 @@ class MemoryReader:
         return [
             Kept(message.seq, message.topic, message.size, message.published_ms) for message in islice(matching, limit)
         ]
+
+    def pruned(self, low: int, high: int) -> list[Run]:
+        return self._tables.messages.holes(low, high)
 
     def seq_before(self, at_ms: int) -> int:
         return self._tables.messages.seq_before(at_ms)
@@ -121,7 +126,7 @@ class MemoryReader:
     def gap_total(self, subscription: str) -> int:
         return self._tables.gap_totals.get(subscription, 0)
 
-    # --- settings and leases --------------------------------------------------------------------------------
+    # --- statistics, settings and leases --------------------------------------------------------------------
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         return [
@@ -129,6 +134,12 @@ class MemoryReader:
             for (whose, number), (receipt, _) in sorted(self._tables.receipts.items())
             if whose == publisher and number < first + count and number + receipt.length > first
         ]
+
+    def sink_batch(self, sink: str) -> int | None:
+        return self._tables.sinks.get(sink)
+
+    def timings(self) -> list[Timing]:
+        return [Timing(*key, count) for key, count in sorted(self._tables.timings.items())]
 
     def retention(self) -> list[RetentionPolicy]:
         return [self._tables.retention[key] for key in sorted(self._tables.retention)]

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
+from headwater.delivery.runs import Run, holes
 from headwater.message import SALT_BITS, Message
 from headwater.ports.records import (
     DeadLetter,
     DeliveryRow,
     Gap,
     RetentionPolicy,
+    Stage,
     SubscriptionRecord,
     TopicCount,
 )
@@ -41,6 +43,11 @@ class MessageTable:
         low = bisect_right(self._seqs, after)
         high = bisect_right(self._seqs, upto, lo=low)
         return (self.by_seq[self._seqs[index]] for index in range(low, high))
+
+    def holes(self, low: int, high: int) -> list[Run]:
+        """Nothing but deleting makes them: seqs are given out one after the other."""
+        low, high = max(low, 1), min(high, self.last_seq)
+        return holes(self._seqs[bisect_left(self._seqs, low) : bisect_right(self._seqs, high)], low, high)
 
     def seq_before(self, at_ms: int) -> int:
         index = bisect_left(self._seqs, at_ms, key=lambda seq: self.by_seq[seq].published_ms)
@@ -94,3 +101,5 @@ class Tables:
         self.retention: dict[tuple[str, Dialect], RetentionPolicy] = {}
         self.leases: dict[str, Lease] = {}
         self.receipts: dict[tuple[str, int], tuple[Receipt, int]] = {}  # by publisher and number, with their time
+        self.sinks: dict[str, int] = {}
+        self.timings: dict[tuple[str, int, Stage, int], int] = {}

@@ -22,6 +22,7 @@ from headwater.ports.records import (
     Gap,
     RetentionPolicy,
     SubscriptionRecord,
+    Timing,
     TopicCount,
 )
 from headwater.stores.memory.reader import MemoryReader
@@ -108,6 +109,8 @@ class MemoryWriter(MemoryReader):
         self._undo.drop(self._tables.deliveries, id)
         self._undo.drop(self._tables.untold_gaps, id)
         self._undo.drop(self._tables.gap_totals, id)
+        for key in [key for key in self._tables.timings if key[0] == id]:
+            self._undo.drop(self._tables.timings, key)
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
         stored = self._tables.deliveries.setdefault(subscription, {})
@@ -176,6 +179,23 @@ class MemoryWriter(MemoryReader):
         old = list(islice((key for key, (_, at_ms) in self._tables.receipts.items() if at_ms < before_ms), limit))
         for key in old:
             self._undo.drop(self._tables.receipts, key)
+        return len(old)
+
+    def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
+        self._undo.put(self._tables.sinks, sink, batch)
+
+    def add_timings(self, timings: Sequence[Timing]) -> None:
+        stored = self._tables.timings
+        for timing in timings:
+            if timing.subscription not in self._tables.subscriptions:
+                continue
+            key = (timing.subscription, timing.hour_ms, timing.stage, timing.bucket)
+            self._undo.put(stored, key, stored.get(key, 0) + timing.count)
+
+    def forget_old_timings(self, before_ms: int, limit: int) -> int:
+        old = list(islice((key for key in self._tables.timings if key[1] < before_ms), limit))
+        for key in old:
+            self._undo.drop(self._tables.timings, key)
         return len(old)
 
     def save_lease(self, resource: str, lease: Lease) -> None:

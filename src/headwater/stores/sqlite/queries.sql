@@ -118,8 +118,63 @@ SELECT json_group_array(json_array(topic, count, bytes)) FROM (
     WHERE seq IN (SELECT value FROM json_each(?)) GROUP BY topic
 )
 
+-- :present_seqs: those of the given seqs that exist
+SELECT json_group_array(seq) FROM (
+    SELECT seq FROM messages WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq
+)
+
 -- :delete_messages: remove messages by seq
 DELETE FROM messages WHERE seq IN (SELECT value FROM json_each(?))
+
+-- :pruned: runs of deleted seqs that overlap a range, clipped to it; one run at most reaches into it from below
+SELECT json_group_array(json_array(max(from_seq, ?1), min(to_seq, ?2))) FROM (
+    SELECT from_seq, to_seq FROM pruned
+    WHERE from_seq BETWEEN coalesce((SELECT max(from_seq) FROM pruned WHERE from_seq <= ?1), ?1) AND ?2
+        AND to_seq >= ?1 AND ?1 <= ?2
+    ORDER BY from_seq
+)
+
+-- :last_pruned: where the last run ends that begins at or below a seq
+SELECT to_seq FROM pruned WHERE from_seq <= ? ORDER BY from_seq DESC LIMIT 1
+
+-- :pruned_beside: runs that end at one of the first seqs, or begin at one of the second
+SELECT json_group_array(json_array(from_seq, to_seq)) FROM (
+    SELECT stored.from_seq, stored.to_seq FROM json_each(?1) AS ends CROSS JOIN pruned AS stored
+    WHERE stored.from_seq = (SELECT max(from_seq) FROM pruned WHERE from_seq <= ends.value)
+        AND stored.to_seq = ends.value
+    UNION
+    SELECT from_seq, to_seq FROM pruned WHERE from_seq IN (SELECT value FROM json_each(?2))
+)
+
+-- :forget_pruned: remove runs by their first seq
+DELETE FROM pruned WHERE from_seq IN (SELECT value FROM json_each(?))
+
+-- :add_pruned: a run of deleted seqs, or a longer one that begins where a stored one does; repeated for a batch
+INSERT OR REPLACE INTO pruned (from_seq, to_seq) VALUES
+
+-- :sink_batch: the last batch that a sink published
+SELECT batch FROM sinks WHERE sink = ?
+
+-- :save_sink_batch: a sink published a batch
+INSERT OR REPLACE INTO sinks (sink, batch, at) VALUES (?, ?, ?)
+
+-- :timings: how long deliveries took
+SELECT json_group_array(json_array(subscription, hour, stage, bucket, count))
+FROM (SELECT * FROM timings ORDER BY subscription, hour, stage, bucket)
+
+-- :add_timings: count further deliveries in, of subscriptions that are still there
+INSERT INTO timings (subscription, hour, stage, bucket, count)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each(?)
+WHERE value ->> 0 IN (SELECT id FROM subscriptions)
+ON CONFLICT (subscription, hour, stage, bucket) DO UPDATE SET count = count + excluded.count
+
+-- :forget_old_timings: drop the histograms of hours long ago
+DELETE FROM timings WHERE (subscription, hour, stage, bucket) IN (
+    SELECT subscription, hour, stage, bucket FROM timings WHERE hour < ? LIMIT ?
+)
+
+-- :delete_timings: forget how long a subscription's deliveries took
+DELETE FROM timings WHERE subscription = ?
 
 -- :fact: one fact about the log
 SELECT value FROM headwater WHERE name = ?

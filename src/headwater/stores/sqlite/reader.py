@@ -13,6 +13,7 @@ import msgspec
 from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept, Limits
+from headwater.delivery.runs import Run
 from headwater.delivery.window import WindowState
 from headwater.message import NO_HEADERS, Message, MessageDocument, from_document
 from headwater.ports.records import (
@@ -28,6 +29,7 @@ from headwater.ports.records import (
     Selection,
     SubscriptionRecord,
     SubscriptionSpec,
+    Timing,
     TopicCount,
 )
 from headwater.stores.sqlite.conditions import (
@@ -51,6 +53,8 @@ _spec = msgspec.json.Decoder(SubscriptionSpec)
 _settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _limits = msgspec.json.Decoder(Limits)
 _receipts = msgspec.json.Decoder(list[Receipt])
+RUNS = msgspec.json.Decoder(list[tuple[int, int]])
+_timings = msgspec.json.Decoder(list[Timing])
 _document = msgspec.json.Decoder(MessageDocument)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
@@ -231,6 +235,16 @@ class SqliteReader:
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         near = _receipts.decode(self._value("receipts", publisher, first, first + count))
         return [each for each in near if each.number < first + count and each.number + each.length > first]
+
+    def pruned(self, low: int, high: int) -> list[Run]:
+        return RUNS.decode(self._value("pruned", low, high))
+
+    def sink_batch(self, sink: str) -> int | None:
+        found = self._value("sink_batch", sink)
+        return None if found is None else int(found)
+
+    def timings(self) -> list[Timing]:
+        return _timings.decode(self._value("timings"))
 
     def retention(self) -> list[RetentionPolicy]:
         return [

@@ -1,4 +1,4 @@
--- The log's tables, version 2. Times are milliseconds since 1970 UTC.
+-- The log's tables, version 3. Times are milliseconds since 1970 UTC.
 
 -- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
 -- rows were checked before and say so in `checked`: 1 if they have nothing but topic, data and time, else 2. A NULL `id`
@@ -137,6 +137,32 @@ CREATE TABLE topic_counts (
     last_seq          INTEGER NOT NULL,
     last_published_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- Runs of seqs whose messages retention deleted. What is missing and not in here was not deleted by Headwater. No two
+-- runs overlap or touch.
+CREATE TABLE pruned (
+    from_seq INTEGER PRIMARY KEY,
+    to_seq   INTEGER NOT NULL
+) STRICT;
+
+-- The last batch that a sink published, so that a batch it repeats is known.
+CREATE TABLE sinks (
+    sink  TEXT PRIMARY KEY,
+    batch INTEGER NOT NULL,
+    at    INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- How long deliveries took, as a histogram for each hour: `count` messages came to the `stage` 'deliver' or 'ack' in a
+-- time of this bucket (delivery/histogram.py).
+CREATE TABLE timings (
+    subscription TEXT NOT NULL,
+    hour         INTEGER NOT NULL,
+    stage        TEXT NOT NULL,
+    bucket       INTEGER NOT NULL,
+    count        INTEGER NOT NULL,
+    PRIMARY KEY (subscription, hour, stage, bucket)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX timings_by_hour ON timings (hour);
 
 CREATE TABLE leases (
     resource TEXT PRIMARY KEY,

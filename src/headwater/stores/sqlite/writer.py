@@ -14,6 +14,7 @@ from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
+from headwater.delivery.runs import merged, runs_of
 from headwater.errors import SqlFailed
 from headwater.message import Draft, Extras, to_document
 from headwater.ports.records import (
@@ -23,9 +24,10 @@ from headwater.ports.records import (
     Gap,
     RetentionPolicy,
     SubscriptionRecord,
+    Timing,
 )
 from headwater.stores.sqlite.queries import SQL
-from headwater.stores.sqlite.reader import SqliteReader
+from headwater.stores.sqlite.reader import RUNS, SqliteReader
 from headwater.topics import Dialect
 
 # Rows per INSERT statement: one statement of many rows is far cheaper than many statements (bare: 700 k rows/s against
@@ -35,7 +37,9 @@ _PLAIN_ROW = "(?, ?, ?, ?, 1)"
 _FULL_ROW = "(?, ?, ?, ?, 2" + ", ?" * 13 + ")"
 _INSERT_PLAIN = {size: f"{SQL['insert_plain']} {', '.join([_PLAIN_ROW] * size)}" for size in _CHUNKS}
 _INSERT_FULL = {size: f"{SQL['insert_full']} {', '.join([_FULL_ROW] * size)}" for size in _CHUNKS}
+_ADD_PRUNED = {size: f"{SQL['add_pruned']} {', '.join(['(?, ?)'] * size)}" for size in _CHUNKS}
 _NO_EXTRAS = Extras()
+_present = msgspec.json.Decoder(list[tuple[str, int, int]])
 _topic, _data_json, _extras, _id = map(attrgetter, ("topic", "data_json", "extras", "id"))
 
 OWN_TABLES = frozenset(
@@ -49,6 +53,9 @@ OWN_TABLES = frozenset(
         "gaps",
         "retention",
         "topic_counts",
+        "pruned",
+        "sinks",
+        "timings",
         "leases",
         "headwater",
         "sqlite_sequence",
@@ -116,9 +123,12 @@ class SqliteWriter(SqliteReader):
     def _insert(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, plain: bool) -> None:
         statements = _INSERT_PLAIN if plain else _INSERT_FULL
         values = _plain_values(drafts, seqs, now_ms) if plain else _full_values(drafts, seqs, now_ms)
-        width, start, total = len(values) // max(1, len(drafts)), 0, len(drafts)
+        self._in_chunks(statements, values, len(drafts))
+
+    def _in_chunks(self, statements: Mapping[int, str], values: Sequence[Any], rows: int) -> None:
+        width, start = len(values) // max(1, rows), 0
         for size in _CHUNKS:
-            while total - start >= size:
+            while rows - start >= size:
                 end = start + size
                 self._connection.execute(statements[size], values[start * width : end * width])
                 start = end
@@ -158,7 +168,7 @@ class SqliteWriter(SqliteReader):
         )
 
     def delete_subscription(self, id: str) -> None:
-        for statement in ("delete_subscription", "clear_deliveries", "delete_gaps"):
+        for statement in ("delete_subscription", "clear_deliveries", "delete_gaps", "delete_timings"):
             self._connection.execute(SQL[statement], (id,))
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
@@ -207,13 +217,30 @@ class SqliteWriter(SqliteReader):
         if not gone:
             return
         counted_to = int(self._value("fact", "counted_to"))
-        highest = max(kept.seq for kept in gone)
+        seqs = sorted({kept.seq for kept in gone})
+        highest = seqs[-1]
         if highest > counted_to:  # count them in first, or their topic's last seq would be forgotten
             self._fold(counted_to, highest)
-        seqs = _json([kept.seq for kept in gone])
-        by_topic = self._value("present", seqs)
-        self._connection.execute(SQL["delete_messages"], (seqs,))
+        seqs_json = _json(seqs)
+        by_topic = self._value("present", seqs_json)
+        if sum(count for _, count, _ in _present.decode(by_topic)) < len(seqs):
+            seqs = msgspec.json.decode(self._value("present_seqs", seqs_json))
+        self._connection.execute(SQL["delete_messages"], (seqs_json,))
         self._connection.execute(SQL["uncount"], (by_topic,))
+        self._note_pruned(seqs)
+
+    def _note_pruned(self, seqs: Sequence[int]) -> None:
+        """Only the runs right beside are looked at, so that it costs the same however many there are."""
+        if not seqs:
+            return
+        runs = runs_of(seqs)
+        nearest_end = self._value("last_pruned", seqs[-1] + 1)
+        if nearest_end is not None and nearest_end >= seqs[0] - 1:  # else all that are stored lie below
+            ends, starts = [first - 1 for first, _ in runs], [last + 1 for _, last in runs]
+            beside = RUNS.decode(self._value("pruned_beside", _json(ends), _json(starts)))
+            runs = merged([*runs, *beside])
+            self._connection.execute(SQL["forget_pruned"], (_json([first for first, _ in beside]),))
+        self._in_chunks(_ADD_PRUNED, list(chain.from_iterable(runs)), len(runs))
 
     def fold_topic_counts(self, limit: int) -> int:
         counted_to = int(self._value("fact", "counted_to"))
@@ -229,6 +256,16 @@ class SqliteWriter(SqliteReader):
     def forget_ids(self, window: DedupeWindow, now_ms: int, limit: int) -> int:
         oldest_seq, oldest_ms = window.oldest_seq(self.last_seq()), window.oldest_ms(now_ms)
         self._connection.execute(SQL["forget_ids"], (oldest_seq, oldest_ms, limit))
+        return self._connection.changes()
+
+    def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
+        self._connection.execute(SQL["save_sink_batch"], (sink, batch, now_ms))
+
+    def add_timings(self, timings: Sequence[Timing]) -> None:
+        self._connection.execute(SQL["add_timings"], (_json(timings),))
+
+    def forget_old_timings(self, before_ms: int, limit: int) -> int:
+        self._connection.execute(SQL["forget_old_timings"], (before_ms, limit))
         return self._connection.changes()
 
     def save_lease(self, resource: str, lease: Lease) -> None:
