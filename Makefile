@@ -5,12 +5,16 @@ KILLS ?= 1000
 # Trust the certificates that the machine trusts, as pip does.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo test check lint types crash powerloss bench lock clean
+.PHONY: demo lake test check lint types crash powerloss cluster bench lock clean
 
 demo: .venv/ready
 	@$(BIN)/headwater demo
 
-test: .venv/ready check
+lake: .venv/ready-for-spark
+	@rm -rf headwater-lake-demo
+	@$(BIN)/headwater pipeline demo headwater-lake-demo
+
+test: .venv/ready-for-spark check
 	$(BIN)/python -m pytest
 
 check: lint types
@@ -20,7 +24,7 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: .venv/ready
+types: .venv/ready-for-spark
 	$(BIN)/mypy
 
 crash: .venv/ready
@@ -29,8 +33,14 @@ crash: .venv/ready
 powerloss: .venv/ready
 	$(BIN)/python -m pytest tests/powerloss -q -s --timeout=0 --every-cut
 
-bench: .venv/ready
-	$(BIN)/uv sync --quiet --frozen --group bench
+# The pipeline's long tests, then its suite again through Spark Connect and on a cluster of three daemons.
+cluster: .venv/ready-for-spark
+	$(BIN)/python -m pytest tests/pipeline -q -m long
+	$(BIN)/python -m pytest tests/pipeline/source tests/pipeline/sink tests/pipeline/datasets tests/pipeline/jobs -q --spark=connect
+	$(BIN)/python -m pytest tests/pipeline/source tests/pipeline/sink tests/pipeline/datasets tests/pipeline/jobs -q --spark=standalone
+
+bench: .venv/ready-for-spark
+	$(BIN)/uv sync --quiet --frozen --inexact --group bench
 	$(BIN)/python bench/run.py
 
 lock: .venv/ready
@@ -41,6 +51,10 @@ lock: .venv/ready
 	$(PYTHON) -m venv --without-pip .venv
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check 'uv>=0.9'
 	$(BIN)/uv sync --quiet --frozen --inexact
+	@touch $@
+
+.venv/ready-for-spark: .venv/ready
+	$(BIN)/uv sync --quiet --frozen --inexact --extra spark
 	@touch $@
 
 clean:

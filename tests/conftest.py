@@ -14,6 +14,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kills", type=int, default=24, help="how many processes the crash loop kills")
     group.addoption("--every-cut", action="store_true", help="cut the power at every sync, not only at some")
     group.addoption("--dice", type=int, default=1, help="seed of the crash, power-loss and fault tests")
+    group.addoption(
+        "--spark",
+        choices=("classic", "connect", "standalone"),
+        default="classic",
+        help="where the pipeline's tests that use Spark run; elsewhere than classic, no others of the pipeline do",
+    )
 
 
 @pytest.fixture

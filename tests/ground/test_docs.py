@@ -20,7 +20,15 @@ from headwater.ports.records import SubscriptionSpec
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headwater"
 REFERENCE = "docs/reference.md"
-DOCS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", REFERENCE, "docs/server.md"]
+DOCS = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    REFERENCE,
+    "docs/server.md",
+    "docs/pipeline.md",
+]
 WRITTEN = [*DOCS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").rglob("*.*")))]
 FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json")
 THE_READERS_OWN = {"headwater.toml"}

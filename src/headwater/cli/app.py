@@ -17,6 +17,7 @@ from headwater.cli.dead_letters import dlq
 from headwater.cli.doctor import doctor
 from headwater.cli.looking import stats, topics
 from headwater.cli.output import console, note, printable
+from headwater.cli.pipeline import pipeline
 from headwater.cli.publish import publish
 from headwater.cli.reading import subscribe, tail
 from headwater.cli.retention import retention
@@ -61,6 +62,7 @@ app.add_typer(retention, name="retention", rich_help_panel=_KEEP)
 app.add_typer(token, name="token", rich_help_panel=_KEEP)
 app.add_typer(config, name="config", rich_help_panel=_KEEP)
 app.command(rich_help_panel=_KEEP)(doctor)
+app.add_typer(pipeline, name="pipeline", rich_help_panel=_USE)
 app.command(rich_help_panel=_TRY)(demo)
 app.command(rich_help_panel=_TRY)(bench)
 app.command(rich_help_panel=_TRY)(version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
@@ -39,7 +40,8 @@ class Finding(NamedTuple):
 
 @takes_log
 def doctor(
-    path: LogPath,
+    context: typer.Context,
+    path: LogPath = "",
     lag_max: Annotated[
         int, typer.Option("--lag-max", metavar="N", min=0, help="A subscription further behind is wrong.")
     ] = 100_000,
@@ -50,18 +52,25 @@ def doctor(
 ) -> None:
     """Examine a log and the place it lies in; each finding says what to do next.
 
+    Without LOG, only what is installed is examined: SQLite, Spark and Java.
     Of a server it sees what the server tells; the disk and the processes around
     the file are seen only on the machine that has it.
 
     Ends with 1 if something is wrong.
     """
     age_ms_max = parse_span(age_max, "--age-max").total_seconds() * 1000
-    if is_remote(path):
+    file: str | None
+    source = context.get_parameter_source("path")
+    # An empty word was meant to be a log: a script's variable that is not set must not pass for healthy.
+    if not path and source is not None and source.name == "DEFAULT":
+        file = None
+        findings = [_sqlite_version(apsw.sqlite_lib_version()), *_spark()]
+    elif is_remote(path):
         file = str(path)
         findings = list(_inside(path, lag_max, age_ms_max))
     else:
         file = require_log(path)
-        findings = [*_surroundings(file), *_inside(file, lag_max, age_ms_max)]
+        findings = [*_surroundings(file), *_inside(file, lag_max, age_ms_max), *_spark()]
     wrong = [finding for finding in findings if finding.level == "wrong"]
     if as_json:
         write_document({"path": file, "healthy": not wrong, "findings": [finding._asdict() for finding in findings]})
@@ -156,6 +165,32 @@ def _server(log: headwater.Log, health: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("surroundings", "note", what, f"On its machine: headwater doctor {health['path']}")
     else:
         yield Finding("log", "note", "in the server's memory: gone when the server stops", "Serve a file instead")
+
+
+def _spark() -> Iterator[Finding]:
+    """What the pipeline would run on. A log is healthy without it, so nothing here is wrong."""
+    # Imported here: other commands have no use for it. Spark itself is looked at from outside; importing it takes long.
+    from headwater.pipeline.starting.archive import archive_for, spark_folder, spark_version
+    from headwater.pipeline.starting.java import HOW_TO_GET_JAVA, look_for_java
+
+    folder = spark_folder()
+    if folder is None:
+        yield Finding("spark", "note", "not installed; only the pipeline needs it", "pip install 'headwater[spark]'")
+        return
+    yield Finding("spark", "ok", f"PySpark {spark_version()}")
+    java, passed_over = look_for_java(os.environ)
+    for why in passed_over if java else ():
+        yield Finding("java", "note", f"passed over: {why}", "Set JAVA_HOME to a Java that is 17 or newer")
+    if java is None:
+        yield Finding("java", "note", f"none that Spark can run on: {'; '.join(passed_over)}", HOW_TO_GET_JAVA)
+        return
+    yield Finding("java", "ok", f"{java.version} in {java.home}, from {java.found_in}")
+    archive = archive_for(java, folder)
+    if archive.is_there:
+        yield Finding("spark start", "ok", f"shortened by an archive of {say_size(archive.size)}: {archive.file}")
+    else:
+        next = "To halve it, once: headwater pipeline warm"
+        yield Finding("spark start", "note", "without an archive of classes it takes twice as long", next)
 
 
 # --- inside the log -------------------------------------------------------------------------------------------------

@@ -1,0 +1,24 @@
+"""The history of a log as tables on Apache Spark.
+
+spark = headwater.pipeline.session()
+spark.read.format("headwater").option("path", "events.db").option("topics", "orders.>").load()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headwater.pipeline.starting.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register", "session"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `headwater` known to a session. Where Headwater is installed beside PySpark, Spark finds it by
+    itself; this is for sessions that do not look, and for servers elsewhere."""
+    from headwater.pipeline.source.datasource import HeadwaterDataSource
+
+    spark.dataSource.register(HeadwaterDataSource)

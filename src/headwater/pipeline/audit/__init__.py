@@ -1,0 +1,1 @@
+"""Proving from the data that the lake holds what the log had."""

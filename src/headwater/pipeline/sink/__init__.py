@@ -1,0 +1,1 @@
+"""Publishing a DataFrame into a log: checked and staged by the tasks, promoted in one transaction by the driver."""

@@ -1,0 +1,198 @@
+"""A range of a log as Arrow batches: the hot path of the source, and what the lake seals from.
+
+Every column costs ADBC some 65 ns a row, empty or not, and most columns of most messages are empty. So a statement asks
+for the columns that have turned out to hold something so far, and marks a row that has something in another by the sign
+of its seq; a chunk with such a row is read anew with the columns it needs. Ids that follow from the row, times, sizes
+and empty columns are made here, a batch at a time.
+
+A statement's rows are taken to the end before the first of them is handed on: however slowly batches are consumed, no
+read transaction outlives a chunk, and the WAL can be moved into the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from adbc_driver_manager.dbapi import Connection
+
+from headwater.pipeline.schema import ARROW_SCHEMA, COLUMNS
+from headwater.pipeline.source import adbc
+from headwater.pipeline.source.adbc import Param
+from headwater.pipeline.source.columns import byte_sizes, derived_ids, headers, readable, times
+from headwater.topics import Pattern
+
+FIRST_SEQS = 64  # a first small chunk tells how big messages are, and which columns they have
+CHUNK_SEQS = 50_000  # how much of the log one statement walks through
+CHUNK_BYTES = 32 * 1024 * 1024  # a statement ends early after so much
+BATCH_ROWS = 10_000
+STATEMENT_ROWS = 512  # what ADBC gathers before the bytes are counted: not too many, for each may be a megabyte
+STATEMENT_ROWS_BIG = 8  # the same where rows are big
+BIG_ROW_BYTES = 64 * 1024
+
+_TIMES = ("published_at", "deliver_at", "expires_at")
+_NUMBERS = frozenset(["seq", "version", "priority", "size", *_TIMES])
+# Columns that are empty in a message of which nothing but topic and data was said.
+_RARE = tuple(name for name in COLUMNS if name not in ("seq", "topic", "data", "published_at", "size"))
+_RARE_SQL = {name: f'"{name}"' for name in _RARE} | {"priority": "nullif(priority, 0)"}
+
+
+class Range(NamedTuple):
+    """The messages with a seq above `after`, up to and with `upto`."""
+
+    after: int
+    upto: int
+
+
+class Condition(NamedTuple):
+    """Which messages of a range: SQL over the table `messages` that holds bound parameters only, and where that lets
+    too much through, the patterns of which a topic must match one."""
+
+    sql: str = "TRUE"
+    params: tuple[Param, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+
+
+def read_range(
+    path: str,
+    after: int,
+    upto: int,
+    *,
+    condition: Condition | None = None,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """The messages of (after, upto] in seq order, as batches of ARROW_SCHEMA or of those of its columns."""
+    with adbc.opened(path) as connection:
+        reading = _Reading(connection, path, condition or Condition(), tuple(COLUMNS if columns is None else columns))
+        for chunk in reading.chunks(after, upto):
+            for start in range(0, chunk.num_rows, batch_rows):
+                (batch,) = chunk.slice(start, batch_rows).combine_chunks().to_batches()
+                yield reading.finished(batch)
+
+
+class _Reading:
+    """One pass over a range; learns on the way which columns hold something."""
+
+    def __init__(self, connection: Connection, path: str, condition: Condition, columns: tuple[str, ...]) -> None:
+        self._connection = connection
+        self._path = path
+        self._condition = condition
+        self._columns = columns
+        self._schema = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
+        self._rare = tuple(name for name in _RARE if name in columns)
+        self._filled: tuple[str, ...] = ()
+        self._statement_rows = STATEMENT_ROWS
+        self._salt = self._number("SELECT value FROM headwater WHERE name = 'salt'") or 0
+
+    def chunks(self, after: int, upto: int) -> Iterator[pa.Table]:
+        seqs = FIRST_SEQS
+        while after < upto:
+            found, after = self._chunk(after, min(upto, after + seqs))
+            seqs = CHUNK_SEQS
+            if found.num_rows:
+                yield found
+            else:  # perhaps there is nothing for a long way
+                following = self._number("SELECT min(seq) FROM messages WHERE seq > ?", (after,))
+                after = upto if following is None else max(after, following - 1)
+
+    def _chunk(self, after: int, end: int) -> tuple[pa.Table, int]:
+        """Rows of (after, end], and how far they reach."""
+        while (found := self._gathered(after, end)) is None:
+            self._widen(after, end)
+        table, stopped_at = found
+        if table.num_rows:
+            is_big = table.nbytes / table.num_rows > BIG_ROW_BYTES
+            self._statement_rows = STATEMENT_ROWS_BIG if is_big else STATEMENT_ROWS
+        return self._matching(table), end if stopped_at is None else stopped_at
+
+    def _gathered(self, after: int, end: int) -> tuple[pa.Table, int | None] | None:
+        """The rows and, if there were too many bytes, the seq of the last one; or None if more columns are needed."""
+        params = (after, end, *self._condition.params, end - after)
+        found: list[pa.RecordBatch] = []
+        taken_bytes = 0
+        with closing(
+            adbc.batches(self._connection, self._path, self._sql(), params, self._statement_rows)
+        ) as statement:
+            for batch in statement:
+                if not found:
+                    batch = batch.slice(1)  # the typed row
+                found.append(batch)
+                taken_bytes += batch.nbytes
+                if taken_bytes > CHUNK_BYTES and batch.num_rows:
+                    break
+        table = pa.Table.from_batches(found)
+        if table.num_rows and pc.min(table["seq"]).as_py() < 0:
+            return None
+        return table, table["seq"][-1].as_py() if taken_bytes > CHUNK_BYTES else None
+
+    def _sql(self) -> str:
+        """ADBC takes the type of a column from the first rows, so the first is made up and has them all."""
+        asked = self._asked()
+        typed = ", ".join(f"""{0 if name in _NUMBERS else "''"} AS "{name}\"""" for name in asked)
+        values = ", ".join(f'{sql} AS "{name}"' for name, sql in asked.items())
+        return (
+            f"SELECT {typed} UNION ALL SELECT * FROM (SELECT {values} FROM messages "
+            f"WHERE seq > ? AND seq <= ? AND ({self._condition.sql}) ORDER BY messages.seq LIMIT ?)"
+        )
+
+    def _asked(self) -> dict[str, str]:
+        """The columns of the statement, each with its SQL."""
+        wanted = {"seq", *self._columns}
+        if "id" in wanted:
+            wanted.add("published_at")
+        if self._condition.patterns:
+            wanted.add("topic")
+        asked: dict[str, str] = {name: name for name in ("seq", "topic", "data", "published_at") if name in wanted}
+        if "size" in wanted and "data" not in wanted:
+            asked["size"] = "octet_length(data)"
+        # `checked` is 1 where the log itself says that there is nothing else.
+        asked |= {name: f"iif(checked = 1, NULL, {_RARE_SQL[name]})" for name in self._filled}
+        others = [_RARE_SQL[name] for name in self._rare if name not in self._filled]
+        if others:
+            nothing_else = f"coalesce(NULL, {', '.join(others)}) IS NULL"
+            asked["seq"] = f"iif(checked = 1, seq, iif({nothing_else}, seq, -seq))"
+        return asked
+
+    def _widen(self, after: int, end: int) -> None:
+        counts = ", ".join(f"count({_RARE_SQL[name]})" for name in self._rare)
+        sql = f"SELECT {counts} FROM messages WHERE seq > ? AND seq <= ? AND checked IS NOT 1"
+        (row,) = adbc.run(self._connection, self._path, sql, (after, end)).to_pylist()
+        held = {name for name, count in zip(self._rare, row.values(), strict=True) if count}
+        self._filled = tuple(name for name in self._rare if name in held or name in self._filled)
+
+    def _matching(self, table: pa.Table) -> pa.Table:
+        patterns = self._condition.patterns
+        if not patterns or not table.num_rows:
+            return table
+        encoded = readable(table["topic"].combine_chunks()).dictionary_encode()
+        topics = encoded.dictionary.to_pylist()
+        fits = pa.array([any(pattern.matches(topic) for pattern in patterns) for topic in topics], pa.bool_())
+        return table.filter(fits.take(encoded.indices))
+
+    def finished(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([self._column(batch, name) for name in self._columns], schema=self._schema)
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        if name == "id":
+            ids = derived_ids(batch["published_at"], batch["seq"], self._salt)
+            return pc.coalesce(readable(batch["id"]), ids) if "id" in self._filled else ids
+        if name == "size" and "size" not in batch.schema.names:
+            return byte_sizes(batch["data"])
+        if name == "priority":
+            zeros = pa.repeat(pa.scalar(0, pa.int64()), batch.num_rows)
+            return pc.coalesce(batch[name], zeros) if name in self._filled else zeros
+        if name in _RARE and name not in batch.schema.names:
+            return pa.nulls(batch.num_rows, ARROW_SCHEMA.field(name).type)
+        if name in _TIMES:
+            return times(batch[name])
+        if name == "headers":
+            return headers(readable(batch[name]))
+        return batch[name] if name in _NUMBERS else readable(batch[name])
+
+    def _number(self, sql: str, params: tuple[Param, ...] = ()) -> int | None:
+        found: int | None = adbc.run(self._connection, self._path, sql, params).column(0)[0].as_py()
+        return found

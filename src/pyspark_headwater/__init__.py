@@ -1,0 +1,10 @@
+"""Spark looks into packages named `pyspark_*` for data sources: so `format("headwater")` needs no registration."""
+
+from headwater.pipeline.source.datasource import HeadwaterDataSource
+
+
+class DefaultSource(HeadwaterDataSource):
+    pass
+
+
+__all__ = ["DefaultSource"]
