@@ -24,7 +24,7 @@ COMPRESSION_LEVEL = 1  # level 3 costs a third more time for some 5 % less space
 SCHEMA_VERSION = "1"
 """Of bronze, kept in each file's metadata. A later version may add columns; readers fill what an older file lacks."""
 
-_FEW_VALUES = ["topic", "type", "version", "from", "to", "reply_to", "content_type", "priority"]
+_FEW_VALUES = ["topic", "type", "version", "from", "to", "reply_to", "content_type", "priority", "size"]
 _ORDERED = ["seq", "topic", "type", "published_at", "size"]
 
 

@@ -28,7 +28,7 @@ from headwater.topics import Pattern
 FIRST_SEQS = 64  # a first small chunk tells how big messages are, and which columns they have
 CHUNK_SEQS = 50_000  # how much of the log one statement walks through
 CHUNK_BYTES = 32 * 1024 * 1024  # a statement ends early after so much
-BATCH_ROWS = 10_000
+BATCH_ROWS = 32_768
 STATEMENT_ROWS = 512  # what ADBC gathers before the bytes are counted: not too many, for each may be a megabyte
 STATEMENT_ROWS_BIG = 8  # the same where rows are big
 BIG_ROW_BYTES = 64 * 1024

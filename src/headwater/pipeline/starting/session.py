@@ -47,6 +47,10 @@ LOCALLY = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    # From 33 files on Spark would start a job with a task for each to list them; here that takes no time at all.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    # What opening a file is taken to cost when files are dealt out to tasks: on a local disk next to nothing.
+    "spark.sql.files.openCostInBytes": "262144",
 }
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _CHOOSES_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
