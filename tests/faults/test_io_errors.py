@@ -228,9 +228,10 @@ def test_corruption_is_named(desk: Desk) -> None:
     log.close()
     pages = apsw.Connection(str(desk.path))
     (page_size,) = pages.execute("PRAGMA page_size").fetchone()
+    (last_root,) = pages.execute("SELECT max(rootpage) FROM sqlite_schema").fetchone()
     pages.close()
     content = bytearray(desk.path.read_bytes())
-    for page in range(20, len(content) // page_size):
+    for page in range(last_root, len(content) // page_size):  # pages of messages alone, counted from 0
         content[page * page_size : page * page_size + 100] = b"\xff" * 100
     desk.path.write_bytes(content)
     again = desk.open()

@@ -221,9 +221,9 @@ def test_an_ack_nobody_waits_for_that_comes_too_late_is_logged(
     log: Log, mode: Any, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log.publish_many([("a", 1), ("a", 2)])
-    with log.subscribe("s", "a", mode=mode, ack_wait=1) as subscription:
+    with log.subscribe("s", "a", mode=mode, ack_wait=60) as subscription:
         [late] = subscription.fetch(1)
-        clock.advance(1_000)
+        clock.advance(60_000)  # long, so that no heartbeat of a client comes in between
         [again] = subscription.fetch(1)
         assert (again.seq, again.attempt) == (1, 2)
         [in_time] = subscription.fetch(1)
