@@ -47,7 +47,7 @@ def _publish_traffic(path: str) -> None:
     shops = ["shop.north", "shop.south", "web"]
     kinds = [("orders.new", "order_placed"), ("orders.paid", "order_paid"), ("stock.low", "stock_low")]
     with headwater.open(path) as log:
-        log.retain("stock.>", max_count=2_000)
+        log.retain("stock.>", max_count=1_000)
         for first in range(0, ORDERS, 1_000):
             batch = []
             for number in range(first, first + 1_000):
