@@ -18,12 +18,11 @@ from headwater.errors import Corrupt
 from headwater.pipeline.lake.disk import digest_of, finish, name_while_writing
 from headwater.pipeline.lake.layout import file_name
 from headwater.pipeline.lake.manifest import LakeFile, Manifest
-from headwater.pipeline.lake.sealing import ROW_GROUP_ROWS, filled, open_parquet
+from headwater.pipeline.lake.sealing import ROW_GROUP_BYTES, ROW_GROUP_ROWS, filled, open_parquet
 
 MERGED_AT_ONCE = 8
 SMALLEST_CLASS_BYTES = 256 * 1024
 TARGET_BYTES = 128 * 1024 * 1024
-ROW_GROUP_BYTES = 128 * 1024 * 1024
 
 
 def size_class(bytes: int) -> int:

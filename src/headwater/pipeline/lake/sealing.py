@@ -18,6 +18,7 @@ OPEN_FILES_MAX = 256
 PREFIXES_MAX = 256
 """How many first tokens of topics have a place of their own in a lake; what comes later shares one."""
 ROW_GROUP_ROWS = 128 * 1024
+ROW_GROUP_BYTES = 64 * 1024 * 1024  # a reader takes a column of a row group into memory whole
 BUFFERED_BYTES_MAX = 256 * 1024 * 1024
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1  # level 3 costs a third more time for some 5 % less space
@@ -145,7 +146,7 @@ class _OpenFile:
         self._buffer.append(rows)
         self._buffered_rows += rows.num_rows
         self.buffered_bytes += rows.nbytes
-        if self._buffered_rows >= ROW_GROUP_ROWS:
+        if self._buffered_rows >= ROW_GROUP_ROWS or self.buffered_bytes >= ROW_GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
