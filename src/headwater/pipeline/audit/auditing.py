@@ -3,8 +3,6 @@ explains what is not there."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +23,7 @@ from headwater.pipeline.audit.coverage import (
     without,
 )
 from headwater.pipeline.audit.fingerprints import different_rows, fingerprints
+from headwater.pipeline.lake.disk import digest_of
 from headwater.pipeline.lake.lake import Lake, now_ms
 from headwater.pipeline.lake.layout import BRONZE
 from headwater.pipeline.source.log import log_identity, reading
@@ -132,10 +131,9 @@ def _examine_files(lake: Lake) -> tuple[list[str], list[str]]:
     missing, changed = [], []
     for file in lake.manifest.files(BRONZE):
         try:
-            with open(lake.path / file.path, "rb") as found:
-                same_size = os.fstat(found.fileno()).st_size == file.bytes
-                if not same_size or hashlib.file_digest(found, "sha256").hexdigest() != file.sha256:
-                    changed.append(file.path)
+            path = lake.path / file.path
+            if path.stat().st_size != file.bytes or digest_of(path) != file.sha256:
+                changed.append(file.path)
         except FileNotFoundError:
             missing.append(file.path)
         except OSError:  # there, and not to be read

@@ -16,7 +16,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-TOPIC_PREFIX_CHARS_MAX = 32
+from headwater.pipeline.lake.layout import PREFIX_CHARACTERS_MAX
+
 HOUR_SECONDS = 3_600
 DAY_SECONDS = 86_400
 
@@ -42,7 +43,7 @@ def utc_hour(at: Column) -> Column:
 
 
 def topic_prefix(topic: Column) -> Column:
-    return F.substring(F.substring_index(topic, ".", 1), 1, TOPIC_PREFIX_CHARS_MAX)
+    return F.substring(F.substring_index(topic, ".", 1), 1, PREFIX_CHARACTERS_MAX)
 
 
 def _whole(at: Column, seconds: int) -> Column:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 
 from pyspark.sql import SparkSession
@@ -51,7 +50,3 @@ def start_bronze(
     if continuous:
         return writer.trigger(processingTime=f"{trigger_s} seconds").start()
     return writer.trigger(availableNow=True).start()
-
-
-def end_bronze(lake: Lake) -> None:
-    shutil.rmtree(lake.path / CHECKPOINTS, ignore_errors=True)

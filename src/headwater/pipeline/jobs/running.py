@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headwater import errors
 from headwater.errors import InvalidOption
 from headwater.pipeline.datasets.types import Types
-from headwater.pipeline.jobs.bronze import TRIGGER_S, end_bronze, lake_subscription, start_bronze
+from headwater.pipeline.jobs.bronze import TRIGGER_S, lake_subscription, start_bronze
 from headwater.pipeline.jobs.gold import advance_gold
 from headwater.pipeline.jobs.merging import merge_small_files
 from headwater.pipeline.jobs.observing import observe
@@ -23,7 +23,7 @@ from headwater.pipeline.jobs.silver import advance_silver
 from headwater.pipeline.lake.compaction import compact
 from headwater.pipeline.lake.lake import Lake, now_ms
 from headwater.pipeline.lake.layout import BRONZE
-from headwater.pipeline.lake.sweeping import sweep_dropped, vacuum
+from headwater.pipeline.lake.sweeping import remove_checkpoints, sweep_dropped, vacuum
 from headwater.pipeline.source.log import log_identity
 from headwater.stores.sqlite import SqliteStore
 
@@ -88,7 +88,7 @@ def run_once(spark: SparkSession, lake: Lake, log: str, types: Types, progress: 
                 progress.reached(lake.manifest.mark(BRONZE) - begun_at)
     finally:
         query.stop()
-        end_bronze(lake)
+        remove_checkpoints(lake.path)
     refresh(spark, lake, log, types, progress)
     return _ran(lake, begun_at)
 
@@ -121,7 +121,7 @@ def run_continuously(
                 return _ran(lake, begun_at)
     finally:
         query.stop()
-        end_bronze(lake)
+        remove_checkpoints(lake.path)
 
 
 def _goes_on(query: StreamingQuery, wait: Callable[[float], bool], seconds: float) -> bool:
