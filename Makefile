@@ -14,7 +14,7 @@ lake: .venv/ready-for-spark
 	@rm -rf headwater-lake-demo
 	@$(BIN)/headwater pipeline demo headwater-lake-demo
 
-test: .venv/ready-for-spark check
+test: .venv/ready-for-tests check
 	$(BIN)/python -m pytest
 
 check: lint types
@@ -24,22 +24,22 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: .venv/ready-for-spark
+types: .venv/ready-for-tests
 	$(BIN)/mypy
 
-crash: .venv/ready
+crash: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/crash -q -s --timeout=0 --kills=$(KILLS)
 
-powerloss: .venv/ready
+powerloss: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/powerloss -q -s --timeout=0 --every-cut
 
 # The pipeline's long tests, then its suite again through Spark Connect and on a cluster of three daemons.
-cluster: .venv/ready-for-spark
+cluster: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/pipeline -q -m long
 	$(BIN)/python -m pytest tests/pipeline/source tests/pipeline/sink tests/pipeline/datasets tests/pipeline/jobs -q --spark=connect
 	$(BIN)/python -m pytest tests/pipeline/source tests/pipeline/sink tests/pipeline/datasets tests/pipeline/jobs -q --spark=standalone
 
-bench: .venv/ready-for-spark
+bench: .venv/ready-for-tests
 	$(BIN)/uv sync --quiet --frozen --inexact --group bench
 	$(BIN)/python bench/run.py
 
@@ -55,6 +55,10 @@ lock: .venv/ready
 
 .venv/ready-for-spark: .venv/ready
 	$(BIN)/uv sync --quiet --frozen --inexact --extra spark
+	@touch $@
+
+.venv/ready-for-tests: .venv/ready
+	$(BIN)/uv sync --quiet --frozen --inexact --all-extras
 	@touch $@
 
 clean:

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
+from postgres_server import PostgresServer
+from redis_server import RedisServer
+from s3_server import CREDENTIALS, S3Server
 
+_EMPTY_LOG = """
+DO $$ DECLARE each text; BEGIN
+    FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'headwater' AND tablename <> 'headwater' LOOP
+        EXECUTE format('DELETE FROM headwater.%I', each);
+    END LOOP;
+    FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP
+        EXECUTE format('DROP TABLE %I CASCADE', each);
+    END LOOP;
+    UPDATE headwater.headwater SET value = 0 WHERE name IN ('counted_to', 'last_seq');
+    FOR each IN SELECT sequencename FROM pg_sequences WHERE schemaname = 'headwater' LOOP
+        PERFORM setval(format('headwater.%I', each), 1, false);
+    END LOOP;
+END $$
+"""
 _figures: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("headwater")
-    group.addoption("--kills", type=int, default=24, help="how many processes the crash loop kills")
+    group.addoption("--kills", type=int, default=16, help="how many processes the crash loop kills")
     group.addoption("--every-cut", action="store_true", help="cut the power at every sync, not only at some")
     group.addoption("--dice", type=int, default=1, help="seed of the crash, power-loss and fault tests")
     group.addoption(
@@ -20,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="classic",
         help="where the pipeline's tests that use Spark run; elsewhere than classic, no others of the pipeline do",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "long" in item.keywords and "long" not in config.getoption("-m"):
+            item.add_marker(pytest.mark.skip(reason="takes long: run it with -m long"))
 
 
 @pytest.fixture
@@ -31,3 +55,63 @@ def figures(pytestconfig: pytest.Config) -> Callable[[str], None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for line in config.stash.get(_figures, []):
         terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for all; without fsync, for what is proved on it is not what a disk does."""
+    with PostgresServer(fsync="off") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _shared_database(postgres: PostgresServer) -> str:
+    return postgres.new_database()
+
+
+@pytest.fixture
+def postgres_schema_url(_shared_database: str) -> str:
+    """An empty log in a database that many share. It is emptied rather than made: that takes a tenth of the time."""
+    with psycopg.connect(_shared_database) as connection:
+        there = connection.execute("SELECT to_regclass('headwater.headwater')").fetchone()
+        if there != (None,):
+            connection.execute(_EMPTY_LOG)
+    return _shared_database
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """A database of the test's own."""
+    url = postgres.new_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """One server for all; tests that stop or kill one start their own."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis: RedisServer) -> str:
+    """An empty database of the test's own."""
+    with redis.client() as client:
+        client.flushall()
+    return redis.url
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """One endpoint for all; tests that stop one start their own."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket_url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix in a bucket of the test's own, and credentials for it."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return s3.new_bucket()

@@ -7,6 +7,9 @@ with headwater.open("events.db") as log:
         message.ack()
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from headwater import errors
 from headwater.broker.asynchronous import AsyncLog, AsyncReceivedMessage, AsyncSubscription
 from headwater.broker.blocking import Log, ReceivedMessage, Subscription
@@ -17,15 +20,36 @@ from headwater.ports.clock import ManualClock
 from headwater.ports.records import DeadLetter, Gap
 from headwater.server.registry import Middleware, ShortCircuit
 from headwater.version import VERSION
-from headwater.wiring import connect, open, serve
+from headwater.wiring import connect, connect_bus, open, open_bus, open_transport, serve
+
+if TYPE_CHECKING:
+    from headwater.broker.forwarding import Forwarder
+    from headwater.stores.dedupe.opening import open_dedupe
+    from headwater.typed import Event
 
 __version__ = VERSION
+
+# Imported when they are wanted: pydantic alone takes longer than all the rest.
+_LATER = {
+    "Event": "headwater.typed",
+    "Forwarder": "headwater.broker.forwarding",
+    "open_dedupe": "headwater.stores.dedupe.opening",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AsyncLog",
     "AsyncReceivedMessage",
     "AsyncSubscription",
     "DeadLetter",
+    "Event",
+    "Forwarder",
     "Gap",
     "HeadwaterError",
     "Log",
@@ -37,7 +61,11 @@ __all__ = [
     "ShortCircuit",
     "Subscription",
     "connect",
+    "connect_bus",
     "errors",
     "open",
+    "open_bus",
+    "open_dedupe",
+    "open_transport",
     "serve",
 ]

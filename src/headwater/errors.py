@@ -13,6 +13,7 @@ HeadwaterError
 │   ├── InvalidWhere                      the `where` condition of a subscription
 │   ├── InvalidData                       a payload or header that is not JSON
 │   ├── InvalidOption                     a named option with an impossible value
+│   ├── InvalidMessage                    fields that do not fit the class of a typed message
 │   ├── InvalidConfiguration              headwater.toml, the environment or a flag says something impossible
 │   └── TooLarge                          over a named limit
 ├── SubscriptionError
@@ -31,6 +32,9 @@ HeadwaterError
 │   ├── Locked
 │   ├── Corrupt
 │   ├── InputOutput
+│   ├── Conflict                          the database made this transaction give way to another; nothing of it stays
+│   ├── Unavailable                       the database server cannot be reached, or went away
+│   ├── OutcomeUnknown                    it went away in the middle of a commit, and cannot be asked what became of it
 │   └── SqlFailed                         the user's own SQL in a transaction; its cause says more
 ├── RemoteError                           a server said no, or did not answer
 │   ├── Unreachable                       there is no connection, and no more hope for one
@@ -38,12 +42,24 @@ HeadwaterError
 │   ├── Unauthorized                      no token, a wrong one, or one without this scope
 │   ├── Overloaded                        over a rate or a queue limit of the server; later it may do
 │   └── CallFailed                        a method answered with an error of its own: `code`, `data`
+├── TransportError                        a copy did not reach its target; the log still has the message
+│   ├── TransportFailed                   the target said no, or is away
+│   ├── AllTransportsFailed               none of several took it: `causes` by name
+│   ├── CircuitOpen                       it failed too often lately, and is not asked for a while
+│   ├── PublishOnly                       this transport carries nothing back
+│   └── Unsent                            left in a buffer when it was closed: `messages`
+├── TypedError                            a message and the class it belongs to
+│   ├── UnknownType                       no class is known for it
+│   ├── VersionMismatch                   of another version than the class, and nothing upgrades it
+│   └── NoReply                           a request was not answered in time
 └── Closed                                used after close()
 
 Each carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 
 class HeadwaterError(Exception):
@@ -112,6 +128,10 @@ class InvalidData(InvalidInput):
 
 
 class InvalidOption(InvalidInput):
+    pass
+
+
+class InvalidMessage(InvalidInput):
     pass
 
 
@@ -187,6 +207,18 @@ class InputOutput(StoreError):
     pass
 
 
+class Conflict(StoreError):
+    pass
+
+
+class Unavailable(StoreError):
+    pass
+
+
+class OutcomeUnknown(StoreError):
+    pass
+
+
 class SqlFailed(StoreError):
     pass
 
@@ -225,6 +257,70 @@ class CallFailed(RemoteError):
 
 def _rebuild_call_failed(why: str, where: str, next: str, code: int, data: object) -> CallFailed:
     return CallFailed(why, where=where, next=next, code=code, data=data)
+
+
+class TransportError(HeadwaterError):
+    pass
+
+
+class TransportFailed(TransportError):
+    pass
+
+
+class AllTransportsFailed(TransportError):
+    """`causes` holds the error of each transport by its name."""
+
+    def __init__(
+        self, why: str, *, where: str = "", next: str = "", causes: Mapping[str, Exception] | None = None
+    ) -> None:
+        super().__init__(why, where=where, next=next)
+        self.causes = dict(causes or {})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_all_failed, (self.why, self.where, self.next, self.causes))
+
+
+def _rebuild_all_failed(why: str, where: str, next: str, causes: Mapping[str, Exception]) -> AllTransportsFailed:
+    return AllTransportsFailed(why, where=where, next=next, causes=causes)
+
+
+class CircuitOpen(TransportError):
+    pass
+
+
+class PublishOnly(TransportError):
+    pass
+
+
+class Unsent(TransportError):
+    """`messages` are those that did not get out."""
+
+    def __init__(self, why: str, *, where: str = "", next: str = "", messages: Sequence[object] = ()) -> None:
+        super().__init__(why, where=where, next=next)
+        self.messages = list(messages)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_unsent, (self.why, self.where, self.next, self.messages))
+
+
+def _rebuild_unsent(why: str, where: str, next: str, messages: Sequence[object]) -> Unsent:
+    return Unsent(why, where=where, next=next, messages=messages)
+
+
+class TypedError(HeadwaterError):
+    pass
+
+
+class UnknownType(TypedError):
+    pass
+
+
+class VersionMismatch(TypedError):
+    pass
+
+
+class NoReply(TypedError):
+    pass
 
 
 class Closed(HeadwaterError):

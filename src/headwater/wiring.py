@@ -7,8 +7,8 @@ import atexit
 import contextlib
 import os
 import weakref
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
 
 from headwater.broker.asynchronous import AsyncLog
 from headwater.broker.blocking import Log
@@ -17,10 +17,10 @@ from headwater.broker.engine import Engine
 from headwater.broker.verbs import LogVerbs
 from headwater.client.options import RemoteOptions
 from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOption, NotALog
 from headwater.message import Span, check_whole, span_ms
 from headwater.ports.clock import Clock, SystemClock
-from headwater.ports.store import Store
+from headwater.ports.store import Notifier, Store
 from headwater.stores.memory import MemoryStore
 from headwater.stores.sqlite import Durability, SqliteStore, SqliteWatcher
 from headwater.version import VERSION
@@ -28,7 +28,9 @@ from headwater.version import VERSION
 if TYPE_CHECKING:
     from headwater.broker.tracing import Tracing
     from headwater.configuration import Settings
+    from headwater.ports.transport import Transport
     from headwater.server.serving import Server
+    from headwater.typed import AsyncBus, Bus
 
 HOUSEKEEPING_S = 60.0
 BUSY_TIMEOUT_S = 10.0
@@ -38,7 +40,8 @@ class OpenOptions(TypedDict, total=False):
     """`durability`: "full" (default: what was published survives power loss) or "relaxed" (it survives a crash of the
     process). `dedupe`, `dedupe_count`: how long, and how many messages back, a given id is remembered.
     `housekeeping`: seconds between rounds, None for never. `adopt`: add the log's tables to an existing database.
-    `tracing`: spans of OpenTelemetry for publishes and handlers."""
+    `tracing`: spans of OpenTelemetry for publishes and handlers. `notify`: "listen" (default) or "poll", behind a
+    pooler of PostgreSQL connections that breaks LISTEN. `create`: False if a log that is not there is a mistake."""
 
     durability: Durability
     dedupe: Span
@@ -49,6 +52,8 @@ class OpenOptions(TypedDict, total=False):
     clock: Clock
     heartbeats: bool
     tracing: bool
+    notify: str
+    create: bool
 
 
 class AllOptions(OpenOptions, RemoteOptions, total=False):
@@ -56,8 +61,8 @@ class AllOptions(OpenOptions, RemoteOptions, total=False):
 
 
 def open(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Log:
-    """Open a log, making it if it is not there: a file path, `sqlite:path` or `memory:`. Or one behind a server:
-    `ws://host:port`, `wss://host:port`."""
+    """Open a log, making it if it is not there: a file path, `sqlite:path`, `postgres://user@host/database` or
+    `memory:`. Or one behind a server: `ws://host:port`, `wss://host:port`."""
     tracing = _tracing(options)
     if _is_remote(url):
         return Log(_open_remote(str(url), options), tracing)
@@ -98,13 +103,7 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
     from headwater.server.serving import Server
 
     def open_log() -> Core:
-        options: OpenOptions = {
-            "durability": settings.log.durability,
-            "dedupe": settings.log.dedupe,
-            "dedupe_count": settings.log.dedupe_count,
-            "housekeeping": settings.log.retention_interval,
-            **log_options,
-        }
+        options: OpenOptions = {**_log_options(settings), **log_options}
         return open_core(settings.server.log, **options)
 
     files = console_files() if settings.server.console else {}
@@ -149,6 +148,66 @@ class Connecting:
     async def __aexit__(self, *exc: object) -> None:
         if self._log is not None:
             await self._log.close()
+
+
+def open_transport(url: str | os.PathLike[str], **options: Any) -> Transport:
+    """What carries copies to another system: `redis://…`, `s3://bucket/prefix`, `file:///path.jsonl`, another log, …;
+    `docs/transports.md` has them all, with their options."""
+    from headwater.transports.opening import open_transport as open_by_url
+
+    return open_by_url(url, clock=SystemClock(), opener=open, **options)
+
+
+@contextlib.contextmanager
+def open_bus(
+    url: str | os.PathLike[str] | None = None, *, config: str | None = None, profile: str | None = None
+) -> Iterator[Bus]:
+    """A log and the transports that `[transports.…]` and `[messages.…]` of headwater.toml give to its typed messages,
+    in the profile that holds; `url` goes before the log that the file names."""
+    from headwater.typed import make_bus
+
+    settings = _settings_for_bus(config, profile)
+    place = url or settings.server.log
+    with open(place, **_options_for(place, settings)) as log, make_bus(settings, log, open_transport) as bus:
+        yield bus
+
+
+@contextlib.asynccontextmanager
+async def connect_bus(
+    url: str | os.PathLike[str] | None = None, *, config: str | None = None, profile: str | None = None
+) -> AsyncIterator[AsyncBus]:
+    """The same for asyncio."""
+    from headwater.typed import make_bus
+
+    settings = await asyncio.to_thread(_settings_for_bus, config, profile)
+    place = url or settings.server.log
+    async with (
+        connect(place, **_options_for(place, settings)) as log,
+        await asyncio.to_thread(make_bus, settings, log, open_transport) as bus,
+    ):
+        yield bus
+
+
+def _settings_for_bus(config: str | None, profile: str | None) -> Settings:
+    from headwater.configuration import load_settings
+
+    return load_settings(
+        config=config, profile=profile, flags={}, environment=os.environ, directory=os.getcwd(), serves=False
+    )
+
+
+def _options_for(url: str | os.PathLike[str], settings: Settings) -> AllOptions:
+    """What `[log]` says, for a log here; a server has been told its own."""
+    return {} if _is_remote(url) else cast(AllOptions, _log_options(settings))
+
+
+def _log_options(settings: Settings) -> OpenOptions:
+    return {
+        "durability": settings.log.durability,
+        "dedupe": settings.log.dedupe,
+        "dedupe_count": settings.log.dedupe_count,
+        "housekeeping": settings.log.retention_interval,
+    }
 
 
 def _tracing(options: AllOptions) -> Tracing | None:
@@ -213,14 +272,14 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
     housekeeping = options.get("housekeeping", HOUSEKEEPING_S)
     if housekeeping is not None:
         housekeeping = span_ms(housekeeping, "housekeeping") / 1000
-    store = _open_store(os.fspath(url), options)
+    opened = _open_store(os.fspath(url), options)
     try:
-        engine = Engine(store, options.get("clock") or SystemClock(), dedupe=window)
+        engine = Engine(opened.store, options.get("clock") or opened.clock(), dedupe=window)
     except BaseException:
-        store.close()
+        opened.store.close()
         raise
-    if isinstance(store, SqliteStore):
-        engine.watch_with(lambda on_change: SqliteWatcher(store, on_change))
+    if opened.watch is not None:
+        engine.watch_with(opened.watch)
     core = Core(engine, housekeeping_s=housekeeping, heartbeats=options.get("heartbeats", True))
     _open_cores.add(core)
     return core
@@ -237,23 +296,53 @@ def _close_what_is_open() -> None:
             core.close()
 
 
-def _open_store(url: str, options: OpenOptions) -> Store:
-    durability = options.get("durability", "full")
-    if durability not in ("full", "relaxed"):
-        raise InvalidOption(f"durability is 'full' or 'relaxed', not {durability!r}", where=url)
+class _Opened(NamedTuple):
+    """A store, how to notice what others write to it, and whose time its log goes by."""
+
+    store: Store
+    watch: Callable[[Callable[[], None]], Notifier] | None = None
+    clock: Callable[[], Clock] = SystemClock
+
+
+def _open_store(url: str, options: OpenOptions) -> _Opened:
+    durability = _one_of("durability", options.get("durability", "full"), "full", "relaxed")
+    notify = _one_of("notify", options.get("notify", "listen"), "listen", "poll")
+    busy_timeout_ms = span_ms(options.get("busy_timeout", BUSY_TIMEOUT_S), "busy_timeout")
+    create = options.get("create", True)
     if url == "memory:":
-        return MemoryStore()
+        return _Opened(MemoryStore())
+    if is_postgres(url):
+        with _extra("postgres", "postgres://"):
+            from headwater.stores.postgres import DatabaseClock, PostgresListener, PostgresStore
+        poll_only = notify == "poll"
+        database = PostgresStore(
+            url, durability=durability, busy_timeout_ms=busy_timeout_ms, poll_only=poll_only, create=create
+        )
+        return _Opened(
+            database,
+            lambda on_change: PostgresListener(database, on_change, poll_only=poll_only),
+            lambda: DatabaseClock(database),
+        )
     if url == ":memory:":
         raise InvalidOption("this would be a file of that name", where=url, next="A log in memory is memory:")
     scheme, found, rest = url.partition("://")
     if found and scheme != "sqlite":
         raise InvalidOption(
-            f"there is no store for {scheme}:// here", where=url, next="Use a file path, memory: or ws://"
+            f"there is no store for {scheme}:// here",  # without the rest of it: there may be a password
+            next="Use a file path, postgres://, ws:// or memory:",
         )
     path = rest.removeprefix("/") if found else url.removeprefix("sqlite:")  # sqlite:///relative, sqlite:////absolute
-    return SqliteStore(
-        path,
-        durability=durability,
-        busy_timeout_ms=span_ms(options.get("busy_timeout", BUSY_TIMEOUT_S), "busy_timeout"),
-        adopt=options.get("adopt", False),
-    )
+    if not create and not os.path.exists(path):
+        raise NotALog("there is no log", where=path, next="Check the name, or let it be made: create=True")
+    store = SqliteStore(path, durability=durability, busy_timeout_ms=busy_timeout_ms, adopt=options.get("adopt", False))
+    return _Opened(store, lambda on_change: SqliteWatcher(store, on_change))
+
+
+def is_postgres(url: str) -> bool:
+    return url.startswith(("postgres://", "postgresql://"))
+
+
+def _one_of(name: str, value: Any, *known: str) -> Any:
+    if value not in known:
+        raise InvalidOption(f"{name} is {' or '.join(map(repr, known))}, not {value!r}")
+    return value

@@ -29,10 +29,10 @@ class Gate:
         write = self.store.write
 
         @contextmanager
-        def gated(*arguments: Any) -> Iterator[Any]:
+        def gated(*arguments: Any, **options: Any) -> Iterator[Any]:
             self.arrived.release()
             assert self._open.wait(30)
-            with write(*arguments) as writer:
+            with write(*arguments, **options) as writer:
                 yield writer
                 if self.failing:
                     self.failing -= 1

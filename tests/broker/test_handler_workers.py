@@ -45,9 +45,9 @@ def test_no_ack_is_put_off_until_the_next_message(log: Log, monkeypatch: pytest.
             assert quick.wait(TIME_LIMIT_S)  # both are at it
 
     @contextmanager
-    def gated(*arguments: Any) -> Any:
+    def gated(*arguments: Any, **options: Any) -> Any:
         assert gate.wait(TIME_LIMIT_S)
-        with write(*arguments) as writer:
+        with write(*arguments, **options) as writer:
             yield writer
 
     gate.set()

@@ -62,7 +62,7 @@ def test_looking_leaves_an_empty_file_empty(run, path: Path, command):
         (["dlq", "shwo", "x"], "error: No such command 'shwo'. Did you mean 'show'?"),
         (["tail", "x.db", "--xyzzy"], "error: No such option: --xyzzy"),
         (["publish", "memory:", "a", "1"], "error: 'memory:' would be gone when the command ends"),
-        (["topics", "redis://x"], "error: redis://x: there is no store for redis:// here"),
+        (["topics", "redis://x"], "error: there is no store for redis:// here"),
     ],
 )
 def test_a_call_that_cannot_be_used_ends_with_2(run, arguments, said):

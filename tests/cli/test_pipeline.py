@@ -134,7 +134,12 @@ def test_without_the_extra_there_is_a_word_on_how_to_get_it(run, log, path, comm
     ("arguments", "code", "said"),
     [
         ("run --log none.db --lake new", 2, "there is no log none.db"),
-        ("run --log ws://host:1 --lake new", 2, "ws://host:1: the pipeline reads the log's file, not a server"),
+        ("run --log ws://host:1 --lake new", 2, "ws://host:1: the pipeline reads the log itself, not through a server"),
+        (
+            "run --log postgres://me:secret@localhost:1/x --lake new",
+            3,
+            "postgres://me@localhost:1/x: connection failed",
+        ),
         ("run --log . --lake new", 3, "this is a directory"),
         ("run --log events.db --lake new --conf spark", 2, "--conf: a setting is NAME=VALUE, not 'spark'"),
         ("run --log events.db --lake new --master local --remote sc://h", 2, "--master and --remote exclude"),
@@ -149,7 +154,7 @@ def test_without_the_extra_there_is_a_word_on_how_to_get_it(run, log, path, comm
         ("sql x --lake types", 2, "types: there is no lake here"),
         ("sql x", 2, "there is nothing to ask"),
         ("replay --lake new --to copy.db --where true", 2, "new: there is no lake here"),
-        ("replay --lake lake --to postgres://x --where true", 2, "there is no store for postgres:// here"),
+        ("replay --lake lake --to mysql://x --where true", 2, "there is no store for mysql:// here"),
         ("status --lake garbage", 3, "garbage/manifest.db: file is not a database"),
         ("report --lake types", 2, "types: there is no lake here"),
         ("compact --lake new", 2, "new: there is no lake here"),
@@ -167,6 +172,7 @@ def test_what_is_refused(run, lake, no_spark, tmp_path: Path, monkeypatch, argum
     result = run("pipeline", *arguments.split())
     assert (result.code, result.out) == (code, "")
     assert said in result.err
+    assert "secret" not in result.err
     assert not (tmp_path / "new").exists()
 
 

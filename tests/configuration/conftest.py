@@ -21,6 +21,7 @@ def load(tmp_path: Path) -> Load:
         flags: dict[str, Any] | None = None,
         config: str | None = None,
         profile: str | None = None,
+        serves: bool = True,
     ) -> Settings:
         if text is not None:
             (tmp_path / "headwater.toml").write_text(text)
@@ -30,6 +31,7 @@ def load(tmp_path: Path) -> Load:
             flags=flags or {},
             environment=environment or {},
             directory=str(tmp_path),
+            serves=serves,
         )
 
     return call

@@ -7,6 +7,7 @@ from typing import get_args
 
 from headwater.configuration.loading import load_settings
 from headwater.configuration.settings import SECTIONS, Settings, TopicSettings
+from headwater.configuration.transports import TransportSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "headwater.toml"
 
@@ -34,6 +35,11 @@ def test_what_the_example_only_suggests_can_be_used(tmp_path: Path):
     [topic] = load(path).topics
     assert topic.model_fields_set == set(TopicSettings.model_fields)
     assert (load(path).server.host, load(path, "production").server.host) == ("127.0.0.1", "0.0.0.0")
+    archive = load(path).transports["archive"]
+    assert archive.model_fields_set == set(TransportSettings.model_fields)
+    assert archive.model_dump(exclude={"url"}) == TransportSettings().model_dump(exclude={"url"})
+    assert load(path, "test").transports["archive"].url == "memory:"
+    assert load(path).messages["OrderPlaced"].transports == ("archive",)
 
 
 def test_the_example_names_every_choice():

@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headwater"
 REFERENCE = "docs/reference.md"
 DOCS = [
+    "docs/typed.md",
+    "docs/postgres.md",
+    "docs/transports.md",
+    "docs/speed.md",
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -243,7 +247,7 @@ def run(words: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_code_of_the_readme_runs_in_order(tmp_path: Path) -> None:
     program = "\n".join(blocks("python"))
-    assert len(blocks("python")) == 4
+    assert len(blocks("python")) == 5
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
@@ -254,6 +258,7 @@ def test_the_code_of_the_readme_runs_in_order(tmp_path: Path) -> None:
         "74.5",
         "1 {'to': 'nobody'} rejected Reject: no address",
         "4",
+        "9.90",
     ]
     assert len(commands()) > 5
     for words in commands():

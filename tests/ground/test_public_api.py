@@ -15,6 +15,8 @@ EXPORTED = [
     "AsyncReceivedMessage",
     "AsyncSubscription",
     "DeadLetter",
+    "Event",
+    "Forwarder",
     "Gap",
     "HeadwaterError",
     "Log",
@@ -26,8 +28,12 @@ EXPORTED = [
     "ShortCircuit",
     "Subscription",
     "connect",
+    "connect_bus",
     "errors",
     "open",
+    "open_bus",
+    "open_dedupe",
+    "open_transport",
     "serve",
 ]
 

@@ -26,6 +26,7 @@ class Place(NamedTuple):
 PLACES = {
     "memory": Place(lambda directory: "memory:", store_survives_close=False),
     "sqlite": Place(lambda directory: str(directory / "log.db"), store_survives_close=True),
+    "postgres": Place(lambda directory: "", store_survives_close=True),  # the fixture knows where
     "served": Place(lambda directory: str(directory / "log.db"), store_survives_close=True),
 }
 
@@ -77,8 +78,9 @@ def clock() -> ManualClock:
 @pytest.fixture
 def open_log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[LogOpener]:
     place = PLACES[request.param]
+    is_database = request.param == "postgres"
     opener = LogOpener(
-        place.url_in(tmp_path),
+        request.getfixturevalue("postgres_schema_url") if is_database else place.url_in(tmp_path),
         clock,
         store_survives_close=place.store_survives_close,
         served=request.param == "served",

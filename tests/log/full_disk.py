@@ -15,8 +15,8 @@ def full_disk(log: Any) -> Iterator[None]:
     write = store.write
 
     @contextmanager
-    def failing_write(*arguments: Any) -> Iterator[Any]:
-        with write(*arguments) as writer:
+    def failing_write(*arguments: Any, **options: Any) -> Iterator[Any]:
+        with write(*arguments, **options) as writer:
             yield writer
             raise DiskFull("the disk is full")
 

@@ -105,8 +105,8 @@ def test_a_hundred_publishers_share_commits(run: Any, monkeypatch: pytest.Monkey
         write, commits = store.write, []
 
         @contextmanager
-        def counted(*arguments: Any) -> Any:
-            with write(*arguments) as writer:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            with write(*arguments, **options) as writer:
                 yield writer
             commits.append(1)
 

@@ -22,8 +22,8 @@ def full_disk(log: Log, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     write = store.write
 
     @contextmanager
-    def failing_write(*arguments: Any) -> Iterator[Any]:
-        with write(*arguments) as writer:
+    def failing_write(*arguments: Any, **options: Any) -> Iterator[Any]:
+        with write(*arguments, **options) as writer:
             yield writer
             raise DiskFull("the disk is full")
 

@@ -3,6 +3,7 @@
 A long run: HEADWATER_EXAMPLES=2000 HEADWATER_STEPS=80 pytest tests/log/test_state_machine.py --timeout=0
 """
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from hypothesis.stateful import (
     rule,
 )
 from model import ACKED, DEAD, FLIGHT, LOST, UNSETTLED, Model, Reader
+from postgres_server import PostgresServer
 
 import headwater
 from headwater import Gap, Log, ManualClock
@@ -395,6 +397,26 @@ class SqliteMachine(LogMachine):
         )
 
 
+class PostgresMachine(LogMachine):
+    store_survives_close = True
+    database: str
+    schemas = itertools.count(1)
+
+    def __init__(self) -> None:
+        self.url = f"{self.database}?schema=machine_{next(self.schemas)}"
+        super().__init__()
+
+    def open(self) -> Log:
+        return headwater.open(
+            self.url, clock=self.clock, housekeeping=None, heartbeats=False, dedupe_count=DEDUPE_COUNT
+        )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _database(postgres: PostgresServer) -> None:
+    PostgresMachine.database = postgres.new_database()
+
+
 CALM = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
@@ -406,3 +428,5 @@ TestMemoryLog = MemoryMachine.TestCase
 TestMemoryLog.settings = CALM
 TestSqliteLog = SqliteMachine.TestCase
 TestSqliteLog.settings = CALM
+TestPostgresLog = PostgresMachine.TestCase
+TestPostgresLog.settings = settings(CALM, max_examples=max(1, EXAMPLES // 5))  # a log takes 60 ms to make there

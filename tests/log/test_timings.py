@@ -18,6 +18,8 @@ from headwater.message import Message
 from headwater.ports.records import Timing
 from headwater.ports.store import Writer
 from headwater.stores.memory.writer import MemoryWriter
+from headwater.stores.postgres import PostgresStore
+from headwater.stores.postgres.writer import PostgresWriter
 from headwater.stores.sqlite import SqliteStore
 from headwater.stores.sqlite.writer import SqliteWriter
 
@@ -34,7 +36,7 @@ def stored(log: Log, open_log: Any) -> Callable[[], list[Timing]]:
     """What stands in the table, seen past the log; behind a server it is in the server's file."""
 
     def look() -> list[Timing]:
-        if open_log.url == "memory:":
+        if open_log.url.startswith(("memory:", "postgres:")):
             with log._core.engine.store.read() as reader:  # type: ignore[attr-defined]
                 return list(reader.timings())
         store = SqliteStore(open_log.url)
@@ -203,7 +205,8 @@ def test_closing_saves_the_rest(open_again: Any) -> None:
     subscription.ack_many(subscription.fetch())
     log.close()
     open_again.close_all()  # also the server, whose log it is
-    store = SqliteStore(open_again.url)
+    is_database = open_again.url.startswith("postgres:")
+    store = PostgresStore(open_again.url) if is_database else SqliteStore(open_again.url)
     with store.read() as reader:
         assert [timing.stage for timing in reader.timings()] == ["ack", "deliver"]
     store.close()
@@ -224,6 +227,7 @@ def test_what_could_not_be_saved_waits(
     with monkeypatch.context() as patch:
         patch.setattr(SqliteWriter, "add_timings", fail)
         patch.setattr(MemoryWriter, "add_timings", fail)
+        patch.setattr(PostgresWriter, "add_timings", fail)
         log._core.heartbeat()  # type: ignore[attr-defined]
     with log._core.engine.store.read() as reader:  # type: ignore[attr-defined]
         assert reader.subscription("s").active_ms == clock.now_ms(), "the lease was renewed all the same"
@@ -242,8 +246,8 @@ def test_a_delivery_that_was_taken_back_is_not_counted(
     write = store.write
 
     @contextmanager
-    def write_and_fail(on_rollback: Callable[[], None]) -> Iterator[Writer]:
-        with write(on_rollback) as writer:
+    def write_and_fail(on_rollback: Callable[[], None], *, alone: bool) -> Iterator[Writer]:
+        with write(on_rollback, alone=alone) as writer:
             yield writer
             raise StoreError("no room")
 

@@ -134,7 +134,7 @@ def test_the_log_itself_is_out_of_reach(ledger: Log, subscription: Any, sql: str
 def test_reading_the_log_is_allowed(ledger: Log, subscription: Any) -> None:
     message = one_message(ledger, subscription)
     with message.transaction() as tx:
-        assert tx.execute("SELECT data FROM messages WHERE seq = ?", (message.seq,)) == [("1",)]
+        assert tx.execute("SELECT CAST(data AS TEXT) FROM messages WHERE seq = ?", (message.seq,)) == [("1",)]
 
 
 def test_publishing_belongs_to_it(ledger: Log, subscription: Any) -> None:

@@ -38,6 +38,7 @@ CODES = {
     "InvalidWhere": -32602,
     "InvalidData": -32602,
     "InvalidOption": -32602,
+    "InvalidMessage": -32602,
     "InvalidConfiguration": -32602,
 }
 

@@ -22,16 +22,6 @@ TEST_S_MAX = 90.0
 SETTLING_TURNS = 100
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if (
-            "long" in item.keywords
-            and "long" not in config.getoption("-m")
-            and item.path.parent == Path(__file__).parent
-        ):
-            item.add_marker(pytest.mark.skip(reason="takes long: run it with -m long"))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):

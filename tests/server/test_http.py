@@ -167,7 +167,7 @@ async def test_a_failing_store_is_told_by_its_own_words(serve: Serve, monkeypatc
     async with serve() as server:
         core = server._parts.core  # type: ignore[union-attr]
 
-        def full(*_: Any) -> Any:
+        def full(*_: Any, **__: Any) -> Any:
             raise DiskFull("the disk is full")
 
         with monkeypatch.context() as patched:

@@ -1,63 +1,59 @@
-"""Python and SQL agree on what a subscription asks for: random messages and conditions, a real SQLite."""
+"""Python and SQL agree on what a subscription asks for: random messages and conditions, in SQLite and in PostgreSQL."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import apsw
 import pytest
-from hypothesis import example, given, settings
+from condition_databases import NUMBER_FIELDS, TEXT_FIELDS, Asked, InPostgres, InSqlite
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from postgres_server import PostgresServer
 
 from headwater.delivery.entity_filter import EntityFilter, parse_entity_filter
 from headwater.delivery.where import parse_where
 from headwater.delivery.where_syntax import INT64, WHERE_DEPTH_MAX, WHERE_TERMS_MAX
 from headwater.errors import InvalidPattern
-from headwater.stores.sqlite.conditions import (
-    Condition,
-    entity_condition,
-    topic_condition,
-    where_condition,
-)
+from headwater.stores.postgres import conditions as postgres_conditions
+from headwater.stores.sqlite import conditions as sqlite_conditions
 from headwater.topics import parse_pattern
 from headwater.topics.pattern import Dialect
 
 EXAMPLES = settings(max_examples=300, deadline=None)
 
-TEXT_FIELDS = ("topic", "type", "from", "to", "reply_to", "correlation_id", "content_type", "traceparent")
-NUMBER_FIELDS = ("version", "priority", "seq", "published_at", "size")
 
-LOG = apsw.Connection(":memory:")
-LOG.execute(
-    """
-    CREATE TABLE messages (
-        seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, type TEXT, version INTEGER, "from" TEXT, "to" TEXT,
-        reply_to TEXT, correlation_id TEXT, content_type TEXT, traceparent TEXT, priority INTEGER,
-        published_at INTEGER, size INTEGER, headers TEXT, data TEXT NOT NULL CHECK (json_valid(data))
-    )
-    """
-)
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Iterator[InSqlite | InPostgres]:
+    if request.param == "sqlite":
+        opened: InSqlite | InPostgres = InSqlite()
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        opened = InPostgres(server.url_of("postgres"))
+    yield opened
+    opened.close()
 
 
-def selects(condition: Condition, row: Mapping[str, object]) -> bool:
-    """Whether SQLite selects the row, in any WHERE clause that the condition may be put into."""
-    columns = ", ".join(f'"{name}"' for name in row)
-    marks = ", ".join("?" * len(row))
-    with LOG:
-        LOG.execute("DELETE FROM messages")
-        LOG.execute(f"INSERT INTO messages ({columns}) VALUES ({marks})", tuple(row.values()))
-        found = LOG.execute(f"SELECT 1 FROM messages WHERE {condition.sql}", condition.params).fetchall()
-    return bool(found)
+def check(
+    database: InSqlite | InPostgres, asked: Asked, row: Mapping[str, object], expected: bool, negated: bool = False
+) -> None:
+    assume(database.keeps_nul or not any("\0" in value for value in row.values() if isinstance(value, str)))
+    condition = asked.condition
+    found = database.selects(condition, row)
+    if asked.exact and found is not None:
+        assert found is expected
+        if negated:
+            assert database.selects(type(condition)(f"NOT {condition.sql}", condition.params), row) is not expected
+    else:
+        assert found is not False or not expected, "nothing may be left out"
 
 
-def matched_by_sql(condition: Condition, message: dict[str, Any], *, ascii_json: bool = True) -> bool:
+def row_of(message: dict[str, Any], *, ascii_json: bool = True) -> dict[str, object]:
     headers = message["headers"]
-    row = {
+    return {
         **message,
         "headers": None if headers is None else json.dumps(headers),
         "data": json.dumps(message["data"], ensure_ascii=ascii_json),
     }
-    return selects(condition, row)
 
 
 # --- random messages ----------------------------------------------------------------------------------------
@@ -174,14 +170,15 @@ CONDITIONS = st.recursive(
 
 @EXAMPLES
 @given(message=MESSAGES, text=CONDITIONS, ascii_json=st.booleans())
-def test_where_means_the_same_in_python_and_sql(message: dict[str, Any], text: str, ascii_json: bool) -> None:
+def test_where_means_the_same_in_python_and_sql(
+    database: InSqlite | InPostgres, message: dict[str, Any], text: str, ascii_json: bool
+) -> None:
     ascii_json = ascii_json or "\\ud" in json.dumps(message["data"])  # half a pair can only be written escaped
     where = parse_where(text)
-    condition = where_condition(where)
-    expected = where.holds(message.__getitem__)
-    assert matched_by_sql(condition, message, ascii_json=ascii_json) is expected
-    negated = Condition(f"NOT {condition.sql}", condition.params)
-    assert matched_by_sql(negated, message, ascii_json=ascii_json) is not expected
+    if database.fills_in_size and message["size"] is None:
+        message = {**message, "size": 0}
+    row = row_of(message, ascii_json=ascii_json)
+    check(database, database.where(where), row, where.holds(message.__getitem__), negated=True)
 
 
 COMPARISONS = st.one_of(
@@ -203,14 +200,25 @@ COMPARISONS = st.one_of(
 @example(value="a\0b", comparison=("starts with", "a\0"))
 @example(value="a\0b", comparison=("contains", "\0b"))
 @example(value="", comparison=("starts with", ""))
-def test_values_compare_the_same(value: object, comparison: tuple[str, object]) -> None:
+@example(value=1.2345678901234568e18, comparison=("==", 1.2345678901234568e18))
+@example(value=1234567890123456800, comparison=("==", 1.2345678901234568e18))
+@example(value=1.2345678901234568e18, comparison=("==", 1234567890123456800))
+@example(value=1.2345678901234568e18, comparison=("<", 1234567890123456800))
+@example(value=2.0**53, comparison=(">=", 2**53 + 1))
+@example(value=-(2.0**53), comparison=(">", -(2**53) - 1))
+@example(value=0.1, comparison=("==", 0.1))
+@example(value=5e-324, comparison=(">", 0))
+@example(value=-(10**20) - 7, comparison=("==", -1e20))
+def test_values_compare_the_same(
+    database: InSqlite | InPostgres, value: object, comparison: tuple[str, object]
+) -> None:
     operator, operand = comparison
     where = parse_where(f"data {operator} {literal(operand)}")
     row = {"topic": "t", "data": json.dumps(value)}
-    assert selects(where_condition(where), row) is where.holds(lambda field: value)
+    check(database, database.where(where), row, where.holds(lambda field: value))
 
 
-def test_the_largest_conditions_are_within_the_limits_of_sqlite() -> None:
+def test_the_largest_conditions_are_within_the_limits_of_the_database(database: InSqlite | InPostgres) -> None:
     nested = "not (" * (WHERE_DEPTH_MAX // 2) + "data.a or data.b" + ")" * (WHERE_DEPTH_MAX // 2)
     texts = [
         " or ".join(["data.a == 1"] * WHERE_TERMS_MAX),
@@ -223,16 +231,15 @@ def test_the_largest_conditions_are_within_the_limits_of_sqlite() -> None:
         where = parse_where(text)
         data = {"a": 1}
         row = {"topic": "t", "data": json.dumps(data)}
-        assert selects(where_condition(where), row) is where.holds({"data": data}.get)
+        assert database.selects(database.where(where).condition, row) is where.holds({"data": data}.get)
 
 
-def test_no_user_text_is_in_the_sql() -> None:
+def test_no_user_text_is_in_the_sql(database: InSqlite | InPostgres) -> None:
     where = parse_where("""type == "x' OR 1" and data["k') --"] in ['secret'] and headers.secret contains 'secret'""")
-    assert "secret" not in where_condition(where).sql
-    assert "--" not in where_condition(where).sql
-    assert " OR 1" not in where_condition(where).sql
-    assert "secret" not in entity_condition(parse_entity_filter(from_="secret", to="secret"))[0].sql
-    assert "secret" not in topic_condition(parse_pattern("secret.*"))[0].sql
+    for text in ("secret", "--", " OR 1"):
+        assert text not in database.where(where).condition.sql
+    assert "secret" not in database.entities(parse_entity_filter(from_="secret", to="secret")).condition.sql
+    assert "secret" not in database.topics(parse_pattern("secret.*")).condition.sql
 
 
 # --- entities and topics ------------------------------------------------------------------------------------
@@ -247,13 +254,11 @@ MATCHERS = st.one_of(st.none(), NAMES, st.lists(NAMES | st.just("/^a/"), min_siz
     from_=st.none() | NAMES,
     to=st.none() | NAMES,
 )
-def test_entities_mean_the_same_in_python_and_sql(filter_: EntityFilter, from_: str | None, to: str | None) -> None:
-    condition, exact = entity_condition(filter_)
-    selected = selects(condition, {"topic": "t", "data": "1", "from": from_, "to": to})
-    if exact:
-        assert selected is filter_.keeps(from_, to)
-    else:
-        assert selected or not filter_.keeps(from_, to)
+def test_entities_mean_the_same_in_python_and_sql(
+    database: InSqlite | InPostgres, filter_: EntityFilter, from_: str | None, to: str | None
+) -> None:
+    row = {"topic": "t", "data": "1", "from": from_, "to": to}
+    check(database, database.entities(filter_), row, filter_.keeps(from_, to))
 
 
 @pytest.mark.parametrize(
@@ -265,8 +270,8 @@ def test_entities_mean_the_same_in_python_and_sql(filter_: EntityFilter, from_: 
         (parse_entity_filter(to="/b/"), False),
     ],
 )
-def test_only_a_regex_needs_python(filter_: EntityFilter, exact: bool) -> None:
-    assert entity_condition(filter_)[1] is exact
+def test_only_a_regex_needs_python(database: InSqlite | InPostgres, filter_: EntityFilter, exact: bool) -> None:
+    assert database.entities(filter_).exact is exact
 
 
 TOKENS = st.sampled_from(["a", "ab", "b", "é", "\ud7ff", "\U0010ffff", "a\U0010ffff"])
@@ -280,30 +285,30 @@ PATTERNS = st.lists(TOKENS | st.sampled_from(["*", "#", ">"]), min_size=1, max_s
 @example(text="a.#", dialect="amqp", topic="a")
 @example(text="\U0010ffff.#", dialect="amqp", topic="\U0010ffff.a")
 @example(text="\ud7ff.#", dialect="amqp", topic="\ud7ff.a")
-def test_topics_mean_the_same_in_python_and_sql(text: str, dialect: Dialect, topic: str) -> None:
+def test_topics_mean_the_same_in_python_and_sql(
+    database: InSqlite | InPostgres, text: str, dialect: Dialect, topic: str
+) -> None:
     try:
         pattern = parse_pattern(text, dialect)
     except InvalidPattern:
         return
-    condition, exact = topic_condition(pattern)
-    selected = selects(condition, {"topic": topic, "data": "1"})
-    if exact:
-        assert selected is pattern.matches(topic)
-    else:
-        assert selected or not pattern.matches(topic)
+    check(database, database.topics(pattern), {"topic": topic, "data": "1"}, pattern.matches(topic))
 
 
 @pytest.mark.parametrize(("text", "exact"), [(">", True), ("a.b", True), ("a.>", True), ("a.*", False)])
-def test_only_single_wildcards_need_python(text: str, exact: bool) -> None:
-    assert topic_condition(parse_pattern(text))[1] is exact
+def test_only_single_wildcards_need_python(database: InSqlite | InPostgres, text: str, exact: bool) -> None:
+    assert database.topics(parse_pattern(text)).exact is exact
 
 
-def test_a_prefix_is_searched_by_index() -> None:
-    condition, _ = topic_condition(parse_pattern("orders.>"))
-    with LOG:
-        LOG.execute("CREATE INDEX IF NOT EXISTS by_topic ON messages (topic)")
-        plan = LOG.execute(
-            f"EXPLAIN QUERY PLAN SELECT 1 FROM messages WHERE {condition.sql}", condition.params
-        ).fetchall()
-        LOG.execute("DROP INDEX by_topic")
+def test_only_the_character_nul_needs_python() -> None:
+    for text, exact in (("data.a == 'x'", True), ("data.a == '\\u0000'", False), ("data['\\u0000'] == 1", False)):
+        assert postgres_conditions.where_condition(parse_where(text))[1] is exact
+
+
+def test_in_sqlite_a_prefix_is_searched_by_index() -> None:
+    condition, _ = sqlite_conditions.topic_condition(parse_pattern("orders.>"))
+    log = InSqlite().log
+    log.execute("CREATE INDEX by_topic ON messages (topic)")
+    plan = log.execute(f"EXPLAIN QUERY PLAN SELECT 1 FROM messages WHERE {condition.sql}", condition.params).fetchall()
+    log.close()
     assert "by_topic (topic>? AND topic<?)" in str(plan)

@@ -194,6 +194,20 @@ def test_extreme_numbers_and_names_come_back(store: Store) -> None:
     assert (message.priority, message.expires_ms) == (1_000_000, TIME_MS_MAX)
 
 
+def test_what_has_to_be_escaped_comes_back_as_it_was(store: Store) -> None:
+    odd = "back\\slash \\N \\. tab\t new\nline\r\x01 \"quotes\" 'single' %s {} €"
+    plain = [draft(topic, odd) for topic in ("a\\b", "a\\N", 'a"b', "a'b.%s.{}")]
+    full = draft("a\\n", {odd: odd}, id=odd, from_=odd, headers={"h": odd}, type="\\N")
+    append(store, *plain, draft("a", odd))
+    append(store, full)
+
+    *first, last = stored(store)
+    assert [message.topic for message in first] == ["a\\b", "a\\N", 'a"b', "a'b.%s.{}", "a"]
+    assert {message.data for message in first} == {odd}
+    assert (last.topic, last.data, last.id, last.from_, last.type) == ("a\\n", {odd: odd}, odd, odd, "\\N")
+    assert last.headers == {"h": odd}
+
+
 def test_ids_that_were_not_given_are_uuids_of_version_7_and_stay_the_same(store: Store) -> None:
     append(store, draft("a"), draft("a"), now_ms=NOW)
 

@@ -2,6 +2,8 @@
 
 import itertools
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from headwater.delivery.retention import Kept
 from headwater.errors import SqlFailed
 from headwater.message import make_draft
 from headwater.ports.store import Reader, Store, Writer
-from headwater.stores.memory import MemoryStore
+from headwater.stores.postgres import PostgresStore
 from headwater.stores.sqlite import SqliteStore
 from headwater.topics import parse_pattern
 
@@ -143,18 +145,19 @@ def test_it_is_noted_with_the_deletion_or_not_at_all(store: Store) -> None:
         assert sorted(reader.messages(range(20))) == [1, 3, 4, 6, 7, 8, 9]
 
 
-def test_they_survive_the_store(tmp_path: Path) -> None:
-    before = SqliteStore(tmp_path / "log.db")
-    publish(before, 9)
-    delete(before, 2, 3, 7)
-    with before.write() as writer:
-        writer.save_sink_batch("s", 4, NOW)
-    before.close()
-    after = SqliteStore(tmp_path / "log.db")
-    assert pruned(after) == [(2, 3), (7, 7)]
-    with after.read() as reader:
-        assert reader.sink_batch("s") == 4
-    after.close()
+def test_they_survive_the_store(tmp_path: Path, postgres_schema_url: str) -> None:
+    for open_it in (lambda: SqliteStore(tmp_path / "log.db"), lambda: PostgresStore(postgres_schema_url)):
+        before: Store = open_it()
+        publish(before, 9)
+        delete(before, 2, 3, 7)
+        with before.write() as writer:
+            writer.save_sink_batch("s", 4, NOW)
+        before.close()
+        after: Store = open_it()
+        assert pruned(after) == [(2, 3), (7, 7)]
+        with after.read() as reader:
+            assert reader.sink_batch("s") == 4
+        after.close()
 
 
 @pytest.mark.parametrize("table", ["pruned", "sinks", "timings"])
@@ -190,11 +193,12 @@ appends = st.tuples(st.just("publish"), st.lists(topics, min_size=1, max_size=8)
 steps = st.lists(st.one_of(appends, deletions, st.tuples(st.just("fold"))), max_size=25)
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps)
-def test_random_deletions_leave_nothing_unexplained(script: list[tuple[str, ...]]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        stores: list[Store] = [MemoryStore(), SqliteStore(Path(directory) / "log.db")]
+@settings(max_examples=40, deadline=None)
+@given(script=steps)
+def test_random_deletions_leave_nothing_unexplained(
+    side_by_side: Callable[[], AbstractContextManager[list[Store]]], script: list[tuple[str, ...]]
+) -> None:
+    with side_by_side() as stores:
         for verb, *arguments in script:
             runs = []
             for store in stores:
@@ -203,9 +207,7 @@ def test_random_deletions_leave_nothing_unexplained(script: list[tuple[str, ...]
                 with store.read() as reader:
                     check_whole(reader)
                     runs.append(reader.pruned(1, 1_000))
-            assert runs[0] == runs[1]
-        for store in stores:
-            store.close()
+            assert runs == runs[:1] * len(stores)
 
 
 def do(writer: Writer, verb: str, *arguments: object) -> None:

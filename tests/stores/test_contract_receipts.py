@@ -1,7 +1,7 @@
 """What every store promises about the receipts of numbered publishers."""
 
-import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headwater.delivery.receipts import RUN_MAX, Receipt
 from headwater.errors import SqlFailed
 from headwater.ports.store import Store, Writer
-from headwater.stores.memory import MemoryStore
+from headwater.stores.postgres import PostgresStore
 from headwater.stores.sqlite import SqliteStore
 
 NOW = 1_700_000_000_000
@@ -187,13 +187,14 @@ def test_the_users_sql_may_not_touch_them(store: Store) -> None:
     assert found(store) == [Receipt(1, 1, 1)]
 
 
-def test_they_survive_the_store(tmp_path: Path) -> None:
-    before = SqliteStore(tmp_path / "log.db")
-    add(before, Receipt(1, 3, 1))
-    before.close()
-    after = SqliteStore(tmp_path / "log.db")
-    assert found(after) == [Receipt(1, 3, 1)]
-    after.close()
+def test_they_survive_the_store(tmp_path: Path, postgres_schema_url: str) -> None:
+    for open_it in (lambda: SqliteStore(tmp_path / "log.db"), lambda: PostgresStore(postgres_schema_url)):
+        before: Store = open_it()
+        add(before, Receipt(1, 3, 1))
+        before.close()
+        after: Store = open_it()
+        assert found(after) == [Receipt(1, 3, 1)]
+        after.close()
 
 
 # --- the stores agree ---------------------------------------------------------------------------------------
@@ -210,18 +211,17 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(script=st.lists(steps, max_size=12), first=st.integers(0, 22), count=st.integers(0, 22))
-def test_stores_agree_on_receipts(script: list[Any], first: int, count: int) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        stores: list[Store] = [MemoryStore(), SqliteStore(Path(directory) / "log.db")]
+def test_stores_agree_on_receipts(
+    side_by_side: Callable[[], AbstractContextManager[list[Store]]], script: list[Any], first: int, count: int
+) -> None:
+    with side_by_side() as stores:
         for name, *arguments in script:
             outcomes = []
             for store in stores:
                 with store.write() as writer:
                     outcomes.append(getattr(writer, name)(*arguments))
-            assert outcomes[0] == outcomes[1]
+            assert outcomes == outcomes[:1] * len(stores)
         told = [[found(store, first, count, publisher) for publisher in "pq"] for store in stores]
-        for store in stores:
-            store.close()
-    assert told[0] == told[1]
+        assert told == told[:1] * len(stores)

@@ -1,8 +1,7 @@
 """What every store promises about how long deliveries took."""
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import AbstractContextManager
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +9,6 @@ from hypothesis import strategies as st
 
 from headwater.ports.records import SubscriptionRecord, SubscriptionSpec, Timing
 from headwater.ports.store import Store, Writer
-from headwater.stores.memory import MemoryStore
-from headwater.stores.sqlite import SqliteStore
 
 HOUR_MS = 3_600_000
 
@@ -20,9 +17,11 @@ class Trouble(Exception):
     """Raised by a test in the middle of a transaction."""
 
 
-@pytest.fixture(autouse=True)
-def two_subscriptions(store: Store) -> None:
+@pytest.fixture
+def store(store: Store) -> Store:
+    """Each with two subscriptions."""
     create(store)
+    return store
 
 
 def create(store: Store) -> None:
@@ -131,17 +130,17 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(script=st.lists(steps, max_size=8))
-def test_stores_agree_on_timings(script: list[Callable[[Writer], object]]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        stores: list[Store] = [MemoryStore(), SqliteStore(Path(directory) / "log.db")]
+def test_stores_agree_on_timings(
+    side_by_side: Callable[[], AbstractContextManager[list[Store]]], script: list[Callable[[Writer], object]]
+) -> None:
+    with side_by_side() as stores:
         told = []
-        for store in stores:
-            create(store)
+        for each in stores:
+            create(each)
             for step in script:
-                with store.write() as writer:
+                with each.write() as writer:
                     step(writer)
-            told.append(found(store))
-            store.close()
-    assert told[0] == told[1]
+            told.append(found(each))
+    assert told == told[:1] * len(stores)

@@ -22,6 +22,7 @@ from headwater.broker.face import (
     claimed_of,
     mark_settled,
     nack_arguments,
+    refuse_other_colour,
 )
 from headwater.broker.flow import run_async
 from headwater.broker.handlers import Handler, HandlerLoop
@@ -36,6 +37,7 @@ from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs
 from headwater.errors import Closed, HeadwaterError
 from headwater.message import PublishOptions, Span, span_ms
+from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
 
@@ -54,21 +56,27 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the verbs that settle it."""
 
     _subscription: AsyncSubscription
+    declined: bool = False  # nacked or rejected
 
-    async def ack(self, *, wait: bool = True) -> None:
-        if not self.settled:
+    async def ack(self, *, wait: bool = True, tx: Any = None) -> None:
+        if not self.settled and tx is not None:
+            refuse_other_colour(tx, awaits=True)
+            subscription = self._subscription
+            await run_async(subscription._core.outside.ack(tx, subscription._subscriber, self._claimed))
+            self.settled = True
+        elif not self.settled:
             await self._subscription.ack_many([self], wait=wait)
 
     async def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         if not self.settled:
             delay_ms, failure = nack_arguments(delay, error)
             await run_async(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
-            self.settled = True
+            self.settled = self.declined = True
 
     async def reject(self, reason: str | None = None) -> None:
         if not self.settled:
             await run_async(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
-            self.settled = True
+            self.settled = self.declined = True
 
     async def extend(self, by: Span | None = None) -> None:
         by_ms = None if by is None else span_ms(by, "by")
@@ -217,7 +225,10 @@ class AsyncLog(LogFace):
     def remote(self) -> AsyncRemoteEnd:
         return AsyncRemoteEnd(self._core.remote)
 
-    async def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
+    async def publish(self, topic: str, data: Any, *, tx: Any = None, **options: Unpack[PublishOptions]) -> int:
+        if tx is not None:
+            refuse_other_colour(tx, awaits=True)
+            return await run_async(self._core.outside.publish(tx, topic, data, options))
         return await run_async(self._core.publish(topic, data, options))
 
     async def publish_many(self, messages: Iterable[Outgoing]) -> list[int]:
@@ -245,10 +256,11 @@ class AsyncLog(LogFace):
         concurrency: int = 1,
         auto_ack: bool = True,
         on_gap: Callable[[Gap], None] | None = None,
+        dedupe: DedupeQueue | None = None,
         **options: Unpack[SubscribeOptions],
     ) -> Callable[[Handler], Handler]:
         """Declare a handler, a plain function or a coroutine function; see `Log.on`."""
-        return self._declare(pattern, id, concurrency, auto_ack, on_gap, options)
+        return self._declare(pattern, id, concurrency, auto_ack, on_gap, dedupe, options)
 
     async def start(self) -> None:
         running = {loop.subscriber.id for loop, _ in self._running}
@@ -276,6 +288,7 @@ class AsyncLog(LogFace):
             lambda claimed: AsyncReceivedMessage(claimed, subscription),
             concurrency=registration.concurrency,
             auto_ack=registration.auto_ack,
+            dedupe=registration.dedupe,
         )
         self._running.append((loop, [asyncio.create_task(_work(loop)) for _ in range(registration.concurrency)]))
 

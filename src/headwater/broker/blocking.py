@@ -20,6 +20,7 @@ from headwater.broker.face import (
     claimed_of,
     mark_settled,
     nack_arguments,
+    refuse_other_colour,
 )
 from headwater.broker.flow import run_blocking
 from headwater.broker.handlers import Handler, HandlerLoop
@@ -34,6 +35,7 @@ from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs
 from headwater.errors import Closed, HeadwaterError
 from headwater.message import PublishOptions, Span, span_ms
+from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
 
@@ -45,10 +47,17 @@ class ReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the verbs that settle it."""
 
     _subscription: Subscription
+    declined: bool = False  # nacked or rejected
 
-    def ack(self, *, wait: bool = True) -> None:
-        """Done. Returns when that is on disk; with wait=False at once, and a failure is only logged."""
-        if not self.settled:
+    def ack(self, *, wait: bool = True, tx: Any = None) -> None:
+        """Done. Returns when that is on disk; with wait=False at once, and a failure is only logged. With `tx`, a
+        connection of yours to the log's PostgreSQL, it is done when you commit there."""
+        if not self.settled and tx is not None:
+            refuse_other_colour(tx, awaits=False)
+            subscription = self._subscription
+            run_blocking(subscription._core.outside.ack(tx, subscription._subscriber, self._claimed))
+            self.settled = True
+        elif not self.settled:
             self._subscription.ack_many([self], wait=wait)
 
     def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
@@ -56,13 +65,13 @@ class ReceivedMessage(Received, gc=False, eq=False):
         if not self.settled:
             delay_ms, failure = nack_arguments(delay, error)
             run_blocking(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
-            self.settled = True
+            self.settled = self.declined = True
 
     def reject(self, reason: str | None = None) -> None:
         """Never again: to the dead letters."""
         if not self.settled:
             run_blocking(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
-            self.settled = True
+            self.settled = self.declined = True
 
     def extend(self, by: Span | None = None) -> None:
         """More time to settle it, counted from now; the ack wait if not said otherwise."""
@@ -214,8 +223,12 @@ class Log(LogFace):
     def remote(self) -> RemoteEnd:
         return RemoteEnd(self._core.remote)
 
-    def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
-        """Store a message and return its seq. When this returns, the message is on disk."""
+    def publish(self, topic: str, data: Any, *, tx: Any = None, **options: Unpack[PublishOptions]) -> int:
+        """Store a message and return its seq. When this returns, the message is on disk. With `tx`, a connection of
+        yours to the log's PostgreSQL, it is when you commit there; until then other publishers wait."""
+        if tx is not None:
+            refuse_other_colour(tx, awaits=False)
+            return run_blocking(self._core.outside.publish(tx, topic, data, options))
         return run_blocking(self._core.publish(topic, data, options))
 
     def publish_many(self, messages: Iterable[Outgoing]) -> list[int]:
@@ -248,10 +261,12 @@ class Log(LogFace):
         concurrency: int = 1,
         auto_ack: bool = True,
         on_gap: Callable[[Gap], None] | None = None,
+        dedupe: DedupeQueue | None = None,
         **options: Unpack[SubscribeOptions],
     ) -> Callable[[Handler], Handler]:
-        """Declare a handler. It runs once `start()` or `run()` is called; its name is the id if none is given."""
-        return self._declare(pattern, id, concurrency, auto_ack, on_gap, options)
+        """Declare a handler. It runs once `start()` or `run()` is called; its name is the id if none is given. With a
+        `dedupe` queue, a message that it has handled once is only acked when it comes again."""
+        return self._declare(pattern, id, concurrency, auto_ack, on_gap, dedupe, options)
 
     def start(self) -> None:
         """Run the declared handlers on threads of their own."""
@@ -283,6 +298,7 @@ class Log(LogFace):
             lambda claimed: ReceivedMessage(claimed, subscription),
             concurrency=registration.concurrency,
             auto_ack=registration.auto_ack,
+            dedupe=registration.dedupe,
         )
         threads = [
             threading.Thread(target=_work, args=(loop,), name=f"headwater-{registration.id}-{number}", daemon=True)

@@ -18,14 +18,17 @@ from headwater.broker.logger import logger
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import (
     Closed,
+    Conflict,
     Corrupt,
     DiskFull,
     HeadwaterError,
     InputOutput,
     InvalidOption,
     Locked,
+    OutcomeUnknown,
     ReadOnly,
     SubscriptionError,
+    Unavailable,
     UnknownDeadLetter,
 )
 from headwater.message import Draft
@@ -70,8 +73,18 @@ Work = Callable[[Writer, Undo], T]
 
 GROUP_MESSAGES_MAX = 10_000  # a group is closed at this many, so that no transaction grows without end
 GROUP_WORKS_MAX = 2_000
+CONFLICTS_MAX = 5  # how often a group gives way to another process before it is an error
 
-_Queued = tuple[Ticket[Any], Draft | list[Draft] | Work[Any], int]  # the last: how many messages it writes
+NO_SUBSCRIPTION = ""  # what a work touches that only publishes
+COUNTS = "\0"  # what a work touches that only counts; no subscription has such an id
+_TURNS = {COUNTS: 1, NO_SUBSCRIPTION: 2}  # after all subscriptions; who publishes locks last what all others wait for
+
+
+class _Queued(NamedTuple):
+    ticket: Ticket[Any]
+    work: Draft | list[Draft] | Work[Any]
+    messages: int  # how many it writes
+    touching: str | None  # the subscription that it reads and changes; None if it may be any
 
 
 class Committer:
@@ -101,17 +114,20 @@ class Committer:
         """Store many, all or none."""
         return self._enqueue(drafts, len(drafts))
 
-    def submit(self, work: Work[T], messages: int = 1) -> Ticket[T]:
+    def submit(self, work: Work[T], messages: int = 1, *, touching: str | None = None) -> Ticket[T]:
         """Run `work`, which writes so many messages, in the next transaction. It may be run again, if the group it was
         in failed; what it changes in memory it takes back through `undo`. If it refuses (SubscriptionError and the
-        like), it does so before it writes, so that the others of its group are not held up."""
-        return self._enqueue(work, messages)
+        like), it does so before it writes, so that the others of its group are not held up. Who says which existing
+        subscription it touches, and touches no other, does not keep other processes waiting."""
+        return self._enqueue(work, messages, touching)
 
-    def _enqueue(self, work: Draft | list[Draft] | Work[Any], messages: int = 1) -> Ticket[Any]:
+    def _enqueue(
+        self, work: Draft | list[Draft] | Work[Any], messages: int = 1, touching: str | None = NO_SUBSCRIPTION
+    ) -> Ticket[Any]:
         if self._closing:
             raise self._closed()
         ticket: Ticket[Any] = Ticket()
-        self._queue.append((ticket, work, messages))
+        self._queue.append(_Queued(ticket, work, messages, touching))
         self._ring()
         if not self._thread.is_alive():  # it ended between the look at `_closing` and now
             self._refuse_rest()
@@ -133,7 +149,7 @@ class Committer:
         """What slipped in while we closed."""
         with contextlib.suppress(IndexError):  # two of us at once: the queue is empty
             while True:
-                finish([(self._queue.popleft()[0], None, self._closed())])
+                finish([(self._queue.popleft().ticket, None, self._closed())])
 
     def _closed(self) -> Closed:
         return Closed("the log is closed", where=self._store.name, next="Open it again")
@@ -152,16 +168,27 @@ class Committer:
         while self._queue and messages < GROUP_MESSAGES_MAX and len(group) < GROUP_WORKS_MAX:
             queued = self._queue.popleft()
             group.append(queued)
-            messages += queued[2]
+            messages += queued.messages
         return group
 
-    def _commit(self, group: list[_Queued]) -> None:
+    def _commit(self, group: list[_Queued], conflicts: int = 0) -> None:
         undo = Undo()
         try:
             outcomes = self._write(group, undo)
         except BaseException as exc:
+            if isinstance(exc, Conflict) and conflicts < CONFLICTS_MAX:
+                self._commit(group, conflicts + 1)
+                return
+            if isinstance(exc, Locked) and self._store.writes_beside_others:
+                # Somebody publishes in a long transaction: those who publish wait for him in vain, the others need not.
+                publishing = [queued for queued in group if queued.touching in (None, NO_SUBSCRIPTION)]
+                others = [queued for queued in group if queued.touching not in (None, NO_SUBSCRIPTION)]
+                if publishing and others:
+                    self._commit(others)
+                    finish([(queued.ticket, None, exc) for queued in publishing])
+                    return
             if len(group) == 1 or isinstance(exc, _FOR_EVERYBODY):
-                finish([(ticket, None, exc) for ticket, *_ in group])
+                finish([(queued.ticket, None, exc) for queued in group])
                 return
             # One of them is at fault: tried one by one, each gets its own answer.
             for single in group:
@@ -181,16 +208,21 @@ class Committer:
     def _write(self, group: list[_Queued], undo: Undo) -> list[Any]:
         """Run a group in one transaction; the outcome of each, an error where one refused."""
         outcomes: list[Any] = []
-        with self._store.write(undo.take_back) as writer:
+        alone = True
+        if self._store.writes_beside_others:
+            alone = any(queued.touching is None for queued in group)
+            if not alone:  # in one order everywhere, so that no two processes wait for each other
+                group.sort(key=lambda queued: (_TURNS.get(queued.touching or "", 0), queued.touching))
+        with self._store.write(undo.take_back, alone=alone) as writer:
             now_ms = self._clock.now_ms()
             index, end = 0, len(group)
             while index < end:
-                work = group[index][1]
+                work = group[index].work
                 if isinstance(work, Draft | list):
                     # Neighbouring publishes become one append: a hundred single ones cost like one of a hundred.
                     drafts: list[Draft] = []
                     sizes: list[int | None] = []
-                    while index < end and isinstance(work := group[index][1], Draft | list):
+                    while index < end and isinstance(work := group[index].work, Draft | list):
                         if isinstance(work, Draft):
                             drafts.append(work)
                             sizes.append(None)
@@ -229,5 +261,16 @@ class Committer:
             step()
 
 
-_FOR_EVERYBODY = (Locked, DiskFull, ReadOnly, Corrupt, InputOutput, Closed)  # the file, not one of the works
+# The database, not one of the works.
+_FOR_EVERYBODY = (
+    Locked,
+    DiskFull,
+    ReadOnly,
+    Corrupt,
+    InputOutput,
+    Conflict,
+    Unavailable,
+    OutcomeUnknown,
+    Closed,
+)
 _REFUSALS = (SubscriptionError, InvalidOption, UnknownDeadLetter)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Unpack
 
 from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import Claimed, replace
-from headwater.broker.committer import Undo
+from headwater.broker.committer import COUNTS, NO_SUBSCRIPTION, Undo
 from headwater.broker.dead_letters import DeadLetters, end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow, Within, run_blocking, run_together
@@ -18,6 +18,7 @@ from headwater.broker.keeper import Repeating
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec, start_position
+from headwater.broker.outside import OutsideTransactions
 from headwater.broker.publish import Outgoing, publish, publish_many
 from headwater.broker.resuming import NOTHING_RESUMED, Resume, Resumed, resume
 from headwater.broker.subscriber import Subscriber
@@ -59,6 +60,7 @@ class Core:
         self.engine = engine
         self.dead_letters = DeadLetters(engine)
         self.live = LiveFeed(engine)
+        self.outside = OutsideTransactions(engine)
         self._subscribers: set[Subscriber | Tail] = set()
         self._closed = False
         self._keeper = Repeating("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
@@ -91,7 +93,7 @@ class Core:
             raise InvalidOption(
                 "an ephemeral subscription has nothing to ack", where=consumer.id, next="Use mode exclusive or shared"
             )
-        return OwnTransaction(self.engine, partial(consumer.ack_in, settled=[claimed]))
+        return OwnTransaction(self.engine, consumer.id, partial(consumer.ack_in, settled=[claimed]))
 
     # --- subscribing --------------------------------------------------------------------------------------------
 
@@ -266,7 +268,8 @@ class Core:
         return self.engine.read(lambda reader: statistics.log_statistics(reader, now_ms))
 
     def health(self) -> Flow[dict[str, Any]]:
-        yield from self.engine.write(lambda writer, _: None)  # so that it also proves that writing works
+        # So that it also proves that writing works.
+        yield from self.engine.write(lambda writer, _: None, touching=NO_SUBSCRIPTION)
         health: dict[str, Any] = yield Blocking(self.engine.store.health, self.engine.readers)
         return health
 
@@ -303,13 +306,16 @@ class Core:
     def heartbeat(self) -> None:
         """Renew what this process holds. Blocks; the keeper calls it on a thread of its own."""
         beats = [subscriber.heartbeat() for subscriber in list(self._subscribers) if not subscriber.closed]
-        saves = [self.engine.write(self.engine.timings.save)] if self.engine.timings.is_due() else []
+        saves = [self._save_timings()] if self.engine.timings.is_due() else []
         run_together(
             [*beats, *saves],
             lambda flow, exc: logger.warning(
                 "%s: %s", "timings wait to be saved" if flow in saves else "a subscription could not be renewed", exc
             ),
         )
+
+    def _save_timings(self) -> Flow[None]:
+        return self.engine.write(self.engine.timings.save, touching=COUNTS)
 
     def heartbeat_s(self) -> float:
         leases_ms = [subscriber.spec.lease_ms for subscriber in list(self._subscribers)]
@@ -335,7 +341,7 @@ class Core:
                 logger.warning("subscription %s could not be given back: %s", subscriber.id, exc)
         if self.engine.timings:
             try:
-                run_blocking(self.engine.write(self.engine.timings.save))
+                run_blocking(self._save_timings())
             except HeadwaterError as exc:
                 logger.warning("the last timings were not saved: %s", exc)
         self.engine.close()

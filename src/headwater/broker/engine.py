@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import itertools
 import os
@@ -18,13 +19,14 @@ from headwater.broker.flow import Blocking, Flow
 from headwater.broker.timings import Timings
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import Closed, InvalidOption
+from headwater.errors import Closed, Conflict, InvalidOption
 from headwater.ports.clock import Clock
 from headwater.ports.store import Notifier, Reader, Store
 
 T = TypeVar("T")
 
 READERS_MAX = 4
+READS_MAX = 3  # how often a read is tried whose connection breaks
 TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
 
 # True inside `with message.transaction()`: waiting there for the committer would wait for oneself.
@@ -67,16 +69,19 @@ class Engine:
         """A name for one holder: two of the same process are two."""
         return f"{self.owner}:{next(self._holders)}"
 
-    def write(self, work: Work[T]) -> Flow[T]:
+    def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
         refuse_in_transaction()
         self.refuse_closed()
-        outcome: T = yield self.committer.submit(work)
+        outcome: T = yield self.committer.submit(work, touching=touching)
         return outcome
 
     def read(self, work: Callable[[Reader], T]) -> Flow[T]:
         self.refuse_closed()
 
         def look() -> T:
+            for _ in range(READS_MAX - 1):
+                with contextlib.suppress(Conflict), self.store.read() as reader:
+                    return work(reader)
             with self.store.read() as reader:
                 return work(reader)
 

@@ -19,6 +19,7 @@ from headwater.broker.received import Received
 from headwater.broker.verbs import Consumer, LogVerbs, RemoteVerbs
 from headwater.errors import InvalidOption
 from headwater.message import Span, check_whole, span_ms
+from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import Gap
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Registration(NamedTuple):
     concurrency: int
     auto_ack: bool
     on_gap: Callable[[Gap], None] | None
+    dedupe: DedupeQueue | None
     options: SubscribeOptions
 
 
@@ -69,9 +71,11 @@ class LogFace:
         concurrency: int,
         auto_ack: bool,
         on_gap: Callable[[Gap], None] | None,
+        dedupe: DedupeQueue | None,
         options: SubscribeOptions,
     ) -> Callable[[Handler], Handler]:
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        _check_dedupe(dedupe, auto_ack, pattern)
         kept = {name: value for name, value in options.items() if name not in ("start", "wait", "takeover")}
         make_spec(pattern, kept)  # complain here, not when it is started
 
@@ -92,7 +96,7 @@ class LogFace:
                     next="Give this one another id; to do more at a time, raise concurrency",
                 )
             run = handler if self._tracing is None else self._tracing.of_handler(handler, awaits=self._runs_coroutines)
-            self._registrations.append(Registration(name, pattern, run, concurrency, auto_ack, on_gap, options))
+            self._registrations.append(Registration(name, pattern, run, concurrency, auto_ack, on_gap, dedupe, options))
             return handler
 
         return declare
@@ -100,6 +104,13 @@ class LogFace:
     def _require_handlers(self) -> None:
         if not self._registrations:
             raise InvalidOption("there is no handler to run", next="Declare one with @log.on(pattern) first")
+
+
+def refuse_other_colour(tx: Any, *, awaits: bool) -> None:
+    """A blocking connection would stop the event loop, and nobody would await what an asynchronous one answers."""
+    if inspect.iscoroutinefunction(getattr(tx, "execute", None)) != awaits:
+        kind = "an asynchronous" if awaits else "a blocking"
+        raise InvalidOption(f"tx must be {kind} connection here", next="psycopg has both: Connection, AsyncConnection")
 
 
 class SubscriptionFace:
@@ -192,6 +203,19 @@ class RemoteFace:
             return function
 
         return declare
+
+
+def _check_dedupe(dedupe: object, auto_ack: bool, pattern: str) -> None:
+    if dedupe is None:
+        return
+    if not callable(getattr(dedupe, "begin", None)):
+        raise InvalidOption(f"dedupe must be a dedupe queue, not {dedupe!r}", where=pattern)
+    if not auto_ack:
+        raise InvalidOption(
+            "without auto_ack nobody knows when a message is done, and dedupe has to",
+            where=pattern,
+            next="Leave auto_ack on; the handler may still ack, nack or reject by itself",
+        )
 
 
 def by_id(ids: tuple[int, ...], given: LetterFilter) -> LetterFilter:

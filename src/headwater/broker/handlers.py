@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.flow import Call, Flow, Ticket, Within, finish
+from headwater.broker.handled_once import HandledOnce
 from headwater.broker.logger import logger
 from headwater.broker.reading import Prefetch
 from headwater.broker.verbs import Consumer
 from headwater.errors import Closed, InvalidData, LeaseLost, NotDelivered, Overloaded, RequestTimeout, StoreError
+from headwater.ports.dedupe import DedupeQueue
 
 STACK_CHARS_MAX = 8_000
 RETRY_S = 1.0
@@ -23,10 +25,13 @@ Handler = Callable[[Any], Any]
 
 
 class Received(Protocol):
-    """What a handler gets: a message that knows whether it has been settled already."""
+    """What a handler gets: a message that knows whether it has been settled already, and whether by nack or reject."""
 
     @property
     def settled(self) -> bool: ...
+
+    @property
+    def declined(self) -> bool: ...
 
 
 class Reject(Exception):
@@ -44,8 +49,10 @@ class HandlerLoop:
         *,
         concurrency: int,
         auto_ack: bool,
+        dedupe: DedupeQueue | None = None,
     ) -> None:
         self.subscriber = subscriber
+        self._once = None if dedupe is None else HandledOnce(dedupe, subscriber.id, subscriber.spec.ack_wait_ms)
         self.concurrency = concurrency
         self._handler = handler
         self._name = getattr(handler, "__qualname__", repr(handler))
@@ -53,7 +60,7 @@ class HandlerLoop:
         self._auto_ack = auto_ack
         self._prefetch = Prefetch(subscriber.spec, subscriber.prefetch)
         self._buffer: deque[Claimed] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an ack that is answered at once comes back to us while we ask for it
         self._filling = False  # one worker fetches for all; the others wait here
         self._waiting: list[Ticket[None]] = []
         self._done: list[Claimed] = []  # handled, ack not yet asked for
@@ -141,33 +148,62 @@ class HandlerLoop:
             last, done = self._ack, self._done
             if done:
                 # When it is committed, what was done meanwhile is asked for: the next handler may run for hours.
-                self._ack = self.subscriber.submit_ack(done, then=self._submit_acks)
                 self._done = []
+                self._ack = self.subscriber.submit_ack(done, then=self._submit_acks)
         if done and last is not None and last.done:
             report_ack(self.subscriber, last)
 
     def _handle(self, claimed: Claimed) -> Flow[None]:
-        message = self._receive(claimed)
         self.subscriber.began(claimed)
+        try:
+            if self._once is None:
+                yield from self._run(claimed)
+            else:
+                yield from self._run_once(claimed, self._once)
+        finally:
+            self.subscriber.ended(claimed)
+
+    def _run_once(self, claimed: Claimed, once: HandledOnce) -> Flow[None]:
+        """Unless it was handled before: then the ack is all that is missing."""
+        id = claimed.message.id
+        answer = yield from once.begin(id, lambda: not self._stopping and not self.subscriber.lost, self._stopped)
+        if answer == "first":
+            try:
+                yield from self._run(claimed, once)
+            finally:
+                once.ended(id)
+        elif answer == "done":
+            self._acknowledge(claimed)
+        else:  # told to stop while it waited for another's claim: as if it had not been looked at
+            with self._lock:
+                self._buffer.appendleft(claimed)
+
+    def _run(self, claimed: Claimed, once: HandledOnce | None = None) -> Flow[None]:
+        message = self._receive(claimed)
+        failure: Failure | None = None
+        again = False
         try:
             yield Call(self._handler, message)
         except Reject as exc:
-            yield from self._unless_settled(message, self.subscriber.reject(claimed, self._failure("rejected", exc)))
+            failure = self._failure("rejected", exc)
         except InvalidData as exc:  # an undecodable payload stays so
             failure = self._failure("processing_error", exc)
-            yield from self._unless_settled(message, self.subscriber.reject(claimed, failure))
         except (Exception, SystemExit) as exc:  # a handler that wants to exit has failed like any other
             attempts = f"attempt {claimed.attempt} of {self.subscriber.spec.retry.max_attempts}"
             logger.warning(
                 "handler %s failed on message %d, %s", self._name, claimed.message.seq, attempts, exc_info=exc
             )
-            failure = self._failure("processing_error", exc)
-            yield from self._unless_settled(message, self.subscriber.nack(claimed, None, failure))
-        else:
+            failure, again = self._failure("processing_error", exc), True
+        if once is not None:
+            done = failure is None and not message.declined
+            yield from (once.finish if done else once.release)(claimed.message.id)
+        if failure is None:
             if self._auto_ack and not message.settled:
                 self._acknowledge(claimed)
-        finally:
-            self.subscriber.ended(claimed)
+        elif again:
+            yield from self._unless_settled(message, self.subscriber.nack(claimed, None, failure))
+        else:
+            yield from self._unless_settled(message, self.subscriber.reject(claimed, failure))
 
     def _unless_settled(self, message: Received, settling: Flow[None]) -> Flow[None]:
         if message.settled:

@@ -58,7 +58,7 @@ class Holding(LogReader):
         return claims.not_in_flight(reader, self._held(reader), seq)
 
     def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
-        return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled))
+        return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled), touching=self.id)
 
     def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
         """Ack without waiting for the commit; `then` is called after it. One whose time ran out does not keep the
@@ -73,7 +73,7 @@ class Holding(LogReader):
             undo.then.append(then)
             return sorted(set(seqs) - {claimed.message.seq for claimed in held})
 
-        return self.engine.committer.submit(work)
+        return self.engine.committer.submit(work, touching=self.id)
 
     def _still_held(self, claimed: Claimed, row: DeliveryRow | None) -> bool:
         if self._in_flight.get(claimed.message.seq, claimed) is not claimed:
@@ -97,6 +97,19 @@ class Holding(LogReader):
         acked = len({claimed.message.seq for claimed in settled})
         self._save(writer, replace(record, acked=record.acked + acked))
 
+    def lay_down(self, claimed: Claimed) -> Flow[None]:
+        """Give a delivery in hand a row, if it has none, and let go of it: whoever removes the row has settled it."""
+
+        def work(writer: Writer, undo: Undo) -> None:
+            record = self._held(writer)
+            self._trim(undo)
+            row = self._settled_row(writer, undo, record, claimed)
+            due_ms = self.engine.clock.now_ms() + self.spec.ack_wait_ms
+            writer.put_deliveries(self.id, [replace(row, due_ms=due_ms, token=claimed.token)])
+            self._save(writer, record)
+
+        return self.engine.write(work, touching=self.id)
+
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         """Try again after a delay (the backoff, if none is given), or bury it if it has had all its attempts."""
 
@@ -112,7 +125,7 @@ class Holding(LogReader):
                 record = self._bury(writer, record, claimed, row, failure._replace(reason=decision.reason), now_ms)
             self._save(writer, record)
 
-        return self.engine.write(work)
+        return self.engine.write(work, touching=self.id)
 
     def reject(self, claimed: Claimed, failure: Failure) -> Flow[None]:
         """Dead-letter it now."""
@@ -122,7 +135,7 @@ class Holding(LogReader):
             row = self._settled_row(writer, undo, record, claimed)
             self._save(writer, self._bury(writer, record, claimed, row, failure, self.engine.clock.now_ms()))
 
-        return self.engine.write(work)
+        return self.engine.write(work, touching=self.id)
 
     def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
         """More time from now on, the ack wait if not said otherwise."""
@@ -137,12 +150,12 @@ class Holding(LogReader):
             writer.put_deliveries(self.id, [replace(row, due_ms=deadline_ms) for row in rows])
             writer.save_subscription(claims.renewed(record, now_ms))
 
-        return self.engine.write(work)
+        return self.engine.write(work, touching=self.id)
 
     def extend_held(self, seqs: Sequence[int]) -> Flow[None]:
         """More time for what is still in flight of these."""
         held = self.still_in_flight(seqs)
-        return self.engine.write(lambda writer, undo: self._extend_held(writer, undo, extended=held))
+        return self.engine.write(lambda writer, undo: self._extend_held(writer, undo, extended=held), touching=self.id)
 
     def _extend_held(self, writer: Writer, undo: Undo, *, extended: Sequence[Claimed]) -> None:
         """More time for those still held; one that was lost does not cost the others theirs."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.broker.claims import settled_to
-from headwater.broker.committer import Undo
+from headwater.broker.committer import COUNTS, Undo
 from headwater.broker.dead_letters import end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow
@@ -47,7 +47,7 @@ class Report(msgspec.Struct):
 def housekeep(engine: Engine) -> Flow[Report]:
     report = Report()
     if engine.timings:
-        yield from engine.write(engine.timings.save)
+        yield from engine.write(engine.timings.save, touching=COUNTS)
     if not (yield from engine.write(partial(_take_turn, engine))):
         report.skipped = True
         return report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from headwater.broker.committer import Undo
+from headwater.broker.committer import NO_SUBSCRIPTION, Undo
 from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Flow, Ticket
 from headwater.delivery.receipts import receipts_for, stored_seqs
@@ -68,7 +68,7 @@ def submit_drafts(engine: Engine, drafts: list[Draft], numbered: Numbered | None
 
     refuse_in_transaction()
     engine.refuse_closed()
-    return engine.committer.submit(work, len(drafts))
+    return engine.committer.submit(work, len(drafts), touching=NO_SUBSCRIPTION)
 
 
 def _append(engine: Engine, writer: Writer, undo: Undo, drafts: list[Draft], now_ms: int) -> Appended:

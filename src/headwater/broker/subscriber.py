@@ -22,6 +22,7 @@ from headwater.ports.records import DeliveryRow, Gap, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
 NEAR_SEQS = 1_000  # so far behind, a look costs the writer next to nothing
+PASSED_BY_MS = 200  # when to look again at a delivery that is due and cannot be had
 SCANNED_UNSAVED_MAX = 10_000  # how far a reader may look past messages of others before it notes its place
 
 
@@ -57,14 +58,16 @@ class Subscriber(Holding):
         self._in_flight.update((claimed.message.seq, claimed) for claimed in resumed.held)
         self.resumed_from = resumed_from
         self._scanned = self._saved_to = record.window.delivered
+        self._expects_more = False
         self._running: dict[int, int] = {}  # seq -> when its handler began; extended while it runs
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
     def _try_fetch(self, limit: int) -> Flow[tuple[list[Claimed], int | None]]:
         """One pass over what is there; the second value is when to look again at the latest."""
-        if self._is_near():
-            claim = yield from self._claim_or_give_back(lambda writer: self._look_near(writer, limit))
+        if self._is_near() or self._expects_more:
+            look = self._look_near if self._is_near() else self._unlooked
+            claim = yield from self._claim_or_give_back(lambda writer: look(writer, limit))
             self._tell(claim.gaps)
             if claim.found:
                 return claim.found, None
@@ -90,6 +93,8 @@ class Subscriber(Holding):
             stuck = place == last_place and not claim.look_again  # all that is left waits behind others of its key
             last_place = place
             if claim.found or stuck or (outlook.at_end and not claim.look_again):
+                if is_due and not claim.found and due_ms is not None:  # somebody is settling it in its own transaction
+                    due_ms = max(due_ms, now_ms + PASSED_BY_MS)
                 return claim.found, due_ms
 
     def _is_near(self) -> bool:
@@ -102,6 +107,12 @@ class Subscriber(Holding):
         self._held(writer)
         outlook = self._look(writer, limit)
         return outlook if outlook.fresh else None
+
+    def _unlooked(self, writer: Writer, limit: int) -> Outlook | None:
+        """After a claim that was full there is probably more right behind it: that is found out by claiming."""
+        self._expects_more = False
+        room = self._room(writer, limit)
+        return Outlook(room, [], 0, 0, self._saved_to, 0, None, has_gaps=True) if room > 0 else None
 
     def _claim_or_give_back(self, look: Callable[[Writer], Outlook | None]) -> Flow[Claim]:
         """A cancelled fetch may have claimed already, and nobody would ever see what: it is given back untouched."""
@@ -121,13 +132,14 @@ class Subscriber(Holding):
             for claim in made:
                 self._give_back(writer, undo, claim.found)
 
-        ticket = self.engine.committer.submit(work)
+        ticket = self.engine.committer.submit(work, touching=self.id)
         try:
             claim: Claim = yield ticket
             return claim
         except BaseException:
             if ticket.error is None:
-                self.engine.committer.submit(give_back)  # it comes after the claim, for there is one queue
+                # It comes after the claim, for there is one queue.
+                self.engine.committer.submit(give_back, touching=self.id)
             raise
 
     def cleared(self) -> Flow[None]:
@@ -143,7 +155,7 @@ class Subscriber(Holding):
 
     def unfetch(self, found: list[Claimed]) -> Flow[None]:
         """Give back what was fetched and not looked at: it counts as no attempt and comes with the next fetch."""
-        return self.engine.write(lambda writer, undo: self._give_back(writer, undo, found))
+        return self.engine.write(lambda writer, undo: self._give_back(writer, undo, found), touching=self.id)
 
     def _look(self, reader: Reader, limit: int) -> Outlook:
         saved_to = self._window.delivered
@@ -190,7 +202,10 @@ class Subscriber(Holding):
         self._trim(undo)
         self._shorten_window(writer, undo)
         if self.spec.keeps_rows:
+            delivered = record.window.delivered
             record, found, look_again, suspect, redriven = self._claim_rows(writer, record, outlook, now_ms)
+            is_dense = record.window.delivered - delivered <= NEAR_SEQS  # the writer looks through little
+            self._expects_more = is_dense and len(found) == outlook.room and self.spec.is_in_seq_order
         else:
             late = self._give_up_overdue(writer, undo, now_ms)
             room_made = late and outlook.room <= 0
@@ -277,7 +292,7 @@ class Subscriber(Holding):
             writer.save_subscription(claims.renewed(record, now_ms))
 
         try:
-            yield from self.engine.write(work)
+            yield from self.engine.write(work, touching=self.id)
         except LeaseLost:
             self.lose()
             raise
@@ -288,7 +303,7 @@ class Subscriber(Holding):
             if now_ms - began_ms < self.spec.extension_ms_max and (claimed := self._in_flight.get(seq)) is not None
         ]
         if running:
-            yield from self.engine.write(partial(self._extend_held, extended=running))
+            yield from self.engine.write(partial(self._extend_held, extended=running), touching=self.id)
 
     def began(self, claimed: Claimed) -> None:
         self._running[claimed.message.seq] = self.engine.clock.now_ms()
@@ -330,7 +345,7 @@ class Subscriber(Holding):
             writer.save_subscription(replace(record, active_ms=now_ms))
 
         try:
-            yield from self.engine.write(work)
+            yield from self.engine.write(work, touching=self.id)
         finally:
             self._leave()
             self.engine.wakeups.settled()

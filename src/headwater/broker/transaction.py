@@ -21,10 +21,13 @@ from headwater.topics import check_topic
 
 class OwnTransaction:
     """All methods block; `begin` waits for the writer's turn. `settle` is what happens to the message in hand at the
-    end; it may refuse, and then nothing is committed."""
+    end, in the subscription that it came by; it may refuse, and then nothing is committed."""
 
-    def __init__(self, engine: Engine, settle: Callable[[Writer, Undo], None] | None = None) -> None:
+    def __init__(
+        self, engine: Engine, subscription: str | None = None, settle: Callable[[Writer, Undo], None] | None = None
+    ) -> None:
         self.engine = engine
+        self._subscription = subscription
         self._settle = settle
         self._undo = Undo()
         self._context: AbstractContextManager[Writer] | None = None
@@ -37,9 +40,15 @@ class OwnTransaction:
             raise InvalidOption(
                 "this log keeps no tables of yours", where=self.engine.store.name, next="Open a file instead"
             )
-        self._context = self.engine.store.write(self._undo.take_back)
+        self._context = self.engine.store.write(self._undo.take_back, alone=False)
         self._writer = self._context.__enter__()
-        self._began_at = self._writer.last_seq()
+        try:
+            if self._subscription is not None:  # before anything is published: everybody locks in this order
+                self._writer.subscription(self._subscription)
+            self._began_at = self._writer.last_seq()
+        except BaseException as exc:
+            self.rollback(exc)  # nobody else will; the writer's turn would never end
+            raise
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         return self._open_writer().execute(sql, bindings)

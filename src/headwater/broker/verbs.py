@@ -84,6 +84,12 @@ class RemoteVerbs(Protocol):
         """Let the server call this function."""
 
 
+class OutsideVerbs(Protocol):
+    def publish(self, tx: Any, topic: str, data: Any, options: PublishOptions) -> Flow[int]: ...
+
+    def ack(self, tx: Any, consumer: Consumer, claimed: Claimed) -> Flow[None]: ...
+
+
 class LogVerbs(Protocol):
     @property
     def name(self) -> str: ...
@@ -105,6 +111,10 @@ class LogVerbs(Protocol):
     def transaction(self, consumer: Consumer | None = None, claimed: Claimed | None = None) -> OwnTransaction:
         """A transaction of the user's own, which acks the message in hand if there is one; InvalidOption if the log
         is elsewhere."""
+
+    @property
+    def outside(self) -> OutsideVerbs:
+        """Verbs inside a transaction on the user's own connection; InvalidOption if the log is elsewhere."""
 
     def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[Consumer]: ...
 

@@ -15,12 +15,14 @@ from headwater.cli.bench import bench
 from headwater.cli.config import config
 from headwater.cli.dead_letters import dlq
 from headwater.cli.doctor import doctor
+from headwater.cli.forward import forward
 from headwater.cli.looking import stats, topics
 from headwater.cli.output import console, note, printable
 from headwater.cli.pipeline import pipeline
 from headwater.cli.publish import publish
 from headwater.cli.reading import subscribe, tail
 from headwater.cli.retention import retention
+from headwater.cli.schema import schema
 from headwater.cli.serving import serve
 from headwater.cli.setting_flags import SettingsCommand
 from headwater.cli.showing import demo, say_version, version
@@ -39,7 +41,8 @@ _EXITS = (
 app = typer.Typer(
     name="headwater",
     help="Durable messaging where the database is the broker.\n\n"
-    "Commands take the LOG first: a file like events.db, or a server like ws://host:8765.",
+    "Commands take the LOG first: a file like events.db, a database like postgres://host/name, or a server like "
+    "ws://host:8765.",
     epilog=_EXITS,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -52,11 +55,13 @@ app.command(rich_help_panel=_USE)(publish)
 app.command(rich_help_panel=_USE)(subscribe)
 app.command(rich_help_panel=_USE)(tail)
 app.command(rich_help_panel=_USE, cls=SettingsCommand)(serve)
+app.command(rich_help_panel=_USE)(forward)
 app.command(rich_help_panel=_LOOK)(topics)
 app.add_typer(subscriptions, name="subscriptions", rich_help_panel=_LOOK)
 app.command(rich_help_panel=_LOOK)(lag)
 app.command(rich_help_panel=_LOOK)(stats)
 app.command(rich_help_panel=_LOOK)(top)
+app.command(rich_help_panel=_LOOK)(schema)
 app.add_typer(dlq, name="dlq", rich_help_panel=_KEEP)
 app.add_typer(retention, name="retention", rich_help_panel=_KEEP)
 app.add_typer(token, name="token", rich_help_panel=_KEEP)

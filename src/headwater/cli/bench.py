@@ -20,7 +20,7 @@ import typer
 
 import headwater
 from headwater.cli.machine import machine, mount_of
-from headwater.cli.opening import AsJson, is_remote
+from headwater.cli.opening import AsJson, is_file
 from headwater.cli.output import note, pairs, show_table, table, write_document
 from headwater.errors import InvalidOption, Unreachable
 
@@ -58,7 +58,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure publishing and consuming on this machine, on a temporary log in DIR."""
-    if is_remote(directory):
+    if not is_file(directory):
         raise InvalidOption(
             "this would fill a log that others use",
             where=directory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 import apsw
 import typer
@@ -14,12 +14,15 @@ from rich.text import Text
 
 import headwater
 from headwater.broker.statistics import SubscriptionInfo
+from headwater.cli.doctor_database import database_findings
+from headwater.cli.findings import Finding
 from headwater.cli.machine import lock_holders, mount_of, processes_with
-from headwater.cli.opening import AsJson, LogPath, existing_log, is_remote, require_log, takes_log
+from headwater.cli.opening import AsJson, LogPath, existing_log, is_remote, require_log, shown_name, takes_log
 from headwater.cli.output import printable, say, show_table, some, write_document
 from headwater.cli.subscriptions import is_late
 from headwater.cli.times import parse_span, say_size, say_span
 from headwater.errors import NotALog, StoreError
+from headwater.wiring import is_postgres
 
 SQLITE_SAFE = (3, 51, 3)
 WAL_BYTES_ALARM = 64 * 1024 * 1024
@@ -27,15 +30,6 @@ FREE_PAGES_SHARE_NOTED = 0.25
 FREE_BYTES_NOTED = 10 * 1024 * 1024
 DISK_FREE_BYTES_ALARM = 200 * 1024 * 1024
 BUSY_TIMEOUT_S = 2.0  # a log that cannot be written for longer is a finding
-
-Level = Literal["ok", "note", "wrong"]
-
-
-class Finding(NamedTuple):
-    check: str
-    level: Level
-    what: str
-    next: str = ""
 
 
 @takes_log
@@ -67,6 +61,9 @@ def doctor(
         findings = [_sqlite_version(apsw.sqlite_lib_version()), *_spark()]
     elif is_remote(path):
         file = str(path)
+        findings = list(_inside(path, lag_max, age_ms_max))
+    elif is_postgres(path):
+        file = shown_name(path)
         findings = list(_inside(path, lag_max, age_ms_max))
     else:
         file = require_log(path)
@@ -159,6 +156,8 @@ def _processes(file: str) -> Iterator[Finding]:
 def _server(log: headwater.Log, health: dict[str, Any]) -> Iterator[Finding]:
     version = log.remote.call("rpc.hello", {})["version"]
     yield Finding("server", "ok", f"ready, with Headwater {version}")
+    if health["store"] == "postgres":
+        return
     if health["store"] == "sqlite":
         yield _sqlite_version(health["sqlite"])
         what = "its file system, disk and processes are not seen from here: that takes the file"
@@ -204,8 +203,10 @@ def _inside(file: str, lag_max: int, age_ms_max: float) -> Iterator[Finding]:
                 yield from _server(log, health)
             if health["store"] == "sqlite":
                 yield from _health(health, file)
-            yield from _subscriptions(log.subscriptions(), file, lag_max, age_ms_max)
-            yield _dead_letters(log, file)
+            elif health["store"] == "postgres":
+                yield from database_findings(health)
+            yield from _subscriptions(log.subscriptions(), shown_name(file), lag_max, age_ms_max)
+            yield _dead_letters(log, shown_name(file))
     except NotALog:
         raise
     except StoreError as exc:

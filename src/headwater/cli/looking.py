@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.cli.opening import AsJson, LogPath, existing_log, file_of, is_remote, takes_log
+from headwater.cli.opening import AsJson, LogPath, existing_log, file_of, is_file, takes_log
 from headwater.cli.output import clock, count, pairs, printable, say, show_table, some, table, write_document
 from headwater.cli.subscriptions import subscription_json
 from headwater.cli.times import say_size
@@ -52,7 +52,7 @@ def stats(path: LogPath, as_json: AsJson = False) -> None:
         letters = log.dead_letters.statistics()
         policies = log.retention()
         file = log.name
-    sizes = {} if is_remote(path) else {"file_bytes": size_of(file), "wal_bytes": size_of(f"{file}-wal")}
+    sizes = {"file_bytes": size_of(file), "wal_bytes": size_of(f"{file}-wal")} if is_file(path) else {}
     if as_json:
         write_document(
             {
@@ -71,7 +71,7 @@ def stats(path: LogPath, as_json: AsJson = False) -> None:
     lag = sum(info.lag for info in found.subscriptions)
     held = sum(info.holder is not None for info in found.subscriptions)
     rows = [
-        ("log", printable(path if is_remote(path) else file_of(path))),
+        ("log", printable(file_of(path) if is_file(path) else file)),
         ("messages", f"{found.messages:,} of {say_size(found.bytes)} in {some(len(found.topics), 'topic')}"),
         ("last seq", count(found.last_seq)),
         ("subscriptions", f"{len(found.subscriptions):,}, {held} held, {some(lag, 'message')} to go"),

@@ -14,7 +14,7 @@ import typer
 import headwater
 from headwater.cli.output import note
 from headwater.errors import InvalidOption, NotALog, Unauthorized
-from headwater.wiring import AllOptions, OpenOptions
+from headwater.wiring import AllOptions, OpenOptions, is_postgres
 
 CONNECT_S_MAX = 3.0  # whoever types a command is not kept waiting for a server that is not there
 REMOTE = ("ws://", "wss://")
@@ -22,7 +22,9 @@ REMOTE = ("ws://", "wss://")
 LogPath = Annotated[
     str,
     typer.Argument(
-        metavar="LOG", help="The log: a file like events.db, or a server like ws://host:8765.", show_default=False
+        metavar="LOG",
+        help="The log: a file like events.db, a database like postgres://host/name, or a server like ws://host:8765.",
+        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -66,7 +68,9 @@ def takes_log(command: Callable[..., None]) -> Callable[..., None]:
         name.token, name.ca = token, ca
         if not is_remote(name) and (token or ca):
             given = "--token" if token else "--ca"
-            raise InvalidOption(f"{given} is for a server, and {path} is a file", next="Name it like ws://host:8765")
+            kind = "a file" if is_file(path) else "a database"
+            next = "Name it like ws://host:8765"
+            raise InvalidOption(f"{given} is for a server, and {shown_name(path)} is {kind}", next=next)
         command(path=name, **rest)
 
     signature = inspect.signature(command, eval_str=True)
@@ -83,6 +87,19 @@ def is_remote(path: str) -> bool:
     return path.startswith(REMOTE)
 
 
+def shown_name(path: str) -> str:
+    """The log as it was named, without a password."""
+    if is_file(path):
+        return str(path)
+    from headwater.configuration.settings import as_shown  # costs a third of a second, and files have no password
+
+    return str(as_shown(str(path)))
+
+
+def is_file(path: str) -> bool:
+    return not is_remote(path) and not is_postgres(path)
+
+
 @contextmanager
 def existing_log(path: str, **options: object) -> Iterator[headwater.Log]:
     """The log at `path`, which must be there: looking must not make one."""
@@ -90,8 +107,9 @@ def existing_log(path: str, **options: object) -> Iterator[headwater.Log]:
         with _connected(path) as log:
             yield log
         return
-    require_log(path)
-    with _opened(path, **options) as log:
+    if is_file(path):
+        require_log(path)
+    with _opened(path, create=False, **options) as log:
         yield log
 
 
@@ -102,7 +120,7 @@ def log_or_new_one(path: str) -> Iterator[headwater.Log]:
         with _connected(path) as log:
             yield log
         return
-    is_new = not os.path.exists(file_of(path))
+    is_new = is_file(path) and not os.path.exists(file_of(path))
     with _opened(path) as log:
         if is_new:
             note(f"made a new log: {file_of(path)}")
@@ -113,7 +131,7 @@ def log_or_new_one(path: str) -> Iterator[headwater.Log]:
 def _opened(path: str, **options: object) -> Iterator[headwater.Log]:
     settings: OpenOptions = {"housekeeping": None}
     settings.update(options)  # type: ignore[typeddict-item]
-    with headwater.open(file_of(path), **settings) as log:
+    with headwater.open(file_of(path) if is_file(path) else str(path), **settings) as log:
         yield log
 
 
@@ -172,6 +190,6 @@ def file_of(path: str) -> str:
     scheme, found, rest = path.partition("://")
     if found and scheme != "sqlite":
         meant = {"http": f"Did you mean ws://{rest}?", "https": f"Did you mean wss://{rest}?"}
-        next = meant.get(scheme, "Name a file, like events.db, or a server, like ws://host:8765")
-        raise InvalidOption(f"there is no store for {scheme}:// here", where=path, next=next)
+        next = meant.get(scheme, "Name a file, like events.db, postgres://host/name, or a server, like ws://host:8765")
+        raise InvalidOption(f"there is no store for {scheme}:// here", next=next)  # the rest may hold a password
     return rest.removeprefix("/") if found else path.removeprefix("sqlite:")  # as headwater.open reads it

@@ -17,7 +17,7 @@ from rich.text import Text
 
 import headwater
 from headwater.cli.config import ConfigFile, ProfileName
-from headwater.cli.opening import file_of, is_remote
+from headwater.cli.opening import file_of, is_file, is_remote
 from headwater.cli.output import console, printable
 from headwater.cli.service_manager import tell_service_manager
 from headwater.cli.setting_flags import settings_given
@@ -217,7 +217,7 @@ class _Serving:
 def _is_new(log: str) -> bool:
     if is_remote(log):
         raise InvalidOption("this is a server, not a log", where=log, next="Name a file, like events.db")
-    return log != IN_MEMORY and not os.path.exists(file_of(log))
+    return log != IN_MEMORY and is_file(log) and not os.path.exists(file_of(log))
 
 
 # --- the banner -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from rich.text import Text
 
 import headwater
 from headwater.broker.statistics import LogStatistics
-from headwater.cli.opening import AsJson, LogPath, existing_log, is_remote, takes_log
+from headwater.cli.opening import AsJson, LogPath, existing_log, is_file, takes_log
 from headwater.cli.output import console, count, printable, show_table, table, write_document, write_line
 from headwater.cli.subscriptions import lag_text, subscription_json
 from headwater.cli.times import say_size, say_span
@@ -141,7 +141,7 @@ def rates(before: Sample, after: Sample) -> Rates:
 def frame(name: str, before: Sample, after: Sample) -> RenderableType:
     now, per_second = after.statistics, rates(before, after)
     title = Text()
-    title.append(printable(name if is_remote(name) else os.path.basename(name)), "bold")
+    title.append(printable(os.path.basename(name) if is_file(name) else name), "bold")
     title.append(f"   {_rate(per_second.published)} in", "green" if per_second.published else "dim")
     title.append(f"   {now.messages:,} messages, {say_size(now.bytes)}, last seq {now.last_seq:,}", "dim")
     topics = table("~topic", ">in", ">messages", ">size")

@@ -18,7 +18,7 @@ from headwater.broker.options import Start, SubscribeOptions, check_subscription
 from headwater.broker.publish import Outgoing, parts_of
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
-from headwater.broker.verbs import Consumer
+from headwater.broker.verbs import Consumer, OutsideVerbs
 from headwater.client.consumer import RemoteConsumer
 from headwater.client.dead_letters import RemoteDeadLetters
 from headwater.client.link import Link
@@ -163,8 +163,15 @@ class RemoteCore:
             given["headers"] = dict(given["headers"])
         return wire.Publish(topic, msgspec.Raw(draft.data_json.encode()), **given)
 
+    @property
+    def outside(self) -> OutsideVerbs:
+        raise self._elsewhere()
+
     def transaction(self, consumer: Consumer | None = None, claimed: Claimed | None = None) -> OwnTransaction:
-        raise InvalidOption(
+        raise self._elsewhere()
+
+    def _elsewhere(self) -> InvalidOption:
+        return InvalidOption(
             "a transaction with tables of your own needs the log in this process",
             where=self.name,
             next="Open the file itself; over a connection, give messages an id to publish them once",

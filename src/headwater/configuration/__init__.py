@@ -20,21 +20,26 @@ if TYPE_CHECKING:
         Settings,
         TopicSettings,
     )
+    from headwater.configuration.transports import MessageSettings, TransportSettings
 
 __all__ = [
     "Explained",
     "Limits",
     "LogSettings",
+    "MessageSettings",
     "Profile",
     "ServerSettings",
     "Settings",
     "TopicSettings",
+    "TransportSettings",
     "load_settings",
 ]
+
+_HOMES = {"load_settings": "loading", "MessageSettings": "transports", "TransportSettings": "transports"}
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "loading" if name == "load_settings" else "settings"
+    home = _HOMES.get(name, "settings")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headwater.configuration.settings import SECTIONS, Frozen, as_shown, written
+from headwater.configuration.frozen import Frozen
+from headwater.configuration.settings import SECTIONS, as_shown, written
 from headwater.errors import HeadwaterError, InvalidConfiguration
 from headwater.topics.topic import quoted
 
@@ -75,6 +76,8 @@ def _why(details: ErrorDetails) -> str:
             wanted = "text"
         case "tuple_type":
             wanted = "a list"
+        case "dict_type":
+            wanted = "tables by name"
         case "greater_than_equal":
             wanted = f"at least {context['ge']}"
         case "less_than_equal":
@@ -106,6 +109,8 @@ def _advice_from_default(location: Location, model: type[Frozen]) -> str:
         return _TOPICS_ADVICE
     *parents, name = [part for part in location if isinstance(part, str)]
     field = _model_at(model, parents).model_fields[name]
+    if get_origin(field.annotation) is dict:
+        return f"Write [{path_of(location)}.NAME], and its keys below"
     if field.is_required():
         return ""
     return (
@@ -114,10 +119,15 @@ def _advice_from_default(location: Location, model: type[Frozen]) -> str:
 
 
 def _model_at(model: type[Frozen], parents: Iterable[str | int]) -> type[Frozen]:
-    for part in parents:
+    parts = iter(parents)
+    for part in parts:
         if isinstance(part, str):
             kind: Any = model.model_fields[part].annotation
-            model = kind if isinstance(kind, type) else get_args(kind)[0]  # a table, or the tables of a list
+            if get_origin(kind) is dict:  # tables by name, and the name comes next
+                model = get_args(kind)[1]
+                next(parts, None)
+            else:
+                model = kind if isinstance(kind, type) else get_args(kind)[0]  # a table, or the tables of a list
     return model
 
 

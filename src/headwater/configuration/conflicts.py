@@ -5,11 +5,16 @@ from __future__ import annotations
 from headwater.configuration.complaints import Complaint
 from headwater.configuration.kinds import is_loopback
 from headwater.configuration.settings import Settings
+from headwater.topics.topic import quoted
 
 _TOKENS_OR_ANYBODY = "Set server.tokens to a file of tokens, or server.allow_anonymous = true to let everybody in"
 
 
-def conflicts_in(settings: Settings) -> list[Complaint]:
+def conflicts_in(settings: Settings, *, serves: bool) -> list[Complaint]:
+    return (_about_the_server(settings) if serves else []) + _about_transports(settings)
+
+
+def _about_the_server(settings: Settings) -> list[Complaint]:
     server = settings.server
     found: list[Complaint] = []
     if server.tokens is None and not server.allow_anonymous:
@@ -21,6 +26,22 @@ def conflicts_in(settings: Settings) -> list[Complaint]:
     if server.tls_key is not None and server.tls_certificate is None:
         next = "Set server.tls_certificate too"
         found.append(_complaint(settings, "server.tls_key", "a key without a certificate", next))
+    return found
+
+
+def _about_transports(settings: Settings) -> list[Complaint]:
+    found = [
+        _complaint(settings, f"transports.{name}.url", "it is missing", 'Write it like url = "redis://localhost/0"')
+        for name, transport in settings.transports.items()
+        if transport.url is None
+    ]
+    known = ", ".join(settings.transports) or "none"
+    for type_, message in settings.messages.items():
+        for name in message.transports:
+            if name not in settings.transports:
+                next = f"Write a [transports.{name}] table; there is {known}"
+                path = f"messages.{type_}.transports"
+                found.append(_complaint(settings, path, f"there is no transport {quoted(name)}", next))
     return found
 
 

@@ -22,10 +22,12 @@ def load_settings(
     flags: Mapping[str, Any],
     environment: Mapping[str, str],
     directory: str,
+    serves: bool = True,
 ) -> Settings:
     """Built-in defaults < built-in profile < file < file's profile < environment < flags.
 
     `config` and `profile` are what --config and --profile say. `flags` has paths like `server.port`; None is not given.
+    `serves` is False where nobody will be let in: what a server must not be without is not asked for then.
     """
     found = find_file(config, environment, directory)
     file, complaints = read_file(found, directory)
@@ -41,7 +43,7 @@ def load_settings(
     overlay = said_by(getattr(file.profiles, name), f"{file_name} [profiles.{name}]")
     said = built_in(name) | said_by(file, file_name) | overlay | by_environment | by_flags | {"profile": chosen}
     settings = Settings.assembled(said, found.name if found else None)
-    if complaints := conflicts_in(settings):
+    if complaints := conflicts_in(settings, serves=serves):
         raise error_of(complaints)
     return settings
 

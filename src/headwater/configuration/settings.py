@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from headwater.configuration.durations import say_duration
+from headwater.configuration.frozen import Frozen
 from headwater.configuration.kinds import (
     BufferBytes,
     Count,
@@ -26,6 +27,7 @@ from headwater.configuration.kinds import (
     Timeout,
     read_list,
 )
+from headwater.configuration.transports import Messages, MessageSettings, Transports, TransportSettings
 from headwater.errors import InvalidOption
 from headwater.topics import Dialect, parse_pattern
 
@@ -36,14 +38,8 @@ Profile = Literal["development", "test", "production"]
 Shown: TypeAlias = str | int | bool | list[str] | None
 
 
-class Frozen(BaseModel):
-    """Strict: TOML has types, and text from elsewhere is read before it comes here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 class ServerSettings(Frozen):
-    log: Text = "events.db"
+    log: Text = Field(default="events.db", repr=False)  # there may be a password in it
     host: Host = "127.0.0.1"
     port: Port = 8765
     allow_anonymous: bool = False
@@ -127,9 +123,13 @@ class Tables(Frozen):
     limits: Limits = Limits()
     log: LogSettings = LogSettings()
     topics: Topics = ()
+    transports: Transports = Field(default_factory=dict)
+    messages: Messages = Field(default_factory=dict)
 
 
 SECTIONS: Mapping[str, type[Frozen]] = {"server": ServerSettings, "limits": Limits, "log": LogSettings}
+NAMED_TABLES: Mapping[str, type[Frozen]] = {"transports": TransportSettings, "messages": MessageSettings}
+"""Sections with a table for each name, like [transports.archive], which is in the path: `transports.archive.url`."""
 
 
 class Profiles(Frozen):
@@ -175,6 +175,8 @@ class Settings(Tables):
                 **{key: said[f"{section}.{key}"].value for key in model.model_fields if f"{section}.{key}" in said}
             )
         tables |= {key: said[key].value for key in ("profile", "topics") if key in said}
+        for section, model in NAMED_TABLES.items():
+            tables[section] = _named_tables(section, model, said)
         settings = cls.model_validate(tables)
         settings._sources.update({path: each.source for path, each in said.items()})
         settings._file = file
@@ -203,6 +205,24 @@ class Settings(Tables):
             for key in TopicSettings.model_fields:
                 source = self.source_of("topics") if key in topic.model_fields_set else DEFAULT
                 yield Explained(f"topics[{number}].{key}", as_shown(getattr(topic, key)), source)
+        for section, model in NAMED_TABLES.items():
+            for name, table in getattr(self, section).items():
+                for key in model.model_fields:
+                    path = f"{section}.{name}.{key}"
+                    yield Explained(path, as_shown(getattr(table, key)), self.source_of(path))
+
+
+def _named_tables(section: str, model: type[Frozen], said: Mapping[str, Said]) -> dict[str, Frozen]:
+    """Names may hold dots, keys do not. A path without a key says that the table is there, and nothing of what is in
+    it."""
+    values: dict[str, dict[str, object]] = {}
+    for path, each in said.items():
+        if path.startswith(f"{section}."):
+            name, _, key = path.removeprefix(f"{section}.").rpartition(".")
+            table = values.setdefault(name, {})
+            if key:
+                table[key] = each.value
+    return {name: model(**given) for name, given in values.items()}
 
 
 def said_by(tables: Tables, source: str) -> dict[str, Said]:
@@ -214,11 +234,16 @@ def said_by(tables: Tables, source: str) -> dict[str, Said]:
             said[f"{section}.{key}"] = Said(getattr(table, key), source)
     if "topics" in tables.model_fields_set:
         said["topics"] = Said(tables.topics, source)
+    for section in NAMED_TABLES:
+        for name, table in getattr(tables, section).items():
+            said[f"{section}.{name}."] = Said(None, source)
+            for key in table.model_fields_set:
+                said[f"{section}.{name}.{key}"] = Said(getattr(table, key), source)
     return said
 
 
 _PASSWORD_BEFORE_HOST = re.compile(r"(?<=://)([^:/@]*):.*@")
-_PASSWORD_IN_QUERY = re.compile(r"([?&]password=)[^&]*", re.IGNORECASE)
+_PASSWORD_IN_QUERY = re.compile(r"([?&][^=&]*(?:password|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
 def written(value: Shown) -> str:

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from headwater.configuration.complaints import Complaint, complaints_of, nearest
 from headwater.configuration.file import CONFIG_VARIABLE
-from headwater.configuration.settings import SECTIONS, Said, Tables, said_by
+from headwater.configuration.settings import NAMED_TABLES, SECTIONS, Said, Tables, said_by
+from headwater.configuration.transports import TransportSettings
 
 PREFIX = "HEADWATER_"
 PROFILE_VARIABLE = "HEADWATER_PROFILE"
@@ -32,6 +33,15 @@ def flag_of(path: str) -> str:
     return "--" + path.removeprefix("server.").replace(".", "-").replace("_", "-")
 
 
+def path_of_transport(variable: str) -> str | None:
+    """HEADWATER_TRANSPORTS_ARCHIVE_URL is `transports.archive.url`: a password need not stand in the file."""
+    name = variable.removeprefix(variable_of("transports") + "_")
+    for key in TransportSettings.model_fields:
+        if name != variable and name.endswith(f"_{key.upper()}"):
+            return f"transports.{name.removesuffix(f'_{key.upper()}').lower()}.{key}"
+    return None
+
+
 VARIABLES: Mapping[str, str] = {TOKENS_VARIABLE: "server.tokens"} | {variable_of(path): path for path in PATHS}
 
 
@@ -42,7 +52,7 @@ def read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Said], l
     for name in sorted(environment):
         if not name.startswith(PREFIX) or name in OTHER_VARIABLES or name in foreign:
             continue
-        if path := VARIABLES.get(name):
+        if path := VARIABLES.get(name) or path_of_transport(name):
             read, wrong = _read_word(path, environment[name], name)
             said |= read
             complaints += wrong
@@ -72,9 +82,10 @@ def read_flags(flags: Mapping[str, Any]) -> tuple[dict[str, Said], list[Complain
 
 
 def _read_word(path: str, value: object, source: str) -> tuple[dict[str, Said], list[Complaint]]:
-    section, key = path.split(".")
+    section, *names, key = path.split(".")
+    table: dict[str, object] = {key: _typed(section, key, value)}
     try:
-        tables = Tables.model_validate({section: {key: _typed(path, value)}})
+        tables = Tables.model_validate({section: dict.fromkeys(names, table) or table})
     except ValidationError as exc:
         return {}, complaints_of(exc, Tables, lambda _: source)
     return said_by(tables, source), []
@@ -84,14 +95,13 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")
 _TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def _typed(path: str, value: object) -> object:
+def _typed(section: str, key: str, value: object) -> object:
     """Text as the type that its key has in TOML. What cannot be read stays as it is, and is complained about."""
     if isinstance(value, tuple):
         return list(value)
     if not isinstance(value, str):
         return value
-    section, key = path.split(".")
-    kind = SECTIONS[section].model_fields[key].annotation
+    kind = {**SECTIONS, **NAMED_TABLES}[section].model_fields[key].annotation
     if kind is bool:
         return _TRUTHS.get(value.lower(), value)
     if kind is int and _WHOLE_NUMBER.fullmatch(value):
@@ -105,6 +115,11 @@ def _unknown_variable(name: str) -> Complaint:
     """Its value is not shown: it may be a secret under a misspelt name."""
     if name.startswith(variable_of("topics")):
         return Complaint(name, "topics are set in the file alone", "Write a [[topics]] table")
+    if name.startswith(variable_of("messages")):
+        return Complaint(name, "messages are set in the file alone", "Write a [messages.TYPE] table")
+    if name.startswith(variable_of("transports")):
+        keys = ", ".join(key.upper() for key in TransportSettings.model_fields)
+        return Complaint(name, "it does not end with a key of a transport", f"Known keys: {keys}")
     meant = nearest(name.upper(), [*VARIABLES, *OTHER_VARIABLES])
     return Complaint(name, "no setting has this name", f"Did you mean {meant}?" if meant else "Unset it")
 

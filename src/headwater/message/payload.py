@@ -14,6 +14,8 @@ DATA_BYTES_MAX = 1024 * 1024
 
 
 def _foreign(value: object) -> object:
+    if isinstance(value, msgspec.Raw):  # JSON as it is; only whoever looks for NaN in it comes by here
+        return None
     dump = getattr(value, "model_dump", None)  # a pydantic model, without depending on pydantic
     if callable(dump):
         return dump(mode="json")

@@ -64,7 +64,11 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def keeps_rows(self) -> bool:
         """Whether every delivery in flight has a row of its own; otherwise the holder's window stands for them."""
-        return self.mode == "shared" or self.order != "seq" or self.order_key is not None
+        return self.mode == "shared" or not self.is_in_seq_order
+
+    @property
+    def is_in_seq_order(self) -> bool:
+        return self.order == "seq" and self.order_key is None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ them on threads of its own, never on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -184,6 +184,20 @@ class Writer(Reader, Protocol):
         end the transaction."""
 
 
+class Outside(Protocol):
+    """Verbs inside a transaction that the user runs on a connection of its own to the log's database. Where that is an
+    asynchronous one, the outcomes are awaitable."""
+
+    def publish(self, tx: Any, draft: Draft, now_ms: int, window: DedupeWindow) -> int | Awaitable[int]:
+        """The seq that it will have when the transaction commits."""
+
+    def may_ack(self, tx: Any) -> bool | Awaitable[bool]:
+        """Whether the transaction has published nothing yet."""
+
+    def ack(self, tx: Any, subscription: str, seq: int, attempt: int, token: int) -> bool | Awaitable[bool]:
+        """Remove the row of a delivery; False if it is not, or no longer, in flight."""
+
+
 class Store(Protocol):
     name: str
     salt: int
@@ -191,13 +205,25 @@ class Store(Protocol):
     supports_sql: bool
     supports_concurrent_reads: bool
     """Whether `read()` goes on beside `write()`; a store in memory may make them take turns instead."""
+    writes_beside_others: bool
+    """Whether store objects of the same log write at the same time where they are not `alone`."""
 
-    def write(self, on_rollback: Callable[[], None] | None = None) -> AbstractContextManager[Writer]:
+    def write(
+        self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True
+    ) -> AbstractContextManager[Writer]:
         """Begin a transaction; commit durably at the end of the block, roll back if it or the commit raises. One at a
-        time per store object: further callers wait, also for `on_rollback`, which is called if it was rolled back."""
+        time per store object: further callers wait, also for `on_rollback`, which is called if it was rolled back.
+
+        `alone`: nobody else writes meanwhile, anywhere. Who says that it need not be may publish, and may touch
+        subscriptions that exist, in the order of their ids, before it publishes. Conflict means that nothing of the
+        transaction stays and that it may be run again."""
 
     def read(self) -> AbstractContextManager[Reader]:
         """Any number at a time, from any thread, without blocking writers where `supports_concurrent_reads`."""
+
+    @property
+    def outside(self) -> Outside | None:
+        """None where the user has no connections of its own."""
 
     def reclaim_space(self, pages: int) -> bool:
         """Give back some free disk space without holding writers up for long; True while there is more to give."""

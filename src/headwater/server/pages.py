@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from headwater.broker.committer import NO_SUBSCRIPTION
 from headwater.broker.flow import run_async
 from headwater.configuration import ServerSettings
 from headwater.errors import HeadwaterError
@@ -77,7 +78,9 @@ class Pages:
             return _json(503, {"status": "not ready", "why": "the server is starting or stopping"})
         try:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
-                await run_async(self._parts.core.engine.write(lambda writer, _: writer.last_seq()))
+                await run_async(
+                    self._parts.core.engine.write(lambda writer, _: writer.last_seq(), touching=NO_SUBSCRIPTION)
+                )
         except (HeadwaterError, TimeoutError) as exc:
             why = exc.why if isinstance(exc, HeadwaterError) else f"no write got through in {PROBE_SECONDS_MAX:g} s"
             return _json(503, {"status": "not ready", "why": why})

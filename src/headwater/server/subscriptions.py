@@ -99,7 +99,8 @@ class Held:
                 task.cancel()
             if waits:
                 await asyncio.wait(waits)
-                await run_async(self.subscriber.engine.write(lambda writer, undo: None))  # behind what is given back
+                # Behind what is given back.
+                await run_async(self.subscriber.engine.write(lambda writer, undo: None, touching=self.subscriber.id))
 
 
 def stored_id(subscription_id: str) -> str:

@@ -28,9 +28,10 @@ class World:
     spark: SparkSession
     folder: Path
     types: Types = field(default_factory=Types)
+    log_path: str = ""
 
     def __post_init__(self) -> None:
-        self.log_path = str(self.folder / "events.db")
+        self.log_path = self.log_path or str(self.folder / "events.db")
         self.lake = Lake(self.folder / "lake", create=True)
 
     def log(self) -> headwater.Log:

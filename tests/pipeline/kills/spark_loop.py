@@ -16,7 +16,7 @@ from headwater.pipeline.starting.session import session
 
 
 def main(log: str, path: Path, batch_messages: int) -> None:
-    spark = session("kills")
+    spark = session("kills", conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
     with LakeLock(path), Lake(path, create=True) as lake:
         bind(lake, log)
         vacuum(lake.path, lake.manifest, now_ms())

@@ -10,6 +10,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from headwater.pipeline.sink.staging import Staged
 from headwater.pipeline.sink.writers import StreamWriter
+from headwater.pipeline.source.place import log_at
 
 KIB_PER_MIB = 1024
 
@@ -23,6 +24,7 @@ def most_kib() -> int:
 def run(path: str, name: str, rows: int) -> None:
     schema = StructType([StructField("topic", StringType()), StructField("data", StringType())])
     writer = StreamWriter({"path": path, "sinkId": "s"}, schema)
+    log_at(path)  # imports what it takes
     before = most_kib()
     writer.commit([Staged(name, rows)], 0)
     print((most_kib() - before) // KIB_PER_MIB)

@@ -48,7 +48,7 @@ def test_a_file_may_be_spelled_as_a_url(url: str) -> None:
     ("options", "words"),
     [
         ({}, "no path"),
-        ({"path": "postgres://host/db"}, "cannot write to postgres://"),
+        ({"path": "mysql://host/db"}, "in files and in PostgreSQL"),
         ({"path": "ws://host:1"}, "through a server"),
         ({"path": "memory:"}, "in memory"),
         ({"path": "e.db", "tpoic": "x"}, "unknown option 'tpoic'"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headwater.errors import InvalidOption
-from headwater.pipeline.source.options import SourceOptions, log_path, read_options
+from headwater.pipeline.source.options import SourceOptions, read_options
+from headwater.pipeline.source.place import log_path
 
 
 def read(**options: str) -> SourceOptions:
@@ -25,18 +26,20 @@ def read(**options: str) -> SourceOptions:
         ("file:///logs/a.db", "/logs/a.db"),
         ("file:/logs/a.db", "/logs/a.db"),
         ("a?b#c%20.db", os.path.abspath("a?b#c%20.db")),
+        ("postgres://me@host/db?schema=log", "postgres://me@host/db?schema=log"),
     ],
 )
 def test_a_log_is_named_as_open_names_it(url: str, path: str) -> None:
     assert log_path(url) == path
 
 
-@pytest.mark.parametrize("url", ["postgres://host/db", "ws://host:1", "wss://host", "memory:", ":memory:", "", " "])
-def test_a_log_that_is_no_file_is_refused_with_what_works(url: str) -> None:
+@pytest.mark.parametrize("url", ["mysql://me:secret@host/db", "ws://:secret@host:1", "memory:", ":memory:", "", " "])
+def test_a_log_that_spark_cannot_reach_is_refused_with_what_works(url: str) -> None:
     with pytest.raises(InvalidOption) as refusal:
         log_path(url)
     assert refusal.value.where.startswith("path")
     assert refusal.value.next
+    assert "secret" not in str(refusal.value)
 
 
 def test_names_are_read_in_any_case() -> None:

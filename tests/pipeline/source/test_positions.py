@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import headwater
 from headwater import Log, ManualClock
 from headwater.errors import LeaseLost, SubscriptionMismatch
+from headwater.pipeline.source.place import Range
 from headwater.pipeline.source.positions import LEASE_MS, Position, position_name
-from headwater.pipeline.source.reading import Range
 from headwater.topics import Pattern, parse_pattern
 
 ORDERS = [parse_pattern("orders.>")]
@@ -23,15 +22,15 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def log(tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
-    with headwater.open(tmp_path / "log.db", clock=clock, housekeeping=None, durability="relaxed") as opened:
+def log(path: str, clock: ManualClock) -> Iterator[Log]:
+    with headwater.open(path, clock=clock, housekeeping=None, durability="relaxed") as opened:
         opened.publish_many([("orders.new" if n % 2 else "other", n) for n in range(1, 21)])
         yield opened
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "log.db")
+def path(any_log: str) -> str:
+    return any_log
 
 
 def patterns(*texts: str) -> list[Pattern]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.pipeline.source.place import Range
 from headwater.pipeline.source.ranges import overlap, split
-from headwater.pipeline.source.reading import Range
 
 SEQ = st.integers(0, 2**62)
 

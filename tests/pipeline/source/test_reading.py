@@ -10,16 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import headwater
 from headwater.errors import NotALog, StoreError
 from headwater.message import Message, datetime_of
 from headwater.pipeline.schema import ARROW_SCHEMA, COLUMNS
-from headwater.pipeline.source import adbc, reading
+from headwater.pipeline.source import adbc, postgres_rows, reading
 from headwater.pipeline.source.conditions import topics_condition
+from headwater.pipeline.source.log import log_name
 from headwater.pipeline.source.log import reading as looking
 from headwater.pipeline.source.reading import read_range
 from headwater.ports.records import Selection
@@ -267,3 +270,70 @@ def test_a_slow_reader_holds_up_neither_writers_nor_the_checkpoint(
         writer.stdin.close()
         writer.wait(30)
     assert seqs == list(range(1, 5_001)), "and what it reads is what was asked for, whatever is written meanwhile"
+
+
+# --- in PostgreSQL --------------------------------------------------------------------------------------------------
+
+NO_NUL = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
+NARROW = st.integers(-(2**31), 2**31 - 1)
+IN_POSTGRES = {"data": JSON.map(json.dumps) | JSON.map(lambda value: json.dumps(value, ensure_ascii=False, indent=1))}
+POSTGRES_ROWS = st.fixed_dictionaries({"topic": TOPIC, "published_at": MS, "checked": st.just(1), **IN_POSTGRES}) | (
+    st.fixed_dictionaries(
+        {"topic": TOPIC, "published_at": MS, **IN_POSTGRES},
+        optional={
+            **{name: NO_NUL for name in RARE if name not in ("version", "priority", "deliver_at", "expires_at")},
+            "version": NARROW,
+            "priority": NARROW,
+            "deliver_at": MS,
+            "expires_at": MS,
+            "headers": RARE["headers"],
+        },
+    )
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(POSTGRES_ROWS, max_size=25), st.integers(1, 9), st.integers(0, 20))
+def test_rows_in_postgres_are_those_of_the_log_whatever_they_hold(
+    put: Put, postgres_log: str, rows: list[dict[str, Any]], chunk: int, middle: int
+) -> None:
+    with psycopg.connect(postgres_log) as connection:
+        connection.execute("DELETE FROM headwater.messages")
+    put(postgres_log, [{"seq": seq, **row} for seq, row in enumerate(rows, 1)])
+    says = [expected(message) for message in as_the_log_says(postgres_log)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "CHUNK_SEQS", chunk)
+        found = rows_of(postgres_log, 0, middle) + rows_of(postgres_log, middle)
+    assert [comparable(row, said) for row, said in zip(found, says, strict=True)] == says
+    assert [row["data"] for row in found] == [row["data"] for row in rows], "the text as it was published"
+
+
+def test_in_postgres_a_statement_ends_where_a_chunk_is_full(postgres_log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 3 * 1024 * 1024)
+    monkeypatch.setattr(postgres_rows, "BATCH_BYTES", 1024 * 1024)
+    payloads = ["x"] * 100 + [chr(97 + n) * 1_000_000 for n in range(10)] + ["y"] * 100
+    with headwater.open(postgres_log, housekeeping=None, durability="relaxed") as log:
+        for payload in payloads:
+            log.publish("a", payload)
+    batches = list(read_range(postgres_log, 0, 1_000))
+    assert [data for batch in batches for data in batch["data"].to_pylist()] == [json.dumps(each) for each in payloads]
+    assert max(batch.nbytes for batch in batches) < 6_000_000
+    assert rows_of(postgres_log, columns=["seq", "size"])[-1] == {"seq": 210, "size": 3}
+
+
+def test_in_postgres_patterns_choose_and_what_is_not_there_is_told(postgres_log: str, put: Put) -> None:
+    topics = ["a", "a.b", "a.b.c", "c.x.d", "ab.c", "a.'; --"]
+    put(postgres_log, [{"topic": topic, "data": "1", "checked": 2} for topic in topics])
+    for texts in (["a.*"], ["a.b", "c.*.d"], ["a.>"], ["nothing.>"]):
+        parsed = [parse_pattern(text) for text in texts]
+        found = rows_of(postgres_log, condition=topics_condition(parsed), columns=["topic"])
+        assert [row["topic"] for row in found] == [
+            topic for topic in topics if any(pattern.matches(topic) for pattern in parsed)
+        ]
+    for url in (f"{postgres_log}?schema=other", postgres_log.replace("/log_", "/none_")):
+        named = url.replace("postgres@", "postgres:secret@")
+        assert "secret" not in log_name(named)
+        for look in (rows_of, as_the_log_says):
+            with pytest.raises(StoreError) as refusal:
+                look(named)
+            assert "secret" not in f"{refusal.value}{refusal.value.__cause__}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ from headwater.errors import InvalidOption, LeaseLost, SubscriptionError
 from headwater.pipeline.schema import COLUMNS
 from headwater.pipeline.source.batch import RangePartition
 from headwater.pipeline.source.conditions import topics_condition
-from headwater.pipeline.source.log import connected, seq_of_nth
+from headwater.pipeline.source.log import seq_of_nth
 from headwater.pipeline.source.options import read_options
-from headwater.pipeline.source.reading import Range
+from headwater.pipeline.source.place import Range
 from headwater.pipeline.source.stream import MessagesStreamReader
 from headwater.topics import parse_pattern
 
@@ -29,8 +28,8 @@ ALL = ReadAllAvailable()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "log.db")
+def path(any_log: str) -> str:
+    return any_log
 
 
 @pytest.fixture
@@ -226,7 +225,7 @@ def test_the_nth_message_that_matches_is_found(
         log.publish_many([(topic, 1) for topic in topics])
     parsed = parse_pattern(pattern)
     seqs = [seq for seq, topic in enumerate(topics, 1) if seq > after and parsed.matches(topic)]
-    with connected(path) as connection, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headwater.pipeline.source.log.COUNTED_SEQS", 7)
-        found = seq_of_nth(connection, Range(after, len(topics)), topics_condition([parsed]), n)
+        found = seq_of_nth(path, Range(after, len(topics)), topics_condition([parsed]), n)
     assert found == (seqs[n - 1] if len(seqs) >= n else None)

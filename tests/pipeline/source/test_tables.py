@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ BESIDE = [table for table in TABLE_SCHEMAS if table != "messages"]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(any_log: str) -> str:
     """A log in which something has happened in every table."""
-    path = str(tmp_path / "log.db")
+    path = any_log
     clock = ManualClock(1_700_000_000_000)
     with headwater.open(path, housekeeping=None, durability="relaxed", clock=clock) as log:
         worker = log.subscribe("worker", "orders.>", mode="shared")
@@ -95,14 +94,13 @@ def test_a_topic_that_is_not_utf8_is_counted_too(log_path: str, put: Callable[..
 
 
 @pytest.mark.parametrize("page", [1, 2, 3, 100])
-def test_a_long_table_comes_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
-    path = str(tmp_path / "log.db")
-    with headwater.open(path, housekeeping=None, durability="relaxed") as log:
+def test_a_long_table_comes_page_by_page(any_log: str, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+    with headwater.open(any_log, housekeeping=None, durability="relaxed") as log:
         log.publish_many([("a", n) for n in range(5)])
         for name in ("one", "two"):
             subscription = log.subscribe(name, "a", mode="shared", start="first")
             subscription.fetch(5)
     monkeypatch.setattr(tables, "PAGE_ROWS", page)
-    assert [(row["subscription"], row["seq"]) for row in rows(path, "deliveries")] == [
+    assert [(row["subscription"], row["seq"]) for row in rows(any_log, "deliveries")] == [
         (name, seq) for name in ("one", "two") for seq in range(1, 6)
     ]

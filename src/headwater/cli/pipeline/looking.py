@@ -34,7 +34,7 @@ from headwater.cli.pipeline.options import (
     Master,
     Remote,
     check_spark_options,
-    log_file,
+    log_named,
     needs_spark,
     opened_lake,
     spark_session,
@@ -125,7 +125,7 @@ def sql(
     if lake is None and log is None:
         raise InvalidOption("there is nothing to ask", next="Name a --lake, a --log, or both")
     check_spark_options(master, remote, conf)
-    file = None if log is None else log_file(log)
+    source = None if log is None else log_named(log)
     with ExitStack() as stack:
         from pyspark.errors import PySparkException
 
@@ -133,12 +133,12 @@ def sql(
         from headwater.pipeline.jobs.views import make_views
 
         opened = None if lake is None else stack.enter_context(opened_lake(lake))
-        if opened is not None and file is not None:
-            bind(opened, file)
+        if opened is not None and source is not None:
+            bind(opened, source)
         spark = stack.enter_context(spark_session(master, remote, conf))
         bars = stack.enter_context(Bars())
         bars.step("query")
-        views = make_views(spark, opened, file)
+        views = make_views(spark, opened, source)
         try:
             frame = spark.sql(query)
             names, kinds = frame.columns, [field.dataType.simpleString() for field in frame.schema.fields]
@@ -186,17 +186,17 @@ def audit(
     log's own record. Ends with 1 if something is wrong.
     """
     check_spark_options(master, remote, conf)
-    file = log_file(log)
+    source = log_named(log)
     with ExitStack() as stack:
         from headwater.pipeline.audit.auditing import audit as examine
         from headwater.pipeline.jobs.running import bind
         from headwater.pipeline.page.audit import render_audit
 
         opened = stack.enter_context(opened_lake(lake))
-        bind(opened, file)
+        bind(opened, source)
         spark = stack.enter_context(spark_session(master, remote, conf))
         bars = stack.enter_context(Bars())
-        document = examine(spark, opened, file, bars.step)
+        document = examine(spark, opened, source, bars.step)
         target = (page or opened.path / "audit.html").resolve()
         _write_page(target, render_audit(document))
     if as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.opening import existing_log, is_remote, require_log
+from headwater.cli.opening import existing_log, is_file, is_remote, require_log
 from headwater.cli.output import console
 from headwater.cli.pipeline.chatter import chatter_kept, is_debugged, warnings_kept
 from headwater.cli.pipeline.stopping import StopAtOnce
@@ -26,7 +26,8 @@ TYPES = "types"  # its folder of JSON Schemas, which may be there before the lak
 
 _SPARK = "Spark"
 LogOption = Annotated[
-    str, typer.Option("--log", metavar="LOG", help="The log: a file like events.db.", show_default=False)
+    str,
+    typer.Option("--log", metavar="LOG", help="The log: a file like events.db, or postgres://…", show_default=False),
 ]
 LogIfAny = Annotated[
     str | None, typer.Option("--log", metavar="LOG", help="The log, to see what is live too.", show_default=False)
@@ -46,14 +47,17 @@ Conf = Annotated[
 ]
 
 
-def log_file(log: str) -> str:
-    """The file of a log that can be opened: Spark takes long to start, and what is wrong is told before."""
+def log_named(log: str) -> str:
+    """A log that can be opened, as the pipeline names it: Spark takes long to start, and what is wrong is told
+    before."""
     if is_remote(log):
         raise InvalidOption(
-            "the pipeline reads the log's file, not a server", where=log, next="Name the file, on its machine"
+            "the pipeline reads the log itself, not through a server",
+            where=log,
+            next="Name the log that the server serves: its file, on its machine, or postgres://…",
         )
     with existing_log(log):
-        return str(Path(require_log(log)).resolve())
+        return str(Path(require_log(log)).resolve()) if is_file(log) else log
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from headwater.cli.opening import AsJson, file_of, is_remote, log_or_new_one
+from headwater.cli.opening import AsJson, file_of, is_file, log_or_new_one, shown_name
 from headwater.cli.output import note, printable, say, show_table, some, table, write_document
 from headwater.cli.pipeline.options import (
     Conf,
@@ -28,7 +28,9 @@ def replay(
     lake: LakeOption,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="LOG", help="Where to publish: a file, or ws://host:8765.", show_default=False),
+        typer.Option(
+            "--to", metavar="LOG", help="Where to publish: a file, postgres://…, or ws://host:8765.", show_default=False
+        ),
     ],
     where: Annotated[
         str,
@@ -60,7 +62,7 @@ def replay(
     header replayed_seq tells where it came from.
     """
     check_spark_options(master, remote, conf)
-    if not is_remote(to):
+    if is_file(to):
         file_of(to)  # says if it cannot be one
     with ExitStack() as stack:
         from headwater.pipeline.jobs.replay import chosen_messages, replay_name
@@ -68,7 +70,7 @@ def replay(
 
         opened = stack.enter_context(opened_lake(lake))
         spark = stack.enter_context(spark_session(master, remote, conf))
-        called = name or replay_name(where, to)
+        called = name or replay_name(where, shown_name(to))
         if dry_run:
             _show_choice(
                 chosen_messages(spark, opened, where, opened.manifest.mark(f"replay.{called}")), as_json=as_json

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from headwater.cli.opening import AsJson
+from headwater.cli.opening import AsJson, shown_name
 from headwater.cli.output import note, say, some, write_document
 from headwater.cli.pipeline.options import (
     TYPES,
@@ -20,7 +20,7 @@ from headwater.cli.pipeline.options import (
     Remote,
     check_spark_options,
     locked_lake,
-    log_file,
+    log_named,
     spark_session,
 )
 from headwater.cli.pipeline.progress import Bars, Following
@@ -72,7 +72,7 @@ def run(
     trigger_s = parse_span(trigger, "--trigger").total_seconds()
     refresh_s = parse_span(refresh, "--refresh").total_seconds()
     check_spark_options(master, remote, conf)
-    file = log_file(log)
+    source = log_named(log)
     registered = _registered(types, lake / TYPES)
     began = time.monotonic()
     with locked_lake(lake, create=True) as opened:
@@ -80,21 +80,21 @@ def run(
         from headwater.pipeline.jobs.silver import forget_silver
         from headwater.pipeline.lake.layout import BRONZE
 
-        bind(opened, file)  # before anything is forgotten: another log must not cost it
+        bind(opened, source)  # before anything is forgotten: another log must not cost it
         begun_at = opened.manifest.mark(BRONZE)
         if continuous:
             with StopAtOnce(is_fine=True) as stop, spark_session(master, remote, conf, stop) as spark:
                 if rebuild:
                     forget_silver(opened)
-                note(f"following {log}; Ctrl-C ends it")
+                note(f"following {shown_name(log)}; Ctrl-C ends it")
                 with Following(lambda: opened.manifest.mark(BRONZE)) as shown:
                     spans = {"trigger_s": trigger_s, "refresh_s": refresh_s}
-                    run_continuously(spark, opened, file, registered, shown.wait, shown, **spans)
+                    run_continuously(spark, opened, source, registered, shown.wait, shown, **spans)
         else:
             with spark_session(master, remote, conf) as spark, Bars() as bars:
                 if rebuild:
                     forget_silver(opened)
-                run_once(spark, opened, file, registered, bars)
+                run_once(spark, opened, source, registered, bars)
         reached = opened.manifest.mark(BRONZE)
         told = {
             "messages": reached - begun_at,

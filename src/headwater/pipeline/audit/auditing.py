@@ -26,7 +26,7 @@ from headwater.pipeline.audit.fingerprints import different_rows, fingerprints
 from headwater.pipeline.lake.disk import digest_of
 from headwater.pipeline.lake.lake import Lake, now_ms
 from headwater.pipeline.lake.layout import BRONZE
-from headwater.pipeline.source.log import log_identity, reading
+from headwater.pipeline.source.log import log_identity, log_name, reading
 
 RUNS_SHOWN_MAX = 100
 SEQS_COLLECTED_MAX = 10_000
@@ -89,7 +89,7 @@ def audit(spark: SparkSession, lake: Lake, log: str, on_step: Step = lambda step
     document = {
         "whole": all(check["ok"] for check in checks),
         "checked_at": iso(now_ms()),
-        "log": log,
+        "log": log_name(log),
         "lake": str(lake.path),
         "high_water": mark,
         "last_seq": facts.last_seq,

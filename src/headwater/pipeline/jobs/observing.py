@@ -1,8 +1,8 @@
 """Raw: what the log says about itself at a moment. Messages are its history already; how far behind everybody was, only
 whoever looks from time to time can tell later.
 
-These tables are small, so they are written here and not by Spark. They are read through APSW alone: this process may
-have the log open, and a second SQLite library would drop its locks.
+These tables are small, so they are written here and not by Spark. Of a file they are read through APSW alone: this
+process may have the log open, and a second SQLite library would drop its locks.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from headwater.pipeline.lake.compaction import compact
 from headwater.pipeline.lake.lake import Lake, now_ms
 from headwater.pipeline.lake.layout import BRONZE
 from headwater.pipeline.lake.sweeping import remove_checkpoints, sweep_dropped, vacuum
-from headwater.pipeline.source.log import log_identity
-from headwater.stores.sqlite import SqliteStore
+from headwater.pipeline.source.place import log_at
+from headwater.ports.store import Store
 
 REFRESH_S = 60.0
 POLL_S = 1
@@ -43,23 +43,23 @@ class Ran(NamedTuple):
 def bind(lake: Lake, log: str) -> int:
     """Make sure that the lake is this log's, and that neither was put back to an earlier state; returns the log's last
     seq."""
-    with closing(SqliteStore(log)) as store:  # brings an older log up to date
+    place = log_at(log)
+    with closing(place.open().store) as store:  # brings an older log up to date
         with store.read() as reader:
             last_seq = reader.last_seq()
-        identity = log_identity(log)
-        lake.manifest.bind_to_log(log, *identity, now_ms())
+        lake.manifest.bind_to_log(place.name, *place.identity(), now_ms())
         mark = lake.manifest.mark(BRONZE)
         if last_seq < mark:
             raise InvalidOption(
                 f"the log ends at seq {last_seq}, and the lake has taken in everything up to {mark}",
-                where=log,
+                where=place.name,
                 next="A log from a backup? Its new messages would get seqs that the lake has: begin another lake",
             )
-        _refuse_lost_position(lake, store, mark)
+        _refuse_lost_position(lake, store, place.name, mark)
         return last_seq
 
 
-def _refuse_lost_position(lake: Lake, store: SqliteStore, mark: int) -> None:
+def _refuse_lost_position(lake: Lake, store: Store, log_name: str, mark: int) -> None:
     """A manifest from a backup is behind the lake's own position in the log, and retention may have gone by that."""
     with store.read() as reader:
         record = reader.subscription(lake_subscription(lake))
@@ -71,7 +71,7 @@ def _refuse_lost_position(lake: Lake, store: SqliteStore, mark: int) -> None:
             "what lies between",
             where=str(lake.path),
             next="Restore the newer manifest; or, to go on without them, headwater subscriptions rm "
-            f"{store.path} {lake_subscription(lake)}",
+            f"{log_name} {lake_subscription(lake)}",
         )
 
 

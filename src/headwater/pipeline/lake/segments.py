@@ -21,10 +21,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from headwater.pipeline.lake.layout import BRONZE
 from headwater.pipeline.lake.manifest import Manifest
 from headwater.pipeline.lake.sealing import seal
-from headwater.pipeline.source.log import connected
+from headwater.pipeline.source.log import looking, seq_after
+from headwater.pipeline.source.place import Range
 from headwater.pipeline.source.positions import Position
 from headwater.pipeline.source.ranges import split
-from headwater.pipeline.source.reading import Range, read_range
+from headwater.pipeline.source.reading import read_range
 
 SEGMENTS = "headwater_segments"
 MESSAGES_PER_BATCH = 1_000_000
@@ -113,8 +114,8 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if isinstance(limit, ReadAllAvailable) or last <= start["seq"]:
             return {"seq": max(start["seq"], last)}
-        with connected(self._options.log) as connection:  # a row put in by hand may be far away
-            following = connection.execute("SELECT min(seq) FROM messages WHERE seq > ?", (start["seq"],)).get
+        with looking(self._options.log) as look:  # a row put in by hand may be far away
+            following = seq_after(look, start["seq"])
         begin = last if following is None else max(start["seq"], following - 1)
         return {"seq": min(last, begin + self._options.batch_messages)}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from headwater.errors import InvalidOption
-from headwater.pipeline.sink.target import target_path
-from headwater.stores.sqlite import Durability
+from headwater.pipeline.sink.target import staging_folder
+from headwater.pipeline.source.place import Durability, log_path
 from headwater.topics import check_topic
 
 SINK_ID_CHARS_MAX = 256
@@ -25,9 +25,9 @@ _SPELLING = {name.lower(): name for name in (*KNOWN, *_SPARKS_OWN)}
 @dataclass(frozen=True)
 class SinkOptions:
     """`topic` goes before the column of that name. `sink_id` and `batch_id`: who published what, so that a repeat is
-    recognised; a stream has the ids of its query."""
+    recognised; a stream has the ids of its query. `path` may hold a password."""
 
-    path: str
+    path: str = field(repr=False)
     staging: str
     topic: str | None = None
     data_format: DataFormat = "json"
@@ -47,11 +47,11 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         )
     if not given.get("path"):
         raise InvalidOption("no path is given", where="headwater sink", next='Add .option("path", "events.db")')
-    path = target_path(given["path"])
+    path = log_path(given["path"])
     topic = given.get("topic")
     return SinkOptions(
         path=path,
-        staging=target_path(given["staging"]) if given.get("staging") else f"{path}-staging",
+        staging=staging_folder(path, given.get("staging")),
         topic=None if topic is None else check_topic(topic),
         data_format=cast(DataFormat, _one_of("dataFormat", given.get("dataformat", "json"), get_args(DataFormat))),
         sink_id=_sink_id(given.get("sinkid")),

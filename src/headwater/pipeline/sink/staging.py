@@ -18,6 +18,7 @@ from headwater.pipeline.sink.rows import STAGED
 
 LEFTOVER_MS = 24 * 3600 * 1000
 FOLDER_TRIES_MAX = 5
+FOLDER_MODE = 0o700  # it may be where everybody can look
 
 _NAME = re.compile(r"staged-[0-9a-f]{32}\.arrow")
 
@@ -92,7 +93,7 @@ def _create(folder: str) -> tuple[str, IO[bytes]]:
     name = f"staged-{secrets.token_hex(16)}.arrow"
     for attempt in range(FOLDER_TRIES_MAX):
         try:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder, FOLDER_MODE, exist_ok=True)
             return name, open(os.path.join(folder, name), "xb")
         except FileNotFoundError as exc:  # somebody removed the empty folder in between
             if attempt == FOLDER_TRIES_MAX - 1:

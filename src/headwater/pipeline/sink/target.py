@@ -1,34 +1,31 @@
-"""Which log a sink writes to."""
+"""Which log a sink writes to, and where its tasks put down what is to be written."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 
-from headwater.errors import InvalidOption
-from headwater.stores.sqlite import Durability, SqliteStore
+from headwater.errors import InputOutput
+from headwater.pipeline.source.place import POSTGRES, Durability, Opened, log_at
 
 BUSY_TIMEOUT_MS = 60_000  # a batch job has more patience than a publish: giving up costs the whole batch again
 
 
-def target_path(url: str) -> str:
-    """The absolute path of the log's file, so that tasks and driver mean the same one wherever they run."""
-    if url in ("memory:", ":memory:"):
-        raise InvalidOption("a log in memory ends with its process", where=url, next="Name the file of a log")
-    scheme, found, rest = url.partition("://")
-    if found and scheme in ("ws", "wss"):
-        raise InvalidOption(
-            "Spark does not write through a server", where=url, next="Name the file of the log that the server serves"
-        )
-    if found and scheme not in ("sqlite", "file"):
-        raise InvalidOption(f"Spark cannot write to {scheme}:// yet", where=url, next="Name the file of a log")
-    if found:
-        path = rest.removeprefix("/") if scheme == "sqlite" else rest  # sqlite:///relative, sqlite:////absolute
-    else:
-        path = url.removeprefix("sqlite:").removeprefix("file:")
-    if not path:
-        raise InvalidOption("no file is named", where=f"path {url!r}", next="Name the file of a log")
-    return os.path.abspath(path)
+def staging_folder(path: str, named: str | None) -> str:
+    """Beside a log's file. A database has no beside: then in this machine's folder for such things, which is enough
+    where driver and tasks run on one."""
+    if named:
+        return os.path.abspath(named.removeprefix("file://").removeprefix("file:"))
+    if not path.startswith(POSTGRES):
+        return f"{path}-staging"
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    digest = hashlib.sha256(log_at(path).name.encode()).hexdigest()[:16]
+    folder = os.path.join(tempfile.gettempdir(), f"headwater-staging-{user}-{digest}")
+    if os.path.exists(folder) and os.stat(folder).st_uid != user:
+        raise InputOutput("this folder is somebody else's", where=folder, next="Name another one: the option staging")
+    return folder
 
 
-def open_target(path: str, durability: Durability) -> SqliteStore:
-    return SqliteStore(path, durability=durability, busy_timeout_ms=BUSY_TIMEOUT_MS)
+def open_target(path: str, durability: Durability) -> Opened:
+    return log_at(path).open(durability=durability, busy_timeout_ms=BUSY_TIMEOUT_MS, create=True)

@@ -51,16 +51,17 @@ class BatchWriter(DataSourceArrowWriter):
         return _stage(self._options, self._columns, iterator)
 
     def commit(self, messages: Messages) -> None:
-        options, staged, now_ms = self._options, _whole(messages), SystemClock().now_ms()
-        store = open_target(options.path, options.durability)
+        options, staged = self._options, _whole(messages)
+        store, clock = open_target(options.path, options.durability)
         try:
+            now_ms = clock.now_ms()
             if options.sink_id is None or options.batch_id is None:
                 promote_unguarded(store, options.staging, staged, self._job, now_ms)
             else:
                 promote(store, options.staging, staged, SinkKey(options.sink_id), options.batch_id, now_ms)
         finally:
             store.close()
-        _clean(options, staged, now_ms)
+        _clean(options, staged)
 
     def abort(self, messages: Messages) -> None:
         discard(self._options.staging, cast(Sequence[Staged | None], messages))
@@ -86,13 +87,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _stage(self._options, self._columns, iterator)
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        options, staged, now_ms = self._options, _whole(messages), SystemClock().now_ms()
-        store = open_target(options.path, options.durability)
+        options, staged = self._options, _whole(messages)
+        store, clock = open_target(options.path, options.durability)
         try:
-            promote(store, options.staging, staged, self._key, batchId, now_ms)
+            promote(store, options.staging, staged, self._key, batchId, clock.now_ms())
         finally:
             store.close()
-        _clean(options, staged, now_ms)
+        _clean(options, staged)
 
     def abort(self, messages: Messages, batchId: int) -> None:
         discard(self._options.staging, cast(Sequence[Staged | None], messages))
@@ -117,6 +118,6 @@ def _whole(messages: Messages) -> list[Staged]:
     return cast(list[Staged], list(messages))
 
 
-def _clean(options: SinkOptions, staged: Sequence[Staged], now_ms: int) -> None:
-    sweep(options.staging, now_ms)
+def _clean(options: SinkOptions, staged: Sequence[Staged]) -> None:
+    sweep(options.staging, SystemClock().now_ms())  # as this machine dates its files
     discard(options.staging, staged)

@@ -9,11 +9,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from headwater.pipeline.source.conditions import both, topics_condition
-from headwater.pipeline.source.log import connected, reading, starting_after, stored_range
+from headwater.pipeline.source.log import looking, starting_after, stored_range
 from headwater.pipeline.source.options import SourceOptions
+from headwater.pipeline.source.place import Range
 from headwater.pipeline.source.pushdown import EVERY_SEQ, push
 from headwater.pipeline.source.ranges import overlap, split
-from headwater.pipeline.source.reading import Range, read_range
+from headwater.pipeline.source.reading import read_range
 
 
 class RangePartition(InputPartition):
@@ -36,12 +37,11 @@ class MessagesReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with reading(options.path) as reader:
-            last = reader.last_seq()
+        with looking(options.path) as look:
+            last = look.reader.last_seq()
             upto = last if options.ending_seq is None else min(options.ending_seq, last)
-            asked = overlap(Range(starting_after(reader, options), upto), self._pushed)
-        with connected(options.path) as connection:
-            stored = stored_range(connection, asked)
+            asked = overlap(Range(starting_after(look.reader, options), upto), self._pushed)
+            stored = stored_range(look, asked)
         return [RangePartition(part) for part in split(stored, options.partitions_min or parallel_tasks())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Topic patterns as a condition for reading. Pure."""
+"""Topic patterns as a condition for reading, in SQL that PostgreSQL understands as well. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from headwater.delivery.where_syntax import WHERE_CHARS_MAX, WHERE_TERMS_MAX
-from headwater.pipeline.source.reading import Condition
+from headwater.pipeline.source.place import Condition
 from headwater.stores.sqlite.conditions import topic_condition
 from headwater.topics import Pattern
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from headwater.broker.options import check_subscription_id
 from headwater.errors import HeadwaterError, InvalidOption
 from headwater.message.times import TIME_MS_MAX, time_ms
+from headwater.pipeline.source.place import log_path
 from headwater.topics import Pattern, parse_pattern
 
 NAMES = (
@@ -38,9 +38,9 @@ Starting = int | Literal["earliest", "latest"]
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """`starting_seq` is the first seq wanted; no patterns are all topics."""
+    """`starting_seq` is the first seq wanted; no patterns are all topics. `path` may hold a password."""
 
-    path: str
+    path: str = field(repr=False)
     table: Table = "messages"
     patterns: tuple[Pattern, ...] = ()
     starting_seq: Starting = "earliest"
@@ -81,26 +81,6 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
 def read_table_name(given: Mapping[str, str]) -> Table:
     """Of which table the options speak, whatever else they say: those of the sink come this way too."""
     return _table(next((value for name, value in given.items() if name.lower() == "table"), "messages"))
-
-
-def log_path(url: str) -> str:
-    """The file of a log, as `headwater.open` takes it."""
-    if not url.strip():
-        raise InvalidOption(
-            "no log is named", where="path", next='Say which: .option("path", "events.db") or .load("events.db")'
-        )
-    scheme, found, rest = url.partition("://")
-    if url in ("memory:", ":memory:") or (found and scheme not in ("sqlite", "file")):
-        raise InvalidOption(
-            "Spark reads logs in SQLite files only, so far",
-            where=f"path {url!r}",
-            next="Name the file, or sqlite:file; for a log behind a server, read its file on the server's machine",
-        )
-    if found:  # sqlite:///relative and sqlite:////absolute, as in headwater.open; Spark writes file:///absolute
-        path = rest if scheme == "file" else rest.removeprefix("/")
-    else:
-        path = url.removeprefix("file:") if url.startswith("file:/") else url.removeprefix("sqlite:")
-    return os.path.abspath(path)
 
 
 def _refuse_slips(options: Mapping[str, str]) -> None:

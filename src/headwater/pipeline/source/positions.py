@@ -19,11 +19,11 @@ from headwater.delivery.lease import Lease, release, renew
 from headwater.delivery.window import WindowState
 from headwater.errors import HeadwaterError, SubscriptionMismatch
 from headwater.pipeline.source.conditions import topics_where
-from headwater.pipeline.source.reading import Range
-from headwater.ports.clock import Clock, SystemClock
+from headwater.pipeline.source.place import Range, log_at
+from headwater.pipeline.source.writing import changed
+from headwater.ports.clock import Clock
 from headwater.ports.records import Gap, SubscriptionRecord, SubscriptionSpec
-from headwater.ports.store import Writer
-from headwater.stores.sqlite import SqliteStore
+from headwater.ports.store import Store, Writer
 from headwater.topics import Pattern
 
 LEASE_MS = 20_000
@@ -41,7 +41,7 @@ class Position:
     former holder's next step fails with LeaseLost. A thread keeps the lease alive while a batch runs.
     """
 
-    def __init__(self, store: SqliteStore, record: SubscriptionRecord, is_new: bool, clock: Clock) -> None:
+    def __init__(self, store: Store, record: SubscriptionRecord, is_new: bool, clock: Clock) -> None:
         self.name = record.id
         self.is_new = is_new
         self.found_at = record.window.floor
@@ -65,13 +65,13 @@ class Position:
         clock: Clock | None = None,
     ) -> Position:
         """Take the position of that name, or make it: at `start`, or else at the end of the log."""
-        clock = clock or SystemClock()
         spec, id = position_spec(patterns), name or position_name(patterns)
         owner = f"spark:{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        store = SqliteStore(path)
+        store, its_clock = log_at(path).open()
+        clock = clock or its_clock
         try:
-            with store.write() as writer:
-                record, is_new = _taken(writer, id, spec, owner, start, clock.now_ms())
+            now_ms = clock.now_ms()
+            record, is_new = changed(store, lambda writer: _taken(writer, id, spec, owner, start, now_ms), alone=True)
         except BaseException:
             store.close()
             raise
@@ -98,9 +98,11 @@ class Position:
         return self.look()[1]
 
     def mark_gaps_told(self) -> None:
-        with self._store.write() as writer:
+        def mark(writer: Writer) -> None:
             self._held(writer)
             writer.mark_gaps_told(self.name)
+
+        changed(self._store, mark)
 
     def pruned(self, asked: Range) -> list[tuple[int, int]]:
         """Runs of a range that retention deleted, whether or not anybody wanted them."""
@@ -114,12 +116,14 @@ class Position:
         self._released.set()
         self._keeper.join(STOP_S)
         try:
-            with self._store.write() as writer:
-                record = writer.subscription(self.name)
-                if record is not None and record.lease.held_by(self._lease.owner, self._lease.fence):
-                    writer.save_subscription(_replace(record, lease=release(record.lease)))
+            changed(self._store, self._give_back)
         finally:
             self._store.close()
+
+    def _give_back(self, writer: Writer) -> None:
+        record = writer.subscription(self.name)
+        if record is not None and record.lease.held_by(self._lease.owner, self._lease.fence):
+            writer.save_subscription(_replace(record, lease=release(record.lease)))
 
     def __enter__(self) -> Position:
         return self
@@ -128,8 +132,7 @@ class Position:
         self.release()
 
     def _move(self, window: WindowState) -> None:
-        with self._store.write() as writer:
-            self._save(writer, window=window)
+        changed(self._store, lambda writer: self._save(writer, window=window))
         self._window = window
 
     def _held(self, writer: Writer) -> SubscriptionRecord:
@@ -149,8 +152,7 @@ class Position:
                 logger.warning("position %s: its lease was not renewed: %s", self.name, exc)
 
     def renew(self) -> None:
-        with self._store.write() as writer:
-            self._save(writer)
+        changed(self._store, self._save)
 
 
 def position_name(patterns: Sequence[Pattern]) -> str:

@@ -25,19 +25,21 @@ from pyspark.sql.datasource import (
 
 from headwater.message.times import TIME_MS_MAX
 from headwater.pipeline.source.conditions import both
+from headwater.pipeline.source.place import Condition, Range
 from headwater.pipeline.source.ranges import overlap
-from headwater.pipeline.source.reading import Condition, Range
 
 SEQ_MAX = 2**63 - 1
 EVERY_SEQ = Range(-(2**63), SEQ_MAX)
 IN_VALUES_MAX = 500
 
 _NEVER_NULL = ("seq", "id", "topic", "priority", "published_at", "data", "size")
-_REPLACEMENT = "\ufffd"  # stands for bytes that SQL sees and Spark does not
+_NOT_PLAIN = ("\ufffd", "\0")  # stands for bytes that SQL sees and Spark does not; is no text to PostgreSQL
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOTHING = Condition("FALSE")
 # As `columns.times` shows it, whatever was put in by hand.
-_PUBLISHED = f"min(max(published_at, 0), {TIME_MS_MAX})"
+_PUBLISHED = (
+    f"CASE WHEN published_at < 0 THEN 0 WHEN published_at > {TIME_MS_MAX} THEN {TIME_MS_MAX} ELSE published_at END"
+)
 
 
 class Pushed(NamedTuple):
@@ -118,7 +120,7 @@ def _take_topic(filter: Filter, value: object) -> _Taken | None:
         case EqualTo() | EqualNullSafe():
             return _Taken(condition=Condition("topic = ?", (value,)))
         case StringStartsWith():
-            return _Taken(condition=Condition("instr(topic, ?) = 1", (value,)))
+            return _Taken(condition=Condition("substr(topic, 1, length(?)) = ?", (value, value)))
     return None
 
 
@@ -145,7 +147,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, str) and _REPLACEMENT not in value
+    return isinstance(value, str) and not any(char in value for char in _NOT_PLAIN)
 
 
 def _marks(values: list[int] | list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from headwater.pipeline.source.reading import Range
+from headwater.pipeline.source.place import Range
 
 PARTITION_ROWS_MIN = 5_000  # fewer are read faster than another task is started
 PARTITIONS_MAX = 10_000

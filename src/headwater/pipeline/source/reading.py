@@ -13,17 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager.dbapi import Connection
 
 from headwater.pipeline.schema import ARROW_SCHEMA, COLUMNS
-from headwater.pipeline.source import adbc
-from headwater.pipeline.source.adbc import Param
 from headwater.pipeline.source.columns import byte_sizes, derived_ids, headers, readable, times
-from headwater.topics import Pattern
+from headwater.pipeline.source.place import Condition, Param, Range, Rows, log_at
 
 FIRST_SEQS = 64  # a first small chunk tells how big messages are, and which columns they have
 CHUNK_SEQS = 50_000  # how much of the log one statement walks through
@@ -37,23 +33,6 @@ _TIMES = ("published_at", "deliver_at", "expires_at")
 _NUMBERS = frozenset(["seq", "version", "priority", "size", *_TIMES])
 # Columns that are empty in a message of which nothing but topic and data was said.
 _RARE = tuple(name for name in COLUMNS if name not in ("seq", "topic", "data", "published_at", "size"))
-_RARE_SQL = {name: f'"{name}"' for name in _RARE} | {"priority": "nullif(priority, 0)"}
-
-
-class Range(NamedTuple):
-    """The messages with a seq above `after`, up to and with `upto`."""
-
-    after: int
-    upto: int
-
-
-class Condition(NamedTuple):
-    """Which messages of a range: SQL over the table `messages` that holds bound parameters only, and where that lets
-    too much through, the patterns of which a topic must match one."""
-
-    sql: str = "TRUE"
-    params: tuple[Param, ...] = ()
-    patterns: tuple[Pattern, ...] = ()
 
 
 def read_range(
@@ -66,8 +45,8 @@ def read_range(
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     """The messages of (after, upto] in seq order, as batches of ARROW_SCHEMA or of those of its columns."""
-    with adbc.opened(path) as connection:
-        reading = _Reading(connection, path, condition or Condition(), tuple(COLUMNS if columns is None else columns))
+    with log_at(path).rows() as rows:
+        reading = _Reading(rows, condition or Condition(), tuple(COLUMNS if columns is None else columns))
         for chunk in reading.chunks(after, upto):
             for start in range(0, chunk.num_rows, batch_rows):
                 (batch,) = chunk.slice(start, batch_rows).combine_chunks().to_batches()
@@ -77,9 +56,8 @@ def read_range(
 class _Reading:
     """One pass over a range; learns on the way which columns hold something."""
 
-    def __init__(self, connection: Connection, path: str, condition: Condition, columns: tuple[str, ...]) -> None:
-        self._connection = connection
-        self._path = path
+    def __init__(self, rows: Rows, condition: Condition, columns: tuple[str, ...]) -> None:
+        self._rows = rows
         self._condition = condition
         self._columns = columns
         self._schema = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
@@ -91,8 +69,9 @@ class _Reading:
     def chunks(self, after: int, upto: int) -> Iterator[pa.Table]:
         seqs = FIRST_SEQS
         while after < upto:
+            begun_at = after
             found, after = self._chunk(after, min(upto, after + seqs))
-            seqs = CHUNK_SEQS
+            seqs = _next_seqs(found.nbytes // max(1, after - begun_at))
             if found.num_rows:
                 yield found
             else:  # perhaps there is nothing for a long way
@@ -111,15 +90,11 @@ class _Reading:
 
     def _gathered(self, after: int, end: int) -> tuple[pa.Table, int | None] | None:
         """The rows and, if there were too many bytes, the seq of the last one; or None if more columns are needed."""
-        params = (after, end, *self._condition.params, end - after)
         found: list[pa.RecordBatch] = []
         taken_bytes = 0
-        with closing(
-            adbc.batches(self._connection, self._path, self._sql(), params, self._statement_rows)
-        ) as statement:
+        asked = Range(after, end)
+        with closing(self._rows.batches(self._asked(), asked, self._condition, self._statement_rows)) as statement:
             for batch in statement:
-                if not found:
-                    batch = batch.slice(1)  # the typed row
                 found.append(batch)
                 taken_bytes += batch.nbytes
                 if taken_bytes > CHUNK_BYTES and batch.num_rows:
@@ -129,16 +104,6 @@ class _Reading:
             return None
         return table, table["seq"][-1].as_py() if taken_bytes > CHUNK_BYTES else None
 
-    def _sql(self) -> str:
-        """ADBC takes the type of a column from the first rows, so the first is made up and has them all."""
-        asked = self._asked()
-        typed = ", ".join(f"""{0 if name in _NUMBERS else "''"} AS "{name}\"""" for name in asked)
-        values = ", ".join(f'{sql} AS "{name}"' for name, sql in asked.items())
-        return (
-            f"SELECT {typed} UNION ALL SELECT * FROM (SELECT {values} FROM messages "
-            f"WHERE seq > ? AND seq <= ? AND ({self._condition.sql}) ORDER BY messages.seq LIMIT ?)"
-        )
-
     def _asked(self) -> dict[str, str]:
         """The columns of the statement, each with its SQL."""
         wanted = {"seq", *self._columns}
@@ -146,21 +111,26 @@ class _Reading:
             wanted.add("published_at")
         if self._condition.patterns:
             wanted.add("topic")
-        asked: dict[str, str] = {name: name for name in ("seq", "topic", "data", "published_at") if name in wanted}
+        asked: dict[str, str] = {
+            name: self._sql(name) for name in ("seq", "topic", "data", "published_at") if name in wanted
+        }
         if "size" in wanted and "data" not in wanted:
-            asked["size"] = "octet_length(data)"
+            asked["size"] = self._sql("size")
         # `checked` is 1 where the log itself says that there is nothing else.
-        asked |= {name: f"iif(checked = 1, NULL, {_RARE_SQL[name]})" for name in self._filled}
-        others = [_RARE_SQL[name] for name in self._rare if name not in self._filled]
+        asked |= {name: f"CASE WHEN checked = 1 THEN NULL ELSE {self._sql(name)} END" for name in self._filled}
+        others = [self._sql(name) for name in self._rare if name not in self._filled]
         if others:
-            nothing_else = f"coalesce(NULL, {', '.join(others)}) IS NULL"
-            asked["seq"] = f"iif(checked = 1, seq, iif({nothing_else}, seq, -seq))"
+            something_else = " OR ".join(f"{sql} IS NOT NULL" for sql in others)
+            asked["seq"] = f"CASE WHEN checked = 1 THEN seq WHEN {something_else} THEN -seq ELSE seq END"
         return asked
 
+    def _sql(self, column: str) -> str:
+        return self._rows.words.columns.get(column, f'"{column}"')
+
     def _widen(self, after: int, end: int) -> None:
-        counts = ", ".join(f"count({_RARE_SQL[name]})" for name in self._rare)
-        sql = f"SELECT {counts} FROM messages WHERE seq > ? AND seq <= ? AND checked IS NOT 1"
-        (row,) = adbc.run(self._connection, self._path, sql, (after, end)).to_pylist()
+        counts = ", ".join(f'count({self._sql(name)}) AS "{name}"' for name in self._rare)
+        sql = f"SELECT {counts} FROM messages WHERE seq > ? AND seq <= ? AND coalesce(checked, 0) <> 1"
+        (row,) = self._rows.table(sql, (after, end)).to_pylist()
         held = {name for name, count in zip(self._rare, row.values(), strict=True) if count}
         self._filled = tuple(name for name in self._rare if name in held or name in self._filled)
 
@@ -194,5 +164,10 @@ class _Reading:
         return batch[name] if name in _NUMBERS else readable(batch[name])
 
     def _number(self, sql: str, params: tuple[Param, ...] = ()) -> int | None:
-        found: int | None = adbc.run(self._connection, self._path, sql, params).column(0)[0].as_py()
+        found: int | None = self._rows.table(sql, params).column(0)[0].as_py()
         return found
+
+
+def _next_seqs(bytes_each: int) -> int:
+    """As many as will probably fit: a statement that is ended early is not free everywhere."""
+    return min(CHUNK_SEQS, max(FIRST_SEQS, CHUNK_BYTES // (bytes_each + 1)))

@@ -17,19 +17,23 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headwater.errors import SubscriptionError
-from headwater.pipeline.source import adbc
 from headwater.pipeline.source.batch import RangePartition, parallel_tasks
 from headwater.pipeline.source.conditions import topics_condition
-from headwater.pipeline.source.log import connected, last_seq, reading, seq_of_nth, starting_after, told
+from headwater.pipeline.source.log import reading, seq_of_nth, starting_after, told
 from headwater.pipeline.source.options import SourceOptions
+from headwater.pipeline.source.place import Range, log_at
 from headwater.pipeline.source.positions import Position, position_name
 from headwater.pipeline.source.ranges import split
-from headwater.pipeline.source.reading import Range, read_range
+from headwater.pipeline.source.reading import read_range
 from headwater.ports.records import Gap
 
 logger = logging.getLogger("headwater.pipeline")
 
 Offset = dict[str, Any]
+
+_GAP_COLUMNS = pa.schema(
+    [("from_seq", pa.int64()), ("to_seq", pa.int64()), ("count", pa.int64()), ("why", pa.string()), ("at", pa.int64())]
+)
 
 
 class MessagesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -62,8 +66,8 @@ class MessagesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with connected(self._options.path) as connection:
-            self._target = last_seq(connection)
+        with reading(self._options.path) as reader:
+            self._target = reader.last_seq()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Spark asks when the batch before is done, down to its commit log: the position may move on to its end."""
@@ -89,8 +93,7 @@ class MessagesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asked.upto
 
     def _seq_of_nth(self, asked: Range, n: int) -> int | None:
-        with connected(self._options.path) as connection:
-            return seq_of_nth(connection, asked, self._condition, n)
+        return seq_of_nth(self._options.path, asked, self._condition, n)
 
     def reportLatestOffset(self) -> Offset | None:
         return _offset(self._latest) if self._latest else None
@@ -166,13 +169,12 @@ class MessagesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def gaps_in(path: str, name: str, part: Range) -> list[Gap]:
     """Gaps of a stream, not told yet, that touch a range. For tasks, which read through ADBC alone."""
     sql = (
-        "SELECT 0 AS from_seq, 0 AS to_seq, 0 AS count, '' AS why, 0 AS at UNION ALL SELECT * FROM ("
         "SELECT from_seq, to_seq, count, why, at FROM gaps "
-        "WHERE subscription = ? AND told = 0 AND to_seq > ? AND from_seq <= ? ORDER BY number)"
+        "WHERE subscription = ? AND NOT told AND to_seq > ? AND from_seq <= ? ORDER BY number"
     )
-    with adbc.opened(path) as connection:
-        rows = adbc.run(connection, path, sql, (name, part.after, part.upto)).to_pylist()
-    return [Gap(name, row["from_seq"], row["to_seq"], row["count"], row["why"], row["at"]) for row in rows[1:]]
+    with log_at(path).rows() as rows:
+        found = rows.table(sql, (name, part.after, part.upto), like=_GAP_COLUMNS).to_pylist()
+    return [Gap(name, row["from_seq"], row["to_seq"], row["count"], row["why"], row["at"]) for row in found]
 
 
 def data_lost(name: str, what: str) -> SubscriptionError:

@@ -1,6 +1,7 @@
 """The tables beside the messages: subscriptions, dead letters and so on. Each is one partition.
 
-What changes in place is looked at through APSW, as it is at one moment; what grows is read through ADBC, page by page.
+What changes in place is looked at through the store, as it is at one moment; what grows is read through ADBC, page by
+page.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from headwater.broker.statistics import describe
 from headwater.message.times import datetime_of
 from headwater.pipeline.schema import TABLE_SCHEMAS, arrow_schema
-from headwater.pipeline.source import adbc
 from headwater.pipeline.source.columns import readable, times
-from headwater.pipeline.source.log import connected, reading
+from headwater.pipeline.source.log import reading
 from headwater.pipeline.source.options import SourceOptions
+from headwater.pipeline.source.place import log_at
 from headwater.ports.store import Reader
 
 PAGE_ROWS = 256  # a dead letter may be a megabyte and more
@@ -31,14 +32,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "dead_letters": ("id",),
     "gaps": ("number",),
 }
-_TOPIC_COUNTS = """
-    SELECT CAST(topic AS BLOB), sum(count), sum(bytes), max(last_seq), max(last_published_at) FROM (
-        SELECT topic, count, bytes, last_seq, last_published_at FROM topic_counts
-        UNION ALL
-        SELECT topic, 1, octet_length(data), seq, published_at FROM messages
-        WHERE seq > (SELECT value FROM headwater WHERE name = 'counted_to')
-    ) GROUP BY topic ORDER BY topic
-"""
+_AS_TEXT = {"message": 'CAST(message AS TEXT) AS "message"'}  # PostgreSQL has it as JSON
 
 
 class TableReader(DataSourceReader):
@@ -69,45 +63,37 @@ def read_table(path: str, table: str, now_ms: int | None = None) -> Iterator[pa.
 
 
 def _topics(path: str, now_ms: int) -> pa.RecordBatch:
-    """Stored counts and the uncounted tail together. Not through the store's reader, which trips over a topic that is
-    no UTF-8."""
-    schema = arrow_schema(TABLE_SCHEMAS["topics"])
-    with connected(path) as connection:
-        rows: list[Any] = connection.execute(_TOPIC_COUNTS).fetchall()
-    names = [name for name in schema.names if name != "observed_at"]
+    """Stored counts and the uncounted tail together."""
     found = [
         {
-            **dict(zip(names, row, strict=True)),
             "observed_at": datetime_of(now_ms),
-            "topic": row[0].decode(errors="replace"),
-            "last_published_at": datetime_of(row[-1]),
+            "topic": counted.topic,
+            "count": counted.count,
+            "bytes": counted.bytes,
+            "last_seq": counted.last_seq,
+            "last_published_at": datetime_of(counted.last_published_ms),
         }
-        for row in rows
+        for counted in log_at(path).topic_counts()
     ]
-    return pa.RecordBatch.from_pylist(found, schema=schema)
+    return pa.RecordBatch.from_pylist(found, schema=arrow_schema(TABLE_SCHEMAS["topics"]))
 
 
 def _stored(path: str, table: str) -> Iterator[pa.RecordBatch]:
     schema, keys = arrow_schema(TABLE_SCHEMAS[table]), _KEYS[table]
-    names = ", ".join(f'"{name}"' for name in schema.names)
+    names = ", ".join(_AS_TEXT.get(name, f'"{name}"') for name in schema.names)
     position = ", ".join(keys)
     sql = (
-        f"SELECT {_typed(schema)} UNION ALL SELECT * FROM (SELECT {names} FROM {table} "
-        f"WHERE ({position}) > ({', '.join('?' * len(keys))}) ORDER BY {position} LIMIT {PAGE_ROWS})"
+        f"SELECT {names} FROM {table} "
+        f"WHERE ({position}) > ({', '.join('?' * len(keys))}) ORDER BY {position} LIMIT {PAGE_ROWS}"
     )
     after: list[Any] = ["" if pa.types.is_string(schema.field(key).type) else -1 for key in keys]
-    with adbc.opened(path) as connection:
+    with log_at(path).rows() as rows:
         while True:
-            page = adbc.run(connection, path, sql, after).slice(1)
+            page = rows.table(sql, after, like=schema)
             yield from _batches(page, schema)
             if page.num_rows < PAGE_ROWS:
                 return
             after = [page[key][-1].as_py() for key in keys]
-
-
-def _typed(schema: pa.Schema) -> str:
-    """A first row from which ADBC takes the types."""
-    return ", ".join(f"""{"''" if pa.types.is_string(field.type) else 0} AS "{field.name}\"""" for field in schema)
 
 
 def _batches(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

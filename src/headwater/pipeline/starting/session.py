@@ -31,6 +31,8 @@ TASK_ATTEMPTS_MAX = 4  # local[N] alone allows one: a hiccup would end the query
 EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
+    # A plan may show the options of a source, and one of them is a url: not with the password in it.
+    "spark.sql.redaction.string.regex": r"(?<=://[^/@\s]{0,200}:)[^/@\s]+(?=@)|(?<=[?&]password=)[^&\s,\]]+",
 }
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 STREAMS = {

@@ -24,6 +24,8 @@ class MemoryStore:
     name = "memory"
     supports_sql = False
     supports_concurrent_reads = False
+    writes_beside_others = False
+    outside = None
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -32,7 +34,7 @@ class MemoryStore:
         self._closed = False
 
     @contextmanager
-    def write(self, on_rollback: Callable[[], None] | None = None) -> Iterator[Writer]:
+    def write(self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True) -> Iterator[Writer]:
         with self._turn():
             undo = UndoLog()
             try:

@@ -26,6 +26,7 @@ from headwater.delivery.where_syntax import (
     Scalar,
     Term,
 )
+from headwater.stores.database import first_text_after
 from headwater.topics import Pattern
 
 Param = str | int | float
@@ -164,19 +165,10 @@ def _has_regex(matchers: tuple[Matcher, ...]) -> bool:
 
 
 def _prefix_condition(prefix: str) -> Condition:
-    after = _first_text_after(prefix)
+    after = first_text_after(prefix)
     if after is None:
         return Condition("topic >= ?", (prefix,))
     return Condition("topic >= ? AND topic < ?", (prefix, after))
-
-
-def _first_text_after(prefix: str) -> str | None:
-    """The least text above all that start with `prefix`; None if there is none."""
-    stem = prefix.rstrip("\U0010ffff")
-    if not stem:
-        return None
-    after = ord(stem[-1]) + 1
-    return stem[:-1] + chr(0xE000 if after == 0xD800 else after)  # surrogates are not characters
 
 
 def _all_of(left: Condition, right: Condition) -> Condition:

@@ -14,8 +14,7 @@ from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept, Limits
 from headwater.delivery.runs import Run
-from headwater.delivery.window import WindowState
-from headwater.message import NO_HEADERS, Message, MessageDocument, from_document
+from headwater.message import NO_HEADERS, Message
 from headwater.ports.records import (
     DeadLetter,
     DeadLetterQuery,
@@ -28,10 +27,10 @@ from headwater.ports.records import (
     Scan,
     Selection,
     SubscriptionRecord,
-    SubscriptionSpec,
     Timing,
     TopicCount,
 )
+from headwater.stores.database import letter_of, record_of, seq_before
 from headwater.stores.sqlite.conditions import (
     EVERYTHING,
     Condition,
@@ -49,13 +48,10 @@ _due = msgspec.json.Decoder(list[tuple[DeliveryRow, Message | None]])
 _rows = msgspec.json.Decoder(list[DeliveryRow])
 _topic_counts = msgspec.json.Decoder(list[TopicCount])
 _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
-_spec = msgspec.json.Decoder(SubscriptionSpec)
-_settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _limits = msgspec.json.Decoder(Limits)
 _receipts = msgspec.json.Decoder(list[Receipt])
 RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 _timings = msgspec.json.Decoder(list[Timing])
-_document = msgspec.json.Decoder(MessageDocument)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _DUE = {order: SQL["due"].replace("{order}", columns) for order, columns in _ORDER_BY.items()}
@@ -142,18 +138,8 @@ class SqliteReader:
         return found[:limit]
 
     def seq_before(self, at_ms: int) -> int:
-        first: int
-        high: int
         first, high = self._row("bounds")
-        low = first
-        while low <= high:  # the first message at or after the time lies in [low, high + 1]
-            middle = (low + high) // 2
-            row = self._row("at_or_after", middle)
-            if row is None or row[1] >= at_ms:
-                high = middle - 1
-            else:
-                low = row[0] + 1
-        return low - 1 if low > first else max(first - 1, 0)
+        return seq_before(first, high, at_ms, lambda seq: self._row("at_or_after", seq))
 
     def count(self, selection: Selection, after: int, most: int) -> int:
         condition, exact = _condition_of(selection)
@@ -175,10 +161,10 @@ class SqliteReader:
 
     def subscription(self, id: str) -> SubscriptionRecord | None:
         row = self._row("subscription", id)
-        return None if row is None else _record_of(row)
+        return None if row is None else record_of(row)
 
     def subscriptions(self) -> list[SubscriptionRecord]:
-        return [_record_of(row) for row in self._connection.execute(SQL["subscriptions"])]
+        return [record_of(row) for row in self._connection.execute(SQL["subscriptions"])]
 
     def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
         try:
@@ -216,7 +202,7 @@ class SqliteReader:
         sql = SQL["dead_letters"].replace("{condition}", condition.sql)
         found: list[DeadLetter] = []
         while len(found) < limit:
-            page = [_letter_of(row) for row in self._connection.execute(sql, (after, *condition.params, limit))]
+            page = [letter_of(row) for row in self._connection.execute(sql, (after, *condition.params, limit))]
             for letter in page:
                 topic_fits = exact or query.topic is None or query.topic.matches(letter.message.topic)
                 if topic_fits and (error is None or (letter.error is not None and error.search(letter.error))):
@@ -305,49 +291,3 @@ def _all_of(parts: list[Condition]) -> Condition:
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _record_of(row: tuple[Any, ...]) -> SubscriptionRecord:
-    id, spec, floor, delivered, settled, holder, fence, until, created, active, acked, redelivered, buried = row
-    return SubscriptionRecord(
-        id,
-        _spec.decode(spec),
-        created,
-        active,
-        WindowState(floor, delivered, _settled.decode(settled)),
-        Lease(holder, fence, until),
-        acked,
-        redelivered,
-        buried,
-    )
-
-
-def _letter_of(row: tuple[Any, ...]) -> DeadLetter:
-    (
-        id,
-        subscription,
-        reason,
-        attempts,
-        died,
-        error,
-        stack,
-        handler,
-        redrives,
-        redriving,
-        redrive_error,
-        message,
-    ) = row
-    return DeadLetter(
-        id,
-        subscription,
-        from_document(_document.decode(message)),
-        reason,
-        attempts,
-        died,
-        error,
-        stack,
-        handler,
-        redrives,
-        bool(redriving),
-        redrive_error,
-    )

@@ -35,6 +35,8 @@ class SqliteStore:
 
     supports_sql = True
     supports_concurrent_reads = True
+    writes_beside_others = False
+    outside = None
 
     def __init__(
         self,
@@ -69,7 +71,8 @@ class SqliteStore:
         return connect(self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs)
 
     @contextmanager
-    def write(self, on_rollback: Callable[[], None] | None = None) -> Iterator[SqliteWriter]:
+    def write(self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True) -> Iterator[SqliteWriter]:
+        """Always alone: SQLite knows one writer."""
         with self._turn, translated(self.path):
             self._refuse_closed()
             connection = self._connection

@@ -26,6 +26,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
+from headwater.stores.database import OWN_TABLES, number
 from headwater.stores.sqlite.queries import SQL
 from headwater.stores.sqlite.reader import RUNS, SqliteReader
 from headwater.topics import Dialect
@@ -42,25 +43,7 @@ _NO_EXTRAS = Extras()
 _present = msgspec.json.Decoder(list[tuple[str, int, int]])
 _topic, _data_json, _extras, _id = map(attrgetter, ("topic", "data_json", "extras", "id"))
 
-OWN_TABLES = frozenset(
-    [
-        "messages",
-        "remembered_ids",
-        "receipts",
-        "subscriptions",
-        "deliveries",
-        "dead_letters",
-        "gaps",
-        "retention",
-        "topic_counts",
-        "pruned",
-        "sinks",
-        "timings",
-        "leases",
-        "headwater",
-        "sqlite_sequence",
-    ]
-)
+_OWN_TABLES = OWN_TABLES | {"sqlite_sequence"}
 _WRITES = {
     apsw.SQLITE_INSERT,
     apsw.SQLITE_UPDATE,
@@ -91,26 +74,10 @@ class SqliteWriter(SqliteReader):
             seqs = list(range(last + 1, last + 1 + len(drafts)))
             self._insert(drafts, seqs, now_ms, plain)
             return Appended(seqs, frozenset())
-        seq_of_id = self._remembered(drafts, last, now_ms, window)
-        seqs = []
-        fresh: list[Draft] = []
-        fresh_seqs: list[int] = []
-        repeats: list[int] = []
-        for position, draft in enumerate(drafts):
-            known = None if draft.id is None else seq_of_id.get(draft.id)
-            if known is None:
-                known = last = last + 1
-                fresh.append(draft)
-                fresh_seqs.append(known)
-                if draft.id is not None:
-                    seq_of_id[draft.id] = known
-            else:
-                repeats.append(position)
-            seqs.append(known)
-        self._insert(fresh, fresh_seqs, now_ms, plain=False)
-        given = [[seq, draft.id] for seq, draft in zip(fresh_seqs, fresh, strict=True) if draft.id is not None]
-        self._connection.execute(SQL["remember_ids"], (now_ms, _json(given)))
-        return Appended(seqs, frozenset(repeats))
+        numbered = number(drafts, last, self._remembered(drafts, last, now_ms, window))
+        self._insert(numbered.fresh, numbered.fresh_seqs, now_ms, plain=False)
+        self._connection.execute(SQL["remember_ids"], (now_ms, _json(numbered.given_ids)))
+        return Appended(numbered.seqs, numbered.repeats)
 
     def _remembered(self, drafts: Sequence[Draft], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
         asked = _json([draft.id for draft in drafts if draft.id is not None])
@@ -298,7 +265,7 @@ def _only_the_users_own(
 ) -> int:
     if action == apsw.SQLITE_INSERT and first == "messages" and trigger is not None:
         return apsw.SQLITE_OK  # a trigger on the user's own table that publishes with plain SQL
-    if action in _CONTROLS or (action in _WRITES and OWN_TABLES & {first, second}):
+    if action in _CONTROLS or (action in _WRITES and _OWN_TABLES & {first, second}):
         return apsw.SQLITE_DENY
     return apsw.SQLITE_OK
 

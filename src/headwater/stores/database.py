@@ -1,0 +1,126 @@
+"""What the stores with a database behind them share: whatever the database is, its rows mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headwater.delivery.lease import Lease
+from headwater.delivery.window import WindowState
+from headwater.message import Draft, MessageDocument, from_document
+from headwater.ports.records import DeadLetter, SubscriptionRecord, SubscriptionSpec
+
+OWN_TABLES = frozenset(
+    [
+        "messages",
+        "remembered_ids",
+        "receipts",
+        "subscriptions",
+        "deliveries",
+        "dead_letters",
+        "gaps",
+        "retention",
+        "topic_counts",
+        "pruned",
+        "sinks",
+        "timings",
+        "leases",
+        "headwater",
+    ]
+)
+
+_spec = msgspec.json.Decoder(SubscriptionSpec)
+_settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
+_document = msgspec.json.Decoder(MessageDocument)
+
+
+def record_of(row: tuple[Any, ...]) -> SubscriptionRecord:
+    id, spec, floor, delivered, settled, holder, fence, until, created, active, acked, redelivered, buried = row
+    return SubscriptionRecord(
+        id,
+        _spec.decode(spec),
+        created,
+        active,
+        WindowState(floor, delivered, _settled.decode(settled)),
+        Lease(holder, fence, until),
+        acked,
+        redelivered,
+        buried,
+    )
+
+
+def letter_of(row: tuple[Any, ...]) -> DeadLetter:
+    id, subscription, reason, attempts, died, error, stack, handler, redrives, redriving, redrive_error, message = row
+    return DeadLetter(
+        id,
+        subscription,
+        from_document(_document.decode(message)),
+        reason,
+        attempts,
+        died,
+        error,
+        stack,
+        handler,
+        redrives,
+        bool(redriving),
+        redrive_error,
+    )
+
+
+class Numbered(NamedTuple):
+    """Drafts with their seqs: those that are new, and which of all were known already, by position."""
+
+    seqs: list[int]
+    fresh: list[Draft]
+    fresh_seqs: list[int]
+    repeats: frozenset[int]
+
+    @property
+    def given_ids(self) -> list[tuple[int, str]]:
+        pairs = zip(self.fresh_seqs, self.fresh, strict=True)
+        return [(seq, draft.id) for seq, draft in pairs if draft.id is not None]
+
+
+def number(drafts: Sequence[Draft], last: int, seq_of_id: dict[str, int]) -> Numbered:
+    """Give the seqs after `last`; a draft whose id is known, also from earlier in the same batch, gets that one's."""
+    seqs: list[int] = []
+    fresh: list[Draft] = []
+    fresh_seqs: list[int] = []
+    repeats: list[int] = []
+    for position, draft in enumerate(drafts):
+        known = None if draft.id is None else seq_of_id.get(draft.id)
+        if known is None:
+            known = last = last + 1
+            fresh.append(draft)
+            fresh_seqs.append(known)
+            if draft.id is not None:
+                seq_of_id[draft.id] = known
+        else:
+            repeats.append(position)
+        seqs.append(known)
+    return Numbered(seqs, fresh, fresh_seqs, frozenset(repeats))
+
+
+def seq_before(first: int, high: int, at_ms: int, at_or_after: Callable[[int], tuple[int, int] | None]) -> int:
+    """Search [first, high] for the position that divides the log at a time; `at_or_after` tells the first message at or
+    after a seq, and when it was published."""
+    low = first
+    while low <= high:  # the first message at or after the time lies in [low, high + 1]
+        middle = (low + high) // 2
+        found = at_or_after(middle)
+        if found is None or found[1] >= at_ms:
+            high = middle - 1
+        else:
+            low = found[0] + 1
+    return low - 1 if low > first else max(first - 1, 0)
+
+
+def first_text_after(prefix: str) -> str | None:
+    """The least text above all that start with `prefix`; None if there is none."""
+    stem = prefix.rstrip("\U0010ffff")
+    if not stem:
+        return None
+    after = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if after == 0xD800 else after)  # surrogates are not characters

@@ -1,0 +1,395 @@
+-- Each query has a name and a line of purpose. {message} is one row of `messages` (as m) written as a JSON array in the
+-- field order of message.Message; {condition} is what conditions.py compiled. Batches travel as one text, in (an array's
+-- literal) and out (JSON): measured against rows and parameters one by one, it is quicker on both sides.
+
+-- :plan_by_index: every statement here is meant to go by an index; before a table was first analysed, the planner guesses
+-- and would rather read and sort ten thousands of rows
+SELECT set_config('enable_seqscan', 'off', TRUE), set_config('enable_bitmapscan', 'off', TRUE)
+
+-- :lock_shared: many may write at once, each with what it locks by itself
+pg_advisory_xact_lock_shared(1213661185, hashtext(current_schema()))
+
+-- :lock_alone: nobody else writes until this transaction ends
+pg_advisory_xact_lock(1213661185, hashtext(current_schema()))
+
+-- :begin_users_sql: names are looked up as the user is used to, in the log's schema last; which schema that is
+SAVEPOINT headwater; SELECT current_schema();
+SELECT set_config('headwater.search_path', current_setting('search_path'), TRUE);
+SET LOCAL search_path TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT;
+SELECT set_config(
+    'search_path',
+    concat_ws(
+        ', ', nullif(current_setting('search_path'), ''), replace(current_setting('headwater.search_path'), ', pg_temp', '')
+    ), TRUE
+)
+
+-- :end_users_sql: names are looked up in the log's schema again
+SELECT set_config('search_path', current_setting('headwater.search_path'), TRUE); {plan_by_index}; RELEASE SAVEPOINT headwater
+
+-- :untouched: whether all tables of the log are there, and this transaction holds no more than a writer's lock on them
+SELECT count(*) = %s AND NOT coalesce(bool_or(EXISTS (
+    SELECT 1 FROM pg_locks
+    WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = own.oid
+        AND mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
+)), FALSE)
+FROM pg_class AS own JOIN pg_namespace AS place ON place.oid = own.relnamespace
+WHERE nspname = %s AND relkind = 'r' AND relname = ANY(%s::text[])
+
+-- :lock_publishing: nobody else publishes until this transaction ends; the last seq that was given out
+SELECT begin_publishing()
+
+-- :message: a message row as JSON text; the rare fields only where `checked` does not say that there are none. NULL for a
+-- row by hand that is too long to stand in one text with others
+CASE
+    WHEN m.checked = 1 THEN '[' || m.seq || ',' || to_json(m.topic) || ',' || m.data || ',' || m.published_at || ','
+        || m.size || ',' || %s || ']'
+    WHEN m.checked = 2 OR octet_length(m.data::text) + coalesce(octet_length(m.headers::text), 0) <= 1048576 THEN
+        '[' || m.seq || ',' || to_json(m.topic) || ',' || m.data || ',' || m.published_at || ','
+        || coalesce(m.size, octet_length(m.data::text)) || ',' || coalesce(to_json(m.id)::text, %s) || ','
+        || substr(json_build_array(
+            m.priority, m.deliver_at, m.expires_at, m."from", m."to", m.reply_to, m.correlation_id, m.type, m.version,
+            m.content_type, m.traceparent, m.headers
+        )::text, 2)
+END
+
+-- :size: how many bytes the data of a message has
+coalesce(size, octet_length(data::text))
+
+-- :last_seq: the highest seq ever given out
+SELECT greatest(
+    (SELECT max(seq) FROM messages), (SELECT to_seq FROM pruned ORDER BY from_seq DESC LIMIT 1),
+    (SELECT value FROM headwater WHERE name = 'last_seq'), 0
+)
+
+-- :scan: matching messages of a seq range, in order, how many they are, and the last seq of that moment
+SELECT '[' || string_agg({message}, ',') || ']', count(*), ({last_seq})
+FROM (SELECT * FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s) AS m
+
+-- :quiet_upto: how far topics are counted, if none of these has a message above a seq there; {condition} is on topics alone
+SELECT value FROM headwater WHERE name = 'counted_to'
+    AND NOT EXISTS (SELECT 1 FROM topic_counts WHERE count > 0 AND last_seq > %s AND {condition})
+
+-- :messages: messages by seq, how many they are, and no last seq
+SELECT '[' || string_agg({message}, ',') || ']', count(*), 0
+FROM messages AS m WHERE m.seq = ANY(%s::bigint[])
+
+-- :scan_seqs: the same without the messages, where they cannot be read all at once
+SELECT seq FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
+
+-- :columns: one message, column by column
+SELECT seq, topic, data::text, published_at, {size}, id, priority, deliver_at, expires_at, "from", "to",
+    reply_to, correlation_id, type, version, content_type, traceparent, headers::text
+FROM messages WHERE seq = %s
+
+-- :oldest: what retention looks at, in seq order
+SELECT '[' || string_agg('[' || seq || ',' || to_json(topic) || ',' || {size} || ',' || published_at || ']', ',') || ']'
+FROM (SELECT * FROM messages WHERE seq > %s AND {condition} ORDER BY seq LIMIT %s) AS page
+
+-- :count: how many match in a seq range, counting no further than a limit
+SELECT count(*) FROM (SELECT 1 FROM messages WHERE seq > %s AND {condition} LIMIT %s) AS matching
+
+-- :at_or_after: the first message at or after a seq, for the search by time
+SELECT seq, published_at FROM messages WHERE seq >= %s ORDER BY seq LIMIT 1
+
+-- :bounds: the first and last seq in the log
+SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM messages
+
+-- :distinct_topics: the topics published to in a seq range
+SELECT coalesce(json_agg(DISTINCT topic), '[]')::text FROM messages WHERE seq > %s AND seq <= %s
+
+-- :copy_plain: messages with nothing but topic and data
+COPY messages (seq, topic, data, published_at, size, checked) FROM STDIN
+
+-- :copy_full: messages with all their fields
+COPY messages (seq, topic, data, published_at, size, checked, id, priority, deliver_at, expires_at, "from", "to",
+    reply_to, correlation_id, type, version, content_type, traceparent, headers) FROM STDIN
+
+-- :known_ids: which of the given ids are remembered
+SELECT id, seq, published_at FROM remembered_ids WHERE id = ANY(%s::text[])
+
+-- :remember_ids: remember ids, forgetting an earlier message of the same id
+INSERT INTO remembered_ids (seq, id, published_at) SELECT seq, id, %s::bigint
+FROM unnest(%s::bigint[], %s::text[]) AS new(seq, id)
+ON CONFLICT (id) DO UPDATE SET seq = excluded.seq, published_at = excluded.published_at
+
+-- :forget_ids: drop ids outside the dedupe window
+DELETE FROM remembered_ids WHERE seq = ANY(ARRAY(
+    SELECT seq FROM remembered_ids WHERE seq <= %s OR published_at < %s ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED
+))
+
+-- :receipts: what a publisher has stored in a range of its numbers: the last one that begins at or below it, and those
+-- that begin inside; receipts do not overlap
+SELECT coalesce(json_agg(json_build_array(number, length, seq)), '[]')::text FROM (
+    (SELECT number, length, seq FROM receipts WHERE publisher = %s AND number <= %s ORDER BY number DESC LIMIT 1)
+    UNION ALL
+    SELECT number, length, seq FROM receipts WHERE publisher = %s AND number > %s AND number < %s
+) AS near
+
+-- :add_receipts: note what numbers became which seqs
+INSERT INTO receipts (publisher, number, length, seq, at)
+SELECT %s, number, length, seq, %s::bigint FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS new(number, length, seq)
+ON CONFLICT (publisher, number) DO UPDATE SET length = excluded.length, seq = excluded.seq, at = excluded.at
+
+-- :forget_receipts: a publisher has heard of all below a number
+DELETE FROM receipts WHERE publisher = %s AND number + length <= %s
+
+-- :forget_old_receipts: drop what no publisher will ask for any more
+DELETE FROM receipts WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM receipts WHERE at < %s LIMIT %s FOR UPDATE SKIP LOCKED
+))
+
+-- :topic_counts: stored counts and the uncounted tail together
+SELECT coalesce(json_agg(json_build_array(topic, count, bytes, last_seq, last_published_at)), '[]')::text FROM (
+    SELECT topic, sum(count) AS count, sum(bytes) AS bytes, max(last_seq) AS last_seq,
+        max(last_published_at) AS last_published_at
+    FROM (
+        SELECT topic, count, bytes, last_seq, last_published_at FROM topic_counts
+        UNION ALL
+        SELECT topic, count(*), sum({size}), max(seq), max(published_at) FROM messages
+        WHERE seq > (SELECT value FROM headwater WHERE name = 'counted_to') GROUP BY topic
+    ) AS parts GROUP BY topic ORDER BY topic
+) AS counts
+
+-- :fold_topic_counts: take a seq range into the stored counts
+INSERT INTO topic_counts AS stored (topic, count, bytes, last_seq, last_published_at)
+SELECT topic, count(*), sum({size}), max(seq), max(published_at) FROM messages WHERE seq > %s AND seq <= %s
+GROUP BY topic ORDER BY topic
+ON CONFLICT (topic) DO UPDATE SET
+    count = stored.count + excluded.count, bytes = stored.bytes + excluded.bytes, last_seq = excluded.last_seq,
+    last_published_at = greatest(stored.last_published_at, excluded.last_published_at)
+
+-- :delete_messages: remove messages by seq and take them off the stored counts; which of them were there
+WITH gone AS (
+    DELETE FROM messages WHERE seq = ANY(%s::bigint[]) RETURNING seq, topic, {size} AS size
+), uncounted AS (
+    UPDATE topic_counts SET count = topic_counts.count - gone_by_topic.count, bytes = topic_counts.bytes - gone_by_topic.bytes
+    FROM (SELECT topic, count(*) AS count, sum(size) AS bytes FROM gone GROUP BY topic) AS gone_by_topic
+    WHERE topic_counts.topic = gone_by_topic.topic
+)
+SELECT coalesce(json_agg(seq ORDER BY seq), '[]')::text FROM gone
+
+-- :pruned: runs of deleted seqs that overlap a range, clipped to it; one run at most reaches into it from below
+SELECT coalesce(json_agg(json_build_array(greatest(from_seq, low), least(to_seq, high)) ORDER BY from_seq), '[]')::text
+FROM (SELECT %s::bigint AS low, %s::bigint AS high) AS asked, LATERAL (
+    (
+        SELECT from_seq, to_seq FROM pruned WHERE from_seq <= low AND low <= high ORDER BY from_seq DESC LIMIT 1
+    )
+    UNION ALL
+    SELECT from_seq, to_seq FROM pruned WHERE from_seq > low AND from_seq <= high
+) AS near
+WHERE to_seq >= low
+
+-- :last_pruned: where the last run ends that begins at or below a seq
+SELECT to_seq FROM pruned WHERE from_seq <= %s ORDER BY from_seq DESC LIMIT 1
+
+-- :pruned_beside: runs that end at one of the first seqs, or begin at one of the second
+SELECT coalesce(json_agg(json_build_array(from_seq, to_seq)), '[]')::text FROM (
+    SELECT stored.from_seq, stored.to_seq FROM unnest(%s::bigint[]) AS ends(seq), LATERAL (
+        SELECT from_seq, to_seq FROM pruned WHERE from_seq <= ends.seq ORDER BY from_seq DESC LIMIT 1
+    ) AS stored
+    WHERE stored.to_seq = ends.seq
+    UNION
+    SELECT from_seq, to_seq FROM pruned WHERE from_seq = ANY(%s::bigint[])
+) AS beside
+
+-- :forget_pruned: remove runs by their first seq
+DELETE FROM pruned WHERE from_seq = ANY(%s::bigint[])
+
+-- :add_pruned: runs of deleted seqs, or longer ones that begin where a stored one does
+INSERT INTO pruned (from_seq, to_seq) SELECT * FROM unnest(%s::bigint[], %s::bigint[])
+ON CONFLICT (from_seq) DO UPDATE SET to_seq = excluded.to_seq
+
+-- :sink_batch: the last batch that a sink published
+SELECT batch FROM sinks WHERE sink = %s
+
+-- :save_sink_batch: a sink published a batch
+INSERT INTO sinks (sink, batch, at) VALUES (%s, %s, %s)
+ON CONFLICT (sink) DO UPDATE SET batch = excluded.batch, at = excluded.at
+
+-- :timings: how long deliveries took
+SELECT coalesce(
+    json_agg(json_build_array(subscription, hour, stage, bucket, count) ORDER BY subscription, hour, stage, bucket), '[]'
+)::text
+FROM timings
+
+-- :add_timings: count further deliveries in, of subscriptions that are still there; in one order, so that two hosts that
+-- do it at once wait for each other and not in a circle
+INSERT INTO timings AS stored (subscription, hour, stage, bucket, count)
+SELECT subscription, hour, stage, bucket, sum(count)
+FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::bigint[])
+    AS new(subscription, hour, stage, bucket, count)
+WHERE subscription IN (SELECT id FROM subscriptions)
+GROUP BY subscription, hour, stage, bucket ORDER BY subscription, hour, stage, bucket
+ON CONFLICT (subscription, hour, stage, bucket) DO UPDATE SET count = stored.count + excluded.count
+
+-- :forget_old_timings: drop the histograms of hours long ago
+DELETE FROM timings WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM timings WHERE hour < %s LIMIT %s FOR UPDATE SKIP LOCKED
+))
+
+-- :delete_timings: forget how long a subscription's deliveries took
+DELETE FROM timings WHERE subscription = %s
+
+-- :fact: one fact about the log
+SELECT value FROM headwater WHERE name = %s
+
+-- :fact_to_change: one fact, which nobody else may change until this transaction ends
+SELECT value FROM headwater WHERE name = %s FOR NO KEY UPDATE
+
+-- :set_fact: change a fact
+INSERT INTO headwater (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+
+-- :subscription: one subscription
+SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried
+FROM subscriptions WHERE id = %s
+
+-- :subscription_to_change: one subscription, which nobody else may change until this transaction ends
+{subscription} FOR NO KEY UPDATE
+
+-- :subscriptions: all subscriptions
+SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried
+FROM subscriptions ORDER BY id
+
+-- :save_subscription: insert a subscription or replace what changes of it
+INSERT INTO subscriptions (id, pattern, mode, spec, floor, delivered, settled, holder, fence, lease_until, created_at,
+    active_at, acked, redelivered, buried)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET
+    pattern = excluded.pattern, mode = excluded.mode, spec = excluded.spec, floor = excluded.floor,
+    delivered = excluded.delivered, settled = excluded.settled, holder = excluded.holder, fence = excluded.fence,
+    lease_until = excluded.lease_until, active_at = excluded.active_at, acked = excluded.acked,
+    redelivered = excluded.redelivered, buried = excluded.buried
+
+-- :delete_subscription: remove a subscription
+DELETE FROM subscriptions WHERE id = %s
+
+-- :delivery: a delivery row as JSON text, in the field order of records.DeliveryRow
+'[' || seq || ',' || attempts || ',' || due_at || ',' || token || ',' || priority || ','
+|| coalesce(to_json(key)::text, 'null') || ',' || coalesce(dead_letter::text, 'null') || ']'
+
+-- :not_behind_its_key: only the first of the rows of one key can be due
+(key IS NULL OR NOT EXISTS (
+    SELECT 1 FROM deliveries AS earlier
+    WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
+        AND earlier.seq < candidate.seq
+))
+
+-- :due: claimable delivery rows, {locked} or not
+SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
+    SELECT * FROM deliveries AS candidate
+    WHERE subscription = %s AND due_at <= %s AND {not_behind_its_key}
+    ORDER BY {order} LIMIT %s {locked}
+) AS due
+
+-- :next_due_ms: when the earliest delivery row becomes due, not counting those behind another of their key
+SELECT due_at FROM deliveries AS candidate WHERE subscription = %s AND {not_behind_its_key} ORDER BY due_at LIMIT 1
+
+-- :deliveries: delivery rows by seq
+SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
+    SELECT * FROM deliveries WHERE subscription = %s AND seq = ANY(%s::bigint[]) {locked}
+) AS held
+
+-- :delivery_counts: rows in flight, rows waiting, and the first of them
+SELECT count(*) FILTER (WHERE token > 0), count(*) FILTER (WHERE token = 0), min(seq)
+FROM deliveries WHERE subscription = %s
+
+-- :leased_seqs: seqs of a range under a live lease
+SELECT coalesce(json_agg(DISTINCT seq), '[]')::text FROM deliveries
+WHERE subscription IN (SELECT id FROM subscriptions) AND seq BETWEEN %s AND %s AND token > 0 AND due_at > %s
+
+-- :add_deliveries: insert delivery rows that differ in their seq alone, or none of them if there are any between the first
+-- and the last; without ON CONFLICT it takes two thirds of the time
+INSERT INTO deliveries (subscription, attempts, due_at, token, priority, key, dead_letter, seq)
+SELECT %s, %s::integer, %s::bigint, %s::bigint, %s::integer, %s, %s::bigint, unnest(%s::bigint[])
+WHERE NOT EXISTS (SELECT 1 FROM deliveries WHERE subscription = %s AND seq BETWEEN %s AND %s)
+
+-- :put_deliveries: insert delivery rows that differ in their seq alone, or replace them
+INSERT INTO deliveries (subscription, attempts, due_at, token, priority, key, dead_letter, seq)
+SELECT %s, %s::integer, %s::bigint, %s::bigint, %s::integer, %s, %s::bigint, unnest(%s::bigint[])
+ON CONFLICT (subscription, seq) DO UPDATE SET
+    attempts = excluded.attempts, due_at = excluded.due_at, token = excluded.token, priority = excluded.priority,
+    key = excluded.key, dead_letter = excluded.dead_letter
+
+-- :put_mixed_deliveries: the same for rows that differ in everything
+INSERT INTO deliveries (subscription, seq, attempts, due_at, token, priority, key, dead_letter)
+SELECT %s, * FROM unnest(
+    %s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::integer[], %s::text[], %s::bigint[]
+)
+ON CONFLICT (subscription, seq) DO UPDATE SET
+    attempts = excluded.attempts, due_at = excluded.due_at, token = excluded.token, priority = excluded.priority,
+    key = excluded.key, dead_letter = excluded.dead_letter
+
+-- :end_leases: make deliveries in flight due
+UPDATE deliveries SET due_at = %s WHERE subscription = %s AND seq = ANY(ARRAY(
+    SELECT seq FROM deliveries WHERE subscription = %s AND token > 0 AND due_at > %s FOR UPDATE SKIP LOCKED
+))
+
+-- :remove_deliveries: remove delivery rows by seq; whether others of their key may come now
+WITH gone AS (DELETE FROM deliveries WHERE subscription = %s AND seq = ANY(%s::bigint[]) RETURNING key)
+SELECT coalesce(bool_or(key IS NOT NULL), FALSE) FROM gone
+
+-- :clear_deliveries: remove all delivery rows of a subscription
+DELETE FROM deliveries WHERE subscription = %s
+
+-- :dead_letters: dead letters above an id
+SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error,
+    message::text
+FROM dead_letters WHERE id > %s AND {condition} ORDER BY id LIMIT %s
+
+-- :bury: store a dead letter or replace it
+INSERT INTO dead_letters (id, subscription, seq, topic, type, reason, attempts, died_at, error, stack, handler,
+    redrives, redriving, redrive_error, message)
+VALUES (coalesce(nullif(%s::bigint, 0), nextval(pg_get_serial_sequence('dead_letters', 'id'))),
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET
+    subscription = excluded.subscription, seq = excluded.seq, topic = excluded.topic, type = excluded.type,
+    reason = excluded.reason, attempts = excluded.attempts, died_at = excluded.died_at, error = excluded.error,
+    stack = excluded.stack, handler = excluded.handler, redrives = excluded.redrives, redriving = excluded.redriving,
+    redrive_error = excluded.redrive_error, message = excluded.message
+RETURNING id
+
+-- :remove_dead_letters: remove dead letters by id
+DELETE FROM dead_letters WHERE id = ANY(%s::bigint[])
+
+-- :add_gap: record a gap
+INSERT INTO gaps (subscription, from_seq, to_seq, count, why, at) VALUES (%s, %s, %s, %s, %s, %s)
+
+-- :gaps: gaps not yet told
+SELECT subscription, from_seq, to_seq, count, why, at FROM gaps WHERE subscription = %s AND NOT told ORDER BY number
+
+-- :gap_total: messages lost to gaps
+SELECT coalesce(sum(count), 0)::bigint FROM gaps WHERE subscription = %s
+
+-- :mark_gaps_told: they have been told
+UPDATE gaps SET told = TRUE WHERE subscription = %s AND NOT told
+
+-- :delete_gaps: forget the gaps of a subscription
+DELETE FROM gaps WHERE subscription = %s
+
+-- :retention: all retention policies
+SELECT pattern, dialect, limits FROM retention ORDER BY pattern, dialect
+
+-- :set_retention: add or replace a retention policy
+INSERT INTO retention (pattern, dialect, limits) VALUES (%s, %s, %s)
+ON CONFLICT (pattern, dialect) DO UPDATE SET limits = excluded.limits
+
+-- :remove_retention: drop a retention policy
+DELETE FROM retention WHERE pattern = %s AND dialect = %s
+
+-- :lease: who holds a resource
+SELECT owner, fence, until FROM leases WHERE resource = %s
+
+-- :lease_to_change: who holds a resource, which nobody else may take until this transaction ends
+{lease} FOR NO KEY UPDATE
+
+-- :add_free_lease: a row that can be locked
+INSERT INTO leases (resource, owner, fence, until) VALUES (%s, '', 0, 0) ON CONFLICT (resource) DO NOTHING
+
+-- :note_commit: the number of the transaction that a store commits last, by which it knows what became of a lost answer
+INSERT INTO {table} (resource, owner, fence, until)
+VALUES ({note}, '', {number}, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+ON CONFLICT (resource) DO UPDATE SET fence = excluded.fence, until = excluded.until
+
+-- :save_lease: write a lease down
+INSERT INTO leases (resource, owner, fence, until) VALUES (%s, %s, %s, %s)
+ON CONFLICT (resource) DO UPDATE SET owner = excluded.owner, fence = excluded.fence, until = excluded.until

@@ -1,0 +1,311 @@
+"""Reading a log through one PostgreSQL connection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from psycopg import errors
+
+from headwater.delivery.lease import Lease
+from headwater.delivery.receipts import Receipt
+from headwater.delivery.retention import Kept
+from headwater.delivery.runs import Run
+from headwater.message import NO_HEADERS, Message
+from headwater.ports.records import (
+    DeadLetter,
+    DeadLetterQuery,
+    DeliveryCounts,
+    DeliveryRow,
+    Due,
+    Gap,
+    Order,
+    RetentionPolicy,
+    Scan,
+    Selection,
+    SubscriptionRecord,
+    Timing,
+    TopicCount,
+)
+from headwater.stores.database import letter_of, record_of, seq_before
+from headwater.stores.postgres.conditions import EVERYTHING, Condition, topic_condition
+from headwater.stores.postgres.queries import SQL
+from headwater.stores.postgres.rows import (
+    DELIVERIES,
+    KEPT,
+    LIMITS,
+    MESSAGES,
+    RECEIPTS,
+    RUNS,
+    SEQS,
+    TEXTS,
+    TIMINGS,
+    TOPIC_COUNTS,
+    UNREADABLE,
+    array_of,
+    untyped,
+)
+from headwater.stores.postgres.wanted import Wanted, letters_wanted, wanted_by
+from headwater.topics import Pattern
+
+SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
+TEXT_MESSAGES_MAX = 500  # how many messages travel as one text, which may have 1 GB
+
+_ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
+_NOT_FOR_SQL = (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded)
+_Answer = TypeVar("_Answer")
+
+
+class PostgresReader:
+    """`ports.store.Reader` over a connection that is inside a transaction."""
+
+    def __init__(self, connection: psycopg.Connection, salt: int) -> None:
+        self.connection = connection
+        self._salt = str(salt)
+        self._seen_last: int | None = None  # what a scan told by the way
+
+    def last_seq(self) -> int:
+        return int(self._value("last_seq")) if self._seen_last is None else self._seen_last
+
+    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+        end = after + SCAN_SEQS_MAX if upto is None else min(upto, after + SCAN_SEQS_MAX)
+        if end <= after or limit < 1:
+            return Scan([], after)
+        wanted = wanted_by(selection)
+        (found, last), exact = self._tried(wanted, lambda condition: self._scan(condition, after, end, limit))
+        self._seen_last = last
+        if len(found) == limit:
+            scanned_to = found[-1].seq
+        else:
+            scanned_to = max(after, min(end, last))
+            if not found and scanned_to < last:  # far behind, and nothing here: perhaps nothing for long
+                scanned_to = max(scanned_to, min(self._quiet_upto(wanted.topics, after), last if upto is None else end))
+        return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
+
+    def _quiet_upto(self, topics: Condition, after: int) -> int:
+        """Up to where it is known from the counts of topics that there is nothing above `after` with such a topic."""
+        if topics == EVERYTHING:
+            return after
+        found = _first(self._execute(_with(SQL["quiet_upto"], topics), (after, *topics.params)))
+        return after if found is None else max(after, int(found))
+
+    def _tried(self, wanted: Wanted, ask: Callable[[Condition], _Answer]) -> tuple[_Answer, bool]:
+        """The answer, and whether it is exact. Where PostgreSQL cannot read some payload (it holds a NUL, or half a
+        surrogate pair), `where` is left to Python, which can; the transaction goes on."""
+        if not wanted.may_fail:
+            return ask(wanted.condition), wanted.exact
+        try:
+            with self._savepoint():
+                return ask(wanted.condition), wanted.exact
+        except _NOT_FOR_SQL:
+            return ask(wanted.without_where), False
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        """What fails inside is taken back, and the transaction stays usable."""
+        self.connection.execute("SAVEPOINT headwater")
+        try:
+            yield
+        except BaseException:
+            if not self.connection.closed:
+                self.connection.execute("ROLLBACK TO SAVEPOINT headwater; RELEASE SAVEPOINT headwater", prepare=False)
+            raise
+        self.connection.execute("RELEASE SAVEPOINT headwater")
+
+    def _scan(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
+        """What was found, and the last seq when it was looked for first: what came later was not."""
+        found, last = self._page(condition, after, end, min(limit, TEXT_MESSAGES_MAX))
+        page = found
+        while len(page) == TEXT_MESSAGES_MAX and len(found) < limit:
+            asked = min(limit - len(found), TEXT_MESSAGES_MAX)
+            page, _ = self._page(condition, page[-1].seq, min(end, last), asked)
+            found = found + page
+        return found, last
+
+    def _page(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
+        bindings = (after, end, *condition.params, limit)
+        messages, last = self._decoded(_with(SQL["scan"], condition), (self._salt, self._salt, *bindings))
+        if messages is None:
+            rows = self._execute(_with(SQL["scan_seqs"], condition), (after, min(end, last), *bindings[2:])).fetchall()
+            messages = self._one_by_one(seq for (seq,) in rows)
+        return messages, last
+
+    def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
+        wanted = list(seqs)
+        found: dict[int, Message] = {}
+        for start in range(0, len(wanted), TEXT_MESSAGES_MAX):
+            part = wanted[start : start + TEXT_MESSAGES_MAX]
+            messages, _ = self._decoded(SQL["messages"], (self._salt, self._salt, array_of(part)))
+            if messages is None:
+                messages = self._one_by_one(part)
+            found.update((message.seq, message) for message in messages)
+        return found
+
+    def _decoded(self, sql: str, bindings: tuple[Any, ...]) -> tuple[list[Message] | None, int]:
+        """Messages that come as one text with their number, and the last seq; None if they must be read one by one."""
+        text, count, last = self._execute(sql, bindings).fetchone() or (None, 0, 0)
+        try:
+            messages = MESSAGES.decode(text) if text else []
+        except UNREADABLE:
+            return None, last
+        return (messages if len(messages) == count else None), last
+
+    def _one_by_one(self, seqs: Iterable[int]) -> list[Message]:
+        """Column by column, where some row inserted by hand is huge, or JSON to PostgreSQL and not to us. Handed out as
+        it is, it can fail and be buried; it must not stand in the way of all others."""
+        found: list[Message] = []
+        for seq in seqs:
+            row = self._row("columns", seq)
+            if row is not None:
+                columns: list[Any] = list(row)
+                columns[2] = msgspec.Raw(columns[2].encode())
+                columns[5] = int(self._salt) if columns[5] is None else columns[5]
+                columns[-1] = NO_HEADERS if columns[-1] is None else msgspec.Raw(columns[-1].encode())
+                found.append(Message(*columns))
+        return found
+
+    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
+        condition, exact = topic_condition(pattern)
+        after = self._quiet_upto(condition, after)
+        sql = _with(SQL["oldest"], condition)
+        found: list[Kept] = []
+        while len(found) < limit:
+            text = _first(self._execute(sql, (after, *condition.params, limit)))
+            page = [Kept(*kept) for kept in KEPT.decode(text)] if text else []
+            found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
+            if len(page) < limit:
+                break
+            after = page[-1].seq
+        return found[:limit]
+
+    def seq_before(self, at_ms: int) -> int:
+        first, high = self._row("bounds")
+        return seq_before(first, high, at_ms, lambda seq: self._row("at_or_after", seq))
+
+    def count(self, selection: Selection, after: int, most: int) -> int:
+        wanted = wanted_by(selection)
+        if wanted.exact:
+            counted, exact = self._tried(wanted, lambda condition: self._count(condition, after, most))
+            if exact:
+                return counted
+        total, last = 0, self.last_seq()
+        while after < last and total < most:
+            found, after = self.scan(selection, after, 1_000)
+            total += len(found)
+        return min(total, most)
+
+    def _count(self, condition: Condition, after: int, most: int) -> int:
+        return int(_first(self._execute(_with(SQL["count"], condition), (after, *condition.params, most))))
+
+    def topic_counts(self) -> list[TopicCount]:
+        return TOPIC_COUNTS.decode(self._value("topic_counts"))
+
+    def topics_between(self, after: int, upto: int) -> list[str]:
+        return TEXTS.decode(self._value("distinct_topics", after, upto))
+
+    def subscription(self, id: str) -> SubscriptionRecord | None:
+        row = self._row("subscription", id)
+        return None if row is None else record_of(row)
+
+    def subscriptions(self) -> list[SubscriptionRecord]:
+        return [record_of(row) for row in self._execute(SQL["subscriptions"])]
+
+    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
+        return self._due(subscription, now_ms, limit, order, locked="")
+
+    def _due(self, subscription: str, now_ms: int, limit: int, order: Order, *, locked: str) -> list[Due]:
+        sql = SQL["due"].replace("{order}", _ORDER_BY[order]).replace("{locked}", locked)
+        text = _first(self._execute(sql, (subscription, now_ms, limit)))
+        if not text:
+            return []
+        rows = DELIVERIES.decode(text)
+        there = self.messages([row.seq for row in rows])
+        return [Due(row, there.get(row.seq)) for row in rows]
+
+    def next_due_ms(self, subscription: str) -> int | None:
+        found = self._value("next_due_ms", subscription)
+        return None if found is None else int(found)
+
+    def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
+        return self._deliveries(subscription, seqs, locked="")
+
+    def _deliveries(self, subscription: str, seqs: Iterable[int], *, locked: str) -> dict[int, DeliveryRow]:
+        wanted = list(seqs)
+        sql = SQL["deliveries"].replace("{locked}", locked)
+        text = _first(self._execute(sql, (subscription, array_of(wanted)))) if wanted else None
+        return {row.seq: row for row in DELIVERIES.decode(text)} if text else {}
+
+    def delivery_counts(self, subscription: str) -> DeliveryCounts:
+        return DeliveryCounts(*self._row("delivery_counts", subscription))
+
+    def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
+        return set(SEQS.decode(self._value("leased_seqs", low, high, now_ms)))
+
+    def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
+        condition, exact = letters_wanted(query)
+        error = None if query.error is None else re.compile(query.error)
+        sql = _with(SQL["dead_letters"], condition)
+        found: list[DeadLetter] = []
+        while len(found) < limit:
+            page = [letter_of(row) for row in self._execute(sql, (after, *condition.params, limit))]
+            for letter in page:
+                topic_fits = exact or query.topic is None or query.topic.matches(letter.message.topic)
+                if topic_fits and (error is None or (letter.error is not None and error.search(letter.error))):
+                    found.append(letter)
+            if len(page) < limit:
+                break
+            after = page[-1].id
+        return found[:limit]
+
+    def gaps(self, subscription: str) -> list[Gap]:
+        return [Gap(*row) for row in self._execute(SQL["gaps"], (subscription,))]
+
+    def gap_total(self, subscription: str) -> int:
+        return int(self._value("gap_total", subscription))
+
+    def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
+        near = RECEIPTS.decode(self._value("receipts", publisher, first, publisher, first, first + count))
+        return [each for each in near if each.number < first + count and each.number + each.length > first]
+
+    def pruned(self, low: int, high: int) -> list[Run]:
+        return RUNS.decode(self._value("pruned", low, high))
+
+    def sink_batch(self, sink: str) -> int | None:
+        found = self._value("sink_batch", sink)
+        return None if found is None else int(found)
+
+    def timings(self) -> list[Timing]:
+        return TIMINGS.decode(self._value("timings"))
+
+    def retention(self) -> list[RetentionPolicy]:
+        return [
+            RetentionPolicy(pattern, LIMITS.decode(limits), dialect)
+            for pattern, dialect, limits in self._execute(SQL["retention"])
+        ]
+
+    def lease(self, resource: str) -> Lease:
+        row = self._row("lease", resource)
+        return Lease() if row is None else Lease(*row)
+
+    def _execute(self, sql: str, bindings: Sequence[Any] | None = None) -> psycopg.Cursor[Any]:
+        return self.connection.execute(sql.encode(), None if bindings is None else untyped(bindings))
+
+    def _value(self, name: str, *bindings: Any) -> Any:
+        """The only column of the first row."""
+        return _first(self._execute(SQL[name], bindings))
+
+    def _row(self, name: str, *bindings: Any) -> Any:
+        return self._execute(SQL[name], bindings).fetchone()
+
+
+def _with(sql: str, condition: Condition) -> str:
+    return sql.replace("{condition}", condition.sql)
+
+
+def _first(cursor: psycopg.Cursor[Any]) -> Any:
+    row = cursor.fetchone()
+    return None if row is None else row[0]

@@ -1,0 +1,338 @@
+"""JSON lines in a file: appended, synced per batch, rotated by size and by age.
+
+A full file is renamed to `<path>.000001`, `<path>.000002`, …: numbers that only grow. One rename per rotation, so a
+crash leaves nothing half renamed; and the order of files hangs on no clock, as it would with times in their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shlex
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Never
+
+from headwater.errors import Closed, HeadwaterError, InvalidData, InvalidOption, TransportFailed
+from headwater.message import Message, Span, check_whole, span_ms
+from headwater.ports.clock import Clock
+from headwater.ports.transport import Handle
+from headwater.transports.lines import LINE_BEGIN, LINE_BYTES_MAX, from_line, publish_only, to_line
+
+logger = logging.getLogger("headwater")
+
+MAX_BYTES_LEAST = 1
+MAX_BYTES_MOST = 2**50
+KEEP_MAX = 999_999
+ROTATED_DIGITS = 6
+WRITE_BYTES = 4 * 1024 * 1024
+TAIL_BLOCK = 64 * 1024
+
+
+class FileTransport:
+    """`max_bytes`, `max_age`: when the file is rotated, by what it would hold and by when it was begun; looked at with
+    every publish. `keep`: how many rotated files stay, None for all. `sync`: whether a publish returns only when its
+    lines are on disk, or already when the system has them."""
+
+    recognises_ids = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock,
+        max_bytes: int | None = None,
+        max_age: Span | None = None,
+        keep: int | None = None,
+        sync: bool = True,
+    ) -> None:
+        self._path = Path(path)
+        self.name = f"file:{self._path}"
+        self._clock = clock
+        if max_bytes is not None:
+            check_whole("max_bytes", max_bytes, MAX_BYTES_LEAST, MAX_BYTES_MOST)
+        if keep is not None:
+            check_whole("keep", keep, 1, KEEP_MAX)
+        if not isinstance(sync, bool):
+            raise InvalidOption(f"sync is True or False, not {sync!r}", where=self.name)
+        self._max_bytes = max_bytes
+        self._max_age_ms = None if max_age is None else span_ms(max_age, "max_age")
+        self._keep = keep
+        self._sync = sync
+        self._lock = threading.Lock()
+        self._closed = False
+        self._connected = True
+        self._torn = False
+        with self._translated():
+            self._side = self._lock_side_file()
+            try:
+                self._file = self._opened()
+            except BaseException:
+                os.close(self._side)
+                raise
+
+    @property
+    def connected(self) -> bool:
+        return self._connected and not self._closed
+
+    def publish(self, message: Message) -> None:
+        self.publish_many([message])
+
+    def publish_many(self, messages: Sequence[Message]) -> None:
+        lines = list(map(to_line, messages))
+        with self._lock:
+            if self._closed:
+                raise Closed("this transport is closed", where=self.name)
+            if not lines:
+                return
+            with self._translated():
+                self._append(lines)
+
+    def subscribe(
+        self, pattern: str, handle: Handle, *, group: str | None = None, consumer: str | None = None
+    ) -> Never:
+        raise publish_only("FileTransport", self.name, "Read the file with headwater.transports.file.read_lines")
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._file)
+                os.close(self._side)  # the side file stays: to remove it would let two hold it at once
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def _append(self, lines: list[bytes]) -> None:
+        if self._was_moved_away():
+            self._open_anew()
+        if self._torn:
+            self._heal(self._file)
+            self._torn = False
+        size = os.fstat(self._file).st_size
+        at = 0
+        while at < len(lines):
+            if size and self._is_full(size + len(lines[at])):
+                self._rotate()
+                size = 0
+            end, chunk = at, 0
+            while end < len(lines) and (end == at or self._fits(size + chunk + len(lines[end]), chunk)):
+                chunk += len(lines[end])
+                end += 1
+            if not size:
+                self._note_begun(self._clock.now_ms())
+            self._write(b"".join(lines[at:end]), size, last=end == len(lines))
+            size += chunk
+            at = end
+
+    def _fits(self, size: int, chunk: int) -> bool:
+        return chunk < WRITE_BYTES and (self._max_bytes is None or size <= self._max_bytes)
+
+    def _is_full(self, size: int) -> bool:
+        if self._max_bytes is not None and size > self._max_bytes:
+            return True
+        # Begun in the future: the clock was set back. Rather a file too short than one that goes on for years.
+        return self._max_age_ms is not None and not 0 <= self._clock.now_ms() - self._begun_ms() < self._max_age_ms
+
+    def _write(self, chunk: bytes, size_before: int, *, last: bool) -> None:
+        """All of the chunk, or nothing: what a full disk leaves of it is cut off."""
+        try:
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            if self._sync and last:
+                os.fsync(self._file)
+        except BaseException:
+            self._torn = True  # until the cut has been made
+            os.ftruncate(self._file, size_before)
+            self._torn = False
+            raise
+
+    def _rotate(self) -> None:
+        if self._sync:
+            os.fsync(self._file)
+        earlier = rotated_files(self._path)
+        number = 1 + (number_of(earlier[-1]) if earlier else 0)
+        moved = self._path.with_name(f"{self._path.name}.{number:0{ROTATED_DIGITS}d}")
+        os.rename(self._path, moved)
+        self._open_anew()
+        if self._keep is not None:
+            for old in [*earlier, moved][: -self._keep]:
+                old.unlink(missing_ok=True)
+
+    def _was_moved_away(self) -> bool:
+        """Whether somebody else rotated or removed it."""
+        try:
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except FileNotFoundError:
+            return True
+
+    # --- opening ------------------------------------------------------------------------------------------------
+
+    def _open_anew(self) -> None:
+        """The file that is called so now, in place of the one that was."""
+        before, self._file = self._file, self._opened()
+        os.close(before)
+
+    def _opened(self) -> int:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            if self._sync:
+                _sync_directory(self._path.parent)
+            self._heal(file)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _heal(self, file: int) -> None:
+        """A crash may leave half a line. One that is whole but for its end gets it; any other was never confirmed and
+        is cut off."""
+        size = os.fstat(file).st_size
+        tail = _unended(file, size)
+        if not tail:
+            return
+        if not tail.strip(b"\0"):  # a power cut can leave room without content
+            whole = False
+        elif not LINE_BEGIN.startswith(tail[: len(LINE_BEGIN)]):
+            raise TransportFailed(
+                "its last line has no end and is none of ours; nothing was changed",
+                where=self.name,
+                next="Choose another path, or end the line",
+            )
+        else:
+            whole = _is_whole(tail)
+        if whole:
+            os.write(file, b"\n")
+        else:
+            os.ftruncate(file, size - len(tail))
+        os.fsync(file)
+        logger.warning("%s: its last line had no end; it %s", self.name, "got one" if whole else "was cut off")
+
+    def _lock_side_file(self) -> int:
+        side = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(side, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            os.close(side)
+            raise TransportFailed(
+                "another transport writes this file", where=self.name, next="Give each a path of its own, or close it"
+            ) from exc
+        return side
+
+    def _note_begun(self, now_ms: int) -> None:
+        """In the side file, because file systems do not keep it and a restart must not make the file young again."""
+        if self._max_age_ms is not None:
+            os.pwrite(self._side, f"{now_ms:015d}\n".encode(), 0)
+
+    def _begun_ms(self) -> int:
+        noted = os.pread(self._side, 15, 0)
+        if not noted.isdigit():  # written without max_age until now
+            self._note_begun(self._clock.now_ms())
+            return self._clock.now_ms()
+        return int(noted)
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            self._connected = False
+            directory = self._path.parent
+            mend = "Its lines are whole; mend that and publish again"
+            if isinstance(exc, FileNotFoundError) and not directory.exists():
+                mend = f"mkdir -p {shlex.quote(str(directory))}"
+            raise TransportFailed(exc.strerror or str(exc), where=self.name, next=mend) from exc
+        except HeadwaterError:
+            self._connected = False
+            raise
+        self._connected = True
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[Message]:
+    """All messages of a FileTransport's files, oldest first, also while it writes and rotates them. Raises InvalidData
+    that says which line is corrupt."""
+    active = Path(path)
+    done = 0
+    while True:
+        waiting = [file for file in rotated_files(active) if number_of(file) > done]
+        for rotated in waiting:
+            done = number_of(rotated)
+            with contextlib.suppress(FileNotFoundError), rotated.open("rb") as lines:  # `keep` may remove it meanwhile
+                yield from _messages(lines, rotated, growing=False)
+        try:
+            newest = active.open("rb")
+        except FileNotFoundError:
+            if any(number_of(file) > done for file in rotated_files(active)):
+                continue
+            return
+        with newest:
+            # Rotated between the two looks: what was `active` a moment ago has a number now, and comes first.
+            if any(number_of(file) > done for file in rotated_files(active)):
+                continue
+            yield from _messages(newest, active, growing=True)
+            return
+
+
+def rotated_files(path: Path) -> list[Path]:
+    """Oldest first."""
+    begin = f"{path.name}."
+    try:
+        names = os.listdir(path.parent)
+    except FileNotFoundError:
+        return []
+    found = [name for name in names if name.startswith(begin) and _is_number(name.removeprefix(begin))]
+    return sorted((path.with_name(name) for name in found), key=number_of)
+
+
+def number_of(rotated: Path) -> int:
+    return int(rotated.name.rpartition(".")[2])
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) >= ROTATED_DIGITS
+
+
+def _messages(lines: BinaryIO, path: Path, *, growing: bool) -> Iterator[Message]:
+    number = 0
+    while line := lines.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        where = f"{path} line {number}"
+        if not line.endswith(b"\n") and len(line) <= LINE_BYTES_MAX:
+            if growing:  # it is being written, or its writer died; the next to open the file sees to it
+                return
+            raise InvalidData("half a line", where=where)
+        yield from_line(line, where)
+
+
+def _unended(file: int, size: int) -> bytes:
+    """What stands after the last line end."""
+    tail = b""
+    begin = size
+    while begin > 0 and len(tail) <= LINE_BYTES_MAX:
+        block_begin = max(0, begin - TAIL_BLOCK)
+        block = os.pread(file, begin - block_begin, block_begin)
+        cut = block.rfind(b"\n")
+        tail = block[cut + 1 :] + tail
+        if cut >= 0:
+            break
+        begin = block_begin
+    return tail
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        from_line(line)
+    except InvalidData:
+        return False
+    return True
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

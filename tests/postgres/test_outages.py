@@ -1,0 +1,260 @@
+"""The server goes away, connections break, all are busy: what was acknowledged stays, the rest is told or goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from postgres_server import PostgresServer
+
+import headwater
+from headwater.delivery.dedupe import DedupeWindow
+from headwater.errors import Conflict, HeadwaterError, Locked, OutcomeUnknown, Unavailable
+from headwater.message import Draft
+from headwater.stores.postgres import PostgresStore
+
+WINDOW = DedupeWindow()
+
+
+@pytest.fixture(scope="module")
+def restartable() -> Iterator[PostgresServer]:
+    """A server that this file may stop; with fsync, for it is killed too."""
+    with PostgresServer() as server:
+        yield server
+
+
+def test_publishers_and_consumers_go_on_after_a_restart(restartable: PostgresServer) -> None:
+    url = restartable.new_database()
+    with headwater.open(url) as log:
+        subscription = log.subscribe("s", "a")
+        assert log.publish("a", 1) == 1
+        restartable.stop()
+        restartable.start()
+        assert log.publish("a", 2) == 2
+        assert [message.data for message in subscription.fetch()] == [1, 2]
+
+
+def test_what_was_acknowledged_survives_a_killed_server(restartable: PostgresServer) -> None:
+    url = restartable.new_database()
+    acknowledged: list[int] = []
+    enough, stop = threading.Event(), threading.Event()
+
+    def publish(log: headwater.Log) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with contextlib.suppress(Conflict, Unavailable, OutcomeUnknown):
+                log.publish("a", number, id=str(number))
+                acknowledged.append(number)
+            if len(acknowledged) >= 50:
+                enough.set()
+
+    with headwater.open(url) as log:
+        publisher = threading.Thread(target=publish, args=(log,))
+        publisher.start()
+        assert enough.wait(30)
+        restartable.kill()
+        restartable.start()
+        enough.clear()
+        assert enough.wait(30)
+        stop.set()
+        publisher.join(30)
+        found: list[int] = []
+        with log.subscribe("s", "a") as subscription:
+            while batch := subscription.fetch(1_000):
+                found += [message.data for message in batch]
+                subscription.ack_many(batch)
+    assert set(acknowledged) <= set(found)
+    assert len(found) == len(set(found))
+    assert found == sorted(found)
+
+
+def test_a_publish_waits_for_a_server_that_comes_back(restartable: PostgresServer) -> None:
+    url = restartable.new_database()
+    with headwater.open(url, busy_timeout=30) as log:
+        restartable.stop()
+        published: list[int] = []
+        waiting = threading.Thread(target=lambda: published.append(log.publish("a", 1)))
+        waiting.start()
+        restartable.start()
+        waiting.join(30)
+        assert published == [1]
+
+
+def test_a_server_that_stays_away_is_told(restartable: PostgresServer) -> None:
+    url = restartable.new_database()
+    with headwater.open(url, busy_timeout=0.3) as log:
+        restartable.stop()
+        try:
+            with pytest.raises(Unavailable):
+                log.publish("a", 1)
+            with pytest.raises((Unavailable, Conflict)):
+                log.last_seq()
+        finally:
+            restartable.start()
+        assert log.publish("a", 2) == 1
+
+
+def cut(postgres: PostgresServer, url: str) -> None:
+    assert postgres.cut_connections(url, "headwater writer") == 1
+
+
+def test_a_connection_cut_inside_a_transaction_leaves_nothing_of_it(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    store = PostgresStore(postgres_url)
+    rolled_back: list[int] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pytest.raises(Conflict))
+            writer = stack.enter_context(store.write(lambda: rolled_back.append(1)))
+            writer.append([Draft("a", "1", 1)], 1_000, WINDOW)
+            cut(postgres, postgres_url)
+            writer.append([Draft("a", "2", 1)], 1_000, WINDOW)
+        assert rolled_back == [1]
+        with store.write() as writer:
+            assert writer.append([Draft("a", "3", 1)], 1_000, WINDOW).seqs == [1]
+    finally:
+        store.close()
+
+
+def test_a_group_whose_connection_is_cut_is_written_on_the_next(postgres: PostgresServer, postgres_url: str) -> None:
+    with headwater.open(postgres_url) as log:
+        log.publish("a", 1)
+        for number in range(2, 6):
+            cut(postgres, postgres_url)
+            assert log.publish("a", number) == number
+
+
+class LostAnswer:
+    """Stands where the writing connection is and cuts it at the commit: before it is sent, or after it was done."""
+
+    def __init__(self, inner: psycopg.Connection, postgres: PostgresServer, url: str, *, committed: bool) -> None:
+        self._inner, self._postgres, self._url, self._committed = inner, postgres, url, committed
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def execute(self, statement: object, *arguments: object, **options: object) -> object:
+        if isinstance(statement, bytes) and statement.endswith(b"COMMIT"):
+            if self._committed:
+                self._inner.execute(statement, *arguments, **options)  # type: ignore[arg-type]
+            cut(self._postgres, self._url)
+            return self._inner.execute("SELECT 1")  # the answer never came
+        return self._inner.execute(statement, *arguments, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_commit_whose_answer_is_lost_is_asked_about(
+    postgres: PostgresServer, postgres_url: str, committed: bool
+) -> None:
+    store = PostgresStore(postgres_url)
+    store._connection = LostAnswer(store._connection, postgres, postgres_url, committed=committed)  # type: ignore[assignment]
+    try:
+        with contextlib.ExitStack() as stack:
+            if not committed:
+                stack.enter_context(pytest.raises(Conflict))
+            with store.write() as writer:
+                assert writer.append([Draft("a", "1", 1)], 1_000, WINDOW).seqs == [1]
+        with store.read() as reader:
+            assert reader.last_seq() == (1 if committed else 0)
+        with store.write() as writer:
+            assert writer.append([Draft("a", "2", 1)], 1_000, WINDOW).seqs == [2 if committed else 1]
+    finally:
+        store.close()
+
+
+def test_an_id_that_is_given_out_again_after_a_crash_proves_nothing(restartable: PostgresServer) -> None:
+    """The server dies before the commit reaches it, and somebody else gets the same transaction id, and commits."""
+    url = restartable.new_database()
+    store = PostgresStore(url, busy_timeout_ms=30_000)
+    other = restartable.url_of("postgres")
+
+    class Crash:
+        def __init__(self, inner: psycopg.Connection) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._inner, name)
+
+        def execute(self, statement: object, *arguments: object, **options: object) -> object:
+            if isinstance(statement, bytes) and statement.endswith(b"COMMIT"):
+                restartable.kill()
+                restartable.start()
+                with psycopg.connect(other, autocommit=True) as somebody:
+                    for number in range(200):
+                        somebody.execute(f"CREATE TABLE crash_{number} ()")
+                return self._inner.execute("SELECT 1")
+            return self._inner.execute(statement, *arguments, **options)  # type: ignore[arg-type]
+
+    try:
+        store._connection = Crash(store._connection)  # type: ignore[assignment]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pytest.raises(Conflict))
+            stack.enter_context(store.write()).append([Draft("a", "1", 1)], 1_000, WINDOW)
+        with store.write() as writer:
+            assert writer.append([Draft("a", "2", 1)], 1_000, WINDOW).seqs == [1]
+    finally:
+        store.close()
+
+
+def test_a_transaction_that_cannot_begin_gives_the_turn_back(postgres_url: str) -> None:
+    with headwater.open(postgres_url, busy_timeout=0.2) as log, psycopg.connect(postgres_url) as mine:
+        log.publish("a", 1)
+        (message,) = log.subscribe("s", "a").fetch()
+        mine.execute("SELECT 1 FROM headwater.subscriptions FOR UPDATE")
+        with pytest.raises(HeadwaterError), message.transaction():
+            pytest.fail("its subscription is locked")
+        assert log.publish("a", 2) == 2  # nobody has the writer's turn
+        mine.rollback()
+
+
+def test_acks_do_not_wait_for_a_stranger_who_publishes(postgres_url: str) -> None:
+    with headwater.open(postgres_url, busy_timeout=0.5) as log, psycopg.connect(postgres_url) as stranger:
+        log.publish("a", 1)
+        (message,) = log.subscribe("s", "a").fetch()
+        stranger.execute("SELECT headwater.begin_publishing()")
+        engine = log._core.engine  # type: ignore[attr-defined]
+        with engine.store._turn:  # so that both become one group
+            publishing = engine.committer.publish(Draft("a", "2", 1))
+            acking = message._subscription._subscriber.submit_ack([message._claimed], lambda: None)
+        acking.wait(30)
+        publishing.wait(30)
+        assert acking.error is None
+        assert isinstance(publishing.error, Locked)
+        stranger.rollback()
+        assert log.subscription("s").lag == 0
+
+
+def test_readers_that_are_all_busy_are_told_and_recover(postgres_url: str) -> None:
+    store = PostgresStore(postgres_url, busy_timeout_ms=200, readers_max=2)
+    try:
+        with store.read(), store.read(), pytest.raises(Unavailable, match="became free"), store.read():
+            pass
+        with store.read() as reader:
+            assert reader.last_seq() == 0
+    finally:
+        store.close()
+
+
+def test_a_reader_whose_connection_broke_in_the_pool_is_passed_over(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    with headwater.open(postgres_url) as log:
+        log.publish("a", 1)
+        for _ in range(3):
+            assert log.last_seq() == 1
+            postgres.cut_connections(postgres_url, "headwater reader")
+
+
+def test_too_many_connections_are_told(restartable: PostgresServer) -> None:
+    url = restartable.new_database()
+    with psycopg.connect(restartable.url_of("postgres"), autocommit=True) as connection:
+        name = url.rpartition("/")[2]
+        connection.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 0")
+        connection.execute("CREATE ROLE guest LOGIN")
+    with pytest.raises(Unavailable, match="too many connections"):
+        headwater.open(url.replace("postgres@", "guest@"), busy_timeout=0.2)

@@ -1,0 +1,53 @@
+"""Where a log is, read from its url; and no password where people look."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+import headwater
+from headwater.errors import HeadwaterError, InvalidOption, Unavailable
+from headwater.stores.postgres.connection import place_of
+
+
+def test_a_url_names_the_database_and_the_schema() -> None:
+    place = place_of("postgres://app:secret@db.example.org:5433/shop?schema=orders&sslmode=require")
+    assert (place.schema, place.channel) == ("orders", "headwater_orders")
+    assert place.name == "postgres://app@db.example.org:5433/shop?schema=orders&sslmode=require"
+    assert "sslmode=require" in place.conninfo
+    assert "schema" not in place.conninfo
+
+
+@pytest.mark.parametrize("schema", ["Orders", "1st", "pg_orders", "a;b", "a b", 'a"b', "x" * 51])
+def test_a_schema_is_a_plain_name(schema: str) -> None:
+    with pytest.raises(InvalidOption, match="schema"):
+        place_of(f"postgres://db/shop?schema={schema}")
+
+
+def test_what_the_server_says_comes_with_advice(postgres_url: str) -> None:
+    elsewhere = postgres_url.rpartition("/")[0]
+    with pytest.raises(Unavailable, match="createdb"):
+        headwater.open(f"{elsewhere}/nosuch")
+    with pytest.raises(Unavailable, match="createuser"):
+        headwater.open(postgres_url.replace("postgres@", "nosuch@"))
+    with pytest.raises(InvalidOption, match="schema=headwater"):
+        headwater.open(f"{postgres_url}?shema=x")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://app:hunter2@127.0.0.1:1/shop",
+        "postgres://127.0.0.1:1/shop?user=app&password=hunter2",
+        "postgres://app:hun/ter2@127.0.0.1:1/shop",
+        "postgres://app:hun?ter2@127.0.0.1:1/shop",
+        "postgres://app:hun%zzter2@127.0.0.1:1/shop",
+    ],
+)
+def test_no_error_tells_a_password(url: str) -> None:
+    with pytest.raises((InvalidOption, Unavailable)) as refused:
+        headwater.open(url, busy_timeout=0.1)
+    told = "".join(traceback.format_exception(refused.value))
+    assert isinstance(refused.value, HeadwaterError)
+    assert "ter2" not in told.replace(f'"{url}"', "")

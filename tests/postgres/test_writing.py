@@ -1,0 +1,240 @@
+"""What a writer does that only PostgreSQL asks for: locks between hosts, text it cannot keep, and what is news."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from headwater.delivery.dedupe import DedupeWindow
+from headwater.delivery.lease import Lease
+from headwater.errors import InvalidData, InvalidOption, Locked
+from headwater.message import Draft, make_draft
+from headwater.ports.records import (
+    DeadLetter,
+    DeadLetterQuery,
+    DeliveryRow,
+    Gap,
+    SubscriptionRecord,
+    SubscriptionSpec,
+    Timing,
+)
+from headwater.stores.postgres import PostgresStore
+from headwater.stores.postgres.writer import PostgresWriter
+from headwater.topics import parse_pattern
+
+NOW = 1_700_000_000_000
+IMPATIENT_MS = 50
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def store(postgres_schema_url: str) -> Iterator[PostgresStore]:
+    opened = PostgresStore(postgres_schema_url)
+    with opened.write() as writer:
+        for id in ("s", "t"):
+            writer.save_subscription(record(id))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def other(store: PostgresStore, postgres_schema_url: str) -> Iterator[PostgresStore]:
+    """Another host's, which does not wait for locks."""
+    opened = PostgresStore(postgres_schema_url, busy_timeout_ms=IMPATIENT_MS)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def patient(store: PostgresStore, postgres_schema_url: str) -> Iterator[PostgresStore]:
+    """Another host's, which waits."""
+    opened = PostgresStore(postgres_schema_url)
+    yield opened
+    opened.close()
+
+
+def record(id: str, mode: str = "shared", lease: Lease = Lease()) -> SubscriptionRecord:  # noqa: B008 (frozen)
+    return SubscriptionRecord(id, SubscriptionSpec(">", mode=mode), NOW, NOW, lease=lease)  # type: ignore[arg-type]
+
+
+def publish(writer: PostgresWriter, *data: object, **options: object) -> list[int]:
+    drafts = [make_draft("a", each, options, NOW) for each in data]  # type: ignore[arg-type]
+    return writer.append(drafts, NOW, DedupeWindow()).seqs
+
+
+# --- locks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda writer: writer.subscription("s"),
+        lambda writer: writer.lease("new"),
+        lambda writer: writer.lease("housekeeping"),
+        lambda writer: publish(writer, 1),
+        lambda writer: writer.receipts("p", 1, 1),
+        lambda writer: writer.fold_topic_counts(10),
+        lambda writer: writer.delete_messages(writer.oldest(parse_pattern(">"), 0, 1)),
+    ],
+    ids=["subscription", "new lease", "lease", "publish", "receipts", "counts", "deletion"],
+)
+def test_what_one_host_is_about_to_change_another_waits_for(
+    store: PostgresStore, other: PostgresStore, ask: Callable[[PostgresWriter], object]
+) -> None:
+    with store.write() as writer:
+        writer.save_lease("housekeeping", Lease("me", 1, NOW))
+        publish(writer, 1, 2)
+    with store.write(alone=False) as writer:
+        ask(writer)
+        with pytest.raises(Locked), other.write(alone=False) as late:
+            ask(late)
+        with other.write(alone=False) as beside:  # but not for anything else
+            assert beside.subscription("t") == record("t")
+            beside.put_deliveries("t", [DeliveryRow(1, 1, NOW)])
+    with other.write(alone=False) as next_one:
+        ask(next_one)
+
+
+def test_alone_is_alone(store: PostgresStore, other: PostgresStore) -> None:
+    with store.write(alone=True):
+        for alone in (True, False):
+            with pytest.raises(Locked), other.write(alone=alone):
+                pytest.fail("two at once")
+    with store.write(alone=False), pytest.raises(Locked), other.write(alone=True):
+        pytest.fail("not alone")
+
+
+def test_a_delivery_that_somebody_is_just_settling_is_passed_over(store: PostgresStore) -> None:
+    with store.write() as writer:
+        publish(writer, 1, 2, 3)
+        writer.put_deliveries("s", [DeliveryRow(seq, 1, NOW, token=1) for seq in (1, 2, 3)])
+    with psycopg.connect(store.place.conninfo) as users:
+        users.execute(f"DELETE FROM {store.place.schema}.deliveries WHERE seq = 2")
+        with store.write(alone=False) as writer:
+            assert [due.row.seq for due in writer.due("s", NOW, 10, "seq")] == [1, 3]
+            assert [due.row.seq for due in writer.due("s", NOW, 10, "priority")] == [1, 3]
+        users.rollback()
+    with store.write(alone=False) as writer:
+        assert [due.row.seq for due in writer.due("s", NOW, 10, "seq")] == [1, 2, 3]
+
+
+def until_somebody_waits(connection: psycopg.Connection) -> None:
+    """There is nothing to wait for but what the server says."""
+    while connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
+        pass
+
+
+def test_hosts_that_count_the_same_at_once_wait_in_no_circle(store: PostgresStore, patient: PostgresStore) -> None:
+    first, *_, last = timings = [Timing("s", 0, "ack", bucket, 1) for bucket in range(20)]
+
+    def count(given: list[Timing]) -> None:
+        with patient.write(alone=False) as writer:
+            writer.add_timings(given)
+
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(store.place.conninfo, autocommit=True) as looking:
+        with store.write(alone=False) as writer:
+            writer.add_timings([first])
+            counting = pool.submit(count, timings[::-1])
+            until_somebody_waits(looking)
+            writer.add_timings([last])
+        counting.result(WAIT_S)
+    with store.read() as reader:
+        assert {timing.bucket: timing.count for timing in reader.timings()} == {
+            bucket: 2 if bucket in (0, 19) else 1 for bucket in range(20)
+        }
+
+
+def test_hosts_that_fold_at_once_count_each_message_once(store: PostgresStore, patient: PostgresStore) -> None:
+    with store.write() as writer:
+        publish(writer, *range(10))
+
+    def fold() -> int:
+        with patient.write(alone=False) as writer:
+            return writer.fold_topic_counts(100)
+
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(store.place.conninfo, autocommit=True) as looking:
+        with store.write(alone=False) as writer:
+            assert writer.fold_topic_counts(100) == 10
+            folding = pool.submit(fold)
+            until_somebody_waits(looking)
+        assert folding.result(WAIT_S) == 0
+    with store.read() as reader:
+        assert [(counted.topic, counted.count) for counted in reader.topic_counts()] == [("a", 10)]
+
+
+# --- text that PostgreSQL cannot keep -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["id", "from_", "to", "reply_to", "correlation_id", "type", "traceparent"])
+def test_a_name_with_the_character_nul_is_refused_and_nothing_happens(store: PostgresStore, name: str) -> None:
+    with store.write() as writer:
+        with pytest.raises(InvalidOption, match=f"{name} holds the character NUL"):
+            publish(writer, "fine", "not fine", **{name: "a\0b"})
+        assert publish(writer, "fine") == [1]
+
+
+def test_a_subscription_with_the_character_nul_is_refused(store: PostgresStore) -> None:
+    with store.write() as writer:
+        with pytest.raises(InvalidOption, match="NUL"):
+            writer.save_subscription(record("a\0b"))
+        assert [each.id for each in writer.subscriptions()] == ["s", "t"]
+
+
+@pytest.mark.parametrize("draft", [Draft("a", '"\0"', 3), Draft("a", '"\1"', 3), Draft("a\0", "1", 1)], ids=ascii)
+def test_a_draft_that_nobody_checked_does_no_harm(store: PostgresStore, draft: Draft) -> None:
+    with pytest.raises(InvalidData), store.write() as writer:
+        writer.append([Draft("a", "1", 1), draft], NOW, DedupeWindow())
+    with store.write() as writer:
+        assert publish(writer, "fine") == [1]
+
+
+def test_what_came_from_elsewhere_is_kept_as_far_as_it_can_be(store: PostgresStore) -> None:
+    with store.write() as writer:
+        [seq] = publish(writer, "a\0b")
+        writer.put_deliveries("s", [DeliveryRow(seq, 0, NOW, key="k\0")])
+        row = writer.deliveries("s", [seq])[seq]
+        writer.put_deliveries("s", [row])
+        message = writer.messages([seq])[seq]
+        writer.bury([DeadLetter(0, "s", message, "rejected", 1, NOW, error="bad \0 \ud800", stack="\0", handler="ü")])
+        [letter] = writer.dead_letters(DeadLetterQuery(), 0, 10)
+        assert writer.deliveries("s", [seq]) == {seq: row}
+    assert row.key == "k\ufffd"
+    assert (letter.error, letter.stack, letter.handler) == ("bad \ufffd ?", "\ufffd", "ü")
+    assert letter.message.data == "a\0b"
+
+
+# --- news ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "is_news"),
+    [
+        (lambda writer: publish(writer, 1), True),
+        (lambda writer: publish(writer, 1, id="known"), False),
+        (lambda writer: publish(writer), False),
+        (lambda writer: writer.put_deliveries("s", [DeliveryRow(1, 1, NOW + 9, token=2)]), False),
+        (lambda writer: writer.put_deliveries("s", [DeliveryRow(1, 1, NOW)]), True),
+        (lambda writer: writer.remove_deliveries("s", [1]), False),
+        (lambda writer: writer.remove_deliveries("s", [2]), True),
+        (lambda writer: writer.end_leases("s", NOW), True),
+        (lambda writer: writer.end_leases("t", NOW), False),
+        (lambda writer: writer.save_subscription(record("s")), False),
+        (lambda writer: writer.save_subscription(record("e", "exclusive", Lease("me", 1, NOW))), False),
+        (lambda writer: writer.save_subscription(record("e", "exclusive", Lease("", 1, 0))), True),
+        (lambda writer: writer.delete_subscription("t"), True),
+        (lambda writer: writer.add_gap(Gap("s", 1, 1, 1, "retention", NOW)), True),
+        (lambda writer: writer.fold_topic_counts(10), False),
+        (lambda writer: writer.save_lease("housekeeping", Lease("me", 1, NOW)), False),
+    ],
+)
+def test_what_others_may_be_waiting_for_is_news(
+    store: PostgresStore, change: Callable[[PostgresWriter], object], is_news: bool
+) -> None:
+    with store.write() as writer:
+        publish(writer, 0, id="known")
+        rows = [DeliveryRow(1, 1, NOW + 9, token=1), DeliveryRow(2, 1, NOW + 9, token=1, key="k")]
+        writer.put_deliveries("s", rows)
+    with store.write() as writer:
+        change(writer)
+        assert writer.has_news is is_news

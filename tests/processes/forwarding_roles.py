@@ -1,0 +1,24 @@
+"""A process that forwards until it is killed."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+import headwater
+from headwater.broker.forwarding import Forwarder
+
+LEASE_S = 0.3  # so that nobody waits long for the dead
+
+
+def forward(pipe: Connection, source: str, target: str) -> None:
+    """Says its state whenever it is asked; forwards until told to end."""
+    with headwater.open(source, housekeeping=None) as log:
+        transport = headwater.open_transport(target)
+        forwarder = Forwarder(log, transport, id="f", batch=20, wait=0, lease=LEASE_S)
+        forwarder.start()
+        pipe.send("started")
+        while pipe.recv() != "end":
+            pipe.send(forwarder.status().state)
+        forwarder.stop()
+        transport.close()
+        pipe.send(forwarder.status().forwarded)

@@ -1,0 +1,115 @@
+"""An S3 endpoint of the tests' own: moto's server as a process, on loopback. What it holds is gone when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from postgres_server import free_port
+
+PATIENCE_S = 30.0
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
+_numbers = itertools.count(1)
+
+
+class S3Server:
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> S3Server:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(self.port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._request("GET", "/")
+                return self
+            except OSError:
+                if time.monotonic() > until or self._process.poll() is not None:
+                    raise RuntimeError("the S3 endpoint did not start") from None
+                time.sleep(0.02)  # there is nothing to wait for but its answer
+
+    def _request(self, method: str, path: str) -> None:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)) as connection:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status >= 300:
+                raise RuntimeError(f"{method} {path}: {answer.status}")
+
+    def new_bucket(self) -> str:
+        """The url of a prefix in a bucket of its own."""
+        name = f"bucket-{os.getpid()}-{next(_numbers)}"
+        self._request("PUT", f"/{name}")
+        return self.url_of(name)
+
+    def url_of(self, bucket: str) -> str:
+        return f"s3://{bucket}/archive?endpoint={self.endpoint}&region=us-east-1"
+
+    def pause(self) -> None:
+        """It takes connections and answers nothing, as behind a broken network; what it was sent it does later."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self.resume()
+            self._process.send_signal(how)
+            self._process.wait(PATIENCE_S)
+            self._process = None
+
+    def __enter__(self) -> S3Server:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+
+class OneAtATime:
+    """S3 looks whether an object is there and writes it in one step; moto in two, between which threads may change."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        with self._lock:
+            return list(self._application(environ, start_response))
+
+
+if __name__ == "__main__":
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import run_simple
+
+    application = OneAtATime(DomainDispatcherApplication(create_backend_app))
+    run_simple("127.0.0.1", int(sys.argv[1]), application, threaded=True, request_handler=MotoRequestHandler)

@@ -1,0 +1,274 @@
+"""One contract, every transport. A new one joins with one line in CARRIERS."""
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import psycopg
+import pytest
+import redis as redis_client
+from redis_followers import Collected
+
+import headwater
+from headwater import ManualClock, Message
+from headwater.errors import Closed, PublishOnly
+from headwater.ports.transport import Subscribable, Transport
+from headwater.transports.batching import BatchingTransport
+from headwater.transports.file import FileTransport, read_lines
+from headwater.transports.guarded import GuardedTransport
+from headwater.transports.headwater_log import HeadwaterTransport
+from headwater.transports.lines import from_line, make_message
+from headwater.transports.memory import MemoryTransport
+from headwater.transports.multi import MultiTransport
+from headwater.transports.opening import open_transport
+from headwater.transports.redis_entries import from_fields
+from headwater.transports.redis_pubsub import RedisPubSub
+from headwater.transports.stdout import StdoutTransport
+
+NAMED = ("from_", "to", "reply_to", "correlation_id", "type", "version", "content_type", "traceparent")
+MAKE = Callable[..., Message]
+REQUEST = pytest.FixtureRequest
+
+
+class Carrier(NamedTuple):
+    transport: Transport
+    arrived: Callable[[], list[Message]]
+    """What its target holds, in order."""
+
+
+def memory(request: REQUEST) -> Carrier:
+    transport = MemoryTransport()
+    return Carrier(transport, lambda: transport.messages)
+
+
+def file(request: REQUEST) -> Carrier:
+    path: Path = request.getfixturevalue("tmp_path") / "out.jsonl"
+    return Carrier(FileTransport(path, clock=ManualClock()), lambda: list(read_lines(path)))
+
+
+def stdout(request: REQUEST) -> Carrier:
+    stream = io.StringIO()
+    return Carrier(StdoutTransport(stream), lambda: list(map(from_line, stream.getvalue().encode().splitlines(True))))
+
+
+def headwater_log(request: REQUEST) -> Carrier:
+    log = headwater.open("memory:", housekeeping=None, clock=request.getfixturevalue("clock"))
+    request.addfinalizer(log.close)
+
+    def arrived() -> list[Message]:
+        with log.subscribe("reader", ">") as reading:
+            found = [received.message for received in reading.messages()]
+        log.unsubscribe("reader")
+        return found
+
+    return Carrier(HeadwaterTransport("log", lambda: log), arrived)
+
+
+def guarded(request: REQUEST) -> Carrier:
+    transport, arrived = memory(request)
+    return Carrier(GuardedTransport(transport, clock=ManualClock()), arrived)
+
+
+def batching(request: REQUEST) -> Carrier:
+    transport, arrived = memory(request)
+    batches = BatchingTransport(transport, clock=ManualClock())
+
+    def arrived_after_flush() -> list[Message]:
+        batches.flush()
+        return arrived()
+
+    return Carrier(batches, arrived_after_flush)
+
+
+def multi(request: REQUEST) -> Carrier:
+    first, second = MemoryTransport(), MemoryTransport()
+
+    def both() -> list[Message]:
+        assert first.messages == second.messages
+        return first.messages
+
+    return Carrier(MultiTransport([first, second]), both)
+
+
+def object_storage(request: REQUEST) -> Carrier:
+    from headwater.transports.object_reading import read_archive
+
+    url = request.getfixturevalue("bucket_url")
+    return Carrier(open_transport(url, clock=ManualClock()), lambda: list(read_archive(url)))
+
+
+def postgres_archive(request: REQUEST) -> Carrier:
+    url: str = request.getfixturevalue("postgres_url")
+    columns = "id, topic, data::text, headers::text, priority, deliver_at, expires_at, from_entity, to_entity, reply_to"
+
+    def arrived() -> list[Message]:
+        with psycopg.connect(url) as connection:
+            if connection.execute("SELECT to_regclass('archive')").fetchone() == (None,):
+                return []
+            rows = connection.execute(
+                f"SELECT {columns}, correlation_id, type, version, content_type, traceparent FROM archive ORDER BY ctid"
+            ).fetchall()
+        return [archived(*row) for row in rows]
+
+    def archived(id: str, topic: str, data: str, headers: str | None, priority: int, *rest: Any) -> Message:
+        deliver_ms, expires_ms = (None if at is None else round(at.timestamp() * 1000) for at in rest[:2])
+        raw_headers = msgspec.Raw((headers or "null").encode())
+        named = dict(zip(NAMED, rest[2:], strict=True))
+        return Message(0, topic, msgspec.Raw(data.encode()), 0, len(data), id, priority, deliver_ms, expires_ms,
+                       raw_headers=raw_headers, **named)  # fmt: skip
+
+    return Carrier(open_transport(f"archive+{url}", clock=ManualClock()), arrived)
+
+
+def redis_streams(request: REQUEST) -> Carrier:
+    url: str = request.getfixturevalue("redis_url")
+    client = redis_client.Redis.from_url(url, protocol=2)
+    request.addfinalizer(client.close)
+    return Carrier(
+        open_transport(url, clock=ManualClock()),
+        lambda: [from_fields(fields, "entry") for _, fields in client.xrange("headwater")],
+    )
+
+
+def redis_pubsub(request: REQUEST) -> Carrier:
+    url = f"redis+pubsub{request.getfixturevalue('redis_url').removeprefix('redis')}"
+    collected = Collected()
+    listening, marking = (RedisPubSub.from_url(url) for _ in range(2))
+    listening.subscribe(">", collected)
+    request.addfinalizer(listening.close)
+    request.addfinalizer(marking.close)
+
+    def arrived() -> list[Message]:
+        marking.publish(make_message("end.of.test", 0, 0))  # what came before it is here when it is
+        collected.until(lambda messages: messages != [] and messages[-1].topic == "end.of.test")
+        return collected.messages[:-1]
+
+    return Carrier(open_transport(url, clock=ManualClock()), arrived)
+
+
+CARRIERS: dict[str, Callable[[REQUEST], Carrier]] = {
+    "memory": memory,
+    "file": file,
+    "stdout": stdout,
+    "headwater": headwater_log,
+    "guarded": guarded,
+    "batching": batching,
+    "multi": multi,
+    "s3": object_storage,
+    "archive": postgres_archive,
+    "streams": redis_streams,
+    "pubsub": redis_pubsub,
+}
+
+
+@pytest.fixture(params=CARRIERS)
+def carrier(request: REQUEST) -> Iterator[Carrier]:
+    carrier = CARRIERS[request.param](request)
+    yield carrier
+    carrier.transport.close()
+
+
+def told(messages: list[Message]) -> list[tuple[Any, ...]]:
+    """All that a copy keeps wherever it goes. Some targets add free headers, so those are looked at elsewhere."""
+    same = ("id", "topic", "data_json", "priority", "deliver_ms", "expires_ms", *NAMED)
+    return [tuple(getattr(message, name) for name in same) for message in messages]
+
+
+def test_messages_arrive_in_their_order(carrier: Carrier, make: MAKE) -> None:
+    given = [make(number) for number in range(30)]
+    carrier.transport.publish(given[0])
+    carrier.transport.publish_many(given[1:20])
+    carrier.transport.publish_many(given[20:])
+    assert told(carrier.arrived()) == told(given)
+    assert carrier.transport.connected
+
+
+def test_every_field_arrives(carrier: Carrier, make: MAKE, clock: ManualClock) -> None:
+    whole = make(
+        {"order": 17},
+        id="order-17",
+        headers={"tenant": "a", "note": None, "größe": [1, 2.5]},
+        from_="shop",
+        to="billing",
+        reply_to="replies",
+        correlation_id="c1",
+        type="Order",
+        version=2,
+        content_type="application/json",
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        priority=-7,
+        ttl=3600,
+        deliver_at=clock.now_ms() // 1000 - 60,
+    )
+    carrier.transport.publish(whole)
+    arrived = carrier.arrived()
+    assert told(arrived) == told([whole])
+    assert arrived[0].headers.items() >= whole.headers.items()
+
+
+def test_any_json_arrives_to_the_letter(carrier: Carrier, make: MAKE) -> None:
+    deep: Any = "bottom"
+    for _ in range(200):
+        deep = [{"down": deep}]
+    payloads = [
+        deep,
+        'ünïcödé 🌊 \u2028 \x7f "\\\n\r\t',
+        "",
+        0,
+        -1.5,
+        True,
+        None,
+        {},
+        [],
+        {"": None},
+        2**63,
+        "x" * 1_000_000,
+    ]
+    given = [make(payload, f"topics.für.{at}") for at, payload in enumerate(payloads)]
+    carrier.transport.publish_many(given)
+    assert told(carrier.arrived()) == told(given)
+
+
+def test_to_publish_nothing_is_fine(carrier: Carrier) -> None:
+    carrier.transport.publish_many([])
+    assert carrier.arrived() == []
+
+
+def test_what_is_given_twice_is_there_once_if_the_target_recognises_ids(carrier: Carrier, make: MAKE) -> None:
+    given = [make(number) for number in range(3)]
+    carrier.transport.publish_many(given)
+    carrier.transport.publish_many([*given, make(3)])
+    expected = [0, 1, 2, 3] if carrier.transport.recognises_ids else [0, 1, 2, 0, 1, 2, 3]
+    assert [message.data for message in carrier.arrived()] == expected
+
+
+def test_one_that_carries_nothing_back_says_so(carrier: Carrier) -> None:
+    transport = carrier.transport
+    assert isinstance(transport, Subscribable)
+    refused: PublishOnly | None = None
+    try:
+        transport.subscribe(">", print).stop()
+    except PublishOnly as exc:
+        refused = exc
+    if refused is not None:
+        assert "publish-only" in refused.why
+        assert refused.where == transport.name
+        assert refused.next
+
+
+def test_closing_twice_is_harmless_and_then_nothing_goes_out(carrier: Carrier, make: MAKE) -> None:
+    carrier.transport.publish(make(1))
+    carrier.transport.close()
+    carrier.transport.close()
+    with pytest.raises(Closed):
+        carrier.transport.publish(make(2))
+    with pytest.raises(Closed):
+        carrier.transport.publish_many([make(2)])
+    assert not carrier.transport.connected
+
+
+def test_a_name_tells_no_password(carrier: Carrier) -> None:
+    assert carrier.transport.name
+    assert "secret" not in carrier.transport.name.lower()
