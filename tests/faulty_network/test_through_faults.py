@@ -36,8 +36,6 @@ def test_no_promise_breaks_over_a_failing_network(
 def test_no_promise_breaks_over_a_network_that_fails_for_long(
     tmp_path: Path, pytestconfig: pytest.Config, figures: Callable[[str], None]
 ) -> None:
-    if not pytestconfig.getoption("markexpr"):
-        pytest.skip("takes minutes; run it with -m long")
     play(pytestconfig.getoption("--dice") * 100 + 99, ROUNDS_LONG, tmp_path, figures)
 
 

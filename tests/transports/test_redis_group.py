@@ -160,20 +160,6 @@ def test_what_kills_its_consumers_ends_in_the_dead_stream_unseen(
     assert collected.data == [2]
 
 
-def test_a_group_that_began_so_gets_a_topic_from_its_first_that_turned_up_while_it_was_away(
-    open_streams: Callable[..., RedisStreams], make: MAKE
-) -> None:
-    transport = open_streams(start="new", stream_per_topic=1)
-    transport.publish(make(1, "orders.new"))
-    transport.subscribe(">", Collected(), group="workers").stop()
-    transport.publish(make(2, "orders.paid"))
-    transport.publish(make(3, "orders.new"))
-    collected = Collected()
-    transport.subscribe(">", collected, group="workers")
-    collected.until_count(2)
-    assert sorted(collected.data) == [2, 3]
-
-
 @pytest.mark.parametrize("group", [None, "workers"])
 def test_a_handler_that_wants_to_exit_has_failed_like_any_other(
     open_streams: Callable[..., RedisStreams], make: MAKE, group: str | None

@@ -81,7 +81,6 @@ class PostgresStore:
         busy_timeout_ms = max(1, busy_timeout_ms)  # to PostgreSQL, none means no limit
         self._patience_s = max(PATIENCE_S_MIN, busy_timeout_ms / 1000)
         self._poll_only = poll_only
-        self._prepare = not poll_only
         # Behind a pooler a connection is ours for one transaction only.
         self._settings = settings_of(
             self.place, durability=durability, lock_timeout_ms=busy_timeout_ms, local=poll_only
@@ -117,7 +116,7 @@ class PostgresStore:
             kwargs={
                 "autocommit": True,
                 "application_name": "headwater reader",
-                "prepare_threshold": 5 if self._prepare else None,
+                "prepare_threshold": None if poll_only else 5,
             },
         )
 
@@ -142,7 +141,7 @@ class PostgresStore:
         return self._open(create, tries - 1)
 
     def connect(self, purpose: str) -> psycopg.Connection:
-        connection = connect(self.place, application=f"headwater {purpose}", prepare=self._prepare)
+        connection = connect(self.place, application=f"headwater {purpose}", prepare=not self._poll_only)
         self._set_up(connection)
         return connection
 
