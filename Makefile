@@ -5,7 +5,7 @@ KILLS ?= 1000
 # Trust the certificates that the machine trusts, as pip does.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo lake test check lint types crash powerloss cluster bench lock clean
+.PHONY: demo lake test check lint types crash powerloss replicas cluster bench lock clean
 
 demo: .venv/ready
 	@$(BIN)/headwater demo
@@ -15,7 +15,7 @@ lake: .venv/ready-for-spark
 	@$(BIN)/headwater pipeline demo headwater-lake-demo
 
 test: .venv/ready-for-tests check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: lint types
 
@@ -32,6 +32,10 @@ crash: .venv/ready-for-tests
 
 powerloss: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/powerloss -q -s --timeout=0 --every-cut
+
+# Replication's long tests: databases of more than 1 GiB, a hundred kills.
+replicas: .venv/ready-for-tests
+	$(BIN)/python -m pytest tests/replication -q -m long --timeout=900
 
 # The pipeline's long tests, then its suite again through Spark Connect and on a cluster of three daemons.
 cluster: .venv/ready-for-tests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -44,12 +45,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords and "long" not in config.getoption("-m"):
             item.add_marker(pytest.mark.skip(reason="takes long: run it with -m long"))
+        # With several workers: a file's tests share what they set up, and one Spark is enough for the machine.
+        uses_spark = "pipeline" in item.path.parts or item.path.name == "test_pipeline.py"
+        item.add_marker(pytest.mark.xdist_group("spark" if uses_spark else str(item.path)))
 
 
 @pytest.fixture
 def figures(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """Say a line at the end of the run, whatever is captured."""
     return pytestconfig.stash.setdefault(_figures, []).append
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands its figures to the process that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["figures"] = session.config.stash.get(_figures, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(_figures, []).extend(getattr(node, "workeroutput", {}).get("figures", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

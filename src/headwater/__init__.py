@@ -24,6 +24,7 @@ from headwater.wiring import connect, connect_bus, open, open_bus, open_transpor
 
 if TYPE_CHECKING:
     from headwater.broker.forwarding import Forwarder
+    from headwater.replication.synchronise import sync
     from headwater.stores.dedupe.opening import open_dedupe
     from headwater.typed import Event
 
@@ -34,6 +35,7 @@ _LATER = {
     "Event": "headwater.typed",
     "Forwarder": "headwater.broker.forwarding",
     "open_dedupe": "headwater.stores.dedupe.opening",
+    "sync": "headwater.replication.synchronise",
 }
 
 
@@ -68,4 +70,5 @@ __all__ = [
     "open_dedupe",
     "open_transport",
     "serve",
+    "sync",
 ]

@@ -52,6 +52,12 @@ HeadwaterError
 │   ├── UnknownType                       no class is known for it
 │   ├── VersionMismatch                   of another version than the class, and nothing upgrades it
 │   └── NoReply                           a request was not answered in time
+├── ReplicationError                      a database and its replica; both are as they were
+│   ├── NotADatabase                      no SQLite database, or none with anything in it
+│   ├── UnknownReplica                    no such replica, or no such version of it
+│   ├── VersionConflict                   pushed from another version than the newest, which is `newest`
+│   ├── UnsyncedChanges                   a pull would overwrite what was never pushed
+│   └── ReplicationFailed                 cut off in the middle, or one of the two ends said no
 └── Closed                                used after close()
 
 Each carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
@@ -320,6 +326,41 @@ class VersionMismatch(TypedError):
 
 
 class NoReply(TypedError):
+    pass
+
+
+class ReplicationError(HeadwaterError):
+    pass
+
+
+class NotADatabase(ReplicationError):
+    pass
+
+
+class UnknownReplica(ReplicationError):
+    pass
+
+
+class VersionConflict(ReplicationError):
+    """`newest` is the version that a push has to be made from."""
+
+    def __init__(self, why: str, *, where: str = "", next: str = "", newest: int = 0) -> None:
+        super().__init__(why, where=where, next=next)
+        self.newest = newest
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_conflict, (self.why, self.where, self.next, self.newest))
+
+
+def _rebuild_conflict(why: str, where: str, next: str, newest: int) -> VersionConflict:
+    return VersionConflict(why, where=where, next=next, newest=newest)
+
+
+class UnsyncedChanges(ReplicationError):
+    pass
+
+
+class ReplicationFailed(ReplicationError):
     pass
 
 

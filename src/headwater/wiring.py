@@ -28,6 +28,7 @@ from headwater.version import VERSION
 if TYPE_CHECKING:
     from headwater.broker.tracing import Tracing
     from headwater.configuration import Settings
+    from headwater.ports.endpoint import Annex
     from headwater.ports.transport import Transport
     from headwater.server.serving import Server
     from headwater.typed import AsyncBus, Bus
@@ -93,7 +94,9 @@ def _setting_path(name: str) -> str:
     from headwater.configuration import ServerSettings
 
     section, _, key = name.partition("_")
-    is_elsewhere = section in ("limits", "log") and key and name not in ServerSettings.model_fields  # log_level is here
+    is_elsewhere = (
+        section in ("limits", "log", "replicas") and key and name not in ServerSettings.model_fields
+    )  # log_level is here
     return f"{section}.{key}" if is_elsewhere else f"server.{name}"
 
 
@@ -107,12 +110,36 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
         return open_core(settings.server.log, **options)
 
     files = console_files() if settings.server.console else {}
-    server = Server(open_log, settings, VERSION, files)
+    server = Server(open_log, settings, VERSION, files, _annexes(settings))
     if _is_wanted("tracing", log_options.get("tracing", settings.server.tracing)):
         with _extra("otel", "server.tracing"):
             from headwater.server.tracing import CallTracing
         server.use(CallTracing(server.registry.knows))
     return server
+
+
+def _annexes(settings: Settings) -> list[Annex]:
+    """Replicas are kept beside a log that is a file, if nothing else was said."""
+    from headwater.replication.host.endpoint import ReplicaEndpoint
+    from headwater.replication.host.policy import Policy
+    from headwater.replication.host.shelf import Shelf
+
+    replicas, log = settings.replicas, settings.server.log
+    if replicas.directory is None and (log == "memory:" or is_postgres(log)):
+        return []
+    directory = replicas.directory or f"{_sqlite_path(log)}-replicas"
+    keep_age_ms = None if replicas.keep_age is None else round(replicas.keep_age * 1000)
+
+    def make_shelf(clock: Clock) -> Shelf:
+        return Shelf(
+            directory,
+            Policy(replicas.keep_last, keep_age_ms),
+            clock,
+            bytes_max=replicas.max_bytes,
+            replicas_max=replicas.max_replicas,
+        )
+
+    return [ReplicaEndpoint(make_shelf, bytes_max=replicas.max_bytes, pushes_max=replicas.pushes)]
 
 
 def connect(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Connecting:
@@ -325,17 +352,21 @@ def _open_store(url: str, options: OpenOptions) -> _Opened:
         )
     if url == ":memory:":
         raise InvalidOption("this would be a file of that name", where=url, next="A log in memory is memory:")
+    path = _sqlite_path(url)
+    if not create and not os.path.exists(path):
+        raise NotALog("there is no log", where=path, next="Check the name, or let it be made: create=True")
+    store = SqliteStore(path, durability=durability, busy_timeout_ms=busy_timeout_ms, adopt=options.get("adopt", False))
+    return _Opened(store, lambda on_change: SqliteWatcher(store, on_change))
+
+
+def _sqlite_path(url: str) -> str:
     scheme, found, rest = url.partition("://")
     if found and scheme != "sqlite":
         raise InvalidOption(
             f"there is no store for {scheme}:// here",  # without the rest of it: there may be a password
             next="Use a file path, postgres://, ws:// or memory:",
         )
-    path = rest.removeprefix("/") if found else url.removeprefix("sqlite:")  # sqlite:///relative, sqlite:////absolute
-    if not create and not os.path.exists(path):
-        raise NotALog("there is no log", where=path, next="Check the name, or let it be made: create=True")
-    store = SqliteStore(path, durability=durability, busy_timeout_ms=busy_timeout_ms, adopt=options.get("adopt", False))
-    return _Opened(store, lambda on_change: SqliteWatcher(store, on_change))
+    return rest.removeprefix("/") if found else url.removeprefix("sqlite:")  # sqlite:///relative, sqlite:////absolute
 
 
 def is_postgres(url: str) -> bool:

@@ -32,6 +32,7 @@ DOCS = [
     REFERENCE,
     "docs/server.md",
     "docs/pipeline.md",
+    "docs/replication.md",
 ]
 WRITTEN = [*DOCS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").rglob("*.*")))]
 FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json")

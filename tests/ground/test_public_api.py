@@ -35,6 +35,7 @@ EXPORTED = [
     "open_dedupe",
     "open_transport",
     "serve",
+    "sync",
 ]
 
 PUBLIC_NAMES = {

@@ -21,8 +21,8 @@ class RunningServer:
     """Options are those that `headwater.open` takes for a file. The settings are the built-in ones, whatever the
     environment says."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
-        flags = {"server.log": str(path), "server.port": 0}
+    def __init__(self, path: Path, port: int = 0, **options: Any) -> None:
+        flags = {"server.log": str(path), "server.port": port}
         settings = load_settings(config=None, profile=None, flags=flags, environment={}, directory=str(path.parent))
         self._server = make_server(settings, **options)
         self._ready: Future[asyncio.AbstractEventLoop] = Future()

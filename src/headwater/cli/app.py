@@ -21,6 +21,7 @@ from headwater.cli.output import console, note, printable
 from headwater.cli.pipeline import pipeline
 from headwater.cli.publish import publish
 from headwater.cli.reading import subscribe, tail
+from headwater.cli.replica import replica
 from headwater.cli.retention import retention
 from headwater.cli.schema import schema
 from headwater.cli.serving import serve
@@ -28,6 +29,7 @@ from headwater.cli.setting_flags import SettingsCommand
 from headwater.cli.showing import demo, say_version, version
 from headwater.cli.stopping import INTERRUPTED, OK, STORE, USAGE, exit_code_of, treat_terminate_as_interrupt
 from headwater.cli.subscriptions import lag, subscriptions
+from headwater.cli.sync import sync
 from headwater.cli.tokens import token
 from headwater.cli.top import top
 from headwater.errors import HeadwaterError
@@ -56,6 +58,7 @@ app.command(rich_help_panel=_USE)(subscribe)
 app.command(rich_help_panel=_USE)(tail)
 app.command(rich_help_panel=_USE, cls=SettingsCommand)(serve)
 app.command(rich_help_panel=_USE)(forward)
+app.command(rich_help_panel=_USE)(sync)
 app.command(rich_help_panel=_LOOK)(topics)
 app.add_typer(subscriptions, name="subscriptions", rich_help_panel=_LOOK)
 app.command(rich_help_panel=_LOOK)(lag)
@@ -64,6 +67,7 @@ app.command(rich_help_panel=_LOOK)(top)
 app.command(rich_help_panel=_LOOK)(schema)
 app.add_typer(dlq, name="dlq", rich_help_panel=_KEEP)
 app.add_typer(retention, name="retention", rich_help_panel=_KEEP)
+app.add_typer(replica, name="replica", rich_help_panel=_KEEP)
 app.add_typer(token, name="token", rich_help_panel=_KEEP)
 app.add_typer(config, name="config", rich_help_panel=_KEEP)
 app.command(rich_help_panel=_KEEP)(doctor)

@@ -113,6 +113,8 @@ def serve(
     [dim]To look at:[/]        headwater serve --demo
 
     Commands and programs then name ws://HOST:PORT where they named the file.
+    SQLite databases that `headwater sync` pushes here are kept beside the log,
+    in LOG-replicas or --replicas-directory.
 
     Every setting of headwater.toml is a flag too, like --limits-connections 100
     or --log-durability relaxed; `headwater config show` lists them. Ctrl-C or

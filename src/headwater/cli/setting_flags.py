@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 from headwater.errors import InvalidOption
 
-SECTIONS = ("limits", "log")
+SECTIONS = ("limits", "log", "replicas")
 _KEPT = "headwater.settings"
 
 

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
-from headwater.errors import HeadwaterError, InvalidInput, SubscriptionMismatch, UnknownDeadLetter, UnknownSubscription
+from headwater.errors import (
+    HeadwaterError,
+    InvalidInput,
+    SubscriptionMismatch,
+    UnknownDeadLetter,
+    UnknownReplica,
+    UnknownSubscription,
+)
 
 OK, FINDING, USAGE, STORE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -15,7 +22,7 @@ T = TypeVar("T")
 
 
 def exit_code_of(exc: HeadwaterError) -> int:
-    unusable = (InvalidInput, UnknownSubscription, SubscriptionMismatch, UnknownDeadLetter)
+    unusable = (InvalidInput, UnknownSubscription, SubscriptionMismatch, UnknownDeadLetter, UnknownReplica)
     return USAGE if isinstance(exc, unusable) else STORE
 
 

@@ -81,6 +81,17 @@ class LogSettings(Frozen):
     subscription_timeout: OptionalTimeout = None
 
 
+class ReplicaSettings(Frozen):
+    """SQLite databases that clients push to this server."""
+
+    directory: OptionalText = None
+    keep_last: Count = 100
+    keep_age: OptionalTimeout = None
+    max_bytes: StoredBytes = 10 * 1024**3
+    max_replicas: Count = 1_000
+    pushes: Count = 8
+
+
 class TopicSettings(Frozen):
     """How much history of the topics under a pattern stays; None is unlimited, 0 keeps nothing."""
 
@@ -122,12 +133,18 @@ class Tables(Frozen):
     server: ServerSettings = ServerSettings()
     limits: Limits = Limits()
     log: LogSettings = LogSettings()
+    replicas: ReplicaSettings = ReplicaSettings()
     topics: Topics = ()
     transports: Transports = Field(default_factory=dict)
     messages: Messages = Field(default_factory=dict)
 
 
-SECTIONS: Mapping[str, type[Frozen]] = {"server": ServerSettings, "limits": Limits, "log": LogSettings}
+SECTIONS: Mapping[str, type[Frozen]] = {
+    "server": ServerSettings,
+    "limits": Limits,
+    "log": LogSettings,
+    "replicas": ReplicaSettings,
+}
 NAMED_TABLES: Mapping[str, type[Frozen]] = {"transports": TransportSettings, "messages": MessageSettings}
 """Sections with a table for each name, like [transports.archive], which is in the path: `transports.archive.url`."""
 

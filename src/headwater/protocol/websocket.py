@@ -1,7 +1,7 @@
-"""WebSocket, sans I/O: bytes in, whole texts out, and the other way round. For both ends.
+"""WebSocket, sans I/O: bytes in, whole messages out, and the other way round. For both ends.
 
 The frames are those of the `websockets` library. What it leaves to its shells is here: fragments are put together,
-binary messages are refused, and silence is noticed.
+and binary messages are refused where nobody takes them.
 """
 
 from __future__ import annotations
@@ -21,29 +21,43 @@ class WebSocket:
 
     def __init__(self, protocol: ServerProtocol | ClientProtocol) -> None:
         self._protocol = protocol
-        self._fragments: list[bytes] = []
+        self._fragments = bytearray()  # not a list, which would grow with empty ones for ever
+        self._is_text = True
+        self._is_refused = False
+        self.takes_binary = False
         self.wants_eof = False
         """After what is left to send, end the connection."""
 
     def receive(self, data: bytes) -> list[bytes]:
         """The texts that are complete with these bytes. What breaks the rules closes the connection."""
+        return [text for text, _ in self.receive_messages(data)]
+
+    def receive_messages(self, data: bytes) -> list[tuple[bytes, bool]]:
+        """The same with binary messages, if they are taken, in order; True beside the texts."""
         self._protocol.receive_data(data)
-        texts: list[bytes] = []
+        messages: list[tuple[bytes, bool]] = []
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
-                self._take(event, texts)
-        return texts
+                self._take(event, messages)
+        return messages
 
-    def _take(self, frame: Frame, texts: list[bytes]) -> None:
-        if frame.opcode is Opcode.BINARY:
+    def _take(self, frame: Frame, messages: list[tuple[bytes, bool]]) -> None:
+        if self._is_refused:  # with the rest of what was refused
+            return
+        if frame.opcode is Opcode.BINARY and not self.takes_binary:
+            self._is_refused = True
             self._protocol.fail(CloseCode.UNSUPPORTED_DATA, "send JSON in text frames")
-        elif frame.opcode is Opcode.TEXT and frame.fin:
-            texts.append(bytes(frame.data))
-        elif frame.opcode in (Opcode.TEXT, Opcode.CONT):
-            self._fragments.append(bytes(frame.data))
+        elif frame.opcode in (Opcode.TEXT, Opcode.BINARY):
+            is_text = frame.opcode is Opcode.TEXT
             if frame.fin:
-                texts.append(b"".join(self._fragments))
-                self._fragments = []
+                messages.append((bytes(frame.data), is_text))
+            else:
+                self._fragments, self._is_text = bytearray(frame.data), is_text
+        elif frame.opcode is Opcode.CONT:
+            self._fragments += frame.data
+            if frame.fin:
+                messages.append((bytes(self._fragments), self._is_text))
+                self._fragments = bytearray()
 
     def receive_eof(self) -> None:
         self._protocol.receive_eof()
@@ -51,6 +65,10 @@ class WebSocket:
     def send(self, text: bytes) -> None:
         if self.is_open:
             self._protocol.send_text(text)
+
+    def send_binary(self, data: bytes) -> None:
+        if self.is_open:
+            self._protocol.send_binary(data)
 
     def ping(self) -> None:
         if self.is_open:
@@ -98,6 +116,9 @@ class ServerSocket(WebSocket):
         self._server.send_response(response)
         return response.status_code == 101
 
+    def limit_messages(self, bytes_max: int) -> None:
+        self._server.max_message_size = bytes_max
+
     def refuse(self, status: int, text: str) -> None:
         self._server.send_response(self._server.reject(status, text))
 
@@ -112,15 +133,15 @@ class ClientSocket(WebSocket):
         self._client.send_request(request)
         self.response: Response | None = None
 
-    def receive(self, data: bytes) -> list[bytes]:
+    def receive_messages(self, data: bytes) -> list[tuple[bytes, bool]]:
         self._client.receive_data(data)
-        texts: list[bytes] = []
+        messages: list[tuple[bytes, bool]] = []
         for event in self._client.events_received():
             if isinstance(event, Response):
                 self.response = event
             elif isinstance(event, Frame):
-                self._take(event, texts)
-        return texts
+                self._take(event, messages)
+        return messages
 
     @property
     def refusal(self) -> str | None:

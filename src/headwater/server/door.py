@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-import h11
+from websockets.http11 import Request
 
 from headwater.configuration import Limits
-from headwater.protocol.websocket import ServerSocket
+from headwater.ports.endpoint import Refusal, UpgradeRequest
+from headwater.protocol.websocket import VANISHED, ServerSocket
+from headwater.server.http import Answering, HttpExchange
 from headwater.server.logger import logger
 
-HTTP_BODY_BYTES_MAX = 1024 * 1024
 HTTP_SECONDS_MAX = 30.0  # for one request, from its first byte to its answer
 CLOSE_SECONDS_MAX = 5.0  # for the other end to answer a close
-READ_BUFFER_MAX = 64 * 1024
-
-
-class HttpRequest(NamedTuple):
-    method: str
-    target: str
-    headers: dict[str, str]
-    body: bytes
-    address: str
-
-
-class HttpResponse(NamedTuple):
-    status: int
-    content_type: str
-    body: bytes
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-class UpgradeRequest(NamedTuple):
-    path: str
-    headers: dict[str, str]
-    address: str
-
-
-class Refusal(NamedTuple):
-    status: int
-    text: str
+PONG_BYTES_MAX = 64 * 1024  # for one that pings, and reads nothing
 
 
 class Client(Protocol):
@@ -56,14 +31,25 @@ class Client(Protocol):
     def on_closed(self, *, vanished: bool) -> None: ...
 
 
-class House(Protocol):
+class Admitted(NamedTuple):
+    client: Client
+    receive_binary: Callable[[bytes], None] | None = None
+    """None: who sends a binary message is sent away."""
+    message_bytes_max: int | None = None
+    """None: as long as a frame of JSON-RPC may be."""
+    outbound_bytes_max: int | None = None
+    """None: as the limits say, which are the most in any case."""
+
+
+Admission = Admitted | Refusal | Coroutine[Any, Any, Admitted | Refusal]
+
+
+class House(Answering, Protocol):
     """What the door asks about those who come."""
 
     limits: Limits
 
-    def admit(self, request: UpgradeRequest, wire: SocketWire) -> Client | Refusal: ...
-
-    def answer(self, request: HttpRequest) -> Awaitable[HttpResponse]: ...
+    def admit(self, request: UpgradeRequest, wire: SocketWire) -> Admission: ...
 
     def came(self, door: Door) -> bool:
         """Somebody is at the door; False if there is no room."""
@@ -112,7 +98,8 @@ class Door(asyncio.Protocol):
             self._taken_by = wire = SocketWire(self)
             wire.begin(head[: end + 4], head[end + 4 :])
         else:
-            self._taken_by = HttpExchange(self)
+            limit = self.house.limits.http_head_bytes
+            self._taken_by = HttpExchange(self.transport, self.address, self.house, limit, HTTP_SECONDS_MAX)
             self._taken_by.data_received(head)
 
     def _turn_away(self, status: HTTPStatus) -> None:
@@ -161,51 +148,116 @@ class SocketWire:
         self._heard_s = self._loop.time()
         self._asked_s = 0.0  # by a ping
         self._unread_bytes = 0
+        self._written_bytes = 0
+        self._taken_bytes = 0
+        self._pong_bytes = 0
         self._wants_drain = False
         self._is_paused = False
         self._is_handing_on = False
-        self._texts: deque[bytes] = deque()  # read, and not handed on
-        limits = door.house.limits
-        self._transport.set_write_buffer_limits(high=limits.outbound_bytes, low=limits.outbound_bytes // 4)
+        self._admitting: asyncio.Task[None] | None = None
+        self._early = b""  # came before it was admitted
+        self._receive_binary: Callable[[bytes], None] | None = None
+        self._messages: deque[tuple[bytes, bool]] = deque()  # read, and not handed on
+        self._limit_outbound(door.house.limits.outbound_bytes)
+
+    def _limit_outbound(self, bytes_max: int) -> None:
+        self.outbound_bytes_max = bytes_max
+        self._transport.set_write_buffer_limits(high=bytes_max, low=bytes_max // 4)
 
     def begin(self, head: bytes, rest: bytes) -> None:
         request = self._socket.receive_request(head)
-        if request is not None:
-            headers = {name.lower(): value for name, value in request.headers.raw_items()}
-            admitted = self._door.house.admit(UpgradeRequest(request.path, headers, self._door.address), self)
-            if isinstance(admitted, Refusal):
-                self._socket.refuse(admitted.status, admitted.text)
-            elif self._socket.accept(request):
-                self._client = admitted
-                self._pinger = self._loop.call_later(self._door.house.limits.ping_interval, self._look_alive)
-            else:
-                admitted.on_closed(vanished=False)
+        if request is None:
+            self._flush()
+            return
+        headers = {name.lower(): value for name, value in request.headers.raw_items()}
+        admitted = self._door.house.admit(UpgradeRequest(request.path, headers, self._door.address), self)
+        self._early = rest  # frames may have come with the head
+        if isinstance(admitted, Admitted | Refusal):
+            self._answer(request, admitted)
+        else:
+            self._transport.pause_reading()
+            self._admitting = self._loop.create_task(self._answer_later(request, admitted))
+
+    async def _answer_later(self, request: Request, admission: Coroutine[Any, Any, Admitted | Refusal]) -> None:
+        try:
+            async with asyncio.timeout(HTTP_SECONDS_MAX):
+                admitted = await admission
+        except Exception:
+            told = {"path": request.path.partition("?")[0], "address": self._door.address}
+            logger.exception("admitting to %(path)s failed", told)
+            admitted = Refusal(500, "internal error\n")
+        self._admitting = None
+        if self._transport.is_closing():
+            if isinstance(admitted, Admitted):
+                admitted.client.on_closed(vanished=True)
+            return
+        self._transport.resume_reading()
+        self._answer(request, admitted)
+
+    def _answer(self, request: Request, admitted: Admitted | Refusal) -> None:
+        if isinstance(admitted, Refusal):
+            self._socket.refuse(admitted.status, admitted.text)
+        elif self._socket.accept(request):
+            self._client, self._receive_binary, limit, outbound_bytes_max = admitted
+            self._socket.takes_binary = self._receive_binary is not None
+            if limit is not None:
+                self._socket.limit_messages(limit)
+            if outbound_bytes_max is not None:
+                self._limit_outbound(min(outbound_bytes_max, self.outbound_bytes_max))
+            self._pinger = self._loop.call_later(self._door.house.limits.ping_interval, self._look_alive)
+        else:
+            admitted.client.on_closed(vanished=False)
         self._flush()
         if self._client is not None:
-            self.data_received(rest)  # frames may have come with the head
+            early, self._early = self._early, b""
+            self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
+        if self._admitting is not None:
+            self._early += data
+            return
         self._heard_s = self._loop.time()
         was_open = self._socket.is_open
-        texts = self._socket.receive(data)
+        messages = self._socket.receive_messages(data)
         if was_open:  # what comes after our goodbye comes too late: its client may be back on another connection
-            self._texts.extend(texts)
+            self._messages.extend(messages)
+        self._answer_pings()
         self._hand_on()
+
+    def _answer_pings(self) -> None:
+        """What the socket says by itself. Nobody else sends without end to one that does not read."""
+        written = self._written_bytes
         self._flush()
+        if self._wants_drain:
+            self._pong_bytes += self._written_bytes - written
+            if self._pong_bytes > PONG_BYTES_MAX:
+                self._transport.abort()
 
     def _hand_on(self) -> None:
         if self._is_handing_on:  # what is handed on may be done at once, and want the next one
             return
         self._is_handing_on = True
-        while self._texts and self._client is not None and not self._is_paused:
-            self._client.receive_text(self._texts.popleft())
+        while self._messages and self._client is not None and not self._is_paused:
+            data, is_text = self._messages.popleft()
+            if is_text:
+                self._client.receive_text(data)
+            elif self._receive_binary is not None:
+                self._receive_binary(data)
         self._is_handing_on = False
 
-    # --- for the connection -------------------------------------------------------------------------------------
+    # --- for the connection, or the guest of an annex -----------------------------------------------------------------
 
     def send(self, texts: Sequence[bytes]) -> None:
         for text in texts:
             self._socket.send(text)
+        self._flush()
+
+    def send_text(self, text: bytes) -> None:
+        self._socket.send(text)
+        self._flush()
+
+    def send_binary(self, data: bytes) -> None:
+        self._socket.send_binary(data)
         self._flush()
 
     def buffered_bytes(self) -> int:
@@ -225,7 +277,7 @@ class SocketWire:
     def close(self, code: int, reason: str) -> None:
         self._socket.close(code, reason)
         self._flush()
-        self._texts.clear()
+        self._messages.clear()
         self.resume_reading()  # for the answer to the close
         self._loop.call_later(CLOSE_SECONDS_MAX, self._transport.abort)
 
@@ -234,6 +286,7 @@ class SocketWire:
     def _flush(self) -> None:
         data = self._socket.data_to_send()
         if data and not self._transport.is_closing():
+            self._written_bytes += len(data)
             self._transport.write(data)
         if self._socket.wants_eof:
             self._transport.close()
@@ -241,9 +294,10 @@ class SocketWire:
     def _look_alive(self) -> None:
         """Ask a silent client whether it is there; let go of one that does not answer."""
         limits = self._door.house.limits
-        unread_bytes, self._unread_bytes = self._unread_bytes, self.buffered_bytes()
+        had_unread, self._unread_bytes = self._unread_bytes > 0, self.buffered_bytes()
+        taken_bytes, self._taken_bytes = self._taken_bytes, self._written_bytes - self._unread_bytes
         is_busy = self._is_paused and not self._wants_drain  # it waits for answers, and we do not listen
-        if is_busy or self._unread_bytes < unread_bytes:  # or it reads, if slowly
+        if is_busy or (had_unread and self._taken_bytes > taken_bytes):  # or it reads, if slowly
             self._heard_s = self._loop.time()
         now_s = self._loop.time()
         silent_s = now_s - self._heard_s
@@ -271,6 +325,7 @@ class SocketWire:
     def resume_writing(self) -> None:
         if self._wants_drain and self._client is not None:
             self._wants_drain = False
+            self._pong_bytes = 0
             self._client.on_drained()
 
     def connection_lost(self) -> None:
@@ -278,114 +333,4 @@ class SocketWire:
             self._pinger.cancel()
         if self._client is not None:
             client, self._client = self._client, None
-            client.on_closed(vanished=self._socket.close_code == 1006)
-
-
-class HttpExchange:
-    """Plain HTTP/1.1, one request at a time."""
-
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        self._transport = door.transport
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=door.house.limits.http_head_bytes)
-        self._request: h11.Request | None = None
-        self._body = bytearray()
-        self._task: asyncio.Task[None] | None = None
-        self._timer = self._new_timer()
-
-    def _new_timer(self) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(HTTP_SECONDS_MAX, self._transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        self._http.receive_data(data)
-        self._advance()
-
-    def _advance(self) -> None:
-        try:
-            while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-                if isinstance(event, h11.Request):
-                    self._request = event
-                elif isinstance(event, h11.Data):
-                    self._body += event.data
-                    if len(self._body) > HTTP_BODY_BYTES_MAX:
-                        self._reply(_plain(413, f"the body is longer than {HTTP_BODY_BYTES_MAX} bytes"), close=True)
-                        return
-                elif isinstance(event, h11.EndOfMessage):
-                    self._transport.pause_reading()
-                    self._task = asyncio.ensure_future(self._run())
-                    return
-                elif isinstance(event, h11.ConnectionClosed):
-                    self._transport.close()
-                    return
-            if self._http.they_are_waiting_for_100_continue:
-                self._transport.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-        except h11.RemoteProtocolError as exc:
-            self._reply(_plain(exc.error_status_hint, str(exc)), close=True)
-
-    async def _run(self) -> None:
-        request = self._request
-        assert request is not None
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
-        asked = HttpRequest(
-            request.method.decode("latin-1"),
-            request.target.decode("latin-1"),
-            headers,
-            bytes(self._body),
-            self._door.address,
-        )
-        try:
-            response = await self._door.house.answer(asked)
-        except Exception:
-            told = {"path": asked.target.partition("?")[0], "address": asked.address}
-            logger.exception("answering %(path)s failed", told)
-            response = _plain(500, "internal error")
-        self._task = None
-        if not self._transport.is_closing():
-            self._reply(response)
-
-    def _reply(self, response: HttpResponse, close: bool = False) -> None:
-        self._timer.cancel()
-        self._timer = self._new_timer()  # also for one that never reads its answer
-        headers = [
-            ("Content-Type", response.content_type),
-            ("Content-Length", str(len(response.body))),
-            ("X-Content-Type-Options", "nosniff"),
-            *response.headers,
-        ]
-        if close:
-            headers.append(("Connection", "close"))
-        is_head = self._request is not None and self._request.method == b"HEAD"
-        reason = HTTPStatus(response.status).phrase.encode()
-        try:
-            answer = h11.Response(status_code=response.status, headers=headers, reason=reason)
-            for event in (answer, h11.Data(data=b"" if is_head else response.body), h11.EndOfMessage()):
-                self._transport.write(self._http.send(event) or b"")
-        except h11.LocalProtocolError:  # it had sent so much nonsense that there is no answering it
-            self._transport.close()
-            return
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            self._transport.close()
-            return
-        self._http.start_next_cycle()
-        self._request = None
-        self._body.clear()
-        self._transport.resume_reading()
-        self._advance()  # the next request may be here already
-
-    def eof_received(self) -> bool:
-        return self._task is not None  # who has closed its half still gets its answer
-
-    def pause_writing(self) -> None:
-        """One answer at a time: there is nothing to hold back."""
-
-    def resume_writing(self) -> None:
-        """See above."""
-
-    def connection_lost(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-
-def _plain(status: int, text: str) -> HttpResponse:
-    return HttpResponse(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+            client.on_closed(vanished=self._socket.close_code == VANISHED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -12,7 +11,8 @@ from headwater.broker.committer import NO_SUBSCRIPTION
 from headwater.broker.flow import run_async
 from headwater.configuration import ServerSettings
 from headwater.errors import HeadwaterError
-from headwater.server.door import HttpRequest, HttpResponse
+from headwater.ports.endpoint import HttpRequest, HttpResponse
+from headwater.server.http import path_of
 from headwater.server.metrics import CONTENT_TYPE
 from headwater.server.parts import Parts
 from headwater.server.tokens import Grant
@@ -44,7 +44,7 @@ class Pages:
         self.ready = False
 
     async def answer(self, request: HttpRequest, grant: Grant | None) -> HttpResponse:
-        path = urlsplit(request.target).path
+        path = path_of(request.target)
         pages = {"/": self._root, "/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
         page, file = pages.get(path), self._files.get(path)
         if page is None and file is None:

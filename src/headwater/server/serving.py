@@ -8,7 +8,7 @@ import errno
 import ipaddress
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,32 +16,44 @@ from headwater.broker.core import Core
 from headwater.broker.flow import run_async
 from headwater.configuration import Limits, Settings
 from headwater.errors import InvalidConfiguration, InvalidOption
+from headwater.ports.endpoint import Annex, HttpRequest, HttpResponse, Refusal, UpgradeRequest
+from headwater.server.annexes import Annexes, TokenRights
 from headwater.server.connection import Connection, Wire
-from headwater.server.door import Client, Door, HttpRequest, HttpResponse, Refusal, SocketWire, UpgradeRequest
+from headwater.server.door import Admission, Admitted, Door, SocketWire
+from headwater.server.http import path_of, plain
 from headwater.server.logger import logger
 from headwater.server.methods import METHODS
 from headwater.server.metrics import Metrics
 from headwater.server.pages import Files, Pages
 from headwater.server.parts import POLICY_VIOLATION, Parts
 from headwater.server.registry import Middleware, Registry
+from headwater.server.scopes import Scopes
 from headwater.server.tokens import Grant, TokenFile
 
 SWEEP_S = 2.0  # how often revoked and expired tokens are looked for
 BACKLOG = 1_024
 RPC_PATHS = ("/", "/rpc")
+NOT_THIS_ORIGIN = "pages of this origin may not connect; see the setting server.origins"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Server:
-    """Declare methods and middleware, then `async with server:` or `server.run()`. `files`: for browsers, by path."""
+    """Declare methods and middleware, then `async with server:` or `server.run()`. `files`: for browsers, by path;
+    `annexes`: what else is offered on the port."""
 
     def __init__(
-        self, open_core: Callable[[], Core], settings: Settings, version: str = "", files: Files | None = None
+        self,
+        open_core: Callable[[], Core],
+        settings: Settings,
+        version: str = "",
+        files: Files | None = None,
+        annexes: Sequence[Annex] = (),
     ) -> None:
         self.settings = settings
         self.limits: Limits = settings.limits
         self.registry = Registry(METHODS)
         self.metrics = Metrics()
+        self._annexes = Annexes(annexes, self.metrics)
         self._open_core = open_core
         self._version = version
         self._files = files or {}
@@ -102,22 +114,28 @@ class Server:
             self._parts = Parts(core, self.registry, self.settings, self.metrics, authenticate, self._version)
             self._pages = Pages(self._parts, self.settings.server, self._files)
             await self._apply_retention(core)
-            loop = asyncio.get_running_loop()
-            self._listener = await loop.create_server(
-                lambda: Door(self), settings.host, settings.port, ssl=context, backlog=BACKLOG
-            )
-        except OSError as exc:
-            await asyncio.to_thread(core.close)
-            where = f"{settings.host}:{settings.port}"
-            raise InvalidConfiguration(
-                _why_it_cannot_listen(exc), where=where, next="Choose another host or port; port 0 is any that is free"
-            ) from exc
+            await self._annexes.start(core, needs_token=self._tokens is not None)
+            self._listener = await self._listen(context)
         except BaseException:
+            await self._annexes.stop()
             await asyncio.to_thread(core.close)
             raise
         self._sweeper = asyncio.create_task(self._sweep())
         self._pages.ready = True
         logger.info("serving %(log)s on %(url)s", {"log": core.name, "url": self.url})
+
+    async def _listen(self, context: ssl.SSLContext | None) -> asyncio.Server:
+        host, port = self.settings.server.host, self.settings.server.port
+        try:
+            return await asyncio.get_running_loop().create_server(
+                lambda: Door(self), host, port, ssl=context, backlog=BACKLOG
+            )
+        except OSError as exc:
+            raise InvalidConfiguration(
+                _why_it_cannot_listen(exc),
+                where=f"{host}:{port}",
+                next="Choose another host or port; port 0 is any that is free",
+            ) from exc
 
     async def _apply_retention(self, core: Core) -> None:
         for topic in self.settings.topics:
@@ -150,17 +168,21 @@ class Server:
             if not self._by_address[door.address]:
                 del self._by_address[door.address]
 
-    def admit(self, request: UpgradeRequest, wire: SocketWire) -> Client | Refusal:
+    def admit(self, request: UpgradeRequest, wire: SocketWire) -> Admission:
         parts = self._parts
         if parts is None or self._pages is None or not self._pages.ready:
             return self._refuse(request, 503, "not_ready", "the server is not ready")
-        if urlsplit(request.path).path not in RPC_PATHS:
-            return self._refuse(request, 404, "path", "JSON-RPC is at /rpc")
+        annex = self._annexes.at(request.path)
+        if annex is None and path_of(request.path) not in RPC_PATHS:
+            no_replicas = "this server keeps no replicas; the setting replicas.directory says where it should"
+            is_sapi = path_of(request.path).startswith("/sapi/")
+            return self._refuse(request, 404, "path", no_replicas if is_sapi else "JSON-RPC is at /rpc")
         if not self._origin_is_welcome(request.headers):
-            text = "pages of this origin may not connect; see the setting server.origins"
-            return self._refuse(request, 403, "origin", text)
+            return self._refuse(request, 403, "origin", NOT_THIS_ORIGIN)
         token = bearer(request.headers)
         grant = None if token is None or self._tokens is None else self._authenticate(token)
+        if annex is not None:  # a bearer that is no token of ours may be a key of the annex's own
+            return self._admit_to(annex, request, wire, token, grant)
         if token is not None and self._tokens is not None and grant is None:
             return self._refuse(request, 401, "token", "the token is unknown or expired")
         client = ServedConnection(self, parts, wire, request.address, grant)
@@ -168,7 +190,15 @@ class Server:
         self.metrics.connections.inc()
         self.metrics.connected.inc()
         logger.debug("client connected", extra=client.who)
-        return client
+        return Admitted(client)
+
+    async def _admit_to(
+        self, annex: Annex, request: UpgradeRequest, wire: SocketWire, token: str | None, grant: Grant | None
+    ) -> Admitted | Refusal:
+        guest = await annex.admit(request, wire, token, self._rights(grant))
+        if isinstance(guest, Refusal):
+            return self._refuse(request, guest.status, "annex", guest.text.strip())
+        return self._annexes.welcome(annex, guest)
 
     def _refuse(self, request: UpgradeRequest, status: int, why: str, text: str) -> Refusal:
         self.metrics.refused.labels(why).inc()
@@ -192,11 +222,31 @@ class Server:
             return None
         return self._tokens.check(token, self._parts.core.engine.clock.now_ms())
 
+    def _rights(self, grant: Grant | None) -> TokenRights | None:
+        """They end with the token: a visit may last for days."""
+        tokens, parts = self._tokens, self._parts
+        if grant is None or tokens is None or parts is None:
+            return None
+        token_id, clock = grant.token_id, parts.core.engine.clock
+
+        def scopes() -> Scopes | None:
+            now = tokens.grant(token_id, clock.now_ms())
+            return None if now is None else now.scopes
+
+        return TokenRights(scopes)
+
     async def answer(self, request: HttpRequest) -> HttpResponse:
         assert self._pages is not None
         grant = None
         if (token := bearer(request.headers)) is not None:
             grant = self._authenticate(token)
+        annex = self._annexes.at(request.target)
+        if annex is not None:
+            if not self._pages.ready:
+                return plain(503, "the server is not ready")
+            if not self._origin_is_welcome(request.headers):
+                return plain(403, NOT_THIS_ORIGIN)
+            return await annex.answer(request, token, self._rights(grant))
         return await self._pages.answer(request, grant)
 
     def client_left(self, client: ServedConnection, *, vanished: bool) -> None:
@@ -237,14 +287,16 @@ class Server:
             self._sweeper.cancel()
         try:
             async with asyncio.timeout(self.settings.server.shutdown_timeout):
-                await asyncio.gather(*(client.drain() for client in list(self._clients)), return_exceptions=True)
-                while self._clients or self._leaving:
+                drained = (client.drain() for client in list(self._clients))
+                await asyncio.gather(self._annexes.stop(), *drained, return_exceptions=True)
+                while self._clients or self._leaving or self._annexes.visitors:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            logger.warning("%(clients)d clients did not leave in time and are cut off", {"clients": len(self._clients)})
+            left = len(self._clients) + len(self._annexes.visitors)
+            logger.warning("%(clients)d clients did not leave in time and are cut off", {"clients": left})
         for door in list(self._doors):
             door.transport.abort()
-        while self._leaving or self._clients:
+        while self._leaving or self._clients or self._annexes.visitors:
             await asyncio.sleep(0.01)
         await self._parts.live.close()
         await asyncio.to_thread(self._parts.core.close)

@@ -1,7 +1,6 @@
 """Gold: pushes of replicas per day, from the messages that each new version makes on `replica.<ns>.<name>`.
 
-What such a message holds is not fixed: the version stands in `version`, in `data.version` or alone, the bytes in
-`bytes` or `size`; what is missing is null.
+Anybody may publish there; where `version` or `bytes` (moved over the wire) is missing, it is null.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def replication(messages: DataFrame) -> DataFrame:
         .withColumn("replica", F.regexp_replace("topic", _TOPIC, "$1/$2"))
         .withColumn("day", utc_day(F.col("published_at")))
         .withColumn("content", F.try_parse_json("data"))
-        .withColumn("version", _whole_at("$.version", "$.data.version", "$"))
-        .withColumn("moved", _whole_at("$.bytes", "$.size", "$.data.bytes", "$.data.size"))
+        .withColumn("version", _whole_at("$.version"))
+        .withColumn("moved", _whole_at("$.bytes"))
         .groupBy("replica", "day")
         .agg(
             F.count(F.lit(1)).alias("pushes"),
@@ -42,5 +41,5 @@ def replication(messages: DataFrame) -> DataFrame:
     )
 
 
-def _whole_at(*paths: str) -> Column:
-    return F.coalesce(*(F.try_variant_get("content", path, "bigint") for path in paths))
+def _whole_at(path: str) -> Column:
+    return F.try_variant_get("content", path, "bigint")

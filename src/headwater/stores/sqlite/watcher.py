@@ -8,19 +8,16 @@ or closed here: in a process that holds SQLite connections on it, that would dro
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import logging
 import os
 import select
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 import apsw
 
+from headwater.stores.sqlite.file_events import CREATE, LOST, MODIFY, MOVED_TO, take_events, watch_directory
 from headwater.stores.sqlite.store import SqliteStore
 
 # After a file event: how often, and how long, to look for the commit it announced. An fsync can take long.
@@ -32,9 +29,6 @@ OWN_PAUSE_S = 0.005  # the most between two looks while only this process writes
 _UNKNOWN = -1
 
 logger = logging.getLogger("headwater")
-
-_IN_MODIFY, _IN_CREATE, _IN_MOVED_TO = 0x2, 0x100, 0x80
-_EVENT_HEAD = struct.Struct("iIII")
 
 
 class SqliteWatcher:
@@ -64,7 +58,8 @@ class SqliteWatcher:
         connection = self._connect()
         if connection is None:
             return
-        events = _wal_events(self._path)
+        # The directory, not the file: the -wal file comes and goes.
+        events = watch_directory(os.path.dirname(self._path), MODIFY | CREATE | MOVED_TO)
         try:
             self._watch(connection, events)
         finally:
@@ -126,34 +121,9 @@ def _data_version(connection: apsw.Connection) -> int:
         return _UNKNOWN
 
 
-def _wal_events(path: str) -> int | None:
-    """Readable when a file in the directory of the log is written; None where there is no inotify."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(ctypes.util.find_library("c") or "libc.so.6", use_errno=True)
-    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if descriptor < 0:
-        return None
-    # The directory, not the file: the -wal file comes and goes.
-    directory = os.fsencode(os.path.dirname(path))
-    if libc.inotify_add_watch(descriptor, directory, _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO) < 0:
-        os.close(descriptor)
-        return None
-    return int(descriptor)
-
-
 def _names_wal(events: int, wal_name: bytes) -> bool:
     """Empty the queue of events; whether one of them was about the -wal file, or events were lost."""
     concerned = False
-    while True:
-        try:
-            buffer = os.read(events, 64 * 1024)
-        except BlockingIOError:
-            return concerned
-        offset = 0
-        while offset < len(buffer):
-            watch, _mask, _cookie, length = _EVENT_HEAD.unpack_from(buffer, offset)
-            offset += _EVENT_HEAD.size
-            name = buffer[offset : offset + length].rstrip(b"\0")
-            offset += length
-            concerned = concerned or name == wal_name or watch == -1
+    for kinds, name in take_events(events):
+        concerned = concerned or name == wal_name or bool(kinds & LOST)
+    return concerned

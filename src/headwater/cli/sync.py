@@ -1,0 +1,290 @@
+"""`headwater sync`: a SQLite database to a server, from a server, or to another file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from headwater.cli.opening import AsJson
+from headwater.cli.output import console, note, printable, say, write_document, write_line
+from headwater.cli.times import say_size
+from headwater.errors import InvalidOption, Unauthorized
+from headwater.replication.names import place_of
+from headwater.replication.spans import Timers, span_ms_of, span_text
+
+if TYPE_CHECKING:  # what opens connections is imported when it is wanted: most commands open none
+    from headwater.replication.following import PullSubscription, PushSubscription
+    from headwater.replication.outcome import Outcome
+    from headwater.replication.outcome import Progress as Moved
+    from headwater.replication.synchronise import Sync
+
+_WHEN, _WHO = "Keep at it", "With a server"
+WAIT_IDLE = "10m"
+SPAN_HELP = "like 3s, 10m, 1h30m, 3d or 1w"
+
+
+def _option(*spellings: str, metavar: str | None = None, help: str, panel: str, envvar: str | None = None) -> Any:
+    return typer.Option(
+        *spellings, metavar=metavar, help=help, rich_help_panel=panel, show_default=False, envvar=envvar
+    )
+
+
+def sync(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A database file, or a replica like ws://host:8765/ns/app.db; @3 or @latest-2 names a version.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="What is made equal to it; a file or a replica.", show_default=False)
+    ],
+    message: Annotated[
+        str, typer.Option("--message", "-m", help="Stays with the new version.", show_default=False)
+    ] = "",
+    subscribe: Annotated[
+        bool, _option("--subscribe", help="Go on: push when the file changes; or pull each new version.", panel=_WHEN)
+    ] = False,
+    wait_idle: Annotated[
+        str | None,
+        _option(
+            "--waitIdle",
+            "--wait-idle",
+            metavar="SPAN",
+            help=f"Push after so long without a write, {SPAN_HELP}; {WAIT_IDLE}.",
+            panel=_WHEN,
+        ),
+    ] = None,
+    min_interval: Annotated[
+        str | None,
+        _option(
+            "--minInterval",
+            "--min-interval",
+            metavar="SPAN",
+            help="At least so long between pushes; as waitIdle.",
+            panel=_WHEN,
+        ),
+    ] = None,
+    max_interval: Annotated[
+        str | None,
+        _option(
+            "--maxInterval",
+            "--max-interval",
+            metavar="SPAN",
+            help="Push so long after the last one, however busy it is; 24h.",
+            panel=_WHEN,
+        ),
+    ] = None,
+    coordinate: Annotated[
+        bool, _option("--coordinate", help="Take turns with others that push this replica.", panel=_WHEN)
+    ] = False,
+    push_key: Annotated[
+        str | None,
+        _option(
+            "--pushKey",
+            "--push-key",
+            metavar="KEY",
+            help="Lets you push and pull.",
+            panel=_WHO,
+            envvar="HEADWATER_PUSH_KEY",
+        ),
+    ] = None,
+    pull_key: Annotated[
+        str | None,
+        _option(
+            "--pullKey", "--pull-key", metavar="KEY", help="Lets you pull.", panel=_WHO, envvar="HEADWATER_PULL_KEY"
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        _option(
+            "--token", metavar="TOKEN", help="Of the server, if there is no key.", panel=_WHO, envvar="HEADWATER_TOKEN"
+        ),
+    ] = None,
+    ca: Annotated[
+        str | None,
+        _option("--ca", metavar="FILE", help="Certificates to trust for wss://, instead of the system's.", panel=_WHO),
+    ] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="Say what would move, and move nothing.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Pull also over changes that were never pushed.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more: claims, versions, retries.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make TARGET equal to SOURCE, moving only the pages that differ.
+
+    [dim]Push:[/]    headwater sync app.db ws://host:8765/ns/app.db -m "before the move"
+    [dim]Pull:[/]    headwater sync ws://host:8765/ns/app.db@latest-2 old.db
+    [dim]Copy:[/]    headwater sync app.db copy.db
+    [dim]Keep:[/]    headwater sync app.db ws://host:8765/ns/app.db --subscribe --waitIdle 10m --maxInterval 24h
+    [dim]Follow:[/]  headwater sync ws://host:8765/ns/app.db copy.db --subscribe
+
+    Programs may write the database meanwhile. A push from a version that is
+    not the newest is refused; TARGET@latest says that you mean it all the
+    same. Ctrl-C or SIGTERM ends it in order.
+    """
+    from headwater.replication.synchronise import Keys, Sync, new_client_id
+
+    if verbose:
+        _say_more()
+    work = Sync(
+        place_of(source),
+        place_of(target),
+        message=message,
+        keys=Keys(push_key, pull_key, token),
+        ca=ca,
+        dry=dry,
+        overwrite=overwrite,
+        client_id=new_client_id(),
+    )
+    flags = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
+    given = {name: text for name, text in flags.items() if text is not None}
+    shown = _Shown(as_json=as_json)
+    try:
+        if subscribe:
+            _subscribe(work, given, coordinate, shown)
+            return
+        if given or coordinate:
+            flag = next(iter(given), "coordinate")
+            raise InvalidOption(f"--{flag} is for --subscribe", next="Add --subscribe, or leave it out")
+        with shown:
+            outcome = asyncio.run(work.once(shown.progress))
+        shown.outcome(outcome, as_document=True)
+    except Unauthorized as exc:
+        advice = "Pass --pushKey, --pullKey or --token; on the server's machine, headwater replica key create makes one"
+        raise Unauthorized(exc.why, where=exc.where, next=advice) from exc
+
+
+def _subscribe(work: Sync, given: dict[str, str], coordinate: bool, shown: _Shown) -> None:
+    if work.dry:
+        raise InvalidOption("--dry moves nothing, and --subscribe never ends", next="Leave one of them out")
+    timers = Timers.of(given.get("waitIdle", WAIT_IDLE), given.get("minInterval"), given.get("maxInterval"))
+    if work.way == "pull" and coordinate:
+        raise InvalidOption("--coordinate is for pushing", next="Leave it out")
+    following = work.follow(
+        timers,
+        given={name: span_ms_of(text) / 1000 for name, text in given.items()},
+        coordinate=coordinate,
+        on_outcome=shown.outcome,
+        on_progress=shown.progress,
+    )
+    if work.way == "push":
+        idle = span_text(timers.wait_idle_ms)
+        note(f"pushing {work.source} to {work.target} after {idle} without a write; Ctrl-C ends it")
+        # People have been told to raise it. It belongs to each connection of their programs, and we do not touch it.
+        note(f"busy_timeout is shorter than {idle}: it belongs to each connection of a program, and plays no part here")
+    else:
+        note(f"following {work.source} into {work.target}; Ctrl-C ends it")
+    with shown:
+        asyncio.run(_run(following))
+
+
+async def _run(following: PushSubscription | PullSubscription) -> None:
+    running = asyncio.ensure_future(following.run())
+    asked = 0
+
+    def on_signal() -> None:
+        """The first one asks, the second one does not."""
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            following.stop()
+        else:
+            running.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if asked < 2:
+            raise
+
+
+def _say_more() -> None:
+    logger = logging.getLogger("headwater")
+    logger.setLevel(logging.DEBUG)
+    for handler in logger.handlers:
+        handler.setLevel(logging.DEBUG)
+
+
+class _Shown:
+    """Progress while it runs, on a terminal; a line, or JSON, for what came of it."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._bar: Progress | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> _Shown:
+        if sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=28),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TextColumn("{task.fields[speedup]}"),
+                console=console(to_stderr=True),
+                transient=True,
+                redirect_stdout=sys.stdout.isatty(),  # what goes to a pipe or file is not the terminal's
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def progress(self, moved: Moved) -> None:
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(moved.phase, total=None, speedup="")
+        done = moved.sent + moved.received
+        whole = moved.total_estimate
+        speedup = f"speed-up {whole / done:,.1f}" if done and whole else ""
+        # How much differs is known only when it has moved, so the bar has an end but no promise.
+        self._bar.update(
+            self._task, description=moved.phase, completed=done, total=max(whole, done) or None, speedup=speedup
+        )
+
+    def outcome(self, outcome: Outcome, *, as_document: bool = False) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+        if self._as_json:
+            (write_document if as_document else write_line)(outcome)
+            sys.stdout.flush()
+        else:
+            say(printable(sentence(outcome)))
+
+
+def sentence(outcome: Outcome) -> str:
+    """What came of it, on one line."""
+    local, remote = outcome.local, outcome.remote
+    moved = (
+        f"{say_size(outcome.sent)} sent, {say_size(outcome.received)} received of {say_size(outcome.size)}"
+        f" in {outcome.seconds:.2f} s, speed-up {outcome.speedup:,.1f}"
+    )
+    if outcome.dry:
+        way = f"{remote} to {local}" if outcome.kind == "pull" else f"{local} to {remote}"
+        about = say_size(max(outcome.sent, outcome.received))
+        return f"would move {outcome.changed_pages:,} of {outcome.pages:,} pages, about {about}, from {way}"
+    if outcome.kind == "copy":
+        return f"copied {local} to {remote}: {moved}"
+    if outcome.kind == "pull":
+        return f"pulled version {outcome.version} of {remote} to {local}: {moved}"
+    if not outcome.is_new:
+        return f"nothing to push: version {outcome.version} of {remote} has the same pages ({moved})"
+    return f"pushed {local} as version {outcome.version} of {remote}: {moved}"

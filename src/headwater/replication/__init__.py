@@ -1,0 +1,1 @@
+"""SQLite databases kept on a server by pages: pushes, versions, claims, pulls."""

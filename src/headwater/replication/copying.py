@@ -1,0 +1,111 @@
+"""A copy from file to file on this machine, by pages: what the target has already is not written again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from contextlib import ExitStack
+
+import msgspec
+
+from headwater.errors import DiskFull, InputOutput, InvalidOption, NotADatabase
+from headwater.replication.beside import Beside
+from headwater.replication.outcome import OnProgress, Outcome, Progress
+from headwater.replication.rsync_stream import OriginStream, pages_in
+from headwater.replication.snapshot import remove_if_empty, replace_content, shape_of, snapshot_aside
+from headwater.replication.tools import End, Moved, join
+
+
+class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    dry: bool = False
+
+
+async def copy(source: str, target: str, options: CopyOptions, progress: OnProgress | None = None) -> Outcome:
+    """The target becomes the same as the source at one moment, in one transaction; or it stays as it is."""
+    started_s = time.monotonic()
+    if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
+        raise InvalidOption("source and target are the same file", where=target, next="Name another target")
+    shape, there = await asyncio.to_thread(shape_of, source), await asyncio.to_thread(shape_of, target)
+    if shape is None:
+        why = "this database is empty" if os.path.exists(source) else "there is no such file"
+        raise NotADatabase(why, where=source)
+    page_size, pages = shape.page_size, shape.pages
+    size = page_size * pages
+    moved = Moved()
+    if progress is not None:
+        moved.watch = lambda: progress(Progress(moved.to_replica, moved.to_origin, size, "moving"))
+    if options.dry:
+        changed_pages = await _count(source, target, there is not None and there.page_size == page_size, moved)
+    elif there is not None and there.page_size != page_size:
+        # A replica keeps its page size; SQLite's own backup does not.
+        with ExitStack() as stack:
+            await asyncio.to_thread(replace_content, await _steady(source, stack), target)
+        changed_pages, moved.to_replica = pages, size
+    else:
+        was_there = os.path.exists(target)
+        try:
+            with ExitStack() as stack:
+                steady = source if shape.is_wal else await _steady(source, stack)
+                await join(await End.origin(steady), await End.replica(target), moved)
+        except BaseException:
+            if not was_there:
+                remove_if_empty(target)
+            raise
+        changed_pages = pages_in(moved.to_replica, page_size)
+    return Outcome(
+        kind="copy",
+        local=source,
+        remote=target,
+        version=None,
+        is_new=changed_pages > 0,
+        base=None,
+        size=size,
+        pages=pages,
+        page_size=page_size,
+        sent=moved.to_replica,
+        received=moved.to_origin,
+        seconds=time.monotonic() - started_s,
+        changed_pages=changed_pages,
+        dbhash=None,
+        dry=options.dry,
+    )
+
+
+async def _steady(source: str, stack: ExitStack) -> str:
+    """An origin gives up when a writer has the database of a rollback journal locked; a snapshot is more patient."""
+    try:
+        beside = stack.enter_context(Beside(source))
+        return (await snapshot_aside(source, beside.snapshot_path)).path
+    except (InputOutput, DiskFull):  # nothing can be written beside it, so as it lies
+        return source
+
+
+async def _count(source: str, target: str, is_alike: bool, moved: Moved) -> int:
+    """Up to the first page as in earnest; then the pages are counted and go nowhere. Compared with an empty file
+    elsewhere when there is no target, or one that would be written whole."""
+    scratch = None if is_alike else tempfile.mkdtemp()
+    origin = await End.origin(source)
+    replica = await End.replica(target if scratch is None else os.path.join(scratch, "empty.db"))
+    stream = OriginStream()
+
+    async def back() -> None:
+        while data := await replica.read():
+            moved.to_origin += len(data)
+            await origin.write(data)
+
+    answering = asyncio.create_task(back())
+    try:
+        while not stream.ended and (data := await origin.read()):
+            moved.to_replica += len(data)
+            await replica.write(stream.feed(data))
+        if stream.ended:
+            await origin.wait()
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, origin.gone(), replica.gone(), return_exceptions=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return stream.pages

@@ -1,0 +1,64 @@
+"""Who may do what with a replica.
+
+Without tokens and keys, everybody may. A replica with keys, or a server with tokens, asks for its push or pull key, or
+for a token whose scopes allow the topic of the replica.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from headwater.ports.endpoint import Refusal, Rights
+from headwater.replication.host.keys import is_key
+from headwater.replication.host.records import Replica
+from headwater.replication.host.shelf import Shelf
+from headwater.replication.names import ReplicaName, Session
+
+KeyType = Literal["push", "pull", "token", "none"]
+
+
+class Access(NamedTuple):
+    replica: Replica | None
+    key_type: KeyType
+    may_push: bool
+    may_pull: bool
+    is_stranger: bool = False
+    """Came without a key or token that is known here, where one is needed."""
+    key_came: bool = False
+
+
+def access_to(
+    shelf: Shelf,
+    name: ReplicaName,
+    replica: Replica | None,
+    bearer: str | None,
+    rights: Rights | None,
+    *,
+    needs_token: bool,
+) -> Access:
+    """Blocking."""
+    if replica is not None and bearer is not None and (kind := shelf.key_kind(replica, bearer)) is not None:
+        return Access(replica, kind, may_push=kind == "push", may_pull=True)
+    if rights is not None:
+        return Access(replica, "token", rights.may_publish(name.topic), rights.may_read(name.topic))
+    # A key that nobody knows would give a false sense of safety where none is asked for.
+    has_key = bearer is not None and is_key(bearer)
+    if not needs_token and not has_key and (replica is None or not shelf.has_keys(replica)):
+        return Access(replica, "none", may_push=True, may_pull=True)
+    came = bearer is not None
+    return Access(replica, "none", may_push=False, may_pull=False, is_stranger=True, key_came=came)
+
+
+def refusal_of(access: Access, what: Session) -> Refusal | None:
+    """To subscribe, either right will do: who pushes wants to hear of claims, who pulls of versions."""
+    if (access.may_push and what != "pull") or (access.may_pull and what != "push"):
+        return None
+    if access.is_stranger and access.key_came:
+        return Refusal(401, "this key or token is not known here: it is wrong, or was revoked\n")
+    if access.is_stranger:
+        return Refusal(401, f"to {what} needs a key of the replica, or a token of the server that allows it\n")
+    return Refusal(403, f"this {_named(access)} does not allow to {what}\n")
+
+
+def _named(access: Access) -> str:
+    return "token" if access.key_type == "token" else f"{access.key_type} key"

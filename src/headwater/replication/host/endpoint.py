@@ -1,0 +1,282 @@
+"""The paths under `/sapi/`: an annex of the server for replicas.
+
+    /sapi/push/<ns>/<name>, /sapi/pull/<ns>/<name>[@version], /sapi/subscribe/<ns>/<name>     WebSockets
+    GET /sapi/versions/<ns>/<name>, POST /sapi/<replica id>, POST /sapi/<ns>/<name>           a list; error reports
+
+Names and rights are checked before a WebSocket is opened. A push asks again before it becomes a version, and a
+subscription at each claim; what else runs goes on when its key or token is revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from headwater.errors import Closed, HeadwaterError, InvalidInput, UnknownReplica
+from headwater.ports.clock import Clock
+from headwater.ports.endpoint import (
+    FrameGuest,
+    FrameWire,
+    HttpRequest,
+    HttpResponse,
+    Refusal,
+    Rights,
+    Surroundings,
+    UpgradeRequest,
+)
+from headwater.protocol.websocket import GOING_AWAY, NORMAL
+from headwater.replication.host.access import Access, access_to, refusal_of
+from headwater.replication.host.announcing import Announcer
+from headwater.replication.host.gathering import Gatherings
+from headwater.replication.host.hosting import Hosting, Threads, wait_out
+from headwater.replication.host.pulling import Pull
+from headwater.replication.host.pushing import Push
+from headwater.replication.host.records import Replica
+from headwater.replication.host.reports import client_of, list_versions, store_report, text
+from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.subscribing import Subscription
+from headwater.replication.host.visit import FRAME_BYTES_MAX, Abort, Gone, Visit, abort_of
+from headwater.replication.names import PREFIX, ReplicaName, Session, VersionName, split_version
+
+SESSIONS: tuple[Session, ...] = ("push", "pull", "subscribe")
+PULLS_MAX = 32  # at once
+SUBSCRIPTIONS_MAX = 10_000
+LOOKS_MAX = 4  # at the catalogue, at once
+POLICY_S = 600.0  # between two looks for versions that have become too old
+BUSY = Refusal(503, "the server has as many sessions of this kind as it takes; try again\n")
+
+logger = logging.getLogger("headwater")
+
+
+class ReplicaEndpoint:
+    """`make_shelf` gives a shelf that is not open yet. `bytes_max`: of one database; `pushes_max`: at once."""
+
+    prefix = PREFIX
+    message_bytes_max = FRAME_BYTES_MAX
+
+    def __init__(self, make_shelf: Callable[[Clock], Shelf], *, bytes_max: int, pushes_max: int) -> None:
+        self._make_shelf = make_shelf
+        self._bytes_max = bytes_max
+        self._most = {"push": pushes_max, "pull": PULLS_MAX, "subscribe": SUBSCRIPTIONS_MAX}
+        self._running = dict.fromkeys(SESSIONS, 0)
+        self._sessions: dict[asyncio.Task[None], Visit] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+        self._hosting: Hosting | None = None
+        self._needs_token = False
+
+    # --- its life -----------------------------------------------------------------------------------------------
+
+    async def start(self, surroundings: Surroundings) -> None:
+        threads = Threads(self._most["push"] + self._most["pull"] + LOOKS_MAX)
+        clock = surroundings.clock
+        try:
+            shelf = await threads.do_or_undo(Shelf.close, self._open_shelf, clock)
+        except BaseException:
+            threads.close()
+            raise
+        announcer = Announcer(shelf, surroundings.publish, threads.do)
+        self._needs_token = surroundings.needs_token
+        self._running = dict.fromkeys(SESSIONS, 0)
+        self._hosting = Hosting(shelf, clock, threads, announcer, Gatherings(clock), self._bytes_max)
+        self._keepers = [asyncio.create_task(announcer.run()), asyncio.create_task(self._keep(self._hosting))]
+
+    def _open_shelf(self, clock: Clock) -> Shelf:
+        shelf = self._make_shelf(clock).open(serve=True)
+        try:
+            recovered = shelf.recover()
+        except BaseException:
+            shelf.close()
+            raise
+        if recovered.removed:
+            logger.info("%d files of replicas were left behind and are removed", len(recovered.removed))
+        for damage in recovered.damaged:
+            logger.error("a replica is damaged: %s", damage)
+        return shelf
+
+    async def _keep(self, hosting: Hosting) -> None:
+        """Versions go by their age, also when nobody pushes."""
+        while True:
+            await asyncio.sleep(POLICY_S)
+            try:
+                await hosting.threads.do(_apply_policy, hosting.shelf)
+            except Exception:
+                logger.exception("the policy for old versions was not applied")
+
+    async def stop(self) -> None:
+        """Pushes that are complete are finished; whoever else is here is told that the server goes away. Who is too
+        impatient to wait for that leaves it to go on, and the directory locked until it is done."""
+        hosting, self._hosting = self._hosting, None
+        if hosting is not None:
+            self._closing = asyncio.create_task(self._close(hosting))
+            await asyncio.shield(self._closing)
+
+    async def _close(self, hosting: Hosting) -> None:
+        tasks, visits = [*self._sessions, *self._keepers], [*self._sessions.values()]
+        for task in tasks:
+            task.cancel()
+        try:
+            await wait_out(*tasks)
+            for visit in visits:  # also those whose session had not begun
+                visit.close(GOING_AWAY, "the server is going away")
+            await hosting.threads.do(hosting.shelf.close)
+        finally:
+            hosting.threads.close()
+
+    # --- who comes ----------------------------------------------------------------------------------------------
+
+    async def admit(
+        self, request: UpgradeRequest, wire: FrameWire, bearer: str | None, rights: Rights | None
+    ) -> FrameGuest | Refusal:
+        try:
+            asked = _asked(request.path)
+        except InvalidInput as exc:
+            return Refusal(400, f"{exc}\n")
+        if asked is None:
+            return Refusal(404, f"sessions are at {', '.join(f'{PREFIX}{each}/ns/name' for each in SESSIONS)}\n")
+        if (hosting := self._hosting) is None:
+            return Refusal(503, "the server is going away\n")
+        visit = Visit(wire, client_of(request.headers, request.address))
+        try:
+            work = await hosting.threads.do(self._session, hosting, visit, asked, bearer, rights)
+        except UnknownReplica as exc:
+            return Refusal(404, f"{exc.why}. {exc.next}\n")
+        except HeadwaterError as exc:
+            logger.warning("a client could not be admitted: %s", exc)
+            return Refusal(503, f"{exc.why}\n")
+        if isinstance(work, Refusal):
+            return work
+        if self._hosting is None or self._running[asked.session] >= self._most[asked.session]:
+            return BUSY
+        self._running[asked.session] += 1
+        task = asyncio.create_task(self._run(asked.session, visit, work()))
+        self._sessions[task] = visit
+        task.add_done_callback(self._sessions.pop)
+        return visit
+
+    def _session(
+        self, hosting: Hosting, visit: Visit, asked: _Asked, bearer: str | None, rights: Rights | None
+    ) -> Callable[[], Coroutine[Any, Any, None]] | Refusal:
+        """What there is to do, if the client may. Blocking."""
+        name = asked.name
+
+        def look() -> Access:
+            return self._access(hosting.shelf, name, hosting.shelf.find(name), bearer, rights)
+
+        access = look()
+        if (refusal := refusal_of(access, asked.session)) is not None:
+            return refusal
+        if asked.session == "push":
+            return Push(hosting, visit, name, lambda: look().may_push).run
+        if asked.session == "subscribe":
+            return Subscription(hosting, visit, name, access, lambda: look().may_push).run
+        if access.replica is None:
+            raise UnknownReplica("there is no such replica", next="Push it first")
+        number = (asked.version or VersionName()).pick(access.replica.newest, hosting.shelf.numbers(name))
+        return Pull(hosting, visit, name, number).run
+
+    def _access(
+        self, shelf: Shelf, name: ReplicaName, replica: Replica | None, bearer: str | None, rights: Rights | None
+    ) -> Access:
+        return access_to(shelf, name, replica, bearer, rights, needs_token=self._needs_token)
+
+    async def _run(self, session: Session, visit: Visit, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+            visit.close(NORMAL, "")
+        except asyncio.CancelledError:
+            visit.close(GOING_AWAY, "the server is going away")
+        except Gone:
+            pass
+        except Abort as exc:
+            visit.abort(exc)
+        except HeadwaterError as exc:
+            logger.info("a %s ended: %s", session, exc)
+            visit.abort(abort_of(exc))
+        except Exception:
+            logger.exception("a %s failed", session)
+            visit.abort(Abort("FAILED", "internal error"))
+        finally:
+            self._running[session] -= 1
+
+    # --- plain HTTP ---------------------------------------------------------------------------------------------
+
+    async def answer(self, request: HttpRequest, bearer: str | None, rights: Rights | None) -> HttpResponse:
+        if (hosting := self._hosting) is None:
+            return text(503, "the server is going away")
+        try:
+            return await hosting.threads.do(self._answer, hosting.shelf, request, bearer, rights)
+        except InvalidInput as exc:
+            return text(400, str(exc))
+        except Closed:
+            return text(503, "the server is going away")
+        except HeadwaterError as exc:
+            logger.warning("%s was not answered: %s", urlsplit(request.target).path, exc)
+            return text(503, exc.why)
+
+    def _answer(self, shelf: Shelf, request: HttpRequest, bearer: str | None, rights: Rights | None) -> HttpResponse:
+        segments = unquote(urlsplit(request.target).path).removeprefix(PREFIX).split("/")
+        method = request.method
+        if len(segments) == 3 and segments[0] in SESSIONS:
+            return text(426, "this is a WebSocket", ("Upgrade", "websocket"))
+        if len(segments) == 3 and segments[0] == "versions":
+            if method not in ("GET", "HEAD"):
+                return text(405, "GET", ("Allow", "GET, HEAD"))
+            name = ReplicaName(*segments[1:])
+            found = self._found(shelf, shelf.find(name), name, bearer, rights)
+            return found if isinstance(found, HttpResponse) else list_versions(shelf, found)
+        if len(segments) not in (1, 2) or not all(segments):
+            return text(404, f"there is nothing here; {PREFIX}versions/ns/name has the versions of a replica")
+        if method != "POST":
+            return text(405, "POST", ("Allow", "POST"))
+        name_or_none = ReplicaName(*segments) if len(segments) == 2 else None
+        replica = shelf.find_id(segments[0]) if name_or_none is None else shelf.find(name_or_none)
+        found = self._found(shelf, replica, name_or_none, bearer, rights)
+        if isinstance(found, HttpResponse):
+            return found
+        return store_report(shelf, found, client_of(request.headers, request.address), request.body)
+
+    def _found(
+        self, shelf: Shelf, replica: Replica | None, name: ReplicaName | None, bearer: str | None, rights: Rights | None
+    ) -> Replica | HttpResponse:
+        """The replica, if it is there and the client may know of it."""
+        name = name if replica is None else replica.name
+        if name is not None:
+            refusal = refusal_of(self._access(shelf, name, replica, bearer, rights), "pull")
+            if refusal is not None:
+                headers = (("WWW-Authenticate", "Bearer"),) if refusal.status == 401 else ()
+                return text(refusal.status, refusal.text.strip(), *headers)
+        elif self._needs_token and rights is None:
+            return text(401, "a token or key is needed", ("WWW-Authenticate", "Bearer"))
+        return text(404, "there is no such replica") if replica is None else replica
+
+
+def _apply_policy(shelf: Shelf) -> None:
+    """Blocking."""
+    for replica in shelf.list():
+        try:
+            shelf.apply_policy(replica.name)
+        except UnknownReplica:  # removed just now
+            continue
+        except HeadwaterError as exc:
+            logger.warning("the policy for old versions was not applied: %s", exc)
+
+
+class _Asked(NamedTuple):
+    session: Session
+    name: ReplicaName
+    version: VersionName | None
+
+
+def _asked(target: str) -> _Asked | None:
+    """What a path asks for; None if it is none of ours. Raises InvalidOption for a name that is none."""
+    path, version = split_version(unquote(urlsplit(target).path))
+    segments = path.removeprefix(PREFIX).split("/")
+    if len(segments) != 3 or segments[0] not in SESSIONS:
+        return None
+    if version is not None and segments[0] != "pull":
+        return None
+    return _Asked(segments[0], ReplicaName(segments[1], segments[2]), version)

@@ -1,0 +1,128 @@
+"""A pull: the pages of a version go out of a private file with it."""
+
+from __future__ import annotations
+
+from headwater.errors import ReplicationFailed
+from headwater.message.times import iso
+from headwater.replication.host.hosting import Hosting, together
+from headwater.replication.host.reading import Materialised
+from headwater.replication.host.room import refuse_to_fill
+from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
+from headwater.replication.host.words import PullComplete, PullConfig, config, config_of
+from headwater.replication.names import ReplicaName
+from headwater.replication.rsync_stream import OriginStream
+from headwater.replication.tools import End
+
+HASHES_PART = 4  # a replica's hashes are far less than a quarter of the pages
+SLACK_BYTES = 16 * 1024 * 1024
+
+
+class Pull:
+    def __init__(self, hosting: Hosting, visit: Visit, name: ReplicaName, number: int) -> None:
+        self._hosting = hosting
+        self._visit = visit
+        self._name = name
+        self._number = number
+        self._is_complete = False
+
+    async def run(self) -> None:
+        first = await self._visit.next(FIRST_FRAME_S)
+        if first is None:
+            raise Gone
+        asked = config_of(first, PullConfig)
+        threads = self._hosting.threads
+        made = await threads.do_or_undo(Materialised.close, self._open, self._hosting.shelf)
+        try:
+            await self._send(made, asked)
+        finally:
+            await threads.do(made.close)
+
+    def _open(self, shelf: Shelf) -> Materialised:
+        """Blocking."""
+        version, newest = shelf.version(self._name, self._number), shelf.get(self._name).newest
+        if version.number != newest:  # which is there whole; others are put together
+            refuse_to_fill(shelf.directory, version.size)
+        return shelf.open_version(self._name, self._number)
+
+    async def _send(self, made: Materialised, asked: PullConfig) -> None:
+        version = made.version
+        end = await End.origin(made.path)
+        try:
+            await self._visit.send_text(
+                config(
+                    replicaID=made.replica.id,
+                    replicaPath=self._name.path,
+                    version=version.number,
+                    size=version.size,
+                    pageSize=version.page_size,
+                    pages=version.pages,
+                    dbhash=version.dbhash,
+                    message=version.message,
+                    at=iso(version.at_ms),
+                    ready=True,
+                )
+            )
+            if asked.dry:
+                await self._count(end, version.size)
+                return
+            await together(self._hear(end, version.size), self._speak(end))
+            await end.wait()
+        except ReplicationFailed as exc:
+            raise Abort("FAILED", exc.why.replace(made.path, "the copy on the server")) from exc
+        finally:
+            await end.gone()
+
+    async def _hear(self, end: End, size: int) -> None:
+        """Until the client says that its end went well."""
+        received = 0
+        while True:
+            frame = await self._visit.next()
+            if frame is None:
+                raise Gone
+            if isinstance(frame, str):
+                break
+            received += len(frame)
+            if received > size // HASHES_PART + SLACK_BYTES:
+                raise Abort("FAILED", "more came than a replica has to say")
+            await end.write(frame)
+        if not config_of(frame, PullComplete).complete:
+            raise Abort("FAILED", "a pull is complete, or it is cut off")
+        self._is_complete = True
+        end.close_input()
+
+    async def _speak(self, end: End) -> None:
+        while data := await end.read():
+            if not self._is_complete:
+                await self._visit.send_binary(data)
+
+    async def _count(self, end: End, size: int) -> None:
+        """A dry run: everything up to the first page as in earnest; the pages are counted, and stay here."""
+        stream = OriginStream()
+        counting = self._visit_counted(end, stream)
+        hearing = self._hear_dry(end, size)
+        try:
+            await together(counting, hearing)
+        except _Counted:
+            told = {"pages": stream.pages, "bytes": stream.page_bytes}
+            await self._visit.send_text(config(wouldMove=told))
+
+    async def _visit_counted(self, end: End, stream: OriginStream) -> None:
+        while not stream.ended and (data := await end.read()):
+            through = stream.feed(data)
+            if through:
+                await self._visit.send_binary(through)
+        if stream.error is not None:
+            raise ReplicationFailed(stream.error)
+        if not stream.ended:
+            await end.wait()
+            raise ReplicationFailed("the server's end gave up before all was counted")
+        raise _Counted
+
+    async def _hear_dry(self, end: End, size: int) -> None:
+        await self._hear(end, size)
+        raise Abort("FAILED", "a dry run is complete when all is counted")
+
+
+class _Counted(Exception):
+    """The dry run has come to its end."""

@@ -1,0 +1,216 @@
+"""A push: pages come into a scratch copy of the newest version; when all are there and whole, it is the next version.
+
+Whatever goes wrong before that, nothing is left of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+
+from headwater.errors import HeadwaterError, ReplicationFailed
+from headwater.replication.host.hosting import Hosting, to_its_end, together
+from headwater.replication.host.records import Facts
+from headwater.replication.host.room import refuse_to_fill
+from headwater.replication.host.scratch import Scratch
+from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
+from headwater.replication.host.words import NO_MORE, PushComplete, PushConfig, config, config_of
+from headwater.replication.names import MESSAGE, MESSAGE_CHARS_MAX, ReplicaName
+from headwater.replication.rsync_stream import END, LAST_BYTES, TXN
+from headwater.replication.tools import End
+
+try:
+    import resource
+except ImportError:  # no such limits there
+    resource = None  # type: ignore[assignment]
+
+SLACK_BYTES = 1024 * 1024  # of what a stream or a journal says besides its pages
+HEADS_PART = 8  # by how much the pages grow at most with what goes before each: an eighth
+LOOK_BYTES = 32 * 1024 * 1024  # between two looks at how much room there is
+MEMORY_BYTES_MAX = 2 * 1024**3  # of our end
+TOO_LONG_A_FILE = int(getattr(signal, "SIGXFSZ", 0))
+
+logger = logging.getLogger("headwater")
+
+
+class Push:
+    """`may_push`: whether the client still may, for pages can be on their way for hours. Blocking."""
+
+    def __init__(self, hosting: Hosting, visit: Visit, name: ReplicaName, may_push: Callable[[], bool]) -> None:
+        self._hosting = hosting
+        self._visit = visit
+        self._name = name
+        self._may_push = may_push
+        self._received = 0
+        self._sent = 0
+        self._last_heard = b""
+        self._complete: PushComplete | None = None
+
+    async def run(self) -> None:
+        message, coming = await self._announcement()
+        if (size := coming.pages * coming.page_size) > self._hosting.bytes_max:
+            raise Abort("TOO_LARGE", f"the database has {size:,} bytes and the limit is {self._hosting.bytes_max:,}")
+        shelf, threads = self._hosting.shelf, self._hosting.threads
+        await threads.do(refuse_to_fill, shelf.directory, size)
+        scratch = await threads.do_or_undo(
+            shelf.discard,
+            shelf.begin,
+            self._name,
+            base=coming.base,
+            push_id=coming.push_id,
+            last_push_id=coming.last_push_id,
+            base_hash=coming.base_hash,
+            client=self._visit.client,
+            page_size=coming.page_size,
+        )
+        self._hosting.gatherings.push_began(self._name, self._visit.client)
+        try:
+            complete = await self._receive(scratch, coming)
+            if complete is not None:
+                if not await threads.do(self._may_push):
+                    raise Abort("FAILED", NO_MORE)
+                await to_its_end(self._finish(scratch, Facts(message, complete.dbhash, self._received + self._sent)))
+        finally:
+            self._hosting.gatherings.push_ended(self._name, self._visit.client)
+            await threads.do(shelf.discard, scratch)
+
+    async def _announcement(self) -> tuple[str, PushConfig]:
+        first = await self._visit.next(FIRST_FRAME_S)
+        message = ""
+        if isinstance(first, str) and first.startswith(MESSAGE):
+            message = first.removeprefix(MESSAGE)
+            if len(message) > MESSAGE_CHARS_MAX:
+                raise Abort("FAILED", f"the message has more than {MESSAGE_CHARS_MAX:,} characters")
+            first = await self._visit.next(FIRST_FRAME_S)
+        if first is None:
+            raise Gone
+        return message, config_of(first, PushConfig)
+
+    # --- the pages ----------------------------------------------------------------------------------------------
+
+    async def _receive(self, scratch: Scratch, coming: PushConfig) -> PushComplete | None:
+        """What the client says when its end went well and ours too; None after a dry run."""
+        end = await End.replica(scratch.path)
+        try:
+            _limit(end.pid, self._hosting.bytes_max)
+            await self._visit.send_text(
+                config(replicaID=scratch.replica.id, replicaPath=self._name.path, base=scratch.base, ready=True)
+            )
+            await together(self._hear(end), self._speak(end))
+            complete = self._complete
+            assert complete is not None
+            if coming.dry:
+                raise Abort("FAILED", "a dry run has to end as one")
+            await end.wait()
+            if not self._has_heard_all:
+                raise Abort("FAILED", "the stream of pages did not come to its end")
+            return complete
+        except _DryRunEnded:
+            return None
+        except ReplicationFailed as exc:
+            raise _failure(exc.why, scratch) from exc
+        finally:
+            await end.gone()
+
+    async def _hear(self, end: End) -> None:
+        """Until the client says that it has sent all."""
+        most = _with_heads(self._hosting.bytes_max)
+        looked_at = 0
+        while True:
+            frame = await self._visit.next()
+            if frame is None:
+                raise Gone
+            if isinstance(frame, str):
+                break
+            self._received += len(frame)
+            if self._received > most:
+                raise Abort("TOO_LARGE", f"more came than a database of {self._hosting.bytes_max:,} bytes needs")
+            if self._received - looked_at > LOOK_BYTES:
+                looked_at = self._received
+                await self._hosting.threads.do(refuse_to_fill, self._hosting.shelf.directory, 0)
+            await end.write(frame)
+            self._last_heard = (self._last_heard + frame[-LAST_BYTES:])[-LAST_BYTES:]
+        complete = config_of(frame, PushComplete)
+        if not complete.complete:
+            raise Abort("FAILED", "a push is complete, or it is cut off")
+        self._complete = complete
+        if complete.dry:
+            raise _DryRunEnded
+        end.close_input()
+
+    @property
+    def _has_heard_all(self) -> bool:
+        last = self._last_heard
+        return len(last) == LAST_BYTES and last[0] == TXN and last[-1] == END
+
+    async def _speak(self, end: End) -> None:
+        while data := await end.read():
+            self._sent += len(data)
+            if self._complete is None:  # the client's end has gone by then, and hears no more
+                await self._visit.send_binary(data)
+        if self._complete is None:
+            # Our end has gone first. It told the client's why, which is no excuse for not telling the client itself.
+            await end.wait()
+            if not self._has_heard_all:
+                raise ReplicationFailed("the server's end gave up before all pages were there")
+
+    # --- the version --------------------------------------------------------------------------------------------
+
+    async def _finish(self, scratch: Scratch, facts: Facts) -> None:
+        """From here on it is brought to an end, also when the server is asked to stop or the client leaves."""
+        hosting = self._hosting
+        try:
+            version, is_new = await hosting.threads.do(hosting.shelf.accept, scratch, facts)
+        except HeadwaterError as exc:
+            logger.info("a push of %s was refused: %s", self._name.path, exc.why)
+            raise
+        if is_new:
+            told = {"version": version.number, "replica": self._name.path, "size": version.size}
+            logger.info("version %(version)d of %(replica)s: %(size)d bytes", told, extra={"client": scratch.client})
+            await hosting.announcer.announce(scratch.replica, version)
+            hosting.gatherings.tell_version(scratch.replica, version.number)
+        if self._visit.is_over:
+            return
+        await self._visit.send_text(
+            config(
+                committedVersionID=version.number,
+                isNew=is_new,
+                size=version.size,
+                changedPages=version.changed_pages if is_new else 0,
+                pageSize=version.page_size,
+                pages=version.pages,
+                replicaID=scratch.replica.id,
+            )
+        )
+
+
+class _DryRunEnded(Exception):
+    """The client knows what would move."""
+
+
+def _with_heads(bytes_max: int) -> int:
+    """What a stream or a journal takes at most for a database of so many bytes."""
+    return bytes_max + bytes_max // HEADS_PART + SLACK_BYTES
+
+
+def _limit(pid: int, bytes_max: int) -> None:
+    """What comes is not to be trusted: whatever it makes our end do, no file gets larger than a database may be, and
+    no text without end fills the memory."""
+    prlimit = getattr(resource, "prlimit", None)
+    if prlimit is not None:
+        most = _with_heads(bytes_max)
+        try:
+            prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+            prlimit(pid, resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+        except (OSError, ValueError) as exc:  # it has gone already, or a lower limit holds
+            logger.debug("no limits for an end of sqlite3_rsync: %s", exc)
+
+
+def _failure(why: str, scratch: Scratch) -> Abort:
+    why = why.replace(scratch.path, "the copy on the server")
+    if "disk is full" in why:
+        return Abort("DISK_FULL", "the server's disk is full")
+    if why.endswith(f"ended with {-TOO_LONG_A_FILE}"):
+        return Abort("TOO_LARGE", "the database is larger than the server allows")
+    return Abort("FAILED", why)

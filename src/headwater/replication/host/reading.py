@@ -1,0 +1,118 @@
+"""A version in a private file, for as long as somebody reads it.
+
+The newest is a hard link, older ones are rebuilt. Whatever is accepted or removed meanwhile, the reader keeps its file.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from headwater.errors import Corrupt, UnknownReplica
+from headwater.replication.host import disk
+from headwater.replication.host.catalogue import Catalogue
+from headwater.replication.host.layout import Layout
+from headwater.replication.host.pages import Shape, StoredDelta, rebuild, sums_of
+from headwater.replication.host.records import Replica, Version
+
+TRIES_MAX = 5  # files go while we reach for them only when a push is accepted just then
+LOCK = "lock"
+FILE = "version.db"
+
+
+class Materialised:
+    """`path` is a database that nobody writes, and that must not be written. Close it when done."""
+
+    def __init__(self, replica: Replica, version: Version, directory: str, lock: int) -> None:
+        self.replica = replica
+        self.version = version
+        self.directory = directory
+        self.path = os.path.join(directory, FILE)
+        self._lock: int | None = lock
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+            disk.remove_tree(self.directory)
+
+    def __enter__(self) -> Materialised:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def materialise(
+    layout: Layout, catalogue: Catalogue, replica: Replica, number: int, *, check: bool = True
+) -> Materialised:
+    """`check`: a rebuilt version must have the hash it was accepted with, and the newest its size. Without it, damage
+    to the bytes is left to the caller to find."""
+    missing = ""
+    for _ in range(TRIES_MAX):
+        chain = catalogue.versions_from(replica.id, number)
+        if not chain or chain[0].number != number:
+            raise UnknownReplica(
+                f"it has no version {number}", where=replica.name.path, next="`headwater replica log` lists them"
+            )
+        with disk.translated(layout.home(replica.id)):
+            try:
+                return _made(layout, replica, chain, check)
+            except FileNotFoundError as exc:
+                missing = os.path.basename(str(exc.filename))
+    raise Corrupt(
+        f"a file of version {number} is missing: {missing}",
+        where=replica.name.path,
+        next="On the server, run `headwater replica verify`",
+    )
+
+
+def _made(layout: Layout, replica: Replica, chain: list[Version], check: bool) -> Materialised:
+    directory = layout.new_reading(replica.id)
+    os.mkdir(directory, 0o700)
+    lock = disk.lock(os.path.join(directory, LOCK))
+    if lock is None:  # a server that just starts is sweeping it away
+        raise FileNotFoundError(2, "swept away", directory)
+    made = Materialised(replica, chain[0], directory, lock)
+    try:
+        _fill(layout, made, chain)
+        if check:
+            _refuse_damage(made, is_newest=len(chain) == 1)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _fill(layout: Layout, made: Materialised, chain: list[Version]) -> None:
+    replica_id, newest = made.replica.id, chain[-1].number
+    head = layout.head(replica_id, newest)
+    if len(chain) == 1:
+        disk.link_or_copy(head, made.path)
+        return
+    # All of them first: from here on nothing that is removed can take them away.
+    own_head = os.path.join(made.directory, f"{newest}.db")
+    disk.link_or_copy(head, own_head)
+    deltas = []
+    for version in reversed(chain[:-1]):
+        own = os.path.join(made.directory, f"{version.number}.pages")
+        disk.link_or_copy(layout.delta(replica_id, version.number), own)
+        deltas.append(StoredDelta(own, version.delta_sha256 or "", Shape(version.page_size, version.pages)))
+    rebuild(own_head, deltas, made.path)
+    for path in (own_head, *(delta.path for delta in deltas)):
+        disk.remove(path)
+
+
+def _refuse_damage(made: Materialised, *, is_newest: bool) -> None:
+    version = made.version
+    damaged = os.stat(made.path).st_size != version.size
+    if not damaged and not is_newest:
+        damaged = sums_of(made.path).sha256 != version.sha256
+    if damaged:
+        raise Corrupt(
+            f"version {version.number} is not as it was accepted",
+            where=made.replica.name.path,
+            next="On the server, run `headwater replica verify`",
+        )

@@ -1,0 +1,77 @@
+"""A version copied to where its owner wants it: written under another name, checked, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import uuid
+
+from headwater.errors import Corrupt, InvalidOption
+from headwater.replication.host import disk
+from headwater.replication.host.pages import sums_of
+from headwater.replication.host.reading import Materialised
+from headwater.replication.proof import check_integrity
+
+BY_HAND_S_MAX = 24 * 3600.0  # somebody waits for it, and may give up; a slow disk is no reason not to restore
+
+
+def refuse_target(target: str, *, overwrite: bool) -> None:
+    target = os.path.realpath(target)  # SQLite keeps its log beside the file itself, not beside a link to it
+    directory = os.path.dirname(target)
+    if not os.path.isdir(directory):
+        raise InvalidOption("the directory does not exist", where=directory, next=f"mkdir -p {directory}")
+    if os.path.isdir(target):
+        raise InvalidOption("this is a directory", where=target, next="Name a file in it")
+    if os.path.exists(target) and not overwrite:
+        raise InvalidOption("there is such a file", where=target, next="Name another one, or pass --overwrite")
+    if disk.is_in_use(target):
+        raise InvalidOption(
+            "a log or journal lies beside it: the database is in use, or was not closed in order",
+            where=target,
+            next="End the programs that use it, or name another file",
+        )
+
+
+def restore(made: Materialised, target: str, *, overwrite: bool = False) -> None:
+    refuse_target(target, overwrite=overwrite)
+    target = os.path.realpath(target)
+    writing = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.restoring")
+    with disk.translated(target):
+        try:
+            disk.copy(made.path, writing)
+            if sums_of(writing).sha256 != made.version.sha256:
+                raise Corrupt(
+                    f"version {made.version.number} is not as it was accepted",
+                    where=made.replica.name.path,
+                    next="Run `headwater replica verify` to see which versions are",
+                )
+            check_integrity(writing, BY_HAND_S_MAX)
+            disk.sync_file(writing)
+            _take_rights(writing, target)
+            _give_name(writing, target, overwrite=overwrite)
+            disk.sync_directory(os.path.dirname(target))
+        finally:
+            disk.remove(writing)
+
+
+def _take_rights(writing: str, target: str) -> None:
+    """Who may read what is overwritten may read what comes, and nobody else."""
+    with contextlib.suppress(FileNotFoundError):
+        was = os.stat(target)
+        with contextlib.suppress(PermissionError):  # only root gives files away
+            os.chown(writing, was.st_uid, was.st_gid)
+        os.chmod(writing, stat.S_IMODE(was.st_mode))
+
+
+def _give_name(writing: str, target: str, *, overwrite: bool) -> None:
+    if overwrite:
+        disk.rename(writing, target)
+        return
+    try:
+        os.link(writing, target)  # unlike a rename, refuses to replace what came to be there meanwhile
+    except FileExistsError as exc:
+        raise InvalidOption("there is such a file by now", where=target, next="Name another one") from exc
+    except OSError:  # a file system without hard links
+        with contextlib.suppress(FileNotFoundError):
+            disk.rename(writing, target)

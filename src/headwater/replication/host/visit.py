@@ -1,0 +1,181 @@
+"""A session with a client, out of the callbacks of its WebSocket: frames are waited for and sent with backpressure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from headwater.errors import Corrupt, DiskFull, HeadwaterError, Overloaded, TooLarge, VersionConflict
+from headwater.ports.endpoint import FrameWire
+from headwater.protocol.websocket import NORMAL
+from headwater.replication.names import ABORT
+from headwater.replication.tools import READ_BYTES
+
+FRAME_BYTES_MAX = READ_BYTES  # of what a client sends
+QUEUED_BYTES_MAX = 1024 * 1024  # received and not yet used; above it, the client is not listened to
+FRAME_COST_BYTES = 256  # that a frame takes besides its data
+TEXT_BYTES_MAX = 32 * 1024
+FIRST_FRAME_S = 60.0  # for a client to say what it wants
+IDLE_S = 600.0  # of silence in the middle of a session, in both directions
+WHY_CHARS_MAX = 500
+TRY_LATER = 1013
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+class Abort(Exception):
+    """The session cannot go on; the client is told `ABORT=<code>:<why>`."""
+
+    def __init__(self, code: str, why: str) -> None:
+        super().__init__(code, why)
+        self.code = code
+        self.why = why
+
+
+_CODES: tuple[tuple[type[HeadwaterError], str], ...] = (
+    (TooLarge, "TOO_LARGE"),
+    (DiskFull, "DISK_FULL"),
+    (Corrupt, "CORRUPT"),
+    (Overloaded, "BUSY"),
+)
+
+
+def abort_of(error: HeadwaterError) -> Abort:
+    """Without `where`: files of the server are no business of its clients."""
+    if isinstance(error, VersionConflict):
+        return Abort("VERSION_CONFLICT", str(error.newest))
+    return Abort(next((code for kind, code in _CODES if isinstance(error, kind)), "FAILED"), error.why)
+
+
+class Visit:
+    """A `FrameGuest`. `client` is what it calls itself."""
+
+    def __init__(self, wire: FrameWire, client: str) -> None:
+        self.client = client
+        self.is_over = False
+        self._wire = wire
+        self._frames: deque[tuple[bytes, bool]] = deque()
+        self._queued_bytes = 0
+        self._sent_bytes = 0
+        self._is_paused = False
+        self._arrival: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    # --- for the session ----------------------------------------------------------------------------------------
+
+    async def next(self, within_s: float | None = IDLE_S) -> str | bytes | None:
+        """The next frame; None when there will be no more. Raises Abort when none came in time, and the client took
+        nothing of what is sent to it either: while it reads, it may have nothing to say for hours."""
+        while not self._frames:
+            if self.is_over:
+                return None
+            taken = self._taken_bytes()
+            self._arrival = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._arrival
+            except TimeoutError:
+                if self._taken_bytes() <= taken:
+                    raise Abort("FAILED", f"nothing came for {within_s:g} s") from None
+            finally:
+                self._arrival = None
+        data, is_text = self._frames.popleft()
+        self._queued_bytes -= len(data) + FRAME_COST_BYTES
+        if self._is_paused and self._queued_bytes <= QUEUED_BYTES_MAX // 2:
+            self._is_paused = False
+            self._wire.resume_reading()
+        return _text_of(data) if is_text else data
+
+    async def send_text(self, text: str) -> None:
+        self.tell(text)
+        await self._wait_for_room()
+
+    async def send_binary(self, data: bytes) -> None:
+        """Raises Gone when nobody is there to read it."""
+        if self.is_over:
+            raise Gone
+        self._sent_bytes += len(data)
+        self._wire.send_binary(data)
+        await self._wait_for_room()
+
+    def tell(self, text: str) -> None:
+        """A text that may wait until it is read; who leaves too many of them unread is let go."""
+        if self.is_over:
+            return
+        if self._wire.buffered_bytes() > self._wire.outbound_bytes_max:
+            self.close(TRY_LATER, "too much was left unread")
+        else:
+            self._wire.send_text(text.encode())
+
+    def _taken_bytes(self) -> int:
+        """Of the pages sent to it. It grows as long as somebody is there, if on a thin line."""
+        return self._sent_bytes - self._wire.buffered_bytes()
+
+    async def _wait_for_room(self) -> None:
+        while self._wire.buffered_bytes() > self._wire.outbound_bytes_max and not self.is_over:
+            taken = self._taken_bytes()
+            self._room = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await self._room
+            except TimeoutError:
+                if self._taken_bytes() <= taken:
+                    self.close(TRY_LATER, "nothing was read for too long")
+            finally:
+                self._room = None
+        if self.is_over:
+            raise Gone
+
+    def abort(self, abort: Abort) -> None:
+        if not self.is_over:
+            why = "".join(letter if letter.isprintable() else " " for letter in abort.why[:WHY_CHARS_MAX])
+            self._wire.send_text(f"{ABORT}{abort.code}:{why}".encode())
+            self.close(NORMAL, "")
+
+    def close(self, code: int, reason: str) -> None:
+        if not self.is_over:
+            self._end()
+            self._wire.close(code, reason)
+
+    def _end(self) -> None:
+        self.is_over = True
+        for waiting in (self._arrival, self._room):
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    # --- for the wire -------------------------------------------------------------------------------------------
+
+    def receive_text(self, text: bytes) -> None:
+        self._receive(text, is_text=True)
+
+    def receive_binary(self, data: bytes) -> None:
+        self._receive(data, is_text=False)
+
+    def _receive(self, data: bytes, *, is_text: bool) -> None:
+        if self.is_over:
+            return
+        self._frames.append((data, is_text))
+        self._queued_bytes += len(data) + FRAME_COST_BYTES
+        if self._queued_bytes > QUEUED_BYTES_MAX and not self._is_paused:
+            self._is_paused = True
+            self._wire.pause_reading()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def on_drained(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def on_closed(self, *, vanished: bool) -> None:
+        self._end()
+
+
+def _text_of(data: bytes) -> str:
+    if len(data) > TEXT_BYTES_MAX:
+        raise Abort("FAILED", f"a text of {len(data):,} bytes came, and the limit is {TEXT_BYTES_MAX:,}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise Abort("FAILED", "a text came that is not UTF-8") from None

@@ -1,0 +1,283 @@
+"""One pull: the database here becomes the same as a version of the replica, or stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from headwater.errors import DiskFull, HeadwaterError, Locked, ReplicationFailed, UnsyncedChanges
+from headwater.replication.beside import Beside, Noted
+from headwater.replication.link import Link, as_partial
+from headwater.replication.names import Remote
+from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
+from headwater.replication.proof import Hashing
+from headwater.replication.rsync_stream import REPLICA_BEGIN, pages_in
+from headwater.replication.shell import Shell
+from headwater.replication.snapshot import remove_if_empty, replace_content, shape_of
+from headwater.replication.tools import End
+
+
+class PullOptions(msgspec.Struct, frozen=True, kw_only=True):
+    client_id: str
+    key: str | None = None
+    ca: str | None = None
+    dry: bool = False
+    overwrite: bool = False
+
+
+class WouldMove(msgspec.Struct):
+    pages: int
+    bytes: int
+
+
+class Offer(msgspec.Struct, rename="camel"):
+    """The server's CONFIG before the pages."""
+
+    version: int
+    size: int
+    page_size: int
+    pages: int
+    replica_id: str | None = msgspec.field(name="replicaID", default=None)
+    dbhash: str | None = None
+
+
+class Word(msgspec.Struct, rename="camel"):
+    """A CONFIG of the server in the middle."""
+
+    would_move: WouldMove | None = None
+
+
+async def pull(remote: Remote, local: str, options: PullOptions, progress: OnProgress | None = None) -> Outcome:
+    """Raises UnsyncedChanges when the database here has what was never pushed, or never came from this remote."""
+    with Beside(local) as beside:
+        async with AsyncExitStack() as stack:
+            return await _Pull(remote, local, options, progress, beside, stack).run()
+
+
+class _Pull:
+    def __init__(
+        self,
+        remote: Remote,
+        local: str,
+        options: PullOptions,
+        progress: OnProgress | None,
+        beside: Beside,
+        stack: AsyncExitStack,
+    ) -> None:
+        self._remote = remote
+        self._local = local
+        self._path = beside.database
+        self._options = options
+        self._progress = progress
+        self._beside = beside
+        self._stack = stack
+        self._link = Link(remote.endpoint("pull"), key=options.key, ca=options.ca, client_id=options.client_id)
+        self._sent = 0
+        self._received = 0
+        self._size = 0
+        self._is_whole = False
+        self._is_here = False
+        self._watch: Shell | None = None
+        self._unwritten = ""  # the data_version of what was compared
+
+    async def run(self) -> Outcome:
+        started_s = time.monotonic()
+        self._tell("preparing")
+        shape = await asyncio.to_thread(shape_of, self._path)
+        page_size = None if shape is None else shape.page_size
+        hashing = None
+        if page_size is not None and not self._options.overwrite:
+            self._watch = self._stack.enter_context(Shell(self._path))
+            self._unwritten = await asyncio.to_thread(self._watch.data_version)
+            hashing = self._hashing(self._path)
+        await self._stack.enter_async_context(self._link)
+        await self._link.send_config({"dry": self._options.dry})
+        offer = await self._link.config(Offer)
+        self._size = offer.size
+        here = None
+        if hashing is not None:
+            here = await asyncio.to_thread(hashing.result_if_any)
+            self._refuse_unsynced(here, offer)
+        try:
+            would_move = await self._move(offer, page_size)
+        except Locked:
+            raise
+        except HeadwaterError as exc:
+            if "database is locked" in exc.why:  # our end says it through the server as well
+                raise Locked(
+                    "somebody is writing it", where=self._path, next="Try again when its transaction has ended"
+                ) from exc
+            raise as_partial(exc) from exc
+        self._tell("finishing")
+        dbhash = offer.dbhash
+        if not self._options.dry:
+            dbhash = await self._proved(offer)
+            self._beside.note(
+                self._remote, Noted(replica_id=offer.replica_id, base=offer.version, dbhash=dbhash, last_push_id=None)
+            )
+        if would_move is not None:
+            self._received += would_move.bytes
+            changed_pages = would_move.pages
+        else:
+            changed_pages = pages_in(self._received, offer.page_size)
+        return Outcome(
+            kind="pull",
+            local=self._local,
+            remote=self._remote.key,
+            version=offer.version,
+            is_new=changed_pages > 0 and (here is None or here != offer.dbhash),
+            base=offer.version,
+            size=offer.size,
+            pages=offer.pages,
+            page_size=offer.page_size,
+            sent=self._sent,
+            received=self._received,
+            seconds=time.monotonic() - started_s,
+            changed_pages=changed_pages,
+            dbhash=dbhash,
+            dry=self._options.dry,
+        )
+
+    def _tell(self, phase: Phase) -> None:
+        if self._progress is not None:
+            self._progress(Progress(self._sent, self._received, self._size, phase))
+
+    def _hashing(self, path: str) -> Hashing:
+        hashing = Hashing(path, live=True)
+        self._stack.push_async_callback(hashing.gone)
+        return hashing
+
+    def _refuse_unsynced(self, here: str | None, offer: Offer) -> None:
+        noted = self._beside.noted(self._remote)
+        if here is not None and here in (offer.dbhash, noted.dbhash, noted.pulling):
+            return
+        why = "it was never synced with this remote"
+        if here is None:
+            why = "whether it has changed cannot be told without the functions of its application"
+        elif noted.base:
+            why = f"it has changed since version {noted.base}"
+        raise UnsyncedChanges(
+            f"a pull would overwrite this database, and {why}",
+            where=self._path,
+            next="Push it first, pull into another file, or say --overwrite",
+        )
+
+    def _refuse_written(self) -> None:
+        """What somebody wrote since it was compared would be lost. Asked while our end keeps all others from writing,
+        and has not written itself. Blocks."""
+        if self._options.overwrite or self._options.dry:
+            return
+        if self._watch is None:
+            was_written = shape_of(self._path) is not None
+        else:
+            was_written = self._watch.data_version() != self._unwritten
+        if was_written:
+            raise Locked("somebody wrote it meanwhile", where=self._path, next="Try again")  # and be told what changed
+
+    async def _move(self, offer: Offer, page_size: int | None) -> WouldMove | None:
+        """All pages. The file is as before if this fails, or gone if it was not there."""
+        if self._options.dry and page_size != offer.page_size:
+            return await self._receive(self._beside.pulled_path)
+        noted, was_there = self._beside.noted(self._remote), os.path.exists(self._path)
+        if was_there and not self._options.dry:
+            pulling = msgspec.structs.replace(noted, pulling=offer.dbhash or "")
+            await asyncio.to_thread(self._beside.note, self._remote, pulling, durable=False)
+        try:
+            if page_size in (None, offer.page_size):
+                return await self._receive(self._path)
+            # A replica keeps its page size: it is made anew beside, and its content put in place.
+            await self._receive(self._beside.pulled_path)
+            await asyncio.to_thread(self._refuse_written)
+            if self._watch is not None:
+                self._watch.close()  # the journal mode changes only when nobody has it open
+            await asyncio.to_thread(replace_content, self._beside.pulled_path, self._path)
+            return None
+        except BaseException:
+            if self._is_here:  # and only the good-bye failed
+                noted = Noted(replica_id=offer.replica_id, base=offer.version, dbhash=offer.dbhash)
+            elif not was_there:
+                remove_if_empty(self._path)
+            if not self._options.dry:
+                self._beside.note(self._remote, noted, durable=False)
+            raise
+
+    async def _receive(self, path: str) -> WouldMove | None:
+        replica = await End.replica(path)
+        try:
+            speaking = asyncio.create_task(self._speak(replica, path))
+            hearing = asyncio.create_task(self._hear(replica))
+            try:
+                await self._link.first_of(speaking, hearing, lambda: self._sent + self._received)
+                if hearing.done():  # it ends early only by an error, or because this is a dry run
+                    return await hearing
+                await speaking
+                await self._committed(replica)
+                self._is_whole = True
+                self._is_here = path == self._path
+                await self._link.send_config({"complete": True})
+                return await hearing
+            finally:
+                for task in (speaking, hearing):
+                    task.cancel()
+                await asyncio.gather(speaking, hearing, return_exceptions=True)
+        finally:
+            await replica.gone()
+
+    async def _committed(self, replica: End) -> None:
+        try:
+            await replica.wait()
+        except ReplicationFailed as exc:
+            if "disk is full" in exc.why:
+                raise DiskFull(exc.why, where=self._path, next="Free some disk space and pull again") from exc
+            raise
+
+    async def _speak(self, replica: End, path: str) -> None:
+        has_locked = path != self._path
+        while data := await replica.read():
+            if not has_locked and data[0] != REPLICA_BEGIN:  # what it answers first, if it cannot speak as newly
+                await asyncio.to_thread(self._refuse_written)
+                has_locked = True
+            await self._link.send(data)
+            self._sent += len(data)
+
+    async def _hear(self, replica: End) -> WouldMove | None:
+        """Until the server closes: it does so in order only when its end is content too."""
+        while True:
+            frame = await self._link.next()
+            if isinstance(frame, bytes):
+                self._received += len(frame)
+                await replica.write(frame)
+                self._tell("moving")
+            elif frame is not None:
+                word = self._link.config_of(frame, Word)
+                if word.would_move is not None:
+                    return word.would_move
+            elif not self._is_whole:
+                raise ReplicationFailed("the server closed the session too early", where=self._link.shown)
+            else:
+                return None
+
+    async def _proved(self, offer: Offer) -> str | None:
+        """The hash of what is here now: that of the version, unless somebody has written already."""
+        here, was_written = await asyncio.to_thread(_hash_now, self._hashing, self._path)
+        if offer.dbhash is None:
+            return None if was_written else here
+        if here is not None and here != offer.dbhash and not was_written:
+            raise ReplicationFailed(
+                f"the database is not the same as version {offer.version}",
+                where=self._path,
+                next="Pull again with --overwrite; if that does not help, verify the replica",
+            )
+        return offer.dbhash
+
+
+def _hash_now(hashing: Callable[[str], Hashing], path: str) -> tuple[str | None, bool]:
+    """And whether somebody wrote the database meanwhile. We open it first: `sqlite3_dbhash` waits for no lock."""
+    with Shell(path) as shell:
+        before = shell.data_version()
+        return hashing(path).result_if_any(), shell.data_version() != before

@@ -1,0 +1,202 @@
+"""Which of the two places is remote says what `sync` does: push, pull or copy; once, or for as long as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+from headwater.errors import InvalidOption
+from headwater.replication.copying import CopyOptions, copy
+from headwater.replication.following import PullSubscription, PushSubscription
+from headwater.replication.link import Link
+from headwater.replication.names import Local, Remote, VersionName, place_of
+from headwater.replication.outcome import OnOutcome, OnProgress, Outcome
+from headwater.replication.pull import PullOptions, pull
+from headwater.replication.push import PushOptions, push
+from headwater.replication.spans import Timers
+
+Way = Literal["push", "pull", "copy"]
+
+
+class Keys(NamedTuple):
+    """What opens the door; the first that fits is shown."""
+
+    push: str | None = None
+    pull: str | None = None
+    token: str | None = None
+
+
+NO_KEYS = Keys()
+LINE_PONG_S_MAX = 20.0  # of a subscription, which carries little: one that is gone is noticed soon
+
+
+class Sync:
+    """A source, a target and how."""
+
+    def __init__(
+        self,
+        source: Local | Remote,
+        target: Local | Remote,
+        *,
+        client_id: str,
+        message: str = "",
+        keys: Keys = NO_KEYS,
+        ca: str | None = None,
+        dry: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.dry = dry
+        self.way = _way(source, target)
+        if message and self.way != "push":
+            raise InvalidOption("a message goes with a new version, and this makes none", next="Leave it out")
+        if overwrite and self.way != "pull":
+            raise InvalidOption("overwrite is for a pull", next="A push over a newer version: name it TARGET@latest")
+        for text in (message, *(place.path for place in (source, target) if isinstance(place, Local))):
+            _check_text(text)
+        self._message = message
+        self._keys = keys
+        self._ca = ca
+        self._overwrite = overwrite
+        self._client_id = client_id
+
+    async def once(self, on_progress: OnProgress | None = None) -> Outcome:
+        match self.source, self.target:
+            case Local(path), Remote() as remote:
+                return await push(path, remote, self._push_options(), on_progress)
+            case Remote() as remote, Local(path):
+                return await pull(remote, path, self._pull_options(), on_progress)
+            case Local(path), Local(to):
+                return await copy(path, to, CopyOptions(dry=self.dry), on_progress)
+        raise AssertionError(self.way)
+
+    def follow(
+        self,
+        timers: Timers,
+        *,
+        on_outcome: OnOutcome,
+        given: Mapping[str, float] | None = None,
+        coordinate: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> PushSubscription | PullSubscription:
+        """`given`: the timers that were asked for by name; a server warns who may only pull about them."""
+        match self.source, self.target:
+            case Local(path), Remote() as remote:
+                return PushSubscription(
+                    path,
+                    remote,
+                    self._push_options(),
+                    timers,
+                    coordinate=coordinate,
+                    connect=self._connect,
+                    on_outcome=on_outcome,
+                    on_progress=on_progress,
+                )
+            case Remote() as remote, Local(path):
+                if remote.version not in (None, VersionName()):
+                    raise InvalidOption(
+                        "who follows a replica follows its newest version",
+                        where=str(remote),
+                        next=f"Leave {remote.version} out, or --subscribe",
+                    )
+                return PullSubscription(
+                    remote,
+                    path,
+                    self._pull_options(),
+                    timers=dict(given or {}),
+                    connect=self._connect,
+                    on_outcome=on_outcome,
+                    on_progress=on_progress,
+                )
+        raise InvalidOption("only a replica on a server can be followed", next="Name it like ws://host:8765/ns/app.db")
+
+    def _connect(self, url: str) -> Link:
+        key = self._push_key() if self.way == "push" else self._pull_key()
+        return Link(url, key=key, ca=self._ca, client_id=self._client_id, pong_s_max=LINE_PONG_S_MAX)
+
+    def _push_options(self) -> PushOptions:
+        return PushOptions(
+            message=self._message, key=self._push_key(), ca=self._ca, dry=self.dry, client_id=self._client_id
+        )
+
+    def _pull_options(self) -> PullOptions:
+        return PullOptions(
+            key=self._pull_key(), ca=self._ca, dry=self.dry, overwrite=self._overwrite, client_id=self._client_id
+        )
+
+    def _push_key(self) -> str | None:
+        return self._keys.push or self._keys.token or self._keys.pull
+
+    def _pull_key(self) -> str | None:
+        return self._keys.pull or self._keys.push or self._keys.token
+
+
+def _check_text(text: str) -> None:
+    """Neither SQLite nor the wire takes the bytes that Python keeps in a text as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(f"{text[:200]!a} is not UTF-8", next="Spell or name it otherwise") from None
+
+
+def _way(source: Local | Remote, target: Local | Remote) -> Way:
+    if isinstance(source, Remote) and isinstance(target, Remote):
+        raise InvalidOption("one of the two is a file here", next="Pull it into a file first, and push that")
+    if isinstance(target, Remote):
+        return "push"
+    return "pull" if isinstance(source, Remote) else "copy"
+
+
+def sync(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    message: str = "",
+    push_key: str | None = None,
+    pull_key: str | None = None,
+    token: str | None = None,
+    ca: str | None = None,
+    dry: bool = False,
+    overwrite: bool = False,
+) -> Outcome:
+    """Make `target` equal to `source`, moving only the pages that differ; blocking.
+
+    Each is a SQLite file or a replica on a server, `ws://host:8765/namespace/name`, with `@3`, `@latest` or `@latest-2`
+    behind it for a version. A key that is not given is looked for in HEADWATER_PUSH_KEY, HEADWATER_PULL_KEY and
+    HEADWATER_TOKEN."""
+    keys = Keys(
+        push_key or os.environ.get("HEADWATER_PUSH_KEY"),
+        pull_key or os.environ.get("HEADWATER_PULL_KEY"),
+        token or os.environ.get("HEADWATER_TOKEN"),
+    )
+    work = Sync(
+        place_of(os.fspath(source)),
+        place_of(os.fspath(target)),
+        client_id=new_client_id(),
+        message=message,
+        keys=keys,
+        ca=ca,
+        dry=dry,
+        overwrite=overwrite,
+    )
+    return run_blocking(work.once)
+
+
+def run_blocking(work: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    """Also where an event loop runs already: then on a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    with ThreadPoolExecutor(1, "headwater-sync") as pool:
+        return pool.submit(lambda: asyncio.run(work())).result()
+
+
+def new_client_id() -> str:
+    return f"{socket.gethostname()}:{uuid.uuid4().hex}"

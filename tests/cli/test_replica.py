@@ -1,0 +1,202 @@
+"""`headwater replica`: looking after a data directory, also while it is served."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater import ManualClock
+from headwater.replication.host.policy import Policy
+from headwater.replication.host.records import Facts
+from headwater.replication.host.shelf import Shelf
+from headwater.replication.names import ReplicaName
+from headwater.replication.proof import dbhash
+
+Run = Callable[..., Any]
+NAME = ReplicaName("shop", "app.db")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "events.db-replicas"
+
+
+@pytest.fixture
+def shelf(directory: Path) -> Iterator[Shelf]:
+    """As a server has it: three versions of shop/app.db."""
+    with Shelf(directory, Policy(), ManualClock()).open(serve=True) as shelf:
+        for number in (1, 2, 3):
+            scratch = shelf.begin(NAME, base="latest", push_id=f"push {number}", client="laptop:1")
+            with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
+                connection.execute("CREATE TABLE IF NOT EXISTS t (n)")
+                connection.execute("INSERT INTO t VALUES (?)", (number,))
+            shelf.accept(scratch, Facts(message=f"number {number}\nand more", dbhash=dbhash(scratch.path)))
+        yield shelf
+
+
+def numbers_in(path: Path) -> list[int]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return [number for (number,) in connection.execute("SELECT n FROM t ORDER BY n")]
+
+
+def damage(shelf: Shelf, file: str = "3.db") -> None:
+    path = Path(shelf.directory) / shelf.get(NAME).id / file
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_ls_shows_replicas(shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.create(ReplicaName("shop", "empty.db"))
+    result = run("replica", "ls", directory)
+    assert result.code == 0
+    head, first, second = result.out.splitlines()
+    assert head.split()[:2] == ["replica", "newest"]
+    assert first.split()[:2] == ["shop/app.db", "3"]
+    assert second.split()[:3] == ["shop/empty.db", "-", "never"]
+    found, empty = run("replica", "ls", directory, "--json").json
+    assert (found["replica"], found["versions"], found["newest"]["version"]) == ("shop/app.db", 3, 3)
+    assert (found["id"], empty["newest"]) == (shelf.get(NAME).id, None)
+    assert run("replica", directory).out == result.out
+    monkeypatch.chdir(directory.parent)
+    assert run("replica", "ls").out == result.out
+
+
+def test_ls_without_a_directory_needs_one_that_is_meant(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("replica", "ls")
+    assert (result.code, "which data directory? there is none here" in result.err) == (2, True)
+    assert run("replica", "ls", tmp_path / "no").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_log_shows_versions_newest_first(shelf: Shelf, directory: Path, run: Run) -> None:
+    lines = run("replica", "log", directory, "shop/app.db").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["version", "3", "2", "1"]
+    assert lines[1].endswith("laptop  number 3 …")
+    found = run("replica", "log", directory, "shop/app.db", "--json").json
+    assert [(each["version"], each["base"], each["message"]) for each in found] == [
+        (number, number - 1, f"number {number}\nand more") for number in (3, 2, 1)
+    ]
+    result = run("replica", "log", directory, "shop/app.db", "-n", 2)
+    assert (len(result.out.splitlines()), result.err) == (3, "there may be more: --before 2\n")
+    assert [e["version"] for e in run("replica", "log", directory, "shop/app.db", "--before", 2, "--json").json] == [1]
+    for wrong in ("shop/none.db", "shop", "shop/app.db@3", "../app.db"):
+        assert run("replica", "log", directory, wrong).code != 0
+    assert "which replica?" in run("replica", "log", directory).err
+
+
+@pytest.mark.parametrize(
+    ("version", "rows"), [("", [1, 2, 3]), ("@1", [1]), ("@latest-1", [1, 2]), ("@latest", [1, 2, 3])]
+)
+def test_restore_writes_a_version_to_a_file(
+    shelf: Shelf, directory: Path, tmp_path: Path, run: Run, version: str, rows: list[int]
+) -> None:
+    target = tmp_path / "back.db"
+    result = run("replica", "restore", directory, f"shop/app.db{version}", target)
+    assert result.code == 0
+    assert f"restored shop/app.db@{len(rows)} to {target}" in result.out
+    assert numbers_in(target) == rows
+
+
+def test_restore_replaces_a_file_only_when_told(shelf: Shelf, directory: Path, tmp_path: Path, run: Run) -> None:
+    target = tmp_path / "back.db"
+    target.write_text("mine")
+    result = run("replica", "restore", directory, "shop/app.db", target)
+    assert (result.code, "--overwrite" in result.err, target.read_text()) == (2, True, "mine")
+    damage(shelf)
+    assert run("replica", "restore", directory, "shop/app.db", target, "--overwrite").code == 3
+    assert target.read_text() == "mine"
+    damage(shelf)  # twice is as before
+    found = run("replica", "restore", directory, "shop/app.db", target, "--overwrite", "--json").json
+    assert (found["version"], found["target"], numbers_in(target)) == (3, str(target), [1, 2, 3])
+    for words in (
+        ["shop/app.db"],
+        ["shop/app.db@9", tmp_path / "x"],
+        ["shop/app.db@0", tmp_path / "x"],
+        ["a", "b", "c"],
+    ):
+        assert run("replica", "restore", directory, *words).code != 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["back.db", directory.name]
+
+
+def test_rm_removes_a_replica_when_it_is_meant(
+    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    result = run("replica", "rm", directory, "shop/app.db")
+    assert (result.code, "--yes" in result.err, shelf.get(NAME).newest) == (2, True, 3)
+    home = directory / shelf.get(NAME).id
+    result = run("replica", "rm", directory, "shop/app.db", "--yes")
+    assert (result.code, result.out) == (0, "removed shop/app.db with 3 versions\n")
+    assert (shelf.find(NAME), home.exists()) == (None, False)
+    assert run("replica", "rm", directory, "shop/app.db", "-y").code != 0
+
+
+def test_verify_proves_all_versions_or_one(shelf: Shelf, directory: Path, run: Run) -> None:
+    result = run("replica", "verify", directory)
+    assert (result.code, result.out.splitlines()) == (
+        0,
+        ["shop/app.db@3  ok", "shop/app.db@2  ok", "shop/app.db@1  ok", "3 versions proved"],
+    )
+    assert run("replica", "verify", directory, "shop/app.db").out == result.out
+    one = run("replica", "verify", directory, "shop/app.db@latest-1")
+    assert one.out.splitlines()[0] == "shop/app.db@2  ok"
+    assert "  content: hashes equal to the pushed database" in one.out
+    found = run("replica", "verify", directory, "--json").json
+    assert [(each["version"], each["ok"], len(each["checks"])) for each in found] == [(n, True, 5) for n in (3, 2, 1)]
+
+
+def test_verify_ends_with_1_when_it_finds_something(shelf: Shelf, directory: Path, run: Run) -> None:
+    damage(shelf, "2.pages")
+    result = run("replica", "verify", directory)
+    assert result.code == 1
+    assert [line for line in result.out.splitlines() if not line.startswith(" ")] == [
+        "shop/app.db@3  ok",
+        "shop/app.db@2  bad",
+        "shop/app.db@1  bad",
+        "2 of 3 versions bad",
+    ]
+    found = run("replica", "verify", directory, "shop/app.db@1", "--json")
+    assert (found.code, found.json[0]["ok"]) == (1, False)
+
+
+def test_a_key_is_shown_once_and_can_be_revoked(shelf: Shelf, directory: Path, run: Run) -> None:
+    made = run("replica", "key", "create", directory, "shop/app.db", "--push", "--label", "laptop")
+    text = made.out.strip()
+    assert re.fullmatch(r"hwpush_[0-9a-f]{12}_[0-9a-f]{64}", text)
+    assert "it will not be shown again" in made.err
+    pull = run("replica", "key", "create", directory, "shop/app.db", "--pull", "--json").json
+    assert (pull["kind"], shelf.key_kind(shelf.get(NAME), pull["key"])) == ("pull", "pull")
+    listed = run("replica", "key", "ls", directory, "shop/app.db")
+    assert (text not in listed.out, text.split("_")[1] in listed.out, "laptop" in listed.out) == (True, True, True)
+    assert {each["kind"] for each in run("replica", "key", "ls", directory, "shop/app.db", "--json").json} == {
+        "push",
+        "pull",
+    }
+    assert run("replica", "key", "revoke", directory, "shop/app.db", text).code == 0
+    assert shelf.key_kind(shelf.get(NAME), text) is None
+    last = run("replica", "key", "revoke", directory, "shop/app.db", pull["id"])
+    assert (last.code, "last key" in last.err) == (0, True)
+    assert run("replica", "key", "revoke", directory, "shop/app.db", pull["id"]).code == 2
+    assert run("replica", "key", "ls", directory, "shop/app.db").out == "no keys\n"
+
+
+def test_a_key_can_be_made_before_the_first_push(shelf: Shelf, directory: Path, run: Run) -> None:
+    made = run("replica", "key", "create", directory, "shop/later.db", "--push")
+    assert "made shop/later.db, which has no version yet" in made.err
+    assert shelf.get(ReplicaName("shop", "later.db")).newest == 0
+    for flags in ([], ["--push", "--pull"]):
+        assert run("replica", "key", "create", directory, "shop/app.db", *flags).code == 2
+    assert run("replica", "verify", directory, "shop/later.db").out == "0 versions proved\n"
+    assert run("replica", "log", directory, "shop/later.db").out == "no versions\n"
+    assert run("replica", "restore", directory, "shop/later.db", directory.parent / "x").code != 0

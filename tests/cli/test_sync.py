@@ -1,0 +1,226 @@
+"""`headwater sync`, as somebody types it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from served import RunningServer
+
+import headwater
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "server").mkdir()
+    server = RunningServer(tmp_path / "server" / "log.db")
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    path = tmp_path / "app.db"
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE item (name)").fetchall()
+        connection.executemany("INSERT INTO item VALUES (?)", ((f"item {n}" * 20,) for n in range(2_000)))
+    return path
+
+
+def add(path: Path, name: str) -> None:
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("INSERT INTO item VALUES (?)", (name,))
+
+
+def count(path: Path) -> int:
+    with closing(apsw.Connection(str(path))) as connection:
+        return int(connection.execute("SELECT count(*) FROM item").get)
+
+
+def test_push_pull_and_copy(run: Any, url: str, app: Path, tmp_path: Path) -> None:
+    remote = f"{url}/shop/app.db"
+    pushed = run("sync", app, remote, "-m", "first")
+    assert (pushed.code, pushed.err) == (0, "")
+    assert pushed.out.startswith(f"pushed {app} as version 1 of {remote}: ")
+    assert "speed-up 1.0" in pushed.out
+    assert run("sync", app, remote).out.startswith("nothing to push: version 1 ")
+    add(app, "second")
+    again = run("sync", app, remote, "--json").json
+    assert (again["version"], again["isNew"], again["base"], again["changedPages"] < 5) == (2, True, 1, True)
+    assert run("sync", f"{remote}@1", tmp_path / "old.db").out.startswith("pulled version 1 of ")
+    assert run("sync", f"{remote}@latest-1", tmp_path / "older.db").code == 0
+    assert run("sync", remote, tmp_path / "new.db").code == 0
+    assert run("sync", app, tmp_path / "copy.db").out.startswith("copied ")
+    counts = {name: count(tmp_path / f"{name}.db") for name in ("old", "older", "new", "copy")}
+    assert counts == {"old": 2_000, "older": 2_000, "new": 2_001, "copy": 2_001}
+
+
+def test_dry_moves_nothing(run: Any, url: str, app: Path, tmp_path: Path) -> None:
+    remote = f"{url}/shop/app.db"
+    assert run("sync", app, remote, "--dry").out.startswith("would move ")
+    assert run("sync", remote, tmp_path / "nothing.db").code == 2  # there is no such replica
+    run("sync", app, remote)
+    add(app, "second")
+    would = run("sync", app, remote, "--dry", "--json").json
+    assert (would["dry"], would["isNew"], 0 < would["changedPages"] < 5) == (True, False, True)
+    assert run("sync", remote, tmp_path / "pulled.db", "--dry").code == 0
+    assert run("sync", app, tmp_path / "copy.db", "--dry").code == 0
+    assert not (tmp_path / "pulled.db").exists()
+    assert not (tmp_path / "copy.db").exists()
+    did = run("sync", app, remote, "--json").json
+    # What would move is what moves, but for page 1, whose counters each side keeps for itself.
+    assert abs(did["changedPages"] - would["changedPages"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["app.db", "ws://host"], "namespace"),
+        (["app.db", "http://host/ns/app.db"], "ws://"),
+        (["ws://host/a/b", "ws://host/c/d"], "one of the two is a file"),
+        (["app.db", "ws://host/ns/app.db@latest1"], "latest1"),
+        (["app.db", "ws://host/ns/..", "--dry"], "name"),
+        (["app.db", "ws://host/ns/app.db", "--waitIdle", "3s"], "--waitIdle is for --subscribe"),
+        (["app.db", "ws://host/ns/app.db", "--coordinate"], "--coordinate is for --subscribe"),
+        (["app.db", "ws://host/ns/app.db", "--subscribe", "--waitIdle", "3mo"], "3mo"),
+        (["app.db", "ws://host/ns/app.db", "--subscribe", "--waitIdle", "0s"], "waitIdle"),
+        (["app.db", "ws://host/ns/app.db", "--subscribe", "--wait-idle", "25d"], "waitIdle"),
+        (["app.db", "ws://host/ns/app.db", "--subscribe", "--minInterval", "2h", "--maxInterval", "1h"], "maxInterval"),
+        (["app.db", "ws://host/ns/app.db", "--subscribe", "--dry"], "--dry"),
+        (["ws://host/ns/app.db", "app.db", "--subscribe", "--coordinate"], "--coordinate is for pushing"),
+        (["ws://host/ns/app.db@latest-2", "app.db", "--subscribe"], "newest version"),
+        (["app.db", "copy.db", "--subscribe"], "only a replica on a server"),
+        (["ws://host/ns/app.db", "app.db", "-m", "hello"], "a message goes with a new version"),
+        (["app.db", "ws://host/ns/app.db", "--overwrite"], "overwrite is for a pull"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_meant_is_said(run: Any, arguments: list[str], says: str) -> None:
+    result = run("sync", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert says in result.err
+    assert "next: " in result.err
+
+
+def test_what_is_not_there_is_said(run: Any, tmp_path: Path, url: str) -> None:
+    missing = run("sync", tmp_path / "no.db", f"{url}/shop/app.db")
+    assert missing.code == 3
+    assert "there is no such file" in missing.err
+    (tmp_path / "text.db").write_text("this is no database " * 100)
+    assert "no SQLite database" in run("sync", tmp_path / "text.db", f"{url}/shop/app.db").err
+    away = run("sync", tmp_path / "text.db", "ws://127.0.0.1:1/shop/app.db")
+    assert away.code == 3
+    assert not (tmp_path / "no.db-headwater").exists()
+
+
+def test_a_stale_base_is_refused_and_what_next_is_said(run: Any, url: str, app: Path, tmp_path: Path) -> None:
+    remote = f"{url}/shop/app.db"
+    run("sync", app, remote)
+    run("sync", remote, tmp_path / "other.db")
+    add(tmp_path / "other.db", "theirs")
+    assert run("sync", tmp_path / "other.db", remote).code == 0
+    add(app, "mine")
+    refused = run("sync", app, remote)
+    assert refused.code == 3
+    assert "the newest version is 2" in refused.err
+    assert "@latest" in refused.err
+    assert run("sync", app, f"{remote}@latest").out.startswith(f"pushed {app} as version 3 ")
+
+
+def test_changes_that_were_never_pushed_are_not_overwritten(run: Any, url: str, app: Path, tmp_path: Path) -> None:
+    remote, copy = f"{url}/shop/app.db", tmp_path / "copy.db"
+    run("sync", app, remote)
+    run("sync", remote, copy)
+    add(copy, "mine")
+    refused = run("sync", remote, copy)
+    assert refused.code == 3
+    assert "--overwrite" in refused.err
+    assert count(copy) == 2_001
+    assert run("sync", remote, copy, "--overwrite").code == 0
+    assert count(copy) == 2_000
+
+
+def test_a_key_closes_a_replica(run: Any, url: str, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote, data = f"{url}/shop/app.db", tmp_path / "server" / "log.db-replicas"
+    run("sync", app, remote)
+    push_key = run("replica", "key", "create", data, "shop/app.db", "--push").out.strip()
+    pull_key = run("replica", "key", "create", data, "shop/app.db", "--pull").out.strip()
+    nobody = run("sync", remote, tmp_path / "copy.db")
+    assert nobody.code == 3
+    assert "headwater replica key create" in nobody.err
+    assert run("sync", remote, tmp_path / "copy.db", "--pullKey", pull_key).code == 0
+    add(app, "second")
+    assert run("sync", app, remote, "--pushKey", pull_key).code == 3
+    assert run("sync", app, remote, "--push-key", push_key).code == 0
+    monkeypatch.setenv("HEADWATER_PULL_KEY", pull_key)
+    assert run("sync", remote, tmp_path / "copy.db").code == 0
+
+
+def test_it_keeps_at_it_until_terminated(command: Any, url: str, app: Path) -> None:
+    with headwater.open(url) as log, log.subscribe("seer", "replica.shop.app.db") as versions:
+        process = command("sync", app, f"{url}/shop/app.db", "--subscribe", "--waitIdle", "1s", "--json")
+        [first] = versions.fetch(1, wait=30)
+        first.ack()
+        add(app, "second")
+        [second] = versions.fetch(1, wait=30)
+        second.ack()
+        assert (first.data["version"], second.data["version"], second.data["base"]) == (1, 2, 1)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert len(out.splitlines()) == 2
+    assert "busy_timeout" in err
+    assert "Traceback" not in err
+
+
+def test_the_progress_on_a_terminal_does_not_take_what_goes_to_a_pipe(url: str, app: Path) -> None:
+    ours, terminal = os.openpty()
+    words = ["sync", str(app), f"{url}/shop/app.db", "--subscribe", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "headwater", *words], stdout=subprocess.PIPE, stderr=terminal
+    ) as process:
+        assert process.stdout is not None
+        shown = threading.Thread(target=_drain, args=(ours,), daemon=True)
+        shown.start()
+        killer = threading.Timer(30, process.kill)
+        killer.start()
+        assert json.loads(process.stdout.readline())["version"] == 1
+        killer.cancel()
+        process.terminate()
+    os.close(terminal)
+    shown.join(10)
+    os.close(ours)
+
+
+def _drain(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 65_536):
+            pass
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Any]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        words = ["-m", "headwater", *map(str, arguments)]
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

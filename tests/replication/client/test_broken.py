@@ -1,0 +1,279 @@
+"""Servers that refuse, abort, vanish or never answer: each is told as what it is, and nothing stays behind."""
+
+import asyncio
+import logging
+import os
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+
+from headwater.errors import (
+    Corrupt,
+    DiskFull,
+    HeadwaterError,
+    InvalidOption,
+    Overloaded,
+    ReplicationFailed,
+    TooLarge,
+    Unauthorized,
+    UnknownReplica,
+    Unreachable,
+    VersionConflict,
+)
+from headwater.replication import link
+from headwater.replication.link import WHY_CHARS_MAX, is_partial
+from headwater.replication.names import place_of
+from headwater.replication.pull import PullOptions, pull
+from headwater.replication.push import PushOptions, push
+from headwater.replication.tools import End
+
+PUSH, PULL = PushOptions(client_id="here:1", key="hwpush_x"), PullOptions(client_id="here:1")
+READY = 'CONFIG={"replicaID":"r","replicaPath":"ns/app.db","base":0,"ready":true}'
+OFFER = 'CONFIG={"replicaID":"r","version":1,"size":409600,"pageSize":4096,"pages":100,"dbhash":null}'
+CUT_OFF_BYTES = 500_000
+
+
+async def vanish(connection: ServerConnection) -> None:
+    connection.transport.abort()
+
+
+async def cut_off(connection: ServerConnection, end: End) -> None:
+    """Move what the two ends say until a good part of the pages is over; then be gone."""
+    moved = 0
+
+    async def forth() -> None:
+        nonlocal moved
+        while data := await end.read():
+            await connection.send(data)
+            moved += len(data)
+            if moved > CUT_OFF_BYTES:
+                connection.transport.abort()
+
+    speaking = asyncio.create_task(forth())
+    try:
+        async for frame in connection:
+            moved += len(frame)
+            await end.write(frame)  # type: ignore[arg-type]
+            if moved > CUT_OFF_BYTES:
+                connection.transport.abort()
+    except ConnectionClosed:
+        pass
+    finally:
+        speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+        await end.gone()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, InvalidOption), (401, Unauthorized), (403, Unauthorized), (404, UnknownReplica), (503, Overloaded)],
+)
+def test_a_refusal_at_the_door(
+    make: Any,
+    misbehaving: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    kind: type[Exception],
+) -> None:
+    database = make()
+    caplog.set_level(logging.INFO, "websockets.server")  # the one of this test, which hears the key
+    caplog.set_level(logging.DEBUG)
+    seen = []
+
+    def refuse(connection: ServerConnection, request: Any) -> Any:
+        seen.append(dict(request.headers))
+        return connection.respond(HTTPStatus(status), "said why\n")
+
+    async def session() -> None:
+        async with misbehaving(vanish, process_request=refuse) as remote:
+            with pytest.raises(kind, match="said why") as told:
+                await push(database.path, remote, PUSH)
+            assert not is_partial(told.value)
+            assert "hwpush_x" not in str(told.value)
+            with pytest.raises(kind):
+                await pull(remote, str(tmp_path / "copy.db"), PULL)
+
+    asyncio.run(session())
+    assert seen[0]["authorization"] == "Bearer hwpush_x"
+    assert "hwpush_x" not in caplog.text
+    assert seen[0]["x-clientid"] == "here:1"
+    assert os.listdir(tmp_path) == ["app.db"]
+
+
+def test_nobody_listens(make: Any, tmp_path: Path) -> None:
+    database = make()
+    remote: Any = place_of("ws://127.0.0.1:9/ns/app.db")
+    with pytest.raises(Unreachable, match="nobody listens"):
+        asyncio.run(push(database.path, remote, PUSH))
+    assert os.listdir(tmp_path) == ["app.db"]
+
+
+@pytest.mark.parametrize(
+    ("abort", "kind"),
+    [
+        ("VERSION_CONFLICT:4", VersionConflict),
+        ("TOO_LARGE:over 10 GiB", TooLarge),
+        ("DISK_FULL:no room", DiskFull),
+        ("CORRUPT:row 7", Corrupt),
+        ("BUSY:8 pushes", Overloaded),
+        ("FAILED:an end said no", ReplicationFailed),
+    ],
+)
+@pytest.mark.parametrize("after_pages", [False, True])
+def test_an_abort(make: Any, misbehaving: Any, abort: str, kind: type[Exception], after_pages: bool) -> None:
+    database = make()
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        if after_pages:
+            await connection.send(READY)
+            await connection.recv()
+        await connection.send(f"ABORT={abort}")
+
+    async def session() -> None:
+        async with misbehaving(answer) as remote:
+            with pytest.raises(kind) as told:
+                await push(database.path, remote, PUSH)
+            assert is_partial(told.value) == after_pages
+            assert getattr(told.value, "newest", 4) == 4
+
+    asyncio.run(session())
+
+
+def test_a_connection_cut_in_the_middle_of_a_push(make: Any, misbehaving: Any, children: Any) -> None:
+    database = make(rows=20_000)
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        end = await End.replica(database.path + "-scratch")
+        await connection.send(READY)
+        await cut_off(connection, end)
+
+    async def session() -> None:
+        async with misbehaving(answer) as remote:
+            with pytest.raises(ReplicationFailed, match="cut off in the middle") as told:
+                await push(database.path, remote, PUSH)
+            assert is_partial(told.value)
+
+    asyncio.run(session())
+    assert not children()
+    assert sorted(os.listdir(database.path + "-headwater")) == ["lock", "state.json"]
+
+
+def test_a_pull_cut_off_leaves_no_new_file_and_an_old_one_as_it_was(
+    make: Any, misbehaving: Any, children: Any, tmp_path: Path
+) -> None:
+    source, old = make(rows=20_000), make("old.db", rows=100)
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        end = await End.origin(source.path)
+        await connection.send(OFFER)
+        await cut_off(connection, end)
+
+    async def session(path: str) -> None:
+        async with misbehaving(answer) as remote:
+            with pytest.raises(ReplicationFailed) as told:
+                await asyncio.wait_for(pull(remote, path, PullOptions(client_id="here:1", overwrite=True)), 20)
+            assert is_partial(told.value)
+
+    before = Path(old.path).read_bytes()
+    asyncio.run(session(str(tmp_path / "new.db")))
+    asyncio.run(session(old.path))
+    assert not children()
+    assert old.run("pragma integrity_check") == [("ok",)]
+    assert Path(old.path).read_bytes() == before
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("new.db") or name.endswith("-headwater")]
+
+
+def test_a_cancelled_push_leaves_no_process_and_no_file(make: Any, misbehaving: Any, children: Any) -> None:
+    database = make(rows=20_000)
+
+    async def session() -> None:
+        moving = asyncio.Event()
+
+        async def answer(connection: ServerConnection) -> None:
+            await connection.recv()
+            await connection.send(READY)
+            async for _ in connection:
+                moving.set()
+
+        async with misbehaving(answer) as remote:
+            pushing = asyncio.create_task(push(database.path, remote, PUSH))
+            await asyncio.wait_for(moving.wait(), 20)
+            assert "sqlite3_rsync" in children()
+            pushing.cancel()
+            await asyncio.wait({pushing}, timeout=20)
+            assert pushing.cancelled()
+
+    asyncio.run(session())
+    assert not children()
+    assert sorted(os.listdir(database.path + "-headwater")) == ["lock", "state.json"]
+
+
+@pytest.mark.parametrize("abort", ["FAILED:boo\x1b]0;title\x07\nERROR: fake", "x" * 100_000, "\x1b[2J:"])
+def test_an_abort_with_an_odd_text_is_fit_for_a_terminal(make: Any, misbehaving: Any, abort: str) -> None:
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(f"ABORT={abort}")
+
+    async def session() -> None:
+        async with misbehaving(answer) as remote:
+            with pytest.raises(ReplicationFailed) as told:
+                await push(make().path, remote, PUSH)
+            assert str(told.value).isprintable()
+            assert len(str(told.value)) < 2 * WHY_CHARS_MAX
+
+    asyncio.run(session())
+
+
+def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving: Any) -> None:
+    database = make()
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        end = await End.replica(database.path + "-scratch")
+        await connection.send(READY)
+        async for frame in connection:
+            if isinstance(frame, str):
+                break
+            await end.write(frame)
+            if len(frame) < 100:  # the first words; it answers that it has nothing yet
+                await connection.send(await end.read())
+        await end.gone()
+        await connection.send("CONFIG={}")
+
+    async def session() -> None:
+        async with misbehaving(answer) as remote:
+            with pytest.raises(ReplicationFailed, match="not as expected"):
+                await asyncio.wait_for(push(database.path, remote, PUSH), 20)
+
+    asyncio.run(session())
+
+
+@pytest.mark.parametrize("says", [None, READY])
+def test_a_server_that_says_nothing_is_given_up(
+    make: Any, misbehaving: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str | None
+) -> None:
+    monkeypatch.setattr(link, "SILENCE_S_MAX", 0.2)
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        if says:
+            await connection.send(OFFER if "/pull/" in connection.request.path else says)  # type: ignore[union-attr]
+        await connection.wait_closed()
+
+    async def session() -> None:
+        async with misbehaving(answer) as remote:
+            for work in (push(make().path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
+                with pytest.raises(HeadwaterError, match="said nothing") as told:
+                    await asyncio.wait_for(work, 20)
+                assert is_partial(told.value) == bool(says)
+
+    asyncio.run(session())
+    assert not (tmp_path / "copy.db").exists()

@@ -1,0 +1,54 @@
+"""A copy from file to file."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.errors import InvalidOption, NotADatabase
+from headwater.replication.proof import dbhash
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_copy_is_the_same_and_the_next_one_moves_only_what_changed(
+    client_without_server: Any, make: Any, mode: str
+) -> None:
+    database = make(mode=mode)
+    copied = client_without_server.copy("app.db", "copy.db")
+    assert (copied.changed_pages, copied.version) == (copied.pages, None)
+    database.write()
+    dry = client_without_server.copy("app.db", "copy.db", dry=True)
+    again = client_without_server.copy("app.db", "copy.db")
+    assert (dry.changed_pages, dry.sent) == (again.changed_pages, again.sent)
+    assert 1 <= again.changed_pages <= 2
+    assert dbhash(again.remote) == dbhash(database.path)
+
+
+def test_a_copy_takes_another_page_size(client_without_server: Any, make: Any) -> None:
+    database, other = make(), make("other.db", page_size=1024, rows=10)
+    assert (
+        client_without_server.copy("app.db", "other.db", dry=True).changed_pages
+        == client_without_server.copy("app.db", "other.db").pages
+    )
+    assert dbhash(other.path) == dbhash(database.path)
+    assert other.run("pragma page_size") == [(4096,)]
+
+
+def test_what_cannot_be_copied_is_refused_and_leaves_nothing(
+    client_without_server: Any, make: Any, tmp_path: Path
+) -> None:
+    make()
+    (tmp_path / "link.db").symlink_to(tmp_path / "app.db")
+    with pytest.raises(InvalidOption, match="same file"):
+        client_without_server.copy("app.db", "link.db")
+    with pytest.raises(NotADatabase, match="no such file"):
+        client_without_server.copy("missing.db", "copy.db")
+    assert client_without_server.copy("app.db", "copy.db", dry=True).changed_pages > 10
+    assert sorted(os.listdir(tmp_path)) == ["app.db", "link.db"]
+
+
+def test_a_missing_source_is_told_also_when_there_is_a_target(client_without_server: Any, make: Any) -> None:
+    make()
+    with pytest.raises(NotADatabase, match="no such file"):
+        client_without_server.copy("missing.db", "app.db")

@@ -1,0 +1,191 @@
+"""A pull makes the database here the same as a version, and overwrites nothing that was never pushed."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from msgspec.structs import replace
+
+from headwater.errors import Locked, NotADatabase, ReplicationFailed, UnknownReplica, Unreachable, UnsyncedChanges
+from headwater.replication.beside import Beside
+from headwater.replication.link import Link, is_partial
+from headwater.replication.proof import check_integrity, dbhash
+from headwater.replication.tools import End
+
+
+@pytest.fixture
+def pushed(client: Any, make: Any) -> Any:
+    """Two versions of a database."""
+    database = make()
+    client.push(database)
+    database.write("the second")
+    client.push(database)
+    return database
+
+
+def test_a_pull_makes_a_file_and_keeps_it_up_to_date(client: Any, pushed: Any, tmp_path: Path) -> None:
+    first = client.pull("ns/app.db", "copy.db")
+    copy = str(tmp_path / "copy.db")
+    assert (first.version, first.is_new, first.changed_pages) == (2, True, first.pages)
+    assert first.dbhash == dbhash(copy) == dbhash(pushed.path)
+    check_integrity(copy)
+    assert not client.pull("ns/app.db", "copy.db").is_new
+    pushed.write("the third")
+    client.push(pushed)
+    with closing(apsw.Connection(copy)) as reader:  # somebody has it open
+        third = client.pull("ns/app.db", "copy.db")
+        assert (third.version, third.is_new) == (3, True)
+        assert third.received < third.size / 5
+        assert reader.execute("select note from t where id = 7").fetchone() == ("the third",)
+    assert client.pull("ns/app.db@latest-1", "copy.db").version == 2
+    assert dbhash(copy) == first.dbhash
+
+
+def test_a_pulled_database_can_be_pushed_from_there(client: Any, pushed: Any, make: Any, tmp_path: Path) -> None:
+    client.pull("ns/app.db", "copy.db")
+    pushed.path = str(tmp_path / "copy.db")
+    pushed.write("from the copy")
+    assert client.push(pushed).version == 3
+
+
+def test_what_was_never_pushed_is_not_overwritten(client: Any, pushed: Any, make: Any) -> None:
+    stranger = make("stranger.db")
+    stranger.write("a stranger")
+    before = dbhash(stranger.path)
+    with pytest.raises(UnsyncedChanges, match="never synced"):
+        client.pull("ns/app.db", "stranger.db")
+    pushed.write("not pushed")
+    with pytest.raises(UnsyncedChanges, match="changed since version 2"):
+        client.pull("ns/app.db", "app.db")
+    assert dbhash(stranger.path) == before
+    assert client.pull("ns/app.db", "stranger.db", overwrite=True).version == 2
+    assert dbhash(stranger.path) != before
+    assert client.pull("ns/app.db", "app.db", overwrite=True).dbhash == dbhash(stranger.path)
+
+
+def test_the_same_content_needs_no_history(client: Any, make: Any) -> None:
+    client.push(make())
+    make("twin.db")
+    assert client.pull("ns/app.db", "twin.db").version == 1
+
+
+def test_a_dry_pull_changes_nothing_and_tells_what_would_move(client: Any, pushed: Any, tmp_path: Path) -> None:
+    files = sorted(os.listdir(tmp_path))
+    dry = client.pull("ns/app.db", "copy.db", dry=True)
+    assert (dry.changed_pages, dry.version) == (dry.pages, 2)
+    assert sorted(os.listdir(tmp_path)) == files
+    client.pull("ns/app.db", "copy.db")
+    before = (tmp_path / "copy.db").read_bytes()
+    dry = client.pull("ns/app.db@1", "copy.db", dry=True)
+    assert 1 <= dry.changed_pages <= 2
+    assert (tmp_path / "copy.db").read_bytes() == before
+
+
+def test_what_is_not_there_is_told_and_no_file_is_made(client: Any, pushed: Any, tmp_path: Path) -> None:
+    files = sorted(os.listdir(tmp_path))
+    for name in ("ns/other.db", "ns/app.db@3", "ns/app.db@latest-2"):
+        with pytest.raises(UnknownReplica):
+            client.pull(name, "copy.db")
+    assert sorted(os.listdir(tmp_path)) == files
+    (tmp_path / "text.db").write_text("no database, but a text that is longer than a header " * 20)
+    with pytest.raises(NotADatabase):
+        client.pull("ns/app.db", "text.db", overwrite=True)
+
+
+def test_a_database_that_needs_its_application_can_be_synced(client: Any, tmp_path: Path) -> None:
+    class Own:
+        path = str(tmp_path / "own.db")
+
+    with closing(apsw.Connection(Own.path)) as connection:
+        connection.create_scalar_function("twice", lambda value: value * 2, 1, deterministic=True)
+        connection.execute("create table t(a int, b as (twice(a))); insert into t values(21)")
+    pushed = client.push(Own)
+    assert (pushed.version, pushed.dbhash) == (1, None)
+    client.pull("ns/app.db", "copy.db")
+    with pytest.raises(UnsyncedChanges, match="functions of its application"):
+        client.pull("ns/app.db", "copy.db")
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_what_is_written_after_the_comparison_is_not_overwritten_either(
+    client: Any, make: Any, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    database, copy = make(mode=mode), make("copy.db", mode=mode)
+    client.push(database)
+    client.pull("ns/app.db", "copy.db")
+    database.write()
+    client.push(database)
+    real = End.replica
+
+    async def a_moment_later(path: str) -> End:
+        copy.write("never pushed")
+        return await real(path)
+
+    with monkeypatch.context() as late:
+        late.setattr(End, "replica", a_moment_later)
+        with pytest.raises(Locked, match="wrote it meanwhile") as told:
+            client.pull("ns/app.db", "copy.db")
+        assert not is_partial(told.value)
+    with pytest.raises(UnsyncedChanges, match="changed since version 1"):
+        client.pull("ns/app.db", "copy.db")
+    assert copy.run("select note from t where id = 7") == [("never pushed",)]
+
+
+def test_a_file_that_somebody_else_makes_meanwhile_stays(
+    client: Any, pushed: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = End.replica
+
+    async def a_moment_later(path: str) -> End:
+        make("copy.db", rows=10)
+        return await real(path)
+
+    monkeypatch.setattr(End, "replica", a_moment_later)
+    with pytest.raises(Locked, match="wrote it meanwhile"):
+        client.pull("ns/app.db", "copy.db")
+    pushed.path = pushed.path.replace("app.db", "copy.db")
+    assert pushed.run("select count(*) from t") == [(10,)]
+
+
+def test_a_database_that_somebody_is_writing_is_left_alone(client: Any, pushed: Any) -> None:
+    with closing(apsw.Connection(pushed.path)) as writer:
+        writer.execute("begin immediate")
+        with pytest.raises(Locked, match="somebody is writing"):
+            client.pull("ns/app.db@1", "app.db")
+
+
+def test_after_a_killed_pull_a_push_is_refused_and_a_pull_mends_it(client: Any, pushed: Any) -> None:
+    """It comes from the old version or from the new one, and only its content tells."""
+    with Beside(pushed.path) as beside:
+        noted = beside.noted(client.remote())
+        beside.note(client.remote(), replace(noted, dbhash="0" * 40, pulling=dbhash(pushed.path)))
+    with pytest.raises(ReplicationFailed, match="not known which version"):
+        client.push(pushed)
+    assert client.pull("ns/app.db@1", "app.db").version == 1
+    assert client.pull("ns/app.db", "app.db").version == 2
+    pushed.write("the third")
+    assert client.push(pushed).version == 3
+
+
+def test_a_pull_whose_good_bye_fails_is_remembered(
+    client: Any, pushed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client.pull("ns/app.db@1", "copy.db")
+
+    async def broken(link: Link, config: object) -> None:
+        if config == {"complete": True}:
+            raise Unreachable("the connection broke", where=link.url)
+        await real(link, config)
+
+    real = Link.send_config
+    with monkeypatch.context() as breaking:
+        breaking.setattr(Link, "send_config", broken)
+        with pytest.raises(ReplicationFailed, match="cut off"):
+            client.pull("ns/app.db", "copy.db")
+    assert dbhash(str(tmp_path / "copy.db")) == dbhash(pushed.path)
+    pushed.path = str(tmp_path / "copy.db")
+    pushed.write("the third")
+    assert client.push(pushed).version == 3

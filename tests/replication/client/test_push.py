@@ -1,0 +1,138 @@
+"""A push makes a version, or changes nothing; it knows from which version the database comes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.errors import DiskFull, InvalidOption, NotADatabase, UnknownReplica, Unreachable, VersionConflict
+from headwater.replication import snapshot as snapshots
+from headwater.replication.link import Link, is_partial
+from headwater.replication.outcome import Progress
+from headwater.replication.proof import dbhash
+from headwater.replication.push import Committed
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_push_makes_a_version_and_only_a_changed_database_another(client: Any, make: Any, mode: str) -> None:
+    database = make(mode=mode)
+    first = client.push(database, message="the first")
+    assert (first.version, first.is_new, first.base, first.dbhash) == (1, True, 0, dbhash(database.path))
+    assert first.sent > first.size == os.path.getsize(database.path)
+    again = client.push(database)
+    assert (again.version, again.is_new) == (1, False)
+    database.write()
+    second = client.push(database)
+    assert (second.version, second.is_new, second.base) == (2, True, 1)
+    assert second.sent < second.size / 5 < second.size / second.speedup * 5
+    assert client.pull("ns/app.db@1", "one.db").dbhash == first.dbhash != second.dbhash == dbhash(database.path)
+    assert sorted(os.listdir(database.path + "-headwater")) == ["lock", "state.json"]
+
+
+def test_a_push_from_an_older_version_is_refused_unless_the_caller_insists(client: Any, make: Any) -> None:
+    mine, theirs = make(), make("theirs.db")
+    client.push(mine)
+    with pytest.raises(VersionConflict, match="newest version is 1") as told:
+        client.push(theirs)
+    assert told.value.newest == 1
+    assert client.push(theirs, "ns/app.db@latest").version == 1  # the same, so far
+    theirs.write("theirs")
+    assert client.push(theirs).version == 2
+    mine.write("mine")
+    with pytest.raises(VersionConflict) as told:
+        client.push(mine)
+    assert told.value.newest == 2
+    with pytest.raises(VersionConflict):
+        client.push(mine, "ns/app.db@1")
+    assert client.push(mine, "ns/app.db@2").version == 3
+    with pytest.raises(InvalidOption, match="by its number"):
+        client.push(mine, "ns/app.db@latest-1")
+
+
+def test_a_lost_answer_is_made_up_for_by_the_next_push(client: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = make()
+    real = Link.config_of
+
+    def lost(link: Link, frame: str, kind: type) -> Any:
+        if kind is Committed:
+            raise Unreachable("the connection broke", where=link.url)
+        return real(link, frame, kind)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Link, "config_of", lost)
+        for _ in range(2):
+            with pytest.raises(Exception, match="cut off in the middle") as told:
+                client.push(database)
+            assert is_partial(told.value)
+    assert client.push(database).version == 1
+    database.write()
+    assert client.push(database).version == 2
+
+
+def test_a_replica_that_was_made_anew_is_not_overwritten(client: Any, make: Any) -> None:
+    database = make()
+    client.push(database)
+    state = Path(database.path + "-headwater") / "state.json"
+    noted = state.read_text()
+    replica_id = noted.partition('"replicaID":"')[2].partition('"')[0]
+    state.write_text(noted.replace(replica_id, "f" * len(replica_id)))
+    database.write()
+    with pytest.raises(VersionConflict, match="made anew"):
+        client.push(database)
+    assert client.push(database, "ns/app.db@latest").version == 2
+
+
+def test_a_dry_push_changes_nothing_and_tells_what_would_move(client: Any, make: Any, tmp_path: Path) -> None:
+    database = make()
+    dry = client.push(database, dry=True)
+    assert (dry.dry, dry.version, dry.changed_pages) == (True, None, dry.pages)
+    assert os.listdir(tmp_path) == ["app.db"]
+    with pytest.raises(UnknownReplica):
+        client.pull("ns/app.db", "copy.db")
+    earnest = client.push(database)
+    assert (dry.sent, dry.received) == (earnest.sent, earnest.received)
+    database.write()
+    dry = client.push(database, dry=True)
+    assert 1 <= dry.changed_pages <= 2
+    assert client.push(database).version == 2
+
+
+def test_without_room_for_a_copy_the_live_database_is_pushed(
+    client: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_free_bytes", lambda _: 0)
+    database, other = make(), make("other.db", mode="delete")
+    pushed = client.push(database)
+    assert (pushed.version, pushed.dbhash) == (1, None)
+    assert client.pull("ns/app.db", "copy.db").dbhash == dbhash(database.path)
+    with pytest.raises(DiskFull):
+        client.push(other, "ns/other.db")
+
+
+@pytest.mark.parametrize("page_size", [512, 65536])
+def test_a_page_size_may_change_between_versions(client: Any, make: Any, page_size: int) -> None:
+    database = make(mode="delete")
+    client.push(database)
+    client.pull("ns/app.db", "copy.db")
+    database.run(f"pragma page_size = {page_size}; vacuum")
+    database.write()
+    assert client.push(database).page_size == page_size
+    pulled = client.pull("ns/app.db", "copy.db")
+    assert (pulled.version, pulled.page_size, pulled.dbhash) == (2, page_size, dbhash(database.path))
+
+
+def test_progress_is_told(client: Any, make: Any) -> None:
+    told: list[Progress] = []
+    pushed = client.push(make(rows=20_000), progress=told.append)
+    assert [told[0].phase, told[-2].phase, told[-1].phase] == ["preparing", "moving", "finishing"]
+    assert told[-1][:2] == (pushed.sent, pushed.received)
+    assert {step.total_estimate for step in told[1:]} == {pushed.size}
+
+
+def test_what_cannot_be_pushed_is_refused_before_anything_is_left(client: Any, make: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="4096"):
+        client.push(make(), message="x" * 4097)
+    with pytest.raises(NotADatabase):
+        client.push(type("Missing", (), {"path": str(tmp_path / "missing.db")}))
+    assert os.listdir(tmp_path) == ["app.db"]

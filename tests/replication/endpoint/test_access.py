@@ -1,0 +1,172 @@
+"""Who may: names, keys and tokens at the door; reports and lists over plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from by_hand import NAME, Hosted, make_database
+
+from headwater.replication.names import ReplicaName
+from headwater.server.scopes import Scopes
+from headwater.server.tokens import TokenFile
+
+Hosting = Callable[..., Hosted]
+REPLICA = ReplicaName("ns", "app.db")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return make_database(tmp_path / "app.db", 10)
+
+
+async def http(
+    server: Hosted, path: str, body: bytes | None = None, key: str | None = None, method: str | None = None
+) -> tuple[int, bytes]:
+    headers = {"X-ClientID": "hand:1"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+    url = f"{server.server.url.replace('ws:', 'http:')}/sapi/{path}"
+    request = urllib.request.Request(url, data=body, headers=headers, method=method)
+
+    def ask() -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read()
+
+    return await asyncio.to_thread(ask)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("push/ns/app.db", 101),
+        ("push/ns/..", 400),
+        ("push/ns/.hidden", 400),
+        ("push/n%2Fs/app.db", 404),
+        ("push/ns/a%00b", 400),
+        ("push/ns/a b", 400),
+        ("push/" + "n" * 65 + "/app.db", 400),
+        ("push/ns", 404),
+        ("push/ns/a/b", 404),
+        ("push/ns/app.db@3", 404),
+        ("elsewhere/ns/app.db", 404),
+        ("", 404),
+        ("pull/ns/app.db", 404),
+        ("pull/ns/app.db@", 400),
+        ("pull/ns/app.db@latest1", 400),
+        ("pull/ns/app.db@0", 400),
+        ("pull/ns/app.db@1", 404),
+        ("subscribe/ns/app.db", 101),
+        ("subscribe/ns/app.db@1", 404),
+    ],
+)
+async def test_names_are_checked_before_anything_is_opened(hosted: Hosting, path: str, status: int) -> None:
+    async with hosted() as server:
+        assert await server.refused(path.replace(" ", "%20")) == status
+        assert server.files() == []
+
+
+async def test_a_replica_with_keys_asks_for_them(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+    async with hosted() as server:
+        push_key, pull_key = server.shelf.create_key(REPLICA, "push"), server.shelf.create_key(REPLICA, "pull")
+        others = server.shelf.create_key(ReplicaName("ns", "other"), "push")
+        for session in ("push", "pull", "subscribe"):
+            for stranger in (None, "hw_unknown", others):
+                assert await server.refused(f"{session}/{NAME}", stranger) == 401
+        assert await server.refused(f"push/{NAME}", pull_key) == 403
+        assert await server.refused(f"pull/{NAME}", pull_key) == 404  # there is no version yet
+        assert (await server.push(database, key=push_key))["committedVersionID"] == 1
+        await server.pull(tmp_path / "a.db", key=pull_key)
+        await server.pull(tmp_path / "b.db", key=push_key)
+        assert await server.refused("push/ns/free.db") == 101  # one without keys is everybody's
+        assert (await http(server, f"versions/{NAME}"))[0] == 401
+        assert (await http(server, f"versions/{NAME}", key=pull_key))[0] == 200
+        server.shelf.revoke_key(REPLICA, pull_key.split("_")[1])
+        assert await server.refused(f"pull/{NAME}", pull_key) == 401
+
+
+async def test_a_server_with_tokens_goes_by_the_topic_of_the_replica(
+    hosted: Hosting, database: Path, tmp_path: Path
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    ours = tokens.create("ours", Scopes(publish=("replica.ns.>",), subscribe=("replica.ns.>",)), now_ms=1)
+    reader = tokens.create("reader", Scopes(subscribe=("replica.>",)), now_ms=1)
+    other = tokens.create("other", Scopes(publish=("replica.other.>",), admin=True), now_ms=1)
+    async with hosted(tokens=tmp_path / "tokens.json") as server:
+        for session in ("push", "pull", "subscribe"):
+            assert await server.refused(f"{session}/{NAME}") == 401
+            assert await server.refused(f"{session}/{NAME}", "hw_unknown") == 401
+            assert await server.refused(f"{session}/{NAME}", other) == 403
+        assert await server.refused(f"push/{NAME}", reader) == 403
+        assert (await server.push(database, key=ours))["committedVersionID"] == 1
+        await server.pull(tmp_path / "back.db", key=reader)
+        async with server.session(f"subscribe/{NAME}", key=reader) as reading:
+            await reading.send({"coordinate": True})
+            told = await reading.config()
+            assert told["keyType"] == "token"
+            assert "warning" in told
+        push_key = server.shelf.create_key(REPLICA, "push")
+        assert (await server.push(database, base=1, key=push_key, pushID="push-2"))["isNew"] is False
+        assert await server.refused("push/ns/new.db", push_key) == 401  # it opens one replica only
+        replica = server.shelf.get(REPLICA)
+        assert (await http(server, replica.id, report(), key=other))[0] == 403
+        assert (await http(server, replica.id, report()))[0] == 401
+        assert (await http(server, "0" * 16, report()))[0] == 401
+        assert (await http(server, replica.id, report(), key=push_key))[0] == 204
+
+
+# --- plain HTTP -------------------------------------------------------------------------------------------------------
+
+
+def report(**more: Any) -> bytes:
+    return json.dumps({"kind": "network", "error": "no route", "since": "2025-01-01T00:00:00Z", **more}).encode()
+
+
+async def test_reports_are_kept(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server:
+        replica_id = (await server.push(database))["replicaID"]
+        assert await http(server, replica_id, report()) == (204, b"")
+        assert await http(server, NAME, report(kind="partial")) == (204, b"")
+        kept = server.shelf.reports(REPLICA)
+        assert [json.loads(each.document)["kind"] for each in kept] == ["partial", "network"]
+        assert json.loads(kept[0].document)["since"] == "2025-01-01T00:00:00Z"
+        assert kept[0].client == "hand:1"
+        for path, body, status in (
+            (replica_id, b"{}", 400),
+            (replica_id, b"not json", 400),
+            (replica_id, b"\xff", 400),
+            (replica_id, report(kind="weather"), 400),
+            (replica_id, report(error=1), 400),
+            (replica_id, report(deep=json.loads("[" * 100 + "]" * 100)), 204),
+            (replica_id, report(error="x" * 70_000), 413),
+            ("0" * 16, report(), 404),
+            ("ns/none", report(), 404),
+            ("n..s/x", report(), 400),
+            ("../../etc", report(), 404),
+        ):
+            assert (await http(server, path, body))[0] == status, (path, body[:40])
+        assert len(server.shelf.reports(REPLICA)) == 3
+        assert (await http(server, replica_id))[0] == 405
+
+
+async def test_versions_are_listed_newest_first(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server:
+        first = await server.push(database, message="one")
+        status, body = await http(server, f"versions/{NAME}")
+        [version] = json.loads(body)
+        assert status == 200
+        assert version == server.messages()[0][2]
+        assert (version["version"], version["message"], version["size"]) == (1, "one", first["size"])
+        assert (await http(server, "versions/ns/none"))[0] == 404
+        assert (await http(server, "versions/ns/.."))[0] == 400
+        assert (await http(server, f"versions/{NAME}", b"", method="DELETE"))[0] == 405
+        assert (await http(server, f"push/{NAME}"))[0] == 426
+        assert (await http(server, "a/b/c/d"))[0] == 404

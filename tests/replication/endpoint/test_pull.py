@@ -1,0 +1,106 @@
+"""Pulls, by hand: any kept version comes whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from by_hand import NAME, Hosted, children, rows_of, until, write
+
+from headwater.replication.host import endpoint, pulling
+
+Hosting = Callable[..., Hosted]
+
+
+async def test_old_versions_come_as_they_were(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+    async with hosted() as server:
+        expected = []
+        for base in range(4):
+            write(database, 30)
+            await server.push(database, base=base, pushID=f"push-{base}", message=f"no. {base + 1}")
+            expected.append(rows_of(database))
+        for name, number in (("@1", 1), ("@v2", 2), ("@latest-1", 3), ("@latest", 4), ("", 4), ("%401", 1)):
+            target = tmp_path / f"back{name or 'none'}.db"
+            offer = await server.pull(target, NAME + name)
+            assert (offer["version"], offer["message"]) == (number, f"no. {number}")
+            assert offer["size"] == offer["pages"] * offer["pageSize"] == target.stat().st_size
+            assert offer["at"].endswith("Z")
+            assert offer["dbhash"] is None
+            assert rows_of(target) == expected[number - 1]
+        assert await server.refused(f"pull/{NAME}@5") == 404
+        assert await server.refused(f"pull/{NAME}@latest-4") == 404
+        await until(lambda: server.files() == ["1.pages", "2.pages", "3.pages", "4.db"] and children() == 0)
+
+
+async def test_a_pull_over_an_older_copy_and_a_dry_one_that_only_counts(
+    hosted: Hosting, database: Path, tmp_path: Path
+) -> None:
+    async with hosted() as server:
+        await server.push(database)
+        await server.pull(tmp_path / "back.db")
+        write(database, 5)
+        await server.push(database, base=1, pushID="push-2")
+        before = (tmp_path / "back.db").read_bytes()
+        told = await server.pull(tmp_path / "back.db", dry=True)
+        assert (tmp_path / "back.db").read_bytes() == before
+        assert 0 < told["wouldMove"]["pages"] < told["pages"]
+        assert told["wouldMove"]["bytes"] == told["wouldMove"]["pages"] * (4096 + 5)
+        await server.pull(tmp_path / "back.db")
+        assert rows_of(tmp_path / "back.db") == rows_of(database)
+        told = await server.pull(tmp_path / "back.db", dry=True)
+        assert told["wouldMove"]["pages"] <= 1  # the replica counts its own changes in the first page
+
+
+@pytest.mark.parametrize("how", ["vanishes", "lies", "says too much"])
+async def test_a_pull_that_goes_wrong_leaves_nothing_on_the_server(
+    hosted: Hosting, database: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulling, "SLACK_BYTES", 1000)
+    async with hosted() as server:
+        await server.push(database)
+        async with server.session(f"pull/{NAME}") as session:
+            await session.send({"dry": False})
+            assert (await session.config())["ready"] is True
+            assert children() == 1
+            if how == "vanishes":
+                session.vanish()
+            elif how == "lies":
+                await session.send("CONFIG={}")
+                assert (await session.text()).startswith("ABORT=FAILED:")
+            else:
+                await session.send(bytes(100_000))
+                assert (await session.text()).startswith("ABORT=FAILED:")
+        await until(lambda: server.files() == ["1.db"] and children() == 0)
+        await until(lambda: server.endpoint._running["pull"] == 0)
+
+
+async def test_an_end_that_complains_to_ours_is_no_complete_pull(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server:
+        await server.push(database)
+        async with server.session(f"pull/{NAME}") as session:
+            await session.send({})
+            assert (await session.config())["ready"] is True
+            await session.send(b"\x62\x00\x00\x00\x05sorry")  # an ERROR of a replica
+            await session.send({"complete": True})
+            assert "sorry" in await session.text()
+
+
+async def test_only_so_many_pull_at_once(hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "PULLS_MAX", 1)
+    async with hosted() as server:
+        await server.push(database)
+        async with server.session(f"pull/{NAME}"):
+            assert await server.refused(f"pull/{NAME}") == 503
+
+
+async def test_a_server_that_stops_ends_pulls(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server:
+        await server.push(database)
+        async with server.session(f"pull/{NAME}") as session:
+            await session.send({})
+            await session.config()
+            await server.server.stop()
+            assert await session.closed() == 1001
+        assert server.files() == ["1.db"]
+        assert children() == 0

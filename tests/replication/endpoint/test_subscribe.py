@@ -1,0 +1,218 @@
+"""Subscriptions, by hand: versions as they come, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from by_hand import NAME, Hosted, Session, until, write
+
+from headwater import ManualClock
+from headwater.replication.host import subscribing
+from headwater.replication.host.gathering import Gatherings
+from headwater.replication.names import ReplicaName
+
+Hosting = Callable[..., Hosted]
+REPLICA = ReplicaName("ns", "app.db")
+COORDINATE = {"coordinate": True, "waitIdle": 60, "minInterval": 60, "maxInterval": 86400}
+
+
+class Room:
+    """Sessions that are open as long as the test."""
+
+    def __init__(self, server: Hosted, stack: AsyncExitStack) -> None:
+        self._server = server
+        self._stack = stack
+
+    async def enter(self, client: str, key: str | None = None, **words: object) -> Session:
+        session = await self._stack.enter_async_context(
+            self._server.session(f"subscribe/{NAME}", client=client, key=key)
+        )
+        await session.send({**COORDINATE, **words})
+        return session
+
+
+async def test_versions_are_told_at_once_and_as_they_come(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server, AsyncExitStack() as stack:
+        early = await Room(server, stack).enter("early", coordinate=False)
+        assert await early.config() == {"replicaID": None, "keyType": "none"}
+        assert await early.text() == "LATEST_VERSION 0"
+        first = await server.push(database)
+        assert await early.text() == "LATEST_VERSION 1"
+        late = await Room(server, stack).enter("late", coordinate=False)
+        assert (await late.config())["replicaID"] == first["replicaID"]
+        assert await late.text() == "LATEST_VERSION 1"
+        await server.push(database, base=1, pushID="same")  # makes no version
+        write(database, 1)
+        await server.push(database, base=1, pushID="push-2")
+        for session in (early, late):
+            assert await session.text() == "LATEST_VERSION 2"
+
+
+async def test_versions_are_told_in_order_and_anew_when_the_replica_is_another(hosted: Hosting) -> None:
+    async with hosted() as server, AsyncExitStack() as stack:
+        session = await Room(server, stack).enter("a", coordinate=False)
+        await session.config()
+        assert await session.text() == "LATEST_VERSION 0"
+        gatherings = server.endpoint._hosting.gatherings  # type: ignore[union-attr]
+        replica = server.shelf.create(REPLICA)
+        for number in (1, 3, 2, 4):
+            gatherings.tell_version(replica, number)
+        server.shelf.remove(REPLICA)
+        gatherings.tell_version(server.shelf.create(REPLICA), 1)
+        assert [await session.text() for _ in range(4)] == [f"LATEST_VERSION {number}" for number in (1, 3, 4, 1)]
+
+
+async def test_two_claim_and_the_first_has_it_until_it_releases(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server, AsyncExitStack() as stack:
+        room = Room(server, stack)
+        a, b = await room.enter("a"), await room.enter("b")
+        aloof = await room.enter("aloof", coordinate=False)
+        for session in (a, b, aloof):
+            await session.config()
+            assert await session.text() == "LATEST_VERSION 0"
+        await a.send("SQLRSYNC_CLAIM 60")
+        assert await a.text() == "SQLRSYNC_CLAIM"
+        assert await b.text() == "SQLRSYNC_CLAIM 60"
+        await b.send("SQLRSYNC_CLAIM 60")
+        assert 55 < _seconds(await b.text()) <= 60
+        await a.send("SQLRSYNC_CLAIM 90.5")  # the holder may extend
+        assert await a.text() == "SQLRSYNC_CLAIM"
+        assert 85 < _seconds(await b.text()) <= 90.5
+        late = await room.enter("late")
+        await late.config()
+        assert await late.text() == "LATEST_VERSION 0"
+        assert 85 < _seconds(await late.text()) <= 90.5
+        await b.send("SQLRSYNC_RELEASE")  # of what is another's: nothing happens
+        await aloof.send("SQLRSYNC_CLAIM 60")  # who does not coordinate takes no part
+        await aloof.send("SQLRSYNC_CHANGED 60")
+        await aloof.send("SQLRSYNC_CHANGED")
+        await server.push(database, client="a")
+        await a.send("SQLRSYNC_RELEASE")
+        for session in (b, late):
+            assert await session.text() == "LATEST_VERSION 1"
+            assert await session.text() == "SQLRSYNC_RELEASE"
+        await b.send("SQLRSYNC_CLAIM 5")
+        assert await b.text() == "SQLRSYNC_CLAIM"
+        assert await a.text() == "LATEST_VERSION 1"
+        assert await a.text() == "SQLRSYNC_CLAIM 5"
+        assert await aloof.text() == "LATEST_VERSION 1"
+        await server.server.stop()
+        assert await aloof.closed() == 1001
+
+
+async def test_a_claim_outlives_its_holder_to_its_end_and_then_all_is_forgotten(
+    hosted: Hosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.replication.host.gathering.FORGET_S_MIN", 0.01)
+    async with hosted() as server, AsyncExitStack() as stack:
+        gatherings = server.endpoint._hosting.gatherings  # type: ignore[union-attr]
+        gone = await Room(server, stack).enter("gone")
+        await gone.send("SQLRSYNC_CLAIM 0.3")
+        while await gone.text() != "SQLRSYNC_CLAIM":
+            pass
+        gone.vanish()
+        await until(lambda: not server.endpoint._sessions)
+        async with AsyncExitStack() as inner:
+            b = await Room(server, inner).enter("b")
+            await b.config()
+            assert await b.text() == "LATEST_VERSION 0"
+            assert 0 < _seconds(await b.text()) <= 0.3
+        await until(lambda: len(gatherings) == 0)
+
+
+async def test_a_push_of_the_holder_is_covered_by_its_claim(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server, AsyncExitStack() as stack:
+        a = await Room(server, stack).enter("a")
+        gatherings = server.endpoint._hosting.gatherings  # type: ignore[union-attr]
+        await a.config()
+        async with server.session(f"push/{NAME}", client="a") as pushing:
+            await pushing.begin(database)
+            desk = gatherings._of(REPLICA).desk
+            assert dict(desk._pushing) == {"a": 1}
+        await until(lambda: not desk._pushing)
+
+
+async def test_a_pull_key_with_timers_is_warned_and_takes_part_in_no_claims(hosted: Hosting) -> None:
+    async with hosted() as server, AsyncExitStack() as stack:
+        push_key, pull_key = server.shelf.create_key(REPLICA, "push"), server.shelf.create_key(REPLICA, "pull")
+        room = Room(server, stack)
+        puller, pusher = await room.enter("puller", key=pull_key), await room.enter("pusher", key=push_key)
+        told = await puller.config()
+        assert told["keyType"] == "pull"
+        assert "waitIdle" in told["warning"]
+        assert await puller.text() == "LATEST_VERSION 0"
+        assert (await pusher.config())["keyType"] == "push"
+        assert await pusher.text() == "LATEST_VERSION 0"
+        await puller.send("SQLRSYNC_CLAIM 60")
+        await pusher.send("SQLRSYNC_CLAIM 7")
+        assert await pusher.text() == "SQLRSYNC_CLAIM"  # nobody had it
+        quiet = await room.enter(
+            "quiet", key=pull_key, coordinate=False, waitIdle=None, minInterval=None, maxInterval=None
+        )
+        assert "warning" not in await quiet.config()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"pages",
+        "HELLO",
+        "SQLRSYNC_CLAIM",
+        "SQLRSYNC_CLAIM nan",
+        "SQLRSYNC_CLAIM -1",
+        "SQLRSYNC_CLAIM 1e99",
+        "CONFIG={}",
+    ],
+)
+async def test_what_is_no_word_of_a_subscription_ends_it(hosted: Hosting, said: str | bytes) -> None:
+    async with hosted() as server, AsyncExitStack() as stack:
+        session = await Room(server, stack).enter("a")
+        await session.config()
+        await session.text()
+        await session.send(said)
+        assert (await session.text()).startswith("ABORT=FAILED:")
+        assert await session.closed() == 1000
+
+
+async def test_who_says_too_much_is_heard_slowly_and_not_forgotten(
+    hosted: Hosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribing, "WORDS_A_SECOND_MAX", 5)
+    async with hosted() as server, AsyncExitStack() as stack:
+        session = await Room(server, stack).enter("a")
+        await session.config()
+        await session.text()
+        for span in range(6):
+            await session.send(f"SQLRSYNC_CLAIM {span + 1}")
+        assert [await session.text() for _ in range(6)] == ["SQLRSYNC_CLAIM"] * 6
+
+
+def _seconds(text: str) -> float:
+    word, _, rest = text.partition(" ")
+    assert word == "SQLRSYNC_CLAIM", text
+    return float(rest)
+
+
+class Silent:
+    client, claims = "a", True
+
+    def tell(self, text: str) -> None: ...
+
+
+async def test_claims_that_their_holders_left_behind_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.replication.host.gathering.GATHERINGS_MAX", 10)
+    gatherings, loop = Gatherings(ManualClock(0)), asyncio.get_running_loop()
+    for number in range(100):
+        follower = Silent()
+        name = ReplicaName("ns", f"app-{number % 20}")
+        gatherings.join(name, follower).claim(follower, 1_000_000)
+        gatherings.leave(name, follower)
+    assert len(gatherings) == 10
+    assert len([timer for timer in loop._scheduled if not timer.cancelled()]) <= 11  # type: ignore[attr-defined]
+    for gathering in gatherings._by_name.values():
+        assert gathering.timer is not None
+        gathering.timer.cancel()

@@ -1,0 +1,138 @@
+"""A visit holds so many bytes in memory, in either direction, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headwater.replication.host import visit as visiting
+from headwater.replication.host.visit import FRAME_COST_BYTES, QUEUED_BYTES_MAX, Abort, Gone, Visit
+
+FRAME = bytes(100_000)
+
+
+class Wire:
+    outbound_bytes_max = 1_000_000
+
+    def __init__(self) -> None:
+        self.unread = 0
+        self.reads = True
+        self.sent: list[bytes] = []
+        self.closed: int | None = None
+
+    def send_text(self, text: bytes) -> None:
+        self.send_binary(text)
+
+    def send_binary(self, data: bytes) -> None:
+        self.sent.append(data)
+        self.unread += len(data)
+
+    def buffered_bytes(self) -> int:
+        return self.unread
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def close(self, code: int, reason: str) -> None:
+        self.closed = code
+
+
+async def test_reading_pauses_when_enough_is_queued_and_goes_on_when_half_of_it_is_used() -> None:
+    wire = Wire()
+    visit = Visit(wire, "a")
+    count = 0
+    while wire.reads and count < 100:
+        visit.receive_binary(FRAME)
+        count += 1
+    assert count == QUEUED_BYTES_MAX // (len(FRAME) + FRAME_COST_BYTES) + 1
+    used = 0
+    while not wire.reads:
+        assert await visit.next() == FRAME
+        used += 1
+    assert count // 2 <= used < count
+
+
+async def test_frames_without_content_are_bounded_too() -> None:
+    wire = Wire()
+    visit = Visit(wire, "a")
+    for _ in range(QUEUED_BYTES_MAX // FRAME_COST_BYTES + 1):
+        visit.receive_binary(b"")
+    assert not wire.reads
+
+
+async def test_sending_waits_for_a_reader_and_ends_with_it() -> None:
+    wire = Wire()
+    visit = Visit(wire, "a")
+    for _ in range(10):
+        await visit.send_binary(FRAME)
+    waiting = asyncio.create_task(visit.send_binary(FRAME))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    wire.unread = 0
+    visit.on_drained()
+    await waiting
+    wire.unread = 2_000_000
+    waiting = asyncio.create_task(visit.send_binary(FRAME))
+    await asyncio.sleep(0)
+    visit.on_closed(vanished=True)
+    with pytest.raises(Gone):
+        await waiting
+    assert await visit.next() is None
+
+
+async def test_who_reads_nothing_for_too_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visiting, "IDLE_S", 0.01)
+    wire = Wire()
+    wire.unread = 2_000_000
+    with pytest.raises(Gone):
+        await Visit(wire, "a").send_binary(FRAME)
+    assert wire.closed == 1013
+    wire = Wire()
+    wire.unread = 2_000_000
+    visit = Visit(wire, "a")
+    visit.tell("news")
+    assert (wire.closed, wire.sent) == (1013, [])
+    visit.tell("more")
+    visit.abort(Abort("FAILED", "too late"))
+    assert wire.sent == []
+
+
+async def test_a_client_that_reads_on_a_thin_line_may_be_silent_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(visiting, "IDLE_S", 0.02)
+    wire = Wire()
+    visit = Visit(wire, "a")
+    for _ in range(10):
+        await visit.send_binary(FRAME)
+    listening = asyncio.create_task(visit.next(0.02))
+    sending = asyncio.create_task(visit.send_binary(FRAME))
+    for _ in range(20):  # never enough for the wire to be drained
+        wire.unread -= 1_000
+        await asyncio.sleep(0.01)
+    assert wire.closed is None
+    assert not listening.done()
+    assert not sending.done()
+    with pytest.raises(Abort, match="nothing came"):
+        await listening
+    with pytest.raises(Gone):
+        await sending
+
+
+async def test_what_came_before_the_end_is_heard_and_why_is_one_line() -> None:
+    wire = Wire()
+    visit = Visit(wire, "a")
+    visit.receive_text("ü".encode())
+    visit.on_closed(vanished=True)
+    assert [await visit.next(), await visit.next()] == ["ü", None]
+    visit = Visit(wire, "a")
+    visit.abort(Abort("FAILED", "one\ntwo\x00" + "x" * 1000))
+    assert wire.sent[0].startswith(b"ABORT=FAILED:one two x")
+    assert len(wire.sent[0]) < 600
+    assert wire.closed == 1000
+    visit.receive_binary(b"late")
+    assert await visit.next() is None

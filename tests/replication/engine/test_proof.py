@@ -1,0 +1,112 @@
+"""What is damaged is told, also where the application's own functions are missing; what is the same hashes alike."""
+
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from headwater.errors import Corrupt, NotADatabase, ReplicationFailed
+from headwater.replication.proof import check_integrity, dbhash
+from headwater.replication.snapshot import snapshot
+from headwater.replication.tools import binary
+
+MODES = ("wal", "delete")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_whole_database_passes_and_nothing_is_left_beside_it(make: Any, look: Any, mode: str) -> None:
+    path = make(mode=mode)
+    check_integrity(path)
+    assert len(dbhash(path)) == 40
+    assert look.left(path) == ["app.db"]
+
+
+def test_what_is_in_the_log_is_checked_and_hashed_too(make: Any) -> None:
+    path, other = make(), make("other.db")
+    with closing(apsw.Connection(path)) as connection:
+        connection.execute("insert into moves values(1)")
+        check_integrity(path)
+        assert dbhash(path) != dbhash(other)
+        assert dbhash(path, live=True) == dbhash(path)
+
+
+def test_a_damaged_database_is_told(make: Any) -> None:
+    path = make(mode="delete")
+    whole = Path(path).read_bytes()
+    with closing(apsw.Connection(path)) as connection:
+        (root,) = connection.execute("select rootpage from sqlite_schema where name = 'richest'").fetchone()
+    for at, damage in (
+        ((root - 1) * 4096 + 8, b"\xff\xff\xff\xff"),  # a page of an index points nowhere
+        (4096 * 5, b"\x00" * 4096),  # a page is lost
+        (100, b"\xff" * 100),  # the schema
+    ):
+        Path(path).write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+        with pytest.raises(Corrupt):
+            check_integrity(path)
+    Path(path).write_bytes(whole[: 4096 * 10])
+    with pytest.raises(Corrupt):
+        check_integrity(path)
+    Path(path).write_bytes(whole)
+    check_integrity(path)
+
+
+def test_an_index_that_does_not_fit_its_table_is_told(make: Any) -> None:
+    path = make(mode="delete")
+    with closing(apsw.Connection(path)) as connection:
+        connection.config(apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1)
+        connection.execute("pragma writable_schema = on")
+        connection.execute("update sqlite_schema set sql = replace(sql, 'balance', 'note') where name = 'richest'")
+    with pytest.raises(Corrupt, match="richest"):
+        check_integrity(path)
+
+
+def test_functions_and_collations_of_an_application_are_done_without(tmp_path: Path) -> None:
+    path = str(tmp_path / "own.db")
+    with closing(apsw.Connection(path)) as connection:
+        connection.create_collation("backwards", lambda one, other: (one < other) - (one > other))
+        connection.create_scalar_function("twice", lambda value: value * 2, 1, deterministic=True)
+        connection.execute(
+            "create table t(a text collate backwards unique, b int check(twice(b) > 0), c as (twice(b)))"
+        )
+        connection.execute("create index doubled on t(twice(b))")
+        with connection:
+            connection.executemany("insert into t values(?, ?)", [(f"row {n}", n + 1) for n in range(2000)])
+        (leaf,) = connection.execute("select rootpage from sqlite_schema where name = 't'").fetchone()
+    check_integrity(path)
+    with open(path, "r+b") as file:
+        file.seek((leaf - 1) * 4096)
+        file.write(b"\x00" * 100)
+    with pytest.raises(Corrupt):
+        check_integrity(path)
+
+
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("not a database, but a text that is longer than a header " * 20)
+    for name in ("text.db", "missing.db"):
+        with pytest.raises(NotADatabase):
+            check_integrity(str(tmp_path / name))
+        with pytest.raises(ReplicationFailed, match="dbhash"):
+            dbhash(str(tmp_path / name))
+    assert not (tmp_path / "missing.db").exists()
+
+
+def test_a_check_ends_in_time_whatever_the_database_wants_computed(tmp_path: Path) -> None:
+    path = str(tmp_path / "hostile.db")
+    with closing(apsw.Connection(path)) as connection:
+        connection.execute("create table t(a, b as (1)); insert into t values(x'01'); create index endless on t(b)")
+        connection.config(apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1)
+        connection.execute("pragma writable_schema = on")
+        endless = "instr(zeroblob(20000000) || a, zeroblob(10000000) || x'02')"
+        connection.execute("update sqlite_schema set sql = replace(sql, '(1)', ?) where name = 't'", (f"({endless})",))
+    with pytest.raises(ReplicationFailed, match="too long"):
+        check_integrity(path, timeout_s=1)
+
+
+def test_the_hash_is_that_of_the_tool_and_of_the_snapshot(make: Any, tmp_path: Path) -> None:
+    path = make("a name with ? and %20.db")
+    told = subprocess.run([binary("sqlite3_dbhash"), path], check=True, capture_output=True, text=True).stdout
+    assert dbhash(path) == told[:40]
+    assert dbhash(snapshot(path, str(tmp_path / "snapshot.db")).path) == told[:40]

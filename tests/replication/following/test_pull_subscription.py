@@ -1,0 +1,179 @@
+"""A copy that stays up to date."""
+
+import asyncio
+from pathlib import Path
+
+import apsw
+import pytest
+from fault_proxy import FaultProxy
+from followed import Database, Follow, names_in
+from served import RunningServer
+from websockets.asyncio.server import ServerConnection, serve
+
+import headwater
+from headwater.errors import InputOutput, InvalidOption, UnsyncedChanges
+from headwater.ports.clock import SystemClock
+from headwater.replication.beside import Beside
+from headwater.replication.host.policy import Policy
+from headwater.replication.host.shelf import Shelf
+from headwater.replication.names import ReplicaName
+
+
+async def push(database: Database, remote: str) -> None:
+    await asyncio.to_thread(headwater.sync, database.path, remote)
+
+
+async def test_each_version_is_pulled_also_the_first_that_is_not_there_yet(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
+    async with follow(remote, copy) as running:
+        for number in (1, 2, 3):
+            database.write(f"version {number}")
+            await push(database, remote)
+            assert (await running.next()).version == number
+            assert names_in(copy)[-1] == f"version {number}"
+
+
+async def test_readers_of_the_copy_see_whole_versions_while_it_is_written(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
+    database.write("one")
+    await push(database, remote)
+    async with follow(remote, copy) as running:
+        await running.next()
+        reader = apsw.Connection(str(copy))
+        reader.set_busy_timeout(10_000)
+        assert reader.execute("SELECT count(*) FROM item").get == 1
+        database.write("two")
+        await push(database, remote)
+        await running.next()
+        # The same connection, without opening the file anew.
+        assert reader.execute("SELECT count(*) FROM item").get == 2
+        reader.close()
+
+
+async def test_versions_made_while_the_line_was_down_are_pulled(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    direct, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
+    await push(database, direct)
+    with FaultProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
+        async with follow(f"ws://127.0.0.1:{proxy.port}/shop/app.db", copy) as running:
+            await running.next()
+            proxy.refuse()
+            proxy.reset()
+            for number in range(3):
+                database.write(str(number))
+                await push(database, direct)
+            proxy.accept()
+            assert (await running.next()).version == 4
+    assert names_in(copy) == ["0", "1", "2"]
+
+
+async def test_changes_of_its_own_are_not_overwritten(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    remote, copy = f"{server.url}/shop/app.db", Database(tmp_path / "copy.db")
+    copy.write("mine")
+    await push(database, remote)
+    async with follow(remote, copy.path) as running:
+        with pytest.raises(UnsyncedChanges):
+            await running.next()
+    assert names_in(copy.path) == ["mine"]
+
+
+async def test_push_timers_with_a_pull_key_are_warned_about_and_ignored(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
+    await push(database, remote)
+    with Shelf(tmp_path / "server" / "log.db-replicas", Policy(), SystemClock()).open() as shelf:
+        key = shelf.create_key(ReplicaName("shop", "app.db"), "pull")
+    async with follow(remote, copy, pull_key=key, given={"waitIdle": 600.0}) as running:
+        assert (await running.next()).version == 1
+    assert "waitIdle" in caplog.text
+
+
+def remove_replica(server_directory: Path) -> None:
+    with Shelf(server_directory / "log.db-replicas", Policy(), SystemClock()).open() as shelf:
+        shelf.remove(ReplicaName("shop", "app.db"))
+
+
+@pytest.mark.parametrize("line", ["open", "down"])
+async def test_a_replica_made_anew_with_the_same_number_is_pulled(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path, line: str
+) -> None:
+    direct, copy, other = f"{server.url}/shop/app.db", tmp_path / "copy.db", Database(tmp_path / "other.db")
+    other.write("made anew")
+    await push(database, direct)
+    with FaultProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
+        async with follow(f"ws://127.0.0.1:{proxy.port}/shop/app.db", copy) as running:
+            assert (await running.next()).version == 1
+            if line == "down":
+                proxy.refuse()
+                proxy.reset()
+            remove_replica(tmp_path / "server")
+            await push(other, direct)
+            proxy.accept()
+            assert (await running.next()).version == 1
+    assert names_in(copy) == ["made anew"]
+
+
+async def test_another_sync_of_the_copy_is_waited_for(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
+    await push(database, remote)
+    with Beside(str(copy)):
+        async with follow(remote, copy) as running, asyncio.timeout(10):
+            while "another sync of this database is running" not in caplog.text:
+                assert not running.task.done()
+                await asyncio.sleep(0.01)
+    async with follow(remote, copy) as running:
+        assert (await running.next()).version == 1
+
+
+async def test_a_line_that_says_what_cannot_be_read_is_opened_again(follow: Follow, tmp_path: Path) -> None:
+    opened: asyncio.Queue[None] = asyncio.Queue()
+
+    async def babble(connection: ServerConnection) -> None:
+        opened.put_nowait(None)
+        await connection.send("LATEST_VERSION " + "9" * 5000)
+        await connection.send("CONFIG={this is no JSON")
+        await connection.wait_closed()
+
+    async with serve(babble, "127.0.0.1", 0) as babbling:
+        port = next(iter(babbling.sockets)).getsockname()[1]
+        async with follow(f"ws://127.0.0.1:{port}/shop/app.db", tmp_path / "copy.db"), asyncio.timeout(10):
+            await opened.get()
+            await opened.get()
+
+
+@pytest.mark.parametrize("version", ["@1", "@latest-1"])
+async def test_an_older_version_cannot_be_followed(follow: Follow, tmp_path: Path, version: str) -> None:
+    with pytest.raises(InvalidOption, match="newest"):
+        async with follow(f"ws://127.0.0.1:1/shop/app.db{version}", tmp_path / "copy.db"):
+            pass
+
+
+async def test_a_directory_that_is_not_there_is_said_at_the_start_and_waited_for_later(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote, away = f"{server.url}/shop/app.db", tmp_path / "away"
+    await push(database, remote)
+    async with follow(remote, away / "copy.db") as running:
+        with pytest.raises(InputOutput):
+            await running.next()
+    away.mkdir()
+    async with follow(remote, away / "copy.db") as running:
+        await running.next()
+        away.rename(tmp_path / "moved")
+        database.write("later")
+        await push(database, remote)
+        async with asyncio.timeout(10):
+            while "will be tried again" not in caplog.text:
+                await asyncio.sleep(0.01)
+        (tmp_path / "moved").rename(away)
+        assert (await running.next()).version == 2

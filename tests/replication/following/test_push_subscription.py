@@ -1,0 +1,222 @@
+"""A database that pushes itself."""
+
+import asyncio
+import errno
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_lane import Direction
+from fault_proxy import FaultProxy
+from followed import Database, Follow, names_in
+from served import RunningServer
+from server_process import ServerProcess
+
+import headwater
+from headwater.errors import NotADatabase, VersionConflict
+from headwater.ports.clock import SystemClock
+from headwater.replication.host.policy import Policy
+from headwater.replication.host.shelf import Shelf
+from headwater.replication.names import ReplicaName
+from headwater.replication.outcome import Outcome
+from headwater.replication.push import push as push_once
+from headwater.replication.spans import Timers
+
+NAME = ReplicaName("shop", "app.db")
+
+
+def shelf_of(server_directory: Path) -> Shelf:
+    return Shelf(server_directory / "log.db-replicas", Policy(), SystemClock()).open()
+
+
+async def test_it_pushes_at_the_start_and_after_each_quiet_second(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    database.write("first")
+    remote = f"{server.url}/shop/app.db"
+    async with follow(database.path, remote, message="by hand") as running:
+        assert (await running.next()).version == 1
+        for number in (2, 3):
+            database.write(f"later {number}")
+            wrote_s = time.monotonic()
+            assert (await running.next()).version == number
+            assert time.monotonic() - wrote_s >= 1.0
+    # None was a push of nothing: its own pushes did not wake it.
+    assert [outcome.is_new for outcome in running.seen] == [True, True, True]
+    headwater.sync(remote, tmp_path / "pulled.db")
+    assert names_in(tmp_path / "pulled.db") == ["first", "later 2", "later 3"]
+    with shelf_of(tmp_path / "server") as shelf:
+        assert [version.message for version in shelf.versions(NAME)] == ["", "", "by hand"]
+
+
+async def test_writes_in_a_row_are_one_push(server: RunningServer, database: Database, follow: Follow) -> None:
+    async with follow(database.path, f"{server.url}/shop/app.db") as running:
+        await running.next()
+        for number in range(5):
+            database.write(str(number))
+            await asyncio.sleep(0.2)
+        assert (await running.next()).version == 2
+        database.write("last")
+        assert (await running.next()).version == 3
+
+
+async def test_a_busy_database_is_pushed_at_the_longest_interval(
+    server: RunningServer, database: Database, follow: Follow
+) -> None:
+    timers = Timers.of("2s", "0s", "3s")
+    async with follow(database.path, f"{server.url}/shop/app.db", timers=timers) as running:
+        await running.next()
+        began_s = time.monotonic()
+        pushed = asyncio.create_task(running.next())
+        while not pushed.done():
+            database.write()
+            await asyncio.wait({pushed}, timeout=0.3)
+        assert (await pushed).version == 2
+        assert 2.5 <= time.monotonic() - began_s < 10
+
+
+async def test_a_file_put_in_its_place_and_one_made_anew_are_pushed(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    remote = f"{server.url}/shop/app.db"
+    async with follow(database.path, remote) as running:
+        await running.next()
+        other = Database(tmp_path / "other.db", mode="delete")
+        other.write("put in its place")
+        os.replace(other.path, database.path)
+        assert (await running.next()).version == 2
+        for ending in ("", "-wal", "-shm"):
+            database.path.with_name(database.path.name + ending).unlink(missing_ok=True)
+        Database(database.path).write("made anew")
+        assert (await running.next()).is_new
+    headwater.sync(remote, tmp_path / "pulled.db")
+    assert names_in(tmp_path / "pulled.db") == ["made anew"]
+
+
+async def test_what_another_pushed_meanwhile_ends_it_and_is_reported(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    remote = f"{server.url}/shop/app.db"
+    async with follow(database.path, remote) as running:
+        await running.next()
+        other = Database(tmp_path / "other.db")
+        other.write("by another")
+        await asyncio.to_thread(headwater.sync, other.path, f"{remote}@latest")
+        database.write("mine")
+        with pytest.raises(VersionConflict) as refused:
+            await running.next()
+    assert refused.value.newest == 2
+    with shelf_of(tmp_path / "server") as shelf:
+        [report] = shelf.reports(NAME)
+        assert json.loads(report.document)["kind"] == "conflict"
+        assert shelf.get(NAME).newest == 2
+
+
+async def test_a_push_cut_off_in_the_middle_is_reported_and_made_again(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    database.write("x" * 500_000)
+    with FaultProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
+        remote = f"ws://127.0.0.1:{proxy.port}/shop/app.db"
+        async with follow(database.path, remote) as running:
+            assert (await running.next()).version == 1
+            database.write("y" * 500_000)
+            proxy.cut_after(100_000, Direction.TO_SERVER)
+            again = await running.next()
+            assert (again.version, again.is_new) == (2, True)
+    with shelf_of(tmp_path / "server") as shelf:
+        assert [json.loads(report.document)["kind"] for report in shelf.reports(NAME)] == ["partial"]
+        assert all(shelf.verify(NAME, number).ok for number in (1, 2))
+
+
+async def test_a_server_that_is_away_is_waited_for(server: RunningServer, database: Database, follow: Follow) -> None:
+    port = int(server.url.rpartition(":")[2])
+    with FaultProxy("127.0.0.1", 1) as proxy:  # nobody listens there
+        async with follow(database.path, f"ws://127.0.0.1:{proxy.port}/shop/app.db") as running:
+            await asyncio.to_thread(proxy.wait_until, lambda counts: counts.unreachable >= 3)
+            proxy.retarget("127.0.0.1", port)
+            assert (await running.next()).version == 1
+
+
+async def test_a_base_by_its_number_is_that_of_the_first_push(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    remote = f"{server.url}/shop/app.db"
+    await asyncio.to_thread(headwater.sync, Database(tmp_path / "other.db").path, remote)
+    database.write("over it")
+    async with follow(database.path, f"{remote}@1") as running:
+        for number in (2, 3, 4):
+            assert (await running.next()).version == number
+            database.write()
+
+
+async def test_an_outcome_that_nobody_takes_ends_it(
+    server: RunningServer, database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with follow(database.path, f"{server.url}/shop/app.db") as running:
+
+        def refuse(_outcome: object) -> None:
+            raise BrokenPipeError("who reads us has gone")
+
+        monkeypatch.setattr(running.subscription, "_on_outcome", refuse)
+        with pytest.raises(BrokenPipeError):
+            await running.next()
+
+
+async def test_a_passing_fault_of_the_operating_system_is_waited_out(
+    server: RunningServer, database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [OSError(errno.EMFILE, "too many open files")]
+
+    async def push(*arguments: Any) -> Outcome:
+        if faults:
+            raise faults.pop()
+        return await push_once(*arguments)
+
+    monkeypatch.setattr("headwater.replication.following.push", push)
+    async with follow(database.path, f"{server.url}/shop/app.db") as running:
+        assert (await running.next()).version == 1
+    assert not faults
+
+
+async def test_a_wrong_path_ends_it_at_once(server: RunningServer, follow: Follow, tmp_path: Path) -> None:
+    async with follow(tmp_path / "mistyped.db", f"{server.url}/shop/app.db") as running:
+        with pytest.raises(NotADatabase):
+            await running.next()
+
+
+async def test_without_taking_turns_it_tells_the_server_of_changes(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    async with follow(database.path, f"{server.url}/shop/app.db") as running:
+        await running.next()
+        with shelf_of(tmp_path / "server") as shelf:
+            assert shelf.get(NAME).changed_ms is None
+            database.write("second")
+            await running.next()
+            assert shelf.get(NAME).changed_ms is not None
+
+
+async def test_a_push_whose_server_was_killed_is_reported_when_it_is_back(
+    database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    (tmp_path / "server").mkdir()
+    server = ServerProcess(tmp_path / "server" / "log.db")
+    server.start()
+    await asyncio.to_thread(headwater.sync, database.path, f"{server.url}/shop/app.db")
+    database.write("x" * 5_000_000)
+    with FaultProxy("127.0.0.1", server.port) as proxy:
+        proxy.throttle(4_000_000, Direction.TO_SERVER)
+        remote = f"ws://127.0.0.1:{proxy.port}/shop/app.db@latest"  # known here under another port
+        async with follow(database.path, remote) as running:
+            await asyncio.to_thread(proxy.wait_until, lambda counts: counts.to_server_bytes > 1_000_000)
+            server.kill()
+            proxy.heal()
+            server.start()
+            assert (await running.next()).version == 2
+    with shelf_of(tmp_path / "server") as shelf:
+        assert [json.loads(report.document)["kind"] for report in shelf.reports(NAME)] == ["partial"]
+    server.stop()

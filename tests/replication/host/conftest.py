@@ -1,0 +1,122 @@
+"""Databases, and a data directory that takes them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater import ManualClock
+from headwater.replication.host.policy import Policy
+from headwater.replication.host.records import Accepted, Facts
+from headwater.replication.host.scratch import Scratch
+from headwater.replication.host.shelf import Shelf
+from headwater.replication.names import ReplicaName
+
+Edit = Callable[[sqlite3.Connection], object]
+
+
+class Pusher:
+    """Pushes by hand: what a client's pages would do to the scratch file, plain SQL does here."""
+
+    name = ReplicaName("shop", "app.db")
+
+    def write(self, path: str, edit: Edit, page_size: int = 512) -> None:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA page_size = {page_size}")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("BEGIN")
+            connection.execute("CREATE TABLE IF NOT EXISTS t (id INTEGER PRIMARY KEY, body)")
+            edit(connection)
+            connection.execute("COMMIT")
+
+    def begin(self, shelf: Shelf, base: object = "latest", **options: object) -> Scratch:
+        given = {"push_id": uuid.uuid4().hex, "client": "laptop:1", "page_size": 512} | options
+        return shelf.begin(self.name, base=base, **given)  # type: ignore[arg-type]
+
+    def push(self, shelf: Shelf, number: int, rows: int = 20, **facts: object) -> Accepted:
+        """A version in which row `number` says so; the first has some rows besides."""
+        scratch = self.begin(shelf)
+        self.write(scratch.path, self.edit(number, rows))
+        return shelf.accept(scratch, Facts(**facts))  # type: ignore[arg-type]
+
+    def edit(self, number: int, rows: int = 20) -> Edit:
+        def apply(connection: sqlite3.Connection) -> None:
+            (there,) = connection.execute("SELECT count(*) FROM t").fetchone()
+            for row in range(there, rows):
+                connection.execute("INSERT INTO t VALUES (?, randomblob(300))", (row,))
+            connection.execute("INSERT OR REPLACE INTO t VALUES (?, ?)", (number % rows, f"version {number}" * 20))
+
+        return apply
+
+    def bytes_of(self, shelf: Shelf, number: int) -> bytes:
+        with shelf.open_version(self.name, number) as made:
+            return Path(made.path).read_bytes()
+
+    def files(self, shelf_or_directory: Shelf | Path) -> list[str]:
+        """All that lies in the directories of replicas."""
+        directory = Path(getattr(shelf_or_directory, "directory", shelf_or_directory))
+        homes = [each for each in directory.iterdir() if each.is_dir()]
+        return sorted(file.name for home in homes for file in home.iterdir())
+
+
+@pytest.fixture
+def pusher() -> Pusher:
+    return Pusher()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "replicas"
+
+
+@pytest.fixture
+def open_shelf(directory: Path, clock: ManualClock) -> Iterator[Callable[..., Shelf]]:
+    """To be served, unless told otherwise; closed at the end of the test."""
+    opened: list[Shelf] = []
+
+    def call(*, serve: bool = True, policy: Policy | None = None, **options: object) -> Shelf:
+        shelf = Shelf(directory, policy or Policy(), clock, **options).open(serve=serve)  # type: ignore[arg-type]
+        opened.append(shelf)
+        return shelf
+
+    yield call
+    for shelf in opened:
+        shelf.close()
+
+
+@pytest.fixture
+def shelf(open_shelf: Callable[..., Shelf]) -> Shelf:
+    return open_shelf()
+
+
+@pytest.fixture
+def in_a_process() -> Callable[[Callable[[], object]], int]:
+    """Run something in a child that shares nothing but files; returns how it ended: 9 means it died on the way."""
+
+    def call(work: Callable[[], object]) -> int:
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                work()
+                code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    return call

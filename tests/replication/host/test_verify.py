@@ -1,0 +1,111 @@
+"""`verify` says of each version whether it is what was pushed, and what is wrong if not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.replication.host.records import Facts
+from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.verifying import Verdict
+from headwater.replication.proof import dbhash
+
+
+def findings(verdict: Verdict) -> dict[str, str]:
+    return {check.what: check.said for check in verdict.checks if not check.ok}
+
+
+@pytest.fixture
+def home(shelf: Shelf, pusher) -> Path:
+    """Of a replica with three versions, each with the hash of what was pushed."""
+    for number in (1, 2, 3):
+        scratch = pusher.begin(shelf)
+        pusher.write(scratch.path, pusher.edit(number))
+        shelf.accept(scratch, Facts(dbhash=dbhash(scratch.path)))
+    return Path(shelf.directory) / shelf.get(pusher.name).id
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_as_it_was_passes_every_check(shelf: Shelf, pusher, home: Path) -> None:
+    for number in (1, 2, 3):
+        verdict = shelf.verify(pusher.name, number)
+        assert verdict.ok, verdict
+        assert [check.what for check in verdict.checks] == ["files", "bytes", "integrity", "content", "restore"]
+    assert pusher.files(shelf) == ["1.pages", "2.pages", "3.db"]
+
+
+def test_a_push_without_a_hash_says_so_and_passes(shelf: Shelf, pusher) -> None:
+    pusher.push(shelf, 1)
+    verdict = shelf.verify(pusher.name, 1)
+    assert verdict.ok
+    assert [check.said for check in verdict.checks if check.what == "content"] == ["no hash came with it"]
+
+
+def test_a_push_with_the_hash_of_something_else_is_found(shelf: Shelf, pusher) -> None:
+    pusher.push(shelf, 1, dbhash="0" * 40)
+    verdict = shelf.verify(pusher.name, 1)
+    assert set(findings(verdict)) == {"content"}
+    assert "0" * 40 in findings(verdict)["content"]
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 3 // 4)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "bad", "whole"),
+    [
+        # The last bytes of the newest lie in a page that all three have alike.
+        ("3.db", lambda path: flip(path, path.stat().st_size - 20), [1, 2, 3], []),
+        ("3.db", truncate, [1, 2, 3], []),
+        ("3.db", Path.unlink, [1, 2, 3], []),
+        ("2.pages", lambda path: flip(path, 22), [1, 2], [3]),
+        ("2.pages", truncate, [1, 2], [3]),
+        ("1.pages", lambda path: flip(path, path.stat().st_size // 2), [1], [2, 3]),
+        ("1.pages", Path.unlink, [1], [2, 3]),
+    ],
+)
+def test_damage_is_found_where_it_is(
+    shelf: Shelf,
+    pusher,
+    home: Path,
+    file: str,
+    damage: Callable[[Path], None],
+    bad: list[int],
+    whole: list[int],
+) -> None:
+    damage(home / file)
+    assert [number for number in (1, 2, 3) if not shelf.verify(pusher.name, number).ok] == bad
+    assert [number for number in (1, 2, 3) if shelf.verify(pusher.name, number).ok] == whole
+    assert all(findings(shelf.verify(pusher.name, number)) for number in bad)
+
+
+def test_a_byte_in_a_page_that_nobody_uses_is_found_too(shelf: Shelf, pusher) -> None:
+    """Neither the integrity check nor the hash of the content sees a free page."""
+    scratch = pusher.begin(shelf)
+    pusher.write(scratch.path, pusher.edit(1))
+    pusher.write(scratch.path, lambda connection: connection.execute("DELETE FROM t"))
+    accepted = shelf.accept(scratch, Facts())
+    head = Path(shelf.directory) / shelf.get(pusher.name).id / "1.db"
+    flip(head, accepted.version.size - 20)
+    assert "bytes" in findings(shelf.verify(pusher.name, 1))
+    assert "integrity" not in findings(shelf.verify(pusher.name, 1))
+
+
+def test_what_is_missing_at_a_start_is_told_and_nothing_is_thrown_away(
+    open_shelf: Callable[..., Shelf], shelf: Shelf, pusher, home: Path
+) -> None:
+    shelf.close()
+    (home / "2.pages").rename(home / "7.pages")
+    (home / "scratch-0.db").write_bytes(b"left")
+    found = open_shelf().recover()
+    assert found.damaged == ["shop/app.db: 2.pages is missing"]
+    assert sorted(os.listdir(home)) == ["1.pages", "3.db", "7.pages"]

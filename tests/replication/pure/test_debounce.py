@@ -1,0 +1,78 @@
+"""When a push is due: the vectors, and what must hold for any writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.errors import InvalidOption
+from headwater.replication.debounce import Debounce
+from headwater.replication.spans import Timers
+
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "debounce.json").read_text())
+
+
+def timers_of(case: dict[str, Any]) -> Timers:
+    shortest = case["min"]
+    return Timers(case["idle"] * 1000, None if shortest is None else shortest * 1000, case["max"] * 1000)
+
+
+def pushes_of(timers: Timers, writes_ms: list[int]) -> list[tuple[int, list[int]]]:
+    """The moments of pushes that take no time, each with the writes it carries. 0 is the last push before."""
+    debounce = Debounce(timers, 0)
+    pushes: list[tuple[int, list[int]]] = []
+    unpushed: list[int] = []
+    now = 0
+    for write_ms in [*writes_ms, None]:
+        while (due_ms := debounce.due_ms()) is not None and (write_ms is None or due_ms < write_ms):
+            now = max(now, due_ms)
+            debounce.pushed(now)
+            pushes.append((now, unpushed))
+            unpushed = []
+        if write_ms is not None:
+            now = write_ms
+            debounce.wrote(now)
+            unpushed.append(now)
+        assert debounce.dirty == bool(unpushed)
+    return pushes
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=str)
+def test_pushes_are_due_when_the_vectors_say(case: dict[str, Any]) -> None:
+    every = case.get("writes_every")
+    writes = list(range(every, case["until"] + 1, every)) if every else case["writes"]
+    found = [push for push, _ in pushes_of(timers_of(case), [at * 1000 for at in writes])]
+    assert found == [at * 1000 for at in case["pushes"]]
+
+
+@pytest.mark.parametrize("case", VECTORS["refused"], ids=lambda case: case["why"])
+def test_timers_are_refused_as_the_vectors_say(case: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption):
+        timers_of(case)
+
+
+@st.composite
+def timers(draw: st.DrawFn) -> Timers:
+    idle_ms = draw(st.integers(1_000, 20_000))
+    min_ms = draw(st.integers(0, 40_000))
+    return Timers(idle_ms, min_ms, draw(st.integers(max(idle_ms, min_ms), 90_000)))
+
+
+@given(timers(), st.lists(st.integers(1, 200_000), max_size=40).map(sorted))
+def test_every_write_is_pushed_neither_too_soon_nor_too_late(timers: Timers, writes: list[int]) -> None:
+    pushes = pushes_of(timers, writes)
+    last_push = 0
+    for push, carried in pushes:
+        assert carried, "a push while nothing was unpushed"
+        at_most = last_push + timers.max_interval_ms
+        assert push >= last_push + timers.min_interval_ms
+        assert push >= min(carried[-1] + timers.wait_idle_ms, at_most)
+        assert push <= max(at_most, carried[0])
+        assert push <= max(carried[-1] + timers.wait_idle_ms, last_push + timers.min_interval_ms)
+        last_push = push
+    assert [write for _, carried in pushes for write in carried] == writes, "a write that no push follows"

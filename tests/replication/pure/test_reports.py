@@ -1,0 +1,56 @@
+"""What a push subscription reports, and when."""
+
+from headwater.errors import NotADatabase, ReplicationFailed, Unreachable, VersionConflict
+from headwater.replication.link import as_partial
+from headwater.replication.reporting import NETWORK_FAILURE_MS, Reports, kind_of
+
+
+def test_a_network_failure_is_reported_once_when_it_has_lasted_five_minutes() -> None:
+    reports = Reports()
+    for now_ms in range(0, NETWORK_FAILURE_MS, 30_000):
+        reports.note_failure(now_ms, "nobody listens there", "network")
+        assert reports.pending is None
+    reports.note_failure(NETWORK_FAILURE_MS, "nobody listens there", "network")
+    report = reports.pending
+    assert report is not None
+    assert (report.kind, report.since) == ("network", 300.0)
+    reports.sent(report)
+    reports.note_failure(2 * NETWORK_FAILURE_MS, "still nobody", "network")
+    assert reports.pending is None
+
+
+def test_success_begins_anew() -> None:
+    reports = Reports()
+    reports.note_failure(0, "away", "network")
+    reports.note_success()
+    reports.note_failure(NETWORK_FAILURE_MS, "away again", "network")
+    assert reports.pending is None
+
+
+def test_a_partial_sync_is_reported_at_once_and_each_time() -> None:
+    reports = Reports()
+    for now_ms in (0, 1_000):
+        reports.note_failure(now_ms, "cut off", "partial")
+        report = reports.pending
+        assert report is not None
+        assert report.kind == "partial"
+        reports.sent(report)
+
+
+def test_what_could_not_be_sent_waits_and_the_newest_stays() -> None:
+    reports = Reports()
+    reports.note_failure(0, "first", "partial")
+    first = reports.pending
+    reports.note_failure(1_000, "second", "partial")
+    assert first is not None
+    reports.sent(first)  # too late: it is the second that waits now
+    assert reports.pending is not None
+    assert reports.pending.error == "second"
+
+
+def test_kinds() -> None:
+    assert kind_of(VersionConflict("newer", newest=4)) == "conflict"
+    assert kind_of(as_partial(Unreachable("broke"))) == "partial"
+    assert kind_of(as_partial(ReplicationFailed("broke"))) == "partial"
+    assert kind_of(Unreachable("away")) == "network"
+    assert kind_of(NotADatabase("gone")) == "local"

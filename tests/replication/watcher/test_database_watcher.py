@@ -1,0 +1,479 @@
+"""The watcher of a database, with writers in other processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from headwater.replication import watched_files
+from headwater.replication import watcher as watcher_module
+from headwater.replication.watcher import NET_POLL_S, DatabaseWatcher
+
+WAIT_S = 15.0
+SOON_S = NET_POLL_S - 1.0  # what came later than this, came by the net
+
+# Runs each line of SQL that it is given, and says so; `close` and `open` are about its connection.
+WRITER = """
+import sys, time, apsw
+path = sys.argv[1]
+connection = apsw.Connection(path)
+connection.set_busy_timeout(10_000)
+print("ready", flush=True)
+for line in sys.stdin:
+    verb, _, rest = line.strip().partition(" ")
+    if verb == "close":
+        connection.close()
+    elif verb == "open":
+        connection = apsw.Connection(path)
+    elif verb == "storm":
+        connection.execute("PRAGMA synchronous = OFF")
+        until = time.monotonic() + float(rest)
+        while time.monotonic() < until:
+            connection.execute("INSERT INTO t VALUES (1)")
+    else:
+        connection.execute(line).fetchall()
+    print("done", flush=True)
+"""
+
+
+class Writer:
+    def __init__(self, path: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._hear("ready")
+
+    def __call__(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        self._hear("done")
+
+    def _hear(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == word
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=WAIT_S)
+
+
+class Ear:
+    """What a watcher told."""
+
+    def __init__(self) -> None:
+        self.news: list[str] = []
+        self._changed = threading.Condition()
+
+    def hear(self, word: str) -> None:
+        with self._changed:
+            self.news.append(word)
+            self._changed.notify_all()
+
+    def wait_for(self, *words: str, seconds: float = WAIT_S) -> None:
+        """Until they were said, in this order; then they are forgotten."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._has(words), seconds), (words, self.news)
+            self.news.clear()
+
+    def _has(self, words: tuple[str, ...]) -> bool:
+        said = iter(self.news)
+        return all(word in said for word in words)
+
+
+Start = Callable[..., tuple[DatabaseWatcher, Ear]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[Writer]:
+    writer = Writer(path)
+    yield writer
+    writer.end()
+
+
+@pytest.fixture(params=["wal", "delete", "truncate"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    watchers: list[DatabaseWatcher] = []
+    monkeypatch.setattr(watcher_module, "RECHECKS_S", (0.02, 0.05, 0.1))  # so that it settles soon
+
+    def begin(place: Path = path) -> tuple[DatabaseWatcher, Ear]:
+        ear = Ear()
+        watcher = DatabaseWatcher(
+            str(place), lambda: ear.hear("write"), lambda why: ear.hear(why), lambda: ear.hear("back")
+        )
+        watchers.append(watcher)
+        watcher.start()
+        return watcher, ear
+
+    yield begin
+    for watcher in watchers:
+        watcher.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "headwater-database-watcher"]
+
+
+def settle(watcher: DatabaseWatcher, looks_before: int) -> None:
+    """Until it has looked at what just happened, and is through with it."""
+    deadline = time.monotonic() + WAIT_S
+    while watcher.looks <= looks_before:
+        assert time.monotonic() < deadline, "it did not look"
+        watcher.settled.wait(0.01)
+        os.sched_yield()
+    assert watcher.settled.wait(WAIT_S)
+
+
+def prepared(writer: Writer, mode: str = "wal") -> None:
+    writer(f"PRAGMA journal_mode = {mode}")
+    writer("CREATE TABLE t (x)")
+
+
+# --- commits --------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_another_process_is_told_soon(writer: Writer, start: Start, mode: str) -> None:
+    prepared(writer, mode)
+    _, ear = start()
+    for _ in range(3):
+        writer("INSERT INTO t VALUES (1)")
+        ear.wait_for("write", seconds=SOON_S)
+    writer("VACUUM")
+    ear.wait_for("write", seconds=SOON_S)
+
+
+def test_a_commit_of_another_connection_of_this_process_is_told(path: Path, start: Start) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x)").fetchall()
+    _, ear = start()
+    connection.execute("INSERT INTO t VALUES (1)")
+    ear.wait_for("write", seconds=SOON_S)
+    connection.close()
+
+
+def test_reading_and_what_is_rolled_back_wakes_nobody(writer: Writer, start: Start, mode: str) -> None:
+    prepared(writer, mode)
+    watcher, ear = start()
+    writer("SELECT * FROM t")
+    writer("PRAGMA cache_size = 5")
+    looks = watcher.looks
+    writer(
+        "BEGIN; WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 20000)"
+        " INSERT INTO t SELECT i FROM s"
+    )
+    writer("ROLLBACK")  # after pages were spilled to the file
+    settle(watcher, looks)
+    assert ear.news == []
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write", seconds=SOON_S)
+
+
+@pytest.mark.parametrize("kind", ["PASSIVE", "FULL", "RESTART", "TRUNCATE"])
+def test_a_checkpoint_by_another_process_wakes_nobody(writer: Writer, start: Start, kind: str) -> None:
+    prepared(writer)
+    watcher, ear = start()
+    looks = watcher.looks
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write")
+    settle(watcher, looks)
+    looks = watcher.looks
+    ear.news.clear()
+    writer(f"PRAGMA wal_checkpoint({kind})")
+    settle(watcher, looks)
+    assert ear.news == []
+    writer("INSERT INTO t VALUES (2)")
+    ear.wait_for("write", seconds=SOON_S)
+
+
+def test_a_commit_right_before_a_truncating_checkpoint_is_told(writer: Writer, start: Start) -> None:
+    prepared(writer)
+    writer("PRAGMA wal_checkpoint(TRUNCATE)")
+    watcher, ear = start()
+    for _ in range(5):
+        looks = watcher.looks
+        writer("INSERT INTO t VALUES (1); PRAGMA wal_checkpoint(TRUNCATE)")
+        ear.wait_for("write", seconds=SOON_S)
+        settle(watcher, looks)
+        ear.news.clear()
+
+
+def test_other_files_of_the_directory_are_not_even_looked_at(writer: Writer, path: Path, start: Start) -> None:
+    prepared(writer)
+    watcher, ear = start()
+    looks = watcher.looks
+    beside = path.with_name("app.db-headwater")
+    beside.mkdir()
+    for name in ("app.db.tmp", ".app.db.swp", "other.db", "app.db-headwater/state.json"):
+        (path.parent / name).write_text("x")
+    shutil.rmtree(beside)
+    assert (watcher.looks, ear.news) == (looks, [])
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write", seconds=SOON_S)
+    assert watcher.looks <= looks + 2
+
+
+def test_our_own_push_wakes_nobody(writer: Writer, path: Path, tmp_path: Path, start: Start, mode: str) -> None:
+    prepared(writer, mode)
+    watcher, ear = start()
+    looks = watcher.looks
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write")
+    settle(watcher, looks)
+    ear.news.clear()
+    source = apsw.Connection(str(path))
+    target = apsw.Connection(str(tmp_path / "copy"))
+    with target.backup("main", source, "main") as backup:
+        backup.step()
+    target.close()
+    looks = watcher.looks
+    source.close()
+    settle(watcher, looks)
+    assert ear.news == []
+
+
+# --- other files under the same name ----------------------------------------------------------------------------------
+
+
+def test_a_database_renamed_over_it_is_told_and_watched(writer: Writer, path: Path, start: Start, mode: str) -> None:
+    prepared(writer, mode)
+    watcher, ear = start()
+    looks = watcher.looks
+    writer("close")
+    settle(watcher, looks)
+    other = path.with_name("other.db")
+    newer = Writer(other)
+    prepared(newer, mode)
+    newer("INSERT INTO t VALUES (42)")
+    newer("close")
+    ear.news.clear()
+    other.rename(path)
+    ear.wait_for("write", seconds=SOON_S)
+    writer("open")
+    writer("INSERT INTO t VALUES (43)")
+    ear.wait_for("write", seconds=SOON_S)
+    newer.end()
+    connection = apsw.Connection(str(path))
+    assert connection.execute("SELECT x FROM t").fetchall() == [(42,), (43,)]
+    assert connection.pragma("integrity_check") == "ok"
+    connection.close()
+
+
+def test_a_database_deleted_and_made_again_is_told_and_watched(
+    writer: Writer, path: Path, start: Start, mode: str
+) -> None:
+    prepared(writer, mode)
+    watcher, ear = start()
+    writer("close")
+    for file in path.parent.glob("app.db*"):
+        file.unlink(missing_ok=True)  # the watcher empties the -wal file at the same time
+    ear.wait_for("the database is not there", seconds=SOON_S)
+    assert watcher.state == "missing"
+    writer("open")
+    prepared(writer, mode)
+    ear.wait_for("back", "write", seconds=SOON_S)
+    assert watcher.state == "watching"
+    looks = watcher.looks
+    writer("INSERT INTO t VALUES (1)")
+    settle(watcher, looks)
+    ear.news.clear()
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write", seconds=SOON_S)
+
+
+def test_a_database_that_is_not_there_yet_is_waited_for(path: Path, start: Start) -> None:
+    watcher, ear = start()
+    ear.wait_for("the database is not there")
+    writer = Writer(path)
+    prepared(writer)
+    ear.wait_for("back", "write", seconds=SOON_S)
+    writer.end()
+    assert watcher.state == "watching"
+
+
+def test_a_directory_that_goes_away_is_told_and_waited_for(tmp_path: Path, start: Start) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    writer = Writer(directory / "app.db")
+    prepared(writer)
+    watcher, ear = start(directory / "app.db")
+    writer.end()
+    directory.rename(tmp_path / "elsewhere")
+    ear.wait_for("the directory of the database is not there", seconds=SOON_S)
+    assert watcher.state == "no directory"
+    directory.mkdir()
+    writer = Writer(directory / "app.db")
+    prepared(writer)
+    ear.wait_for("back", "write")
+    looks = watcher.looks
+    writer("INSERT INTO t VALUES (1)")
+    settle(watcher, looks)
+    ear.news.clear()
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write", seconds=SOON_S)
+    writer.end()
+
+
+def test_a_link_to_a_database_is_watched_where_it_leads(
+    writer: Writer, path: Path, tmp_path: Path, start: Start
+) -> None:
+    prepared(writer)
+    link = tmp_path / "links" / "app"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    _, ear = start(link)
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write", seconds=SOON_S)
+
+
+def test_the_wal_is_emptied_when_all_others_are_gone(writer: Writer, path: Path, start: Start) -> None:
+    """As it would be without us: else a database put in its place would be read with the old -wal file."""
+    prepared(writer)
+    watcher, ear = start()
+    looks = watcher.looks
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write")
+    settle(watcher, looks)
+    wal = path.with_name("app.db-wal")
+    assert wal.stat().st_size > 0
+    ear.news.clear()
+    looks = watcher.looks
+    writer.end()  # killed, even
+    settle(watcher, looks)
+    assert wal.stat().st_size == 0
+    assert ear.news == [], "a checkpoint is no commit"
+    second = Writer(path)
+    second("INSERT INTO t VALUES (2)")
+    ear.wait_for("write", seconds=SOON_S)
+    second.end()
+
+
+def test_a_database_put_beside_the_wal_of_another_is_warned_about_and_left_alone(
+    writer: Writer, path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared(writer)
+    watcher, ear = start()
+    other = path.with_name("other.db")
+    connection = apsw.Connection(str(other))
+    connection.execute("CREATE TABLE other (x)")
+    connection.close()
+    content = other.read_bytes()
+    other.rename(path)  # while the writer is there, and its -wal file full
+    ear.wait_for("write", seconds=SOON_S)
+    assert "was replaced while its -wal file was in use" in caplog.text
+    looks = watcher.looks
+    writer.end()
+    settle(watcher, looks)
+    watcher.stop()
+    assert subprocess.check_output(["cat", path]) == content
+
+
+# --- cost, faults, the end --------------------------------------------------------------------------------------------
+
+
+def test_a_storm_of_commits_costs_few_looks(writer: Writer, start: Start) -> None:
+    prepared(writer)
+    watcher, ear = start()
+    looks, began = watcher.looks, time.monotonic()
+    writer("storm 1")
+    elapsed_s = time.monotonic() - began
+    assert 2 <= watcher.looks - looks <= 20 * elapsed_s + 2
+    assert ear.news
+    ear.news.clear()
+    settle(watcher, 0)
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write", seconds=SOON_S)
+
+
+def test_an_idle_watcher_costs_less_than_a_thousandth_of_a_processor(writer: Writer, start: Start) -> None:
+    prepared(writer)
+    watcher, _ = start()
+    watcher.stop()
+    identity = watched_files.identity_of(watcher.path)
+    assert identity is not None
+    watcher._view = watched_files.DatabaseView(watcher.path, identity)
+    began = time.thread_time()
+    for _ in range(100):
+        watcher._look()
+    seconds_a_look = (time.thread_time() - began) / 100
+    watcher._view.close()
+    assert seconds_a_look / NET_POLL_S < 0.001 / 2
+
+
+def test_without_file_events_it_polls(writer: Writer, start: Start, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(watched_files, "watch_directory", lambda *_: None)
+    monkeypatch.setattr(watcher_module, "POLL_S", 0.05)
+    prepared(writer, mode)
+    _, ear = start()
+    writer("INSERT INTO t VALUES (1)")
+    ear.wait_for("write")
+
+
+def test_news_that_were_not_taken_are_told_again(
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared(writer)
+    ear = Ear()
+
+    def take() -> None:
+        ear.hear("write")
+        if len(ear.news) == 1:
+            raise RuntimeError("not now")
+
+    watcher = DatabaseWatcher(str(path), take)
+    watcher.start()
+    with caplog.at_level(logging.ERROR):
+        writer("INSERT INTO t VALUES (1)")
+        ear.wait_for("write", "write", seconds=SOON_S)
+    assert "did not take the news" in caplog.text
+    watcher.stop()
+
+
+def test_a_file_that_is_no_database_is_waited_out(path: Path, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_text("no database, " * 1000)
+    _, ear = start()
+    other = path.with_name("other.db")
+    connection = apsw.Connection(str(other))
+    connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    other.rename(path)
+    ear.wait_for("write", seconds=SOON_S)
+    assert caplog.text.count("cannot look at") == 1
+
+
+def test_it_can_be_stopped_twice_from_inside_and_without_a_start(writer: Writer, path: Path) -> None:
+    DatabaseWatcher(str(path), lambda: None).stop()
+    prepared(writer)
+    watcher: DatabaseWatcher = DatabaseWatcher(str(path), lambda: watcher.stop())
+    watcher.start()
+    writer("INSERT INTO t VALUES (1)")
+    watcher._thread.join(WAIT_S)
+    assert not watcher._thread.is_alive()
+    watcher.stop()
+
+
+def test_nothing_is_left_open(writer: Writer, path: Path) -> None:
+    prepared(writer)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        watcher = DatabaseWatcher(str(path), lambda: None)
+        watcher.start()
+        watcher.stop()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,115 @@
+"""The server's disk is full in the middle of a push: the client is told, the newest version stays, nothing is left
+behind, and what fits is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hammered import make_books, read_books, write_books
+from replica_host import ReplicaHost
+
+import headwater
+from headwater.errors import DiskFull, ReplicationFailed, TooLarge
+from headwater.replication.names import ReplicaName
+
+NAME, OTHER = ReplicaName("shop", "books.db"), ReplicaName("shop", "other.db")
+DISK = "32m"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[ReplicaHost]:
+    """A server whose replicas lie on a file system of 32 MiB."""
+    (tmp_path / "server").mkdir()
+    host = ReplicaHost(tmp_path / "server" / "log.db")
+    host.directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700", "tmpfs", str(host.directory)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no `mount` here")
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        with host:
+            yield host
+    finally:
+        subprocess.run(["umount", "--lazy", str(host.directory)], check=True)
+
+
+def test_on_a_file_system_without_room(small_disk: ReplicaHost, tmp_path: Path) -> None:
+    """A push needs room for the newest version, a copy of it, and the journal of its pages."""
+    path, remote = make_books(tmp_path / "books.db", "wal", 7), small_disk.remote(NAME)
+    headwater.sync(path, remote)
+    before = read_books(path)
+
+    # While the pages come: too large from the beginning, and too large on top of the copy.
+    large = make_books(tmp_path / "large.db", "delete", 30)
+    with pytest.raises((DiskFull, ReplicationFailed)) as first:
+        headwater.sync(large, small_disk.remote(OTHER))
+    with pytest.raises((DiskFull, ReplicationFailed)) as second:
+        headwater.sync(large, f"{remote}@latest")
+    # There is room for the copy, and none for what is to change in it.
+    write_books(path, 1.0)
+    filler = small_disk.directory / "catalogue.db-filler"
+    _fill(filler, leave=7_600_000)
+    with pytest.raises((DiskFull, ReplicationFailed)) as third:
+        headwater.sync(path, remote)
+    # No room for anything.
+    _fill(filler, leave=0)
+    with pytest.raises((DiskFull, ReplicationFailed)) as fourth:
+        headwater.sync(path, remote)
+    for told in (first, second, third, fourth):
+        assert "full" in str(told.value) or "no room" in str(told.value), told.value
+        assert str(small_disk.directory) not in str(told.value)
+
+    assert small_disk.newest(NAME) == 1
+    filler.unlink()
+    small_disk.check(NAME)
+    headwater.sync(remote, tmp_path / "pulled.db")
+    assert read_books(tmp_path / "pulled.db") == before
+    outcome = headwater.sync(path, remote)
+    assert (outcome.version, outcome.is_new) == (2, True)
+    small_disk.check(NAME)
+
+
+def _fill(path: Path, leave: int) -> None:
+    """Until so many bytes are free."""
+    path.unlink(missing_ok=True)
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while (free := _free_bytes(path.parent) - leave) > 0:
+            file.write(bytes(min(free, 1 << 20)))
+
+
+def _free_bytes(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_where_no_file_may_grow_so_large(host: ReplicaHost, tmp_path: Path, mode: str) -> None:
+    path, remote = make_books(tmp_path / "books.db", mode, 1), host.remote(NAME)
+    headwater.sync(path, remote)
+    before = read_books(path)
+    limit = 4_000_000
+    resource.prlimit(host.pid, resource.RLIMIT_FSIZE, (limit, limit))
+
+    large = make_books(tmp_path / "large.db", mode, 10)
+    for target in (host.remote(OTHER), f"{remote}@latest"):
+        with pytest.raises((DiskFull, ReplicationFailed, TooLarge)) as told:
+            headwater.sync(large, target)
+        assert str(host.directory) not in str(told.value)
+    assert [*host.files().values()] == [["1.db"]]
+    host.check(NAME)
+    headwater.sync(remote, tmp_path / "pulled.db")
+    assert read_books(tmp_path / "pulled.db") == before
+
+    write_books(path, 0.5)
+    outcome = headwater.sync(path, remote)
+    assert (outcome.version, outcome.is_new) == (2, True)
+    host.check(NAME)

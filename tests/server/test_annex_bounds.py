@@ -1,0 +1,197 @@
+"""What one client can make the server keep, on any path: answers, pongs, pieces; and who is alive on a thin line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from foreign_client import PATIENCE_S, without_settings
+from raw_http import UPGRADE, dial, get
+from websockets.frames import Frame, Opcode
+
+from headwater.configuration import Limits, load_settings
+from headwater.ports.endpoint import FrameWire, HttpRequest, HttpResponse, Rights, Surroundings, UpgradeRequest
+from headwater.protocol.websocket import ServerSocket
+from headwater.server.door import SocketWire
+from headwater.server.http import path_of
+from headwater.server.serving import Server
+from headwater.wiring import open_core
+
+PAGE = bytes(200_000)
+UPGRADED = f"GET /shed/x HTTP/1.1\r\nHost: here\r\n{UPGRADE}\r\n".encode()
+
+
+class Deaf:
+    """Of an annex and its guest in one, as far as they are needed here."""
+
+    prefix = "/shed/"
+    message_bytes_max = 1_000
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.wires: list[FrameWire] = []
+
+    async def start(self, surroundings: Surroundings) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def admit(self, request: UpgradeRequest, wire: FrameWire, bearer: str | None, rights: Rights | None) -> Deaf:
+        self.wires.append(wire)
+        return self
+
+    async def answer(self, request: HttpRequest, bearer: str | None, rights: Rights | None) -> HttpResponse:
+        self.asked.append(request.target)
+        if request.target == "/shed/nothing":
+            return HttpResponse(204, "text/plain", b"")
+        return HttpResponse(200, "text/plain", request.target.encode() + PAGE)
+
+    def receive_text(self, text: bytes) -> None: ...
+
+    def receive_binary(self, data: bytes) -> None: ...
+
+    def on_drained(self) -> None: ...
+
+    def on_closed(self, *, vanished: bool) -> None: ...
+
+
+House = Callable[..., Server]
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    without_settings(monkeypatch, tmp_path)
+
+    def make(annex: Deaf, **flags: Any) -> Server:
+        given = {"server.log": "memory:", "server.port": 0, "server.shutdown_timeout": 0.1, **flags}
+        settings = load_settings(config=None, profile=None, flags=given, environment={}, directory=str(tmp_path))
+        return Server(lambda: open_core("memory:"), settings, annexes=[annex])
+
+    return make
+
+
+async def test_who_asks_and_asks_and_reads_nothing_is_not_listened_to_and_gets_all_answers_when_it_reads(
+    house: House,
+) -> None:
+    annex, count = Deaf(), 200
+    async with house(annex) as server, dial(server) as raw:
+        for number in range(count):
+            raw.send(f"GET /shed/{number} HTTP/1.1\r\nHost: here\r\n\r\n")
+        asked = -1
+        while asked < len(annex.asked):  # until no more are answered
+            asked = len(annex.asked)
+            await asyncio.sleep(0.05)
+        assert asked < count
+        for number in range(count):
+            assert (await raw.response()).body == f"/shed/{number}".encode() + PAGE
+        assert (await raw.get("/healthz")).status == 200
+
+
+@pytest.mark.parametrize("path", ["/shed/x", "/rpc"])
+async def test_who_pings_and_reads_nothing_is_let_go(house: House, path: str) -> None:
+    pings = Frame(Opcode.PING, bytes(125)).serialize(mask=True) * 1_000
+    async with house(Deaf(), **{"limits.outbound_bytes": 65_536}) as server, dial(server) as raw:
+        raw.send(UPGRADED.replace(b"/shed/x", path.encode()))
+        assert (await raw.response()).status == 101
+        for _ in range(400):  # 50 MB, more than the system takes
+            raw.send(pings)
+            if raw.writer.transport.is_closing():
+                break
+            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            while server._doors:
+                await asyncio.sleep(0.01)
+
+
+def test_pieces_without_content_take_no_memory() -> None:
+    socket = ServerSocket(1_000_000)
+    request = socket.receive_request(UPGRADED)
+    assert request is not None
+    assert socket.accept(request)
+    assert socket.receive(Frame(Opcode.TEXT, b"a", fin=False).serialize(mask=True)) == []
+    assert socket.receive(Frame(Opcode.CONT, b"", fin=False).serialize(mask=True) * 5_000) == []
+    assert sys.getsizeof(socket._fragments) < 1_000
+    assert socket.receive(Frame(Opcode.CONT, b"b").serialize(mask=True)) == [b"ab"]
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/a/b?c#d", "/a/b"),
+        ("/a#b?c", "/a"),
+        ("//x/sapi/push", "//x/sapi/push"),
+        ("//[", "//["),
+        ("http://here/a?b", "/a"),
+        ("http://[/a", ""),
+        ("*", "*"),
+    ],
+)
+def test_the_path_of_a_request(target: str, path: str) -> None:
+    assert path_of(target) == path
+
+
+async def test_a_target_that_is_none_is_not_found(house: House) -> None:
+    async with house(Deaf()) as server, dial(server) as raw:
+        assert (await get(server, "//[")).status == 404
+        assert (await get(server, "//x/shed/x")).status == 404
+        raw.send(UPGRADED.replace(b"/shed/x", b"//["))
+        assert (await raw.response()).status == 404
+
+
+async def test_an_answer_without_content_has_no_length_either(house: House) -> None:
+    async with house(Deaf()) as server, dial(server) as raw:
+        answer = await raw.get("/shed/nothing")
+        assert (answer.status, "content-length" in answer.headers) == (204, False)
+        assert (await raw.get("/healthz")).status == 200
+
+
+# --- who is alive -----------------------------------------------------------------------------------------------------
+
+
+class ThinLine:
+    """A transport, and a loop whose clock is turned by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 1.0
+        self.unread = 0
+        self.is_cut = False
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, *_: Any) -> None: ...
+
+    def set_write_buffer_limits(self, **_: int) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.unread += len(data)
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_reads_slowly_is_alive_though_as_much_is_written_as_it_reads(reads: bool) -> None:
+    line, limits = ThinLine(), Limits()
+    wire = SocketWire(SimpleNamespace(transport=line, house=SimpleNamespace(limits=limits), address=""))  # type: ignore[arg-type]
+    wire._loop, wire._heard_s = line, line.now_s  # type: ignore[assignment]
+    request = wire._socket.receive_request(UPGRADED)
+    assert request is not None
+    wire._socket.accept(request)
+    wire._flush()
+    for _ in range(6):
+        line.now_s += limits.ping_interval
+        line.unread -= 50_000 if reads and line.unread > 50_000 else 0
+        wire.send_binary(bytes(60_000))
+        wire._look_alive()
+    assert line.is_cut is not reads

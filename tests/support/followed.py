@@ -1,0 +1,64 @@
+"""Databases to push, and subscriptions of replicas whose outcomes a test can wait for."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, closing
+from pathlib import Path
+
+import apsw
+
+from headwater.replication.following import PullSubscription, PushSubscription
+from headwater.replication.outcome import Outcome
+from headwater.replication.spans import Timers
+
+PATIENCE_S = 30.0
+IDLE = Timers.of("1s")
+
+
+class Database:
+    def __init__(self, path: Path, mode: str = "wal") -> None:
+        self.path = path
+        with closing(apsw.Connection(str(path))) as connection:
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+            connection.execute("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT)")
+
+    def write(self, name: str = "x") -> None:
+        with closing(apsw.Connection(str(self.path))) as connection:
+            connection.set_busy_timeout(10_000)
+            connection.execute("INSERT INTO item (name) VALUES (?)", (name,))
+
+
+def names_in(path: Path) -> list[str]:
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as connection:
+        connection.set_busy_timeout(10_000)
+        return [name for (name,) in connection.execute("SELECT name FROM item ORDER BY id")]
+
+
+class Running:
+    """A subscription at work."""
+
+    def __init__(self, subscription: PushSubscription | PullSubscription, outcomes: asyncio.Queue[Outcome]) -> None:
+        self.subscription = subscription
+        self.task = asyncio.create_task(subscription.run())
+        self._outcomes = outcomes
+        self.seen: list[Outcome] = []
+
+    async def next(self) -> Outcome:
+        """The next outcome; the error of the subscription if that ends instead."""
+        getting = asyncio.create_task(self._outcomes.get())
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait({getting, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            getting.cancel()
+            await self.task
+            raise AssertionError("the subscription ended")
+        self.seen.append(getting.result())
+        return getting.result()
+
+    async def stop(self) -> None:
+        self.subscription.stop()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(self.task, return_exceptions=True)
+
+
+Follow = Callable[..., AbstractAsyncContextManager[Running]]
