@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ MESSAGE = {
 }
 MESSAGE_JSON = msgspec.json.encode(MESSAGE).decode()
 TOPIC = "orders.new"
+SERVER = "import headwater, sys; headwater.serve(sys.argv[1], port=0).run(lambda server: print(server.url, flush=True))"
 
 
 @contextmanager
@@ -33,6 +36,19 @@ def fresh_directory() -> Iterator[Path]:
     """On the disk of the working directory: a file system in memory would make fsync free."""
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name:
         yield Path(name)
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """A server in a process of its own, for a log in this directory; its url."""
+    command = [sys.executable, "-c", SERVER, str(directory / "log.db")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def seconds(work: Callable[[], object]) -> float:

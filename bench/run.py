@@ -16,6 +16,7 @@ import consuming
 import growing
 import postgres_ground
 import publishing
+import replicating
 import serving
 import spark_ground
 import waking
@@ -28,6 +29,7 @@ MEASURES = {
     "growing": ("Growth", growing.measure),
     "waking": ("Wake-up", waking.measure),
     "serving": ("Through a server", serving.measure),
+    "replicating": ("A SQLite database on a server", replicating.measure),
 }
 SPARK_MEASURES = {  # modules, imported when asked for: the others run without Spark
     "spark-source": ("Spark: reading the log", "spark_source"),

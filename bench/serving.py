@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -17,11 +15,10 @@ from contextlib import asynccontextmanager, contextmanager
 import uvloop
 
 import headwater
-from common import MESSAGE, TOPIC, fresh_directory
+from common import MESSAGE, TOPIC, fresh_directory, served
 from report import Line, against
 from serving_rivals import LATENCY_COUNT, LATENCY_RATE_PER_S, paced, percentiles_ms, rival_figures
 
-SERVER = "import headwater, sys; headwater.serve(sys.argv[1], port=0).run(lambda server: print(server.url, flush=True))"
 REPEATS = 5
 TASKS, MESSAGES, BATCH, PIPES = 1_000, 60_000, 1_000, 4
 ONE_BY_ONE = 1_500
@@ -29,15 +26,8 @@ ONE_BY_ONE = 1_500
 
 @contextmanager
 def served_log() -> Iterator[str]:
-    with fresh_directory() as directory:
-        command = [sys.executable, "-c", SERVER, str(directory / "log.db")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-            process.wait(20)
+    with fresh_directory() as directory, served(directory) as url:
+        yield url
 
 
 @asynccontextmanager
