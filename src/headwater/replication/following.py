@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.delivery.retry import backoff_ms
 from headwater.errors import (
     DiskFull,
     HeadwaterError,
@@ -39,12 +40,11 @@ from headwater.replication.outcome import OnOutcome, OnProgress, Outcome
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.push import PushOptions, push
 from headwater.replication.reporting import Reporter
-from headwater.replication.schedule import Changed, Claim, Push, PushSchedule, Release
+from headwater.replication.schedule import BACKOFF, Changed, Claim, Push, PushSchedule, Release
 from headwater.replication.spans import Timers
 from headwater.replication.watcher import DatabaseWatcher
 
 STOP_GRACE_S = 10.0  # for a push that runs when the end is asked for
-PULL_RETRY_S = (1.0, 300.0)
 HOPELESS = (Unauthorized, VersionConflict, UnsyncedChanges, TooLarge, InvalidInput)  # trying again changes nothing
 PASSING = (RemoteError, UnknownReplica, Locked, DiskFull)  # what a pull waits out
 LATER_PASSING = (InputOutput, OSError)  # and this, once it has worked: until then it is more likely a wrong path
@@ -270,7 +270,7 @@ class PullSubscription(_Following):
                 if self._newest > self._have:
                     failures = 0 if await self._pull() else failures + 1
                 if self._newest > self._have:
-                    await self._wait(min(PULL_RETRY_S[1], PULL_RETRY_S[0] * 2 ** min(failures - 1, 16)))
+                    await self._wait(backoff_ms(BACKOFF, max(failures, 1), random.random()) / 1000)
                 elif not self._stopping:
                     await self._wait(None)
         finally:

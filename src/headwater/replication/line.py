@@ -14,12 +14,13 @@ from typing import Protocol
 
 import msgspec
 
+from headwater.delivery.retry import backoff_ms
 from headwater.errors import HeadwaterError, RemoteError, Unauthorized, UnknownReplica
 from headwater.replication.link import Link
 from headwater.replication.names import CLAIM, CONFIG, LATEST, RELEASE, Remote
+from headwater.replication.schedule import BACKOFF
 from headwater.replication.spans import seconds_text
 
-RETRY_S = (1.0, 300.0)  # the first pause, and the longest
 DIGITS_MAX = 18  # of the number of a version
 
 logger = logging.getLogger("headwater")
@@ -99,9 +100,8 @@ class SubscriptionLine:
                 if self._link is not None:
                     self._link = None
                     self._listener.on_disconnected()
-            pause_s = min(RETRY_S[1], RETRY_S[0] * 2**failures)
-            failures = min(failures + 1, 16)
-            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))  # so that many clients do not come back at once
+            failures += 1
+            await asyncio.sleep(backoff_ms(BACKOFF, failures, random.random()) / 1000)
 
     def _tell_of(self, exc: Exception, *, is_first: bool) -> None:
         level = logging.WARNING if is_first and self._warns else logging.DEBUG

@@ -191,16 +191,15 @@ class _Push:
             raise ReplicationFailed(
                 "a pull into this database was killed, so it is not known which version it comes from",
                 where=self._local,
-                next="Pull again, or push over the newest version: REMOTE@latest",
+                next=f"Pull again, or push over the newest version: {self._remote.key}@latest",
             )
 
     def _refuse_another_replica(self, noted: Noted, accepting: Accepting) -> None:
-        is_another = noted.replica_id not in (None, accepting.replica_id)
-        if noted.base and accepting.base and is_another:
+        if noted.base and noted.replica_id not in (None, accepting.replica_id):
             raise VersionConflict(
                 "this is another replica than the one that the database was synced with: it was made anew",
                 where=self._remote.key,
-                next="Pull it elsewhere and compare, or push over it: REMOTE@latest",
+                next=f"Pull it elsewhere and compare, or push over it: {self._remote.key}@latest",
                 newest=accepting.base,
             )
 

@@ -20,8 +20,8 @@ ANSWER_MS_MAX = 10_000  # a claim that is not answered does not hold up a push f
 FIRST_CONNECTION_MS_MAX = 5_000  # how long the push at the start waits for a connection to claim through
 LATE_MS_MAX = GRACE_MS // 2  # past the end of a claim, a client that was held up still counts on it; the server on more
 
-# Jitter on top, so that clients cut off together do not come back together.
-_BACKOFF = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=300_000, jitter=0.25)
+# Of all that a subscription tries again. Jitter on top, so that clients cut off together do not come back together.
+BACKOFF = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=300_000, jitter=0.25)
 
 
 class Claim(NamedTuple):
@@ -102,7 +102,7 @@ class PushSchedule:
             self._told_changed = False
         else:
             self._failures += 1
-            self._retry_ms = now + backoff_ms(_BACKOFF, self._failures, self._jitter())
+            self._retry_ms = now + backoff_ms(BACKOFF, self._failures, self._jitter())
         self._give_back = self._held
         if isinstance(self._turn, _Asked | _Mine):
             self._turn = _FREE

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from by_hand import NAME, PATIENCE_S, Hosted, children, make_database, rows_of, until, write
 
+from headwater.delivery.retry import RetryPolicy
 from headwater.errors import Locked, StoreError
 from headwater.replication.host import announcing, pushing, room
 from headwater.replication.names import ReplicaName
@@ -112,7 +113,7 @@ async def test_a_server_that_cannot_wait_leaves_a_complete_push_to_its_end_and_t
 async def test_versions_are_announced_in_order_and_a_replica_that_is_refused_keeps_no_other_waiting(
     hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcing, "RETRY_S", (60.0, 60.0))
+    monkeypatch.setattr(announcing, "BACKOFF", RetryPolicy(base_ms=60_000, cap_ms=60_000))
     async with hosted() as server:
         announcer = server.endpoint._hosting.announcer  # type: ignore[union-attr]
         publish, refused = announcer._publish, {"replica.ns.app.db", "replica.ns.bad"}

@@ -23,6 +23,7 @@ from by_hand import (
 )
 from websockets.frames import Frame, Opcode
 
+from headwater.delivery.retry import RetryPolicy
 from headwater.errors import StoreError
 from headwater.replication.host import announcing, pushing, visit
 from headwater.replication.names import ReplicaName
@@ -142,7 +143,7 @@ async def test_a_dry_push_leaves_nothing(hosted: Hosting, database: Path) -> Non
 async def test_a_version_that_cannot_be_announced_stands_and_is_announced_later(
     hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcing, "RETRY_S", (0.01, 0.01))
+    monkeypatch.setattr(announcing, "BACKOFF", RetryPolicy(base_ms=10, cap_ms=10))
     async with hosted() as server:
         announcer = server.endpoint._hosting.announcer  # type: ignore[union-attr]
         publish, refusals = announcer._publish, [StoreError("no"), StoreError("not yet")]

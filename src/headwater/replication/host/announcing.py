@@ -11,15 +11,16 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import HeadwaterError
 from headwater.ports.endpoint import Publish
 from headwater.replication.host.records import Replica, Unannounced, Version
 from headwater.replication.host.words import document_of
 
 PUBLISH_S_MAX = 10.0  # that a push waits for its message; the version stands, and the message comes later
-RETRY_S = (1.0, 60.0)  # the first pause, and the longest
 
 logger = logging.getLogger("headwater")
+BACKOFF = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=60_000, jitter=0.0)
 
 
 class Marks(Protocol):
@@ -60,8 +61,8 @@ class Announcer:
                 failures = 0
                 await self._stirred.wait()
             self._stirred.clear()
-            await asyncio.sleep(min(RETRY_S[1], RETRY_S[0] * 2**failures))
-            failures = min(failures + 1, 16)
+            failures += 1
+            await asyncio.sleep(backoff_ms(BACKOFF, failures, 0.0) / 1000)
 
     async def _announce_the_rest(self) -> bool:
         try:
