@@ -3,7 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 KILLS ?= 1000
 # What is tested against the clock, and so not beside a Spark that takes all processors.
-ALONE := tests/log tests/client tests/server tests/faulty_network tests/crash tests/processes
+ALONE := tests/log tests/client tests/server tests/faulty_network tests/crash tests/processes tests/postgres tests/transports \
+	tests/broker tests/faults tests/console tests/dedupe
 # Trust the certificates that the machine trusts, as pip does.
 export UV_SYSTEM_CERTS := 1
 
