@@ -26,15 +26,18 @@ SOON_S = NET_POLL_S - 1.0  # what came later than this, came by the net
 WRITER = """
 import sys, time, apsw
 path = sys.argv[1]
-connection = apsw.Connection(path)
-connection.set_busy_timeout(10_000)
+def opened():
+    connection = apsw.Connection(path)
+    connection.set_busy_timeout(10_000)  # the first two to open a WAL meet for a moment
+    return connection
+connection = opened()
 print("ready", flush=True)
 for line in sys.stdin:
     verb, _, rest = line.strip().partition(" ")
     if verb == "close":
         connection.close()
     elif verb == "open":
-        connection = apsw.Connection(path)
+        connection = opened()
     elif verb == "storm":
         connection.execute("PRAGMA synchronous = OFF")
         until = time.monotonic() + float(rest)
