@@ -189,15 +189,16 @@ class RemoteConsumer:
                     raise self._error
                 if self._interrupted:
                     return []
-                if asked is None or asked.done:
+                is_answered = asked is None or asked.done  # looked at once: an answer may come between two looks
+                if is_answered:
                     if self._arrived:
                         return self._arrived.take(limit)
                     if asked is not None and asked.error is not None:
                         raise asked.error
                 left_s = POLL_S if until is None else until - time.monotonic()
-                if left_s <= 0 and asked is not None and (asked.done or (wait_s and left_s <= -ANSWER_S)):
+                if left_s <= 0 and asked is not None and (is_answered or (wait_s and left_s <= -ANSWER_S)):
                     return []
-                if asked is None or asked.done:
+                if is_answered:
                     asked = self._ask(limit, max(0.0, min(left_s, POLL_S)))
                 # A quick look waits for its answer; a wait is over when it is over, be the server there or not.
                 yield Within(news, None if wait_s == 0 else left_s + ANSWER_S)

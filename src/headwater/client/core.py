@@ -90,7 +90,6 @@ class RemoteCore:
         self._offered = Offered(link, blocking=loop_thread is not None)
         self._closed = False
         self._heart: asyncio.TimerHandle | None = None
-        self._beat_s = 0.0
         self.dead_letters = RemoteDeadLetters(self._ask)
         self.live = RemoteLive(link)
         link.resuming.append(self.live)
@@ -286,17 +285,19 @@ class RemoteCore:
             request = consumer.heartbeat()
             if request is not None:
                 self._link.enqueue(request)
-        self._beat_s = self._link.loop.time()
+        self._heart = None
         self._beat_in_time()
 
     def _beat_in_time(self) -> None:
-        """Once more for the new one: the interval may have become shorter than the one that is being waited for."""
-        if self._heart is not None:
-            self._heart.cancel()
-            self._heart = None
+        """Once more for a new one, whose interval may be shorter than the one that is being waited for."""
         intervals_s = [consumer.heartbeat_s for consumer in list(self._consumers.values())]
-        if intervals_s and not self._closed:
-            self._heart = self._link.loop.call_at(self._beat_s + min(intervals_s), self._beat)
+        if not intervals_s or self._closed:
+            return
+        due_s = self._link.loop.time() + min(intervals_s)
+        if self._heart is not None:
+            due_s = min(due_s, self._heart.when())
+            self._heart.cancel()
+        self._heart = self._link.loop.call_at(due_s, self._beat)
 
     async def _close(self) -> None:
         if self._heart is not None:
