@@ -250,6 +250,45 @@ def test_a_reader_whose_connection_broke_in_the_pool_is_passed_over(
             postgres.cut_connections(postgres_url, "headwater reader")
 
 
+class SocketFoundClosed:
+    """psycopg finds the socket closed while libpq still takes the connection for whole; once, at a statement of this
+    kind, before the server has got it or after it has done it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, word: bytes, *, done: bool) -> None:
+        self.happened = 0
+        real = psycopg.Connection.execute
+
+        def execute(connection: psycopg.Connection, query: object, *args: object, **options: object) -> object:
+            if self.happened or not isinstance(query, bytes) or not query.endswith(word):
+                return real(connection, query, *args, **options)  # type: ignore[arg-type]
+            self.happened += 1
+            if done:
+                real(connection, query, *args, **options)  # type: ignore[arg-type]
+            assert not connection.closed
+            raise psycopg.OperationalError("connection socket closed")
+
+        monkeypatch.setattr(psycopg.Connection, "execute", execute)
+
+
+def test_a_socket_found_closed_when_a_read_begins(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with headwater.open(postgres_url) as log:
+        log.publish("a", 1)
+        found = SocketFoundClosed(monkeypatch, b"READ ONLY", done=False)
+        assert log.last_seq() == 1
+        assert found.happened
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_socket_found_closed_in_a_commit(postgres_url: str, monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
+    with headwater.open(postgres_url) as log:
+        log.publish("a", 1)
+        found = SocketFoundClosed(monkeypatch, b"COMMIT", done=done)
+        assert log.publish("a", 2) == 2  # asked on another connection, and written again if it is not there
+        assert found.happened
+        with log.subscribe("s", "a") as subscription:
+            assert [message.data for message in subscription.fetch()] == [1, 2]
+
+
 def test_too_many_connections_are_told(restartable: PostgresServer) -> None:
     url = restartable.new_database()
     with psycopg.connect(restartable.url_of("postgres"), autocommit=True) as connection:

@@ -175,3 +175,11 @@ def translate(exc: psycopg.Error, where: str) -> HeadwaterError:
                 advice = next((known for words, known in _REFUSED if words in str(exc)), advice)
             return own(why, where=where, next=advice)
     return StoreError(f"{type(exc).__name__}: {why}", where=where)
+
+
+def is_broken(connection: psycopg.Connection, exc: psycopg.Error) -> bool:
+    """Whether the connection is gone, and that is why it failed. psycopg may find its socket closed before libpq does,
+    and then the connection passes for whole: so it is closed here. What a server says has a code."""
+    if isinstance(exc, psycopg.OperationalError) and exc.sqlstate is None:
+        connection.close()
+    return bool(connection.closed)

@@ -24,6 +24,7 @@ from headwater.stores.postgres.connection import (
     Durability,
     Place,
     connect,
+    is_broken,
     place_of,
     settings_of,
     translate,
@@ -132,8 +133,8 @@ class PostgresStore:
                 if not create:
                     self._refuse_absent()
                 return prepare(self._connection, self.place.schema, self.name)
-            except psycopg.OperationalError:
-                if not self._connection.closed or tries == 1:
+            except psycopg.OperationalError as exc:
+                if not is_broken(self._connection, exc) or tries == 1:
                     raise
             except BaseException:
                 self._connection.close()
@@ -203,7 +204,7 @@ class PostgresStore:
                 return str(xid)
             except psycopg.Error as exc:
                 told = translate(exc, self.name)
-                gone = self._connection.closed or isinstance(told, Unavailable)
+                gone = is_broken(self._connection, exc) or isinstance(told, Unavailable)
                 self._roll_back()
                 if not gone or time.monotonic() + pause_s > until:
                     raise told from exc
@@ -217,7 +218,7 @@ class PostgresStore:
             yield
         except psycopg.Error as exc:
             told = translate(exc, self.name)
-            if self._connection.closed:
+            if is_broken(self._connection, exc):
                 raise Conflict(
                     f"the connection broke ({told.why})", where=self.name, next="Nothing was written; try again"
                 ) from exc
@@ -231,7 +232,7 @@ class PostgresStore:
         try:
             self._connection.execute(note + news + b"COMMIT", prepare=False)
         except psycopg.Error as exc:
-            if not self._connection.closed:
+            if not is_broken(self._connection, exc):
                 raise translate(exc, self.name) from exc  # it said no: rolled back
             if not self._outcomes.was_committed(xid, pid, self._patience_s, noted=bool(note)):
                 raise Conflict(
@@ -260,7 +261,7 @@ class PostgresStore:
             connection.execute("COMMIT")  # after a ROLLBACK psycopg would prepare all statements anew
         except psycopg.Error as exc:
             told = translate(exc, self.name)
-            if connection.closed:
+            if is_broken(connection, exc):
                 raise Conflict(f"the connection broke ({told.why})", where=self.name, next="Read again") from exc
             raise told from exc
         finally:
@@ -285,7 +286,7 @@ class PostgresStore:
                 connection.execute(self._begin_read, prepare=False)
                 return connection
             except psycopg.Error as exc:
-                broken = connection.closed
+                broken = is_broken(connection, exc)
                 self._readers.putconn(connection)
                 if not broken:
                     raise translate(exc, self.name) from exc
