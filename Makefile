@@ -3,8 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 KILLS ?= 1000
 # What is tested against the clock, and so not beside a Spark that takes all processors.
-ALONE := tests/log tests/client tests/server tests/faulty_network tests/crash tests/processes tests/postgres tests/transports \
-	tests/broker tests/faults tests/console tests/dedupe
+CLOCKED := $(addprefix tests/,broker client console crash dedupe faults faulty_network postgres processes server transports)
 # Trust the certificates that the machine trusts, as pip does.
 export UV_SYSTEM_CERTS := 1
 
@@ -18,8 +17,8 @@ lake: .venv/ready-for-spark
 	@$(BIN)/headwater pipeline demo headwater-lake-demo
 
 test: .venv/ready-for-tests check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(addprefix --ignore=,$(ALONE))
-	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(addprefix --ignore=,$(CLOCKED))
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CLOCKED)
 
 check: lint types
 

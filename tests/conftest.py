@@ -25,6 +25,12 @@ DO $$ DECLARE each text; BEGIN
     END LOOP;
 END $$
 """
+_OWN_SPARKS = {
+    "kills",
+    "test_sink_kills",
+    "test_fresh_machine",
+    "test_pipeline",
+}  # theirs run in other processes
 _figures: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
@@ -46,8 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "long" in item.keywords and "long" not in config.getoption("-m"):
             item.add_marker(pytest.mark.skip(reason="takes long: run it with -m long"))
         # With several workers: a file's tests share what they set up, and one Spark is enough for the machine.
-        uses_spark = "pipeline" in item.path.parts or item.path.name == "test_pipeline.py"
-        item.add_marker(pytest.mark.xdist_group("spark" if uses_spark else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group("spark" if _uses_spark(item) else str(item.path)))
+    items.sort(key=lambda item: not _uses_spark(item))  # the longest group first
+
+
+def _uses_spark(item: pytest.Item) -> bool:
+    names = {*item.path.parts, item.path.stem}
+    return "spark" in getattr(item, "fixturenames", ()) or not names.isdisjoint(_OWN_SPARKS)
 
 
 @pytest.fixture
