@@ -24,6 +24,7 @@ from headwater.wiring import connect, connect_bus, open, open_bus, open_transpor
 
 if TYPE_CHECKING:
     from headwater.broker.forwarding import Forwarder
+    from headwater.replication.follower import follow
     from headwater.replication.synchronise import sync
     from headwater.stores.dedupe.opening import open_dedupe
     from headwater.typed import Event
@@ -34,6 +35,7 @@ __version__ = VERSION
 _LATER = {
     "Event": "headwater.typed",
     "Forwarder": "headwater.broker.forwarding",
+    "follow": "headwater.replication.follower",
     "open_dedupe": "headwater.stores.dedupe.opening",
     "sync": "headwater.replication.synchronise",
 }
@@ -65,6 +67,7 @@ __all__ = [
     "connect",
     "connect_bus",
     "errors",
+    "follow",
     "open",
     "open_bus",
     "open_dedupe",

@@ -156,6 +156,22 @@ def test_verify_proves_all_versions_or_one(shelf: Shelf, directory: Path, run: R
     assert [(each["version"], each["ok"], len(each["checks"])) for each in found] == [(n, True, 5) for n in (3, 2, 1)]
 
 
+def test_verify_leaves_out_what_went_meanwhile(
+    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = Shelf.verify
+
+    def beside_a_server(self: Shelf, name: ReplicaName, number: int) -> Any:
+        if number == 3:
+            shelf._catalogue.remove_versions(shelf.get(NAME).id, 1)
+        return verify(self, name, number)
+
+    monkeypatch.setattr(Shelf, "verify", beside_a_server)
+    result = run("replica", "verify", directory)
+    assert (result.code, result.out.splitlines()[-1]) == (0, "2 versions proved")
+    assert run("replica", "verify", directory, "shop/app.db@1").code == 2
+
+
 def test_verify_ends_with_1_when_it_finds_something(shelf: Shelf, directory: Path, run: Run) -> None:
     damage(shelf, "2.pages")
     result = run("replica", "verify", directory)

@@ -9,6 +9,8 @@ import apsw
 import pytest
 from served import RunningServer
 
+from headwater.replication.host import catalogue, listing
+
 
 @pytest.fixture
 def remote(run: Any, tmp_path: Path) -> Iterator[str]:
@@ -38,6 +40,39 @@ def test_log_restore_and_verify(run: Any, remote: str, tmp_path: Path) -> None:
     assert proved.code == 0
     assert "shop/app.db@1  ok" in proved.out
     assert "hashes equal to the pushed database" in proved.out
+
+
+def test_ls(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, data = remote.removesuffix("/shop/app.db"), tmp_path / "server" / "log.db-replicas"
+    key = run("replica", "key", "create", data, "shop/closed.db", "--pull").out.strip()
+    for place in (server, f"{server}/", f"{server}/shop"):
+        shown = run("replica", "ls", place)
+        assert shown.code == 0
+        assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["shop/app.db", "2"]]
+        assert "--key" in shown.err
+    assert run("replica", f"{server}/none").out == "no replicas\n"
+    keyed = run("replica", "ls", server, "--key", key)
+    assert ("shop/closed.db" in keyed.out, "shop/app.db" in keyed.out, keyed.err) == (True, False, "")
+    [local, _] = run("replica", "ls", data, "--json").json
+    [afar] = run("replica", "ls", server, "--json").json
+    for name in ("stored_bytes", "sha256"):
+        del local["newest"][name]
+    assert afar == local
+    monkeypatch.setattr(listing, "LISTED_MAX", 0)
+    assert "there are more than these 0 replicas" in run("replica", "ls", server).err
+    wrong = run("replica", "ls", server, "--key", key[:-1] + ("0" if key[-1] == "1" else "1"))
+    assert (wrong.code, "opens no replica here" in wrong.err) == (3, True)
+    for place in (remote, f"{server}/a/b/c", f"{server}/shop@3", f"{server}/sh.op", f"{server}?x=1"):
+        assert run("replica", "ls", place).code == 2, place
+
+
+def test_versions_beyond_the_first_page_are_there_too(run: Any, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "VERSIONS_PAGE", 1)
+    assert [each["version"] for each in run("replica", "log", remote, "--before", 2, "--json").json] == [1]
+    assert run("replica", "log", remote, "--before", 1, "--json").json == []
+    assert "shop/app.db@1  ok" in run("replica", "verify", f"{remote}@1").out
+    assert "shop/app.db@1  ok" in run("replica", "verify", f"{remote}@latest-1").out
+    assert run("replica", "verify", f"{remote}@3").code == 2
 
 
 def test_a_replica_that_is_not_there(run: Any, remote: str) -> None:

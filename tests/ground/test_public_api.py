@@ -30,6 +30,7 @@ EXPORTED = [
     "connect",
     "connect_bus",
     "errors",
+    "follow",
     "open",
     "open_bus",
     "open_dedupe",

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from headwater.cli.dead_letters import dlq
 from headwater.cli.doctor import doctor
 from headwater.cli.forward import forward
 from headwater.cli.looking import stats, topics
-from headwater.cli.output import console, note, printable
+from headwater.cli.output import console, note, printable, write_error
 from headwater.cli.pipeline import pipeline
 from headwater.cli.publish import publish
 from headwater.cli.reading import subscribe, tail
@@ -37,8 +38,10 @@ from headwater.errors import HeadwaterError
 _EXITS = (
     "[dim]Ends with 0 if all went well; 1 if a check found something; 2 if the call or its input cannot be used; "
     "3 if the log said no (locked, full, not a log, held elsewhere, not reached); 130 when interrupted. "
-    "HEADWATER_DEBUG=1 shows tracebacks.[/]"
+    "With --json an error is a JSON object, the last line of stderr. HEADWATER_DEBUG=1 shows tracebacks.[/]"
 )
+
+UNUSABLE_CALL = "UsageError"  # the kind of an error, under --json, that is none of ours
 
 app = typer.Typer(
     name="headwater",
@@ -87,7 +90,9 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. Errors become a line that says why, and one that says what next."""
+    """Run a command; returns its exit code. Errors become a line that says why, and one that says what next; or, with
+    --json, one line of JSON."""
+    as_json = _wants_json(sys.argv[1:] if arguments is None else arguments)
     _warn_in_our_words()
     treat_terminate_as_interrupt()
     try:
@@ -96,13 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else OK
     except HeadwaterError as exc:
         _reraise_for_debugging()
-        _say_error(f"{exc.where}: {exc.why}" if exc.where else exc.why, exc.next)
-        return exit_code_of(exc)
+        return _say_error(type(exc).__name__, exc.why, exc.where, exc.next, exit_code_of(exc), as_json)
     except typer.TyperException as exc:  # a call that typer refuses: an unknown option, a missing argument
         context = getattr(exc, "ctx", None)
         command = context.command_path if context is not None else "headwater"
         if message := str(getattr(exc, "format_message", exc.__str__)()):
-            _say_error(message.rstrip("."), f"{command} --help")
+            _say_error(UNUSABLE_CALL, message.rstrip("."), "", f"{command} --help", USAGE, as_json)
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -114,15 +118,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     except Exception as exc:
         _reraise_for_debugging()
-        _say_error(f"unexpected {type(exc).__name__}: {exc}", "HEADWATER_DEBUG=1 shows where; please report it")
-        return STORE
+        kind = type(exc).__name__
+        next = "HEADWATER_DEBUG=1 shows where; please report it"
+        return _say_error(kind, f"unexpected {kind}: {exc}", "", next, STORE, as_json)
 
 
-def _say_error(why: str, next: str) -> None:
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """By the bare look of it: a call that cannot be read is to be answered in JSON, too."""
+    return "--json" in takewhile(lambda argument: argument != "--", arguments)
+
+
+def _say_error(kind: str, why: str, where: str, next: str, code: int, as_json: bool) -> int:
+    if as_json:
+        write_error({"kind": kind, "why": why, "where": where, "next": next, "exit": code})
+        return code
     screen = console(to_stderr=True)
-    screen.print(Text(f"error: {printable(why)}", "red"), soft_wrap=True)
+    screen.print(Text(f"error: {printable(f'{where}: {why}' if where else why)}", "red"), soft_wrap=True)
     if next:
         screen.print(Text(f"next: {printable(next)}", "dim"), soft_wrap=True)
+    return code
 
 
 def _reraise_for_debugging() -> None:

@@ -50,6 +50,17 @@ def write_line(value: object) -> None:
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
+def write_error(told: Mapping[str, str | int]) -> None:
+    """Under --json: why a command failed, as the last line of stderr; stdout has only results."""
+    # Paths may hold bytes that are no text; JSON takes none.
+    known = {name: _as_text(value) if isinstance(value, str) else value for name, value in told.items()}
+    sys.stderr.write(msgspec.json.encode({"error": known}).decode() + "\n")
+
+
+def _as_text(value: str) -> str:
+    return value.encode(errors="backslashreplace").decode()
+
+
 def printable(text: str) -> str:
     """Text that cannot steer a terminal: control characters are shown, not sent."""
     if text.isprintable():

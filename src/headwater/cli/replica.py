@@ -21,9 +21,9 @@ from headwater.cli.replica_opening import Directory, Place, opened, parse_name, 
 from headwater.cli.replica_remote import Asked, Ca, Key
 from headwater.cli.stopping import FINDING
 from headwater.cli.times import say_size
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOption, UnknownReplica
 from headwater.replication.host.catalogue import CATALOGUE
-from headwater.replication.host.records import Version
+from headwater.replication.host.records import Listed, Version
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.verifying import Verdict
 from headwater.replication.names import ReplicaName
@@ -42,23 +42,40 @@ USUAL_DIRECTORIES = "*-replicas"
 
 @replica.command("ls")
 def list_replicas(
-    directory: Annotated[
+    place: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DIR]", help=f"The data directory; else the only {USUAL_DIRECTORIES} here.", show_default=False
+            metavar="[DIR|URL]",
+            help=f"The data directory, else the only {USUAL_DIRECTORIES} here; or a server, or a namespace of one: ws://host/ns.",
+            show_default=False,
         ),
     ] = None,
+    key: Key = None,
+    ca: Ca = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the replicas of a data directory."""
-    with opened(directory if directory is not None else _the_only_one()) as shelf:
-        found = [(each, shelf.version(each.name, each.newest) if each.newest else None) for each in shelf.list()]
+    """List the replicas of a data directory, or those of a server that the key or token allows to pull."""
+    from_afar = place is not None and is_remote(place)
+    found: Sequence[Listed]
+    is_cut = False
+    if place is not None and from_afar:
+        found, is_cut = replica_remote.ls(place, key, ca)
+    else:
+        with opened(place if place is not None else _the_only_one()) as shelf:
+            found = shelf.listing()
     if as_json:
-        write_document([replica_json(each, newest) for each, newest in found])
-        return
-    if not found:
+        write_document([replica_json(each, newest, from_afar=from_afar) for each, newest in found])
+    elif found:
+        _show_replicas(found)
+    else:
         say("no replicas")
-        return
+    if is_cut:
+        note(f"there are more than these {some(len(found), 'replica')}; name a namespace, like ws://host/ns")
+    elif from_afar and key is None:
+        note("those that have keys are shown to who has one: --key")
+
+
+def _show_replicas(found: Sequence[Listed]) -> None:
     shown = table("~replica", ">newest", "pushed", "changed", ">size", ">versions", ">on disk")
     for each, newest in found:
         shown.add_row(
@@ -185,6 +202,7 @@ def verify(
     Ends with 1 if something was found.
     """
     verdicts: list[Verdict] = []
+    is_one = name is not None and "@" in name
 
     def take(verdict: Verdict, *, every_check: bool) -> None:
         verdicts.append(verdict)
@@ -197,7 +215,13 @@ def verify(
     else:
         with opened(place) as shelf:
             for wanted, number in _versions_to_verify(shelf, name):
-                take(shelf.verify(wanted, number), every_check=name is not None and "@" in name)
+                try:
+                    verdict = shelf.verify(wanted, number)
+                except UnknownReplica:  # beside a server, it may go before its turn comes
+                    if is_one:
+                        raise
+                    continue
+                take(verdict, every_check=is_one)
     bad = sum(not verdict.ok for verdict in verdicts)
     if as_json:
         write_document([verdict_json(verdict) for verdict in verdicts])
@@ -245,7 +269,13 @@ def _versions_to_verify(shelf: Shelf, name: str | None) -> Iterator[tuple[Replic
     else:
         wanted = [parse_name(name)]
     for each in wanted:
-        for number in reversed(shelf.numbers(each)):
+        try:
+            numbers = shelf.numbers(each)
+        except UnknownReplica:  # removed just now
+            if name is not None:
+                raise
+            continue
+        for number in reversed(numbers):
             yield each, number
 
 

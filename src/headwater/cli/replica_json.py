@@ -11,12 +11,12 @@ from headwater.replication.host.records import Key, Replica, Report, Version
 from headwater.replication.host.verifying import Verdict
 
 
-def replica_json(replica: Replica, newest: Version | None) -> dict[str, Any]:
+def replica_json(replica: Replica, newest: Version | None, *, from_afar: bool = False) -> dict[str, Any]:
     return {
         "replica": replica.name.path,
         "id": replica.id,
         "created_at": iso(replica.created_ms),
-        "newest": None if newest is None else version_json(newest),
+        "newest": None if newest is None else version_json(newest, from_afar=from_afar),
         "changed_at": None if replica.changed_ms is None else iso(replica.changed_ms),
         "versions": replica.versions,
         "stored_bytes": replica.stored_bytes,

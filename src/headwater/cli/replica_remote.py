@@ -1,4 +1,4 @@
-"""`headwater replica log|restore|verify` of a replica behind a server: what can be asked and pulled from there."""
+"""`headwater replica ls|log|restore|verify` of replicas behind a server: what can be asked and pulled from there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import typer
 
 from headwater.errors import HeadwaterError, InvalidOption, RemoteError, UnknownReplica
 from headwater.message.times import time_ms
-from headwater.replication.host.records import Version
+from headwater.replication.host.records import Listed, Replica, Version
 from headwater.replication.host.restoring import refuse_target
 from headwater.replication.host.verifying import Check, Verdict, prove_content, prove_integrity
-from headwater.replication.names import Remote, VersionName, place_of
+from headwater.replication.names import PREFIX, Remote, ReplicaName, VersionName, place_of
 
 if TYPE_CHECKING:
     from headwater.replication.outcome import Outcome
@@ -53,6 +53,25 @@ class Told(msgspec.Struct, rename="camel"):
     dbhash: str | None
 
 
+class ToldReplica(msgspec.Struct, rename="camel"):
+    """A replica, as a server lists it."""
+
+    replica: str
+    replica_id: str = msgspec.field(name="replicaID")
+    created_at: datetime
+    changed_at: datetime | None
+    versions: int
+    stored_bytes: int
+    newest: Told | None
+
+
+class ToldReplicas(msgspec.Struct, rename="camel"):
+    """`is_cut`: there are more."""
+
+    replicas: list[ToldReplica]
+    is_cut: bool
+
+
 class Asked(NamedTuple):
     """A replica behind a server, and what opens the door."""
 
@@ -67,11 +86,11 @@ class Asked(NamedTuple):
             raise InvalidOption("this is no replica on a server", where=self.url, next="Name it like ws://host/ns/name")
         return place
 
-    def versions(self) -> list[Told]:
-        """Newest first."""
+    def versions(self, upto: int | None = None) -> list[Told]:
+        """Newest first, as many as the server gives at a time."""
         from headwater.replication.asking import ask, versions_url
 
-        said = ask(versions_url(self.remote), key=self.key, ca=self.ca)
+        said = ask(versions_url(self.remote) + ("" if upto is None else f"@{upto}"), key=self.key, ca=self.ca)
         try:
             return msgspec.json.decode(said, type=list[Told])
         except msgspec.MsgspecError as exc:
@@ -83,8 +102,51 @@ class Asked(NamedTuple):
         return sync(self.url, target, pull_key=self.key, ca=self.ca, overwrite=True)
 
 
+def ls(url: str, key: str | None, ca: str | None) -> tuple[list[Listed], bool]:
+    """What the server shows, and whether there is more than it shows at a time."""
+    from headwater.replication.asking import ask
+
+    said = ask(_listing_url(url), key=key, ca=ca)
+    try:
+        told = msgspec.json.decode(said, type=ToldReplicas)
+        return [_listed(each) for each in told.replicas], told.is_cut
+    except (msgspec.MsgspecError, InvalidOption) as exc:
+        raise UnknownReplica(f"the server's list of replicas cannot be read ({exc})", where=url) from exc
+
+
+def _listing_url(url: str) -> str:
+    """Of a server or a namespace. The rules for names of replicas say what is none."""
+    url = url.rstrip("/")
+    names = url.partition("://")[2].count("/")
+    if names > 1:
+        raise InvalidOption(
+            "a server or a namespace is wanted, and this names more",
+            next="Write ws://host or ws://host/ns; headwater replica log lists the versions of one replica",
+        )
+    place = place_of(f"{url}/any" if names else f"{url}/any/any")
+    assert isinstance(place, Remote)
+    namespace = f"/{place.name.namespace}" if names else ""
+    return f"http{place.url_base.removeprefix('ws')}{PREFIX}replicas{namespace}"
+
+
+def _listed(told: ToldReplica) -> Listed:
+    newest = None if told.newest is None else _version(told.newest)
+    replica = Replica(
+        id=told.replica_id,
+        name=ReplicaName.parse(told.replica),
+        created_ms=time_ms(told.created_at),
+        newest=0 if newest is None else newest.number,
+        versions=told.versions,
+        stored_bytes=told.stored_bytes,
+        changed_ms=None if told.changed_at is None else time_ms(told.changed_at),
+    )
+    return Listed(replica, newest)
+
+
 def log(asked: Asked, *, limit: int, before: int | None) -> list[Version]:
-    versions = [each for each in asked.versions() if before is None or each.version < before]
+    if before == 1:
+        return []
+    versions = asked.versions(None if before is None else before - 1)
     return [_version(each) for each in versions[:limit]]
 
 
@@ -97,8 +159,11 @@ def verify(asked: Asked) -> Verdict:
     """One version, the newest if none is named: pulled to a file of its own, checked and hashed."""
     told = asked.versions()
     remote = asked.remote
-    numbers = [each.version for each in told]
-    number = (remote.version or VersionName()).pick(max(numbers, default=0), numbers)
+    newest, wanted = max((each.version for each in told), default=0), remote.version or VersionName()
+    number = newest - wanted.back if wanted.number is None else wanted.number
+    if told and 0 < number < told[-1].version:
+        told += asked.versions(number)
+    number = wanted.pick(newest, [each.version for each in told])
     [noted] = [each for each in told if each.version == number]
     with tempfile.TemporaryDirectory(prefix="headwater-verify-") as directory:
         path = os.path.join(directory, "drill.db")

@@ -16,7 +16,7 @@ from headwater.cli.output import console, note, printable, say, write_document, 
 from headwater.cli.times import say_size
 from headwater.errors import InvalidOption, Unauthorized
 from headwater.replication.names import place_of
-from headwater.replication.spans import Timers, span_ms_of, span_text
+from headwater.replication.spans import WAIT_IDLE_MS_DEFAULT, Timers, span_ms_of, span_text
 
 if TYPE_CHECKING:  # what opens connections is imported when it is wanted: most commands open none
     from headwater.replication.following import PullSubscription, PushSubscription
@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # what opens connections is imported when it is wanted: most 
     from headwater.replication.synchronise import Sync
 
 _WHEN, _WHO = "Keep at it", "With a server"
-WAIT_IDLE = "10m"
 SPAN_HELP = "like 3s, 10m, 1h30m, 3d or 1w"
 
 
@@ -59,7 +58,7 @@ def sync(
             "--waitIdle",
             "--wait-idle",
             metavar="SPAN",
-            help=f"Push after so long without a write, {SPAN_HELP}; {WAIT_IDLE}.",
+            help=f"Push after so long without a write, {SPAN_HELP}; {span_text(WAIT_IDLE_MS_DEFAULT)}.",
             panel=_WHEN,
         ),
     ] = None,
@@ -167,9 +166,9 @@ def sync(
 def _subscribe(work: Sync, given: dict[str, str], coordinate: bool, shown: _Shown) -> None:
     if work.dry:
         raise InvalidOption("--dry moves nothing, and --subscribe never ends", next="Leave one of them out")
-    timers = Timers.of(given.get("waitIdle", WAIT_IDLE), given.get("minInterval"), given.get("maxInterval"))
-    if work.way == "pull" and coordinate:
-        raise InvalidOption("--coordinate is for pushing", next="Leave it out")
+    timers = Timers.of(
+        given.get("waitIdle", span_text(WAIT_IDLE_MS_DEFAULT)), given.get("minInterval"), given.get("maxInterval")
+    )
     following = work.follow(
         timers,
         given={name: span_ms_of(text) / 1000 for name, text in given.items()},

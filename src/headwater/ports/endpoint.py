@@ -5,7 +5,7 @@ The server knows the wire, who comes and what their token allows; the annex know
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from headwater.ports.clock import Clock
@@ -81,12 +81,29 @@ Publish = Callable[[str, Any, str], Awaitable[None]]
 """Topic, data and message id; returns when it is on disk."""
 
 
+class Meter(Protocol):
+    """Figures of an annex, shown with those of the server. Names are without the server's prefix and without what is
+    put behind it (`_total`, `_seconds`). Asked for again, after a stop and a start, a figure goes on."""
+
+    def counter(self, name: str, text: str) -> Callable[[float], None]: ...
+
+    def counter_by(self, name: str, text: str, label: str, values: Sequence[str]) -> Callable[[str], None]:
+        """One for each of these values, and no others: who scrapes keeps a series of each."""
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """`read` is called when somebody looks, on the event loop: it must not block."""
+
+    def duration(self, name: str, text: str) -> Callable[[float], None]:
+        """Of seconds, by how often they were how many."""
+
+
 class Surroundings(NamedTuple):
     """What the server lends to an annex."""
 
     publish: Publish
     clock: Clock
     needs_token: bool
+    meter: Meter
 
 
 class Annex(Protocol):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import urllib.error
-import urllib.request
-from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+import socket
+import threading
+from collections.abc import Iterator
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from headwater.errors import Unreachable
 from headwater.replication.link import key_header, refusal_of, tls_context, unreachable
 from headwater.replication.names import PREFIX, Remote
 
-ANSWER_S_MAX = 10.0
+ANSWER_S_MAX = 10.0  # of silence
+WHOLE_S_MAX = 30.0  # for all of an answer, however it trickles
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 WHY_BYTES_MAX = 16 * 1024  # of a refusal
 
@@ -33,20 +34,21 @@ def _url(remote: Remote, prefix: str) -> str:
 
 
 def ask(url: str, *, key: str | None, ca: str | None, body: bytes | None = None) -> bytes:
-    """A GET, or a POST of JSON."""
-    headers = key_header(key, url) | ({"Content-Type": "application/json"} if body else {})
-    request = urllib.request.Request(url, data=body, headers=headers)
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoDetours()]
-    if url.startswith("https:"):
-        handlers.append(urllib.request.HTTPSHandler(context=tls_context(ca)))
+    """A GET, or a POST of JSON. It goes to this server and to no other: not to a proxy, nor where the server points."""
+    headers = {"Connection": "close", **key_header(key, url)}
+    if body:
+        headers["Content-Type"] = "application/json"
+    parts = urlsplit(url)
     try:
-        with contextlib.closing(urllib.request.build_opener(*handlers).open(request, timeout=ANSWER_S_MAX)) as answer:
-            said: bytes = answer.read(ANSWER_BYTES_MAX + 1)
-    except urllib.error.HTTPError as exc:
-        raise refusal_of(exc.code, _why(exc), url) from exc
-    except urllib.error.URLError as exc:
-        cause = exc.reason if isinstance(exc.reason, OSError) else exc
-        raise unreachable(cause, url) from exc
+        with contextlib.closing(_connection(parts, ca)) as connection:
+            connection.connect()
+            with _within(connection.sock, WHOLE_S_MAX):
+                target = urlunsplit(("", "", parts.path, parts.query, ""))
+                connection.request("POST" if body else "GET", target, body, headers)
+                answer = connection.getresponse()
+                if not 200 <= answer.status < 300:
+                    raise refusal_of(answer.status, _why(answer), url)
+                said = answer.read(ANSWER_BYTES_MAX + 1)
     except (OSError, http.client.HTTPException, UnicodeError) as exc:  # the last one: no name of a host
         raise unreachable(exc, url) from exc
     if len(said) > ANSWER_BYTES_MAX:
@@ -54,14 +56,38 @@ def ask(url: str, *, key: str | None, ca: str | None, body: bytes | None = None)
     return said
 
 
-class _NoDetours(urllib.request.HTTPRedirectHandler):
-    """The key is for this server, not for another that it may point to."""
+def _connection(parts: SplitResult, ca: str | None) -> http.client.HTTPConnection:
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, parts.port or 443, timeout=ANSWER_S_MAX, context=tls_context(ca))
+    return http.client.HTTPConnection(host, parts.port or 80, timeout=ANSWER_S_MAX)
 
-    def redirect_request(self, *_: Any) -> None:
-        return None
+
+@contextlib.contextmanager
+def _within(connection: socket.socket, seconds: float) -> Iterator[None]:
+    """The timeout of a socket is for each of its bytes; this one is for all that is done here."""
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        with contextlib.suppress(OSError):  # it is closed already
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # also under TLS, which has a shutdown of its own
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if not is_over.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if is_over.is_set():
+        raise TimeoutError(f"the answer took longer than {seconds:g} s")
 
 
-def _why(refusal: urllib.error.HTTPError) -> bytes:
+def _why(refusal: http.client.HTTPResponse) -> bytes:
     try:
         return refusal.read(WHY_BYTES_MAX)
     except (OSError, http.client.HTTPException):

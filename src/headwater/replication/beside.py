@@ -22,6 +22,7 @@ except ImportError:  # then nobody guards against a second sync; the server's co
 ENDING = "-headwater"
 REMOTES_MAX = 100  # that a database is remembered to have been synced with
 STATE_BYTES_MAX = 1024 * 1024
+TAKES_MAX = 1000  # of a lock that others have just taken away with all that lay beside the database
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -57,8 +58,7 @@ class Beside:
 
     def __enter__(self) -> Beside:
         try:
-            while not self._locked():
-                pass  # whoever had it took the file away: take the next one
+            self._take()
             self._sweep()
         except OSError as exc:
             self._unlock()
@@ -110,6 +110,12 @@ class Beside:
                 return msgspec.json.decode(file.read(STATE_BYTES_MAX), type=State)
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             return State()
+
+    def _take(self) -> None:
+        for _ in range(TAKES_MAX):
+            if self._locked():
+                return  # else whoever had it took the file away: take the next one
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # a link that points nowhere
 
     def _locked(self) -> bool:
         with contextlib.suppress(FileExistsError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 import time
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from headwater.replication.beside import Beside
 from headwater.replication.outcome import OnProgress, Outcome, Progress
 from headwater.replication.rsync_stream import OriginStream, pages_in
 from headwater.replication.snapshot import remove_if_empty, replace_content, shape_of, snapshot_aside
-from headwater.replication.tools import End, Moved, join
+from headwater.replication.tools import End, Moved, both_ends, join
 
 
 class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +48,7 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
         try:
             with ExitStack() as stack:
                 steady = source if shape.is_wal else await _steady(source, stack)
-                await join(await End.origin(steady), await End.replica(target), moved)
+                await join(*await both_ends(steady, target), moved)
         except BaseException:
             if not was_there:
                 remove_if_empty(target)
@@ -86,9 +85,12 @@ async def _steady(source: str, stack: ExitStack) -> str:
 async def _count(source: str, target: str, is_alike: bool, moved: Moved) -> int:
     """Up to the first page as in earnest; then the pages are counted and go nowhere. Compared with an empty file
     elsewhere when there is no target, or one that would be written whole."""
-    scratch = None if is_alike else tempfile.mkdtemp()
-    origin = await End.origin(source)
-    replica = await End.replica(target if scratch is None else os.path.join(scratch, "empty.db"))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        compared = target if is_alike else os.path.join(scratch, "empty.db")
+        return await _count_between(*await both_ends(source, compared), moved)
+
+
+async def _count_between(origin: End, replica: End, moved: Moved) -> int:
     stream = OriginStream()
 
     async def back() -> None:
@@ -106,6 +108,4 @@ async def _count(source: str, target: str, is_alike: bool, moved: Moved) -> int:
     finally:
         answering.cancel()
         await asyncio.gather(answering, origin.gone(), replica.gone(), return_exceptions=True)
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
     return stream.pages

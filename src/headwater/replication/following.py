@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,9 +34,9 @@ from headwater.errors import (
 )
 from headwater.replication.beside import Beside
 from headwater.replication.line import SubscriptionLine, Told
-from headwater.replication.link import Link, is_partial
+from headwater.replication.link import Link, is_partial, plain
 from headwater.replication.names import CHANGED, CLAIM, RELEASE, Remote
-from headwater.replication.outcome import OnOutcome, OnProgress, Outcome
+from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.push import PushOptions, push
 from headwater.replication.reporting import Reporter
@@ -57,10 +57,22 @@ def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class Watcher(Protocol):
+    """Calls somebody, from a thread of its own, when a database was written. Both of these block."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+Watch = Callable[[str, Callable[[], object]], Watcher]
+
+
 class _Following:
     """What both have in common: something runs until it is asked to stop, or fails for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_failure: OnFailure | None) -> None:
+        self._on_failure = on_failure or (lambda fault: None)
         self._stirred = asyncio.Event()
         self._stopping = False
         self._fault: BaseException | None = None
@@ -73,6 +85,12 @@ class _Following:
     def _fail(self, fault: BaseException) -> None:
         self._fault = self._fault or fault
         self.stop()
+
+    def _tell_failure(self, fault: Exception) -> None:
+        try:
+            self._on_failure(fault)
+        except Exception as exc:  # nobody reads it any more
+            self._fail(exc)
 
     async def _wait(self, timeout_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):
@@ -102,8 +120,12 @@ class PushSubscription(_Following):
         connect: Callable[[str], Link],
         on_outcome: OnOutcome,
         on_progress: OnProgress | None = None,
+        on_failure: OnFailure | None = None,
+        watch: Watch = DatabaseWatcher,
     ) -> None:
-        super().__init__()
+        """`on_failure` hears of what is tried again. `watch` is for a process that has the database open itself."""
+        super().__init__(on_failure)
+        self._watch = watch
         self._local = local
         self._remote = remote
         self._options = options
@@ -125,7 +147,7 @@ class PushSubscription(_Following):
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        watcher = DatabaseWatcher(self._local, lambda: loop.call_soon_threadsafe(self._wrote))
+        watcher = self._watch(self._local, lambda: loop.call_soon_threadsafe(self._wrote))
         line = asyncio.create_task(self._run_line(self._line))
         try:
             await asyncio.to_thread(watcher.start)
@@ -188,6 +210,7 @@ class PushSubscription(_Following):
             self._fail(fault)
         else:
             logger.warning("the push failed and will be tried again: %s", fault)
+            self._tell_failure(fault)
 
     async def _finish(self) -> None:
         """A push that runs is given a little time; then the turn is given back, and reports go out."""
@@ -211,7 +234,7 @@ class PushSubscription(_Following):
 
     def on_connected(self, told: Told) -> None:
         if told.warning:
-            logger.warning("%s", told.warning)
+            logger.warning("%s", plain(told.warning))
         self._schedule.connected(_now_ms())
         self._stirred.set()
 
@@ -249,14 +272,16 @@ class PullSubscription(_Following):
         connect: Callable[[str], Link],
         on_outcome: OnOutcome,
         on_progress: OnProgress | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(on_failure)
         self._remote = remote
         self._local = local
         self._options = options
         self._on_outcome = on_outcome
         self._on_progress = on_progress
-        self._line = SubscriptionLine(remote, {"coordinate": False, **timers}, self, connect, warns=True)
+        config = {"coordinate": False, **timers}
+        self._line = SubscriptionLine(remote, config, self, connect, on_down=self._tell_failure)
         self._newest = 0
         self._have = 0
         self._replica_id: str | None = None  # of what we have
@@ -288,6 +313,7 @@ class PullSubscription(_Following):
             if isinstance(exc, HOPELESS) or not (isinstance(exc, passing) or is_partial(exc)):
                 raise
             logger.warning("the pull failed and will be tried again: %s", exc)
+            self._tell_failure(exc)
             return False
         if outcome is not None:
             self._have = outcome.version or self._newest
@@ -319,7 +345,7 @@ class PullSubscription(_Following):
 
     def on_connected(self, told: Told) -> None:
         if told.warning:
-            logger.warning("%s", told.warning)
+            logger.warning("%s", plain(told.warning))
         if self._replica_id != told.replica_id:  # made anew while the line was down
             self._have = 0
         self._is_first_word = True

@@ -16,8 +16,9 @@ import msgspec
 
 from headwater.delivery.retry import backoff_ms
 from headwater.errors import HeadwaterError, RemoteError, Unauthorized, UnknownReplica
-from headwater.replication.link import Link
+from headwater.replication.link import UNREADABLE, Link, ReplicaID
 from headwater.replication.names import CLAIM, CONFIG, LATEST, RELEASE, Remote
+from headwater.replication.outcome import OnFailure
 from headwater.replication.schedule import BACKOFF
 from headwater.replication.spans import seconds_text
 
@@ -45,7 +46,7 @@ class Listener(Protocol):
 class Told(msgspec.Struct, rename="camel"):
     """What the server says of the replica when the line opens."""
 
-    replica_id: str | None = msgspec.field(name="replicaID", default=None)
+    replica_id: ReplicaID | None = msgspec.field(name="replicaID", default=None)
     key_type: str = "none"
     warning: str | None = None
 
@@ -58,14 +59,14 @@ class SubscriptionLine:
         listener: Listener,
         connect: Callable[[str], Link],
         *,
-        warns: bool = False,
+        on_down: OnFailure | None = None,
     ) -> None:
-        """`warns`: when it is down, which nothing else would tell."""
+        """`on_down`: for whoever would hear of it by nothing else; once for many failures in a row."""
         self._remote = remote
         self._config = dict(config)
         self._listener = listener
         self._connect = connect
-        self._warns = warns
+        self._on_down = on_down
         self._link: Link | None = None
         self._was_open = False
 
@@ -94,7 +95,7 @@ class SubscriptionLine:
                 if not self._was_open:  # a server that hosts none; later it is one that is being put up anew
                     raise
                 logger.debug("nobody answers for %s just now", self._remote.key)
-            except (RemoteError, msgspec.MsgspecError) as exc:
+            except (RemoteError, *UNREADABLE) as exc:
                 self._tell_of(exc, is_first=not failures)
             finally:
                 if self._link is not None:
@@ -104,8 +105,11 @@ class SubscriptionLine:
             await asyncio.sleep(backoff_ms(BACKOFF, failures, random.random()) / 1000)
 
     def _tell_of(self, exc: Exception, *, is_first: bool) -> None:
-        level = logging.WARNING if is_first and self._warns else logging.DEBUG
+        is_news = is_first and self._on_down is not None
+        level = logging.WARNING if is_news else logging.DEBUG
         logger.log(level, "no line to %s, and it is tried again: %s", self._remote.key, exc)
+        if is_news and self._on_down is not None:
+            self._on_down(exc)
 
     def _hear(self, frame: str | bytes) -> None:
         if isinstance(frame, bytes):

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
@@ -45,13 +45,27 @@ OPEN_S_MAX = 10.0
 CLOSE_S_MAX = 2.0
 PONG_S_MAX = 600.0  # its answer to a ping may wait behind all that is on its way over a thin line
 WHY_CHARS_MAX = 1000  # of what a server says
+UNREADABLE = (msgspec.MsgspecError, RecursionError)  # JSON of a server
 SILENCE_S_MAX = 1800.0  # while a server checks a push or rebuilds an old version; above it, it is lost
+
+# What a server says of a replica and is noted here, within bounds.
+ReplicaID = Annotated[str, msgspec.Meta(max_length=200)]
+Hash = Annotated[str, msgspec.Meta(max_length=200)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+PageSize = Annotated[int, msgspec.Meta(ge=512, le=65_536)]
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 _logger = logging.getLogger("headwater.replication.link")
 _logger.setLevel(logging.INFO)  # below it, the library tells all headers, with the key in them
+
+
+class _Straight(connect):
+    """The database and the key are for this server, not for another that it may point to."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
 
 
 class Link:
@@ -71,7 +85,7 @@ class Link:
     async def __aenter__(self) -> Link:
         tls = tls_context(self._ca) if self.url.startswith("wss:") else None
         try:
-            self._socket = await connect(
+            self._socket = await _Straight(
                 self.url,
                 additional_headers=self._headers,
                 ssl=tls,
@@ -105,10 +119,16 @@ class Link:
         await self._send(data)
 
     async def send_text(self, text: str) -> None:
-        await self._send(text)
+        """It may have to wait behind pages, but not for ever."""
+        try:
+            async with asyncio.timeout(SILENCE_S_MAX):
+                await self._send(text)
+        except TimeoutError as exc:
+            why = f"the server has not listened for {SILENCE_S_MAX:g} s"
+            raise Unreachable(why, where=self.shown, next="Try again") from exc
 
     async def send_config(self, config: object) -> None:
-        await self._send(CONFIG + msgspec.json.encode(config).decode())
+        await self.send_text(CONFIG + msgspec.json.encode(config).decode())
 
     async def _send(self, frame: str | bytes) -> None:
         assert self._socket is not None
@@ -162,7 +182,7 @@ class Link:
             raise ReplicationFailed(f"the server said {frame[:40]!r}, which is not known here", where=self.shown)
         try:
             return msgspec.json.decode(frame[len(CONFIG) :], type=kind)
-        except msgspec.MsgspecError as exc:
+        except UNREADABLE as exc:
             raise ReplicationFailed(f"the server's CONFIG is not as expected: {exc}", where=self.shown) from exc
 
     def _cut(self, exc: ConnectionClosed) -> Unreachable:
@@ -203,7 +223,9 @@ def abort_of(frame: str, where: str) -> HeadwaterError:
     """`ABORT=<CODE>:<why>` as an error."""
     code, _, why = map(plain, frame.removeprefix(ABORT).partition(":"))
     if code == "VERSION_CONFLICT":
-        newest = int(why) if why.isascii() and why.isdecimal() and len(why) < 19 else 0
+        if not (why.isascii() and why.isdecimal() and len(why) < 16):
+            return ReplicationFailed(f"the server tells of a conflict with {why!r}, which is no version", where=where)
+        newest = int(why)
         return VersionConflict(
             f"the newest version is {newest}, and this database does not come from it",
             where=where,
@@ -234,6 +256,8 @@ _REFUSALS: dict[int, tuple[type[HeadwaterError], str]] = {
 def refusal_of(status: int, body: bytes, url: str) -> HeadwaterError:
     why = plain(body[:WHY_CHARS_MAX].decode(errors="replace"))
     kind, next = _REFUSALS.get(status, (Unreachable, "Is this a Headwater server that hosts replicas?"))
+    if 300 <= status < 400:
+        next = "It points elsewhere, which is not followed: name that place yourself"
     return kind(why or f"the server answered {status}", where=url, next=next)
 
 

@@ -48,3 +48,4 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 OnProgress = Callable[[Progress], None]
 OnOutcome = Callable[[Outcome], None]
+OnFailure = Callable[[Exception], None]

@@ -14,7 +14,7 @@ from typing import IO
 
 from headwater.errors import Corrupt, NotADatabase, ReplicationFailed
 from headwater.replication import quick_check
-from headwater.replication.tools import binary
+from headwater.replication.tools import OWN_GROUP, binary
 
 SAID_BYTES_MAX = 4096
 FINDINGS_MAX = 10  # damages that are named
@@ -35,6 +35,7 @@ class Hashing:
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,
+            process_group=OWN_GROUP,
         )
 
     def result(self) -> str:
@@ -105,7 +106,7 @@ _RESTORE = "Restore an older version, or mend the origin and push again"
 def _child(command: list[str], path: str, deadline_s: float) -> tuple[int, str]:
     """Its exit code, and what it said."""
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, process_group=OWN_GROUP)
         try:
             code = process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:

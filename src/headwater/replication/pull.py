@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from headwater.errors import DiskFull, HeadwaterError, Locked, ReplicationFailed, UnsyncedChanges
+from headwater.errors import DiskFull, HeadwaterError, Locked, ReplicationFailed, Unreachable, UnsyncedChanges
 from headwater.replication.beside import Beside, Noted
-from headwater.replication.link import Link, as_partial
+from headwater.replication.link import Hash, Link, Number, PageSize, ReplicaID, as_partial
 from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
@@ -20,6 +20,8 @@ from headwater.replication.rsync_stream import REPLICA_BEGIN, pages_in
 from headwater.replication.shell import Shell
 from headwater.replication.snapshot import remove_if_empty, replace_content, shape_of
 from headwater.replication.tools import End
+
+GOOD_BYE_S_MAX = 60.0  # for the server to close when all is here
 
 
 class PullOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,19 +33,19 @@ class PullOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WouldMove(msgspec.Struct):
-    pages: int
-    bytes: int
+    pages: Number
+    bytes: Number
 
 
 class Offer(msgspec.Struct, rename="camel"):
     """The server's CONFIG before the pages."""
 
-    version: int
-    size: int
-    page_size: int
-    pages: int
-    replica_id: str | None = msgspec.field(name="replicaID", default=None)
-    dbhash: str | None = None
+    version: Number
+    size: Number
+    page_size: PageSize
+    pages: Number
+    replica_id: ReplicaID | None = msgspec.field(name="replicaID", default=None)
+    dbhash: Hash | None = None
 
 
 class Word(msgspec.Struct, rename="camel"):
@@ -220,6 +222,9 @@ class _Pull:
                 self._is_whole = True
                 self._is_here = path == self._path
                 await self._link.send_config({"complete": True})
+                await asyncio.wait({hearing}, timeout=GOOD_BYE_S_MAX)
+                if not hearing.done():
+                    raise Unreachable("the server did not say good-bye", where=self._link.shown, next="Try again")
                 return await hearing
             finally:
                 for task in (speaking, hearing):

@@ -14,7 +14,7 @@ import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, InvalidOption, ReplicationFailed, VersionConflict
 from headwater.replication.beside import Beside, Noted
-from headwater.replication.link import Link, abort_of, as_partial
+from headwater.replication.link import Link, Number, ReplicaID, abort_of, as_partial
 from headwater.replication.names import ABORT, MESSAGE, MESSAGE_CHARS_MAX, Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
@@ -50,18 +50,18 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Accepting(msgspec.Struct, rename="camel"):
     """The server's CONFIG before the pages."""
 
-    replica_id: str | None = msgspec.field(name="replicaID", default=None)
-    base: int = 0
+    replica_id: ReplicaID | None = msgspec.field(name="replicaID", default=None)
+    base: Number = 0
     ready: bool = False
 
 
 class Committed(msgspec.Struct, rename="camel"):
     """The server's CONFIG after them."""
 
-    version: int = msgspec.field(name="committedVersionID")
+    version: Number = msgspec.field(name="committedVersionID")
     is_new: bool = False
-    changed_pages: int = 0
-    replica_id: str | None = msgspec.field(name="replicaID", default=None)
+    changed_pages: Number = 0
+    replica_id: ReplicaID | None = msgspec.field(name="replicaID", default=None)
 
 
 async def push(local: str, remote: Remote, options: PushOptions, progress: OnProgress | None = None) -> Outcome:

@@ -14,7 +14,7 @@ import threading
 from types import TracebackType
 
 from headwater.errors import Corrupt, DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
-from headwater.replication.tools import binary
+from headwater.replication.tools import OWN_GROUP, binary
 
 BUSY_S_MAX = 30.0  # for others to let us in
 LOOK_S = 0.05  # between two looks at `stop`
@@ -44,6 +44,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
+            process_group=OWN_GROUP,
         )
 
     def __enter__(self) -> Shell:

@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.errors import DiskFull, HeadwaterError, InputOutput, NotADatabase, ReplicationFailed
+from headwater.errors import DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
 from headwater.replication.shell import Shell, quoted
+from headwater.replication.tools import OWN_GROUP
 
 LOOK_S = 0.002  # between two looks at a child process and `stop`
 LOCKED_BYTES_MAX = 128 * 1024 * 1024  # copied while a rollback journal's writers wait; more goes in steps
 STEP_BYTES = 64 * 1024 * 1024  # between two chances for writers; whole blocks
 BLOCK_BYTES = 1024 * 1024
-TRIES_MAX = 3  # to copy the file as it lies
+TRIES_MAX = 3  # to copy the file as it lies, and with another one in its place
 RESTARTS_MAX = 3  # by writers, before the copy is made in one go
 SPARE_BYTES = 16 * 1024 * 1024  # to leave free on the disk
 SAID_BYTES_MAX = 1000  # of what a child process complained
@@ -48,7 +49,22 @@ def snapshot(path: str, into: str, stop: threading.Event | None = None) -> Snaps
     """Copy the database at `path` to the file `into`, which is overwritten. Blocks, but not its writers, or not for
     long. When `stop` is set it ends soon, with ReplicationFailed."""
     path = os.path.realpath(path)  # SQLite's log lies beside the file, not beside a link to it
-    stop = stop or threading.Event()
+    for _ in range(TRIES_MAX):
+        here = _identity(path)
+        try:
+            taken = _snapshot(path, into, stop or threading.Event())
+        except HeadwaterError:
+            if _identity(path) in (None, here):
+                raise
+        else:
+            # Another file that came in its place was copied without a lock on it.
+            if _identity(path) == here:
+                return taken
+    remove_database(into)
+    raise Locked("another file is put in its place all the time", where=path, next="Try again later")
+
+
+def _snapshot(path: str, into: str, stop: threading.Event) -> Snapshot:
     with Shell(path, stop) as source:
         page_size, pages, is_wal = _shape(source)
         if pages == 0:
@@ -70,6 +86,9 @@ def snapshot(path: str, into: str, stop: threading.Event | None = None) -> Snaps
         except BaseException:
             remove_database(into)
             raise
+    for copy in (into, into + "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(copy, 0o600)  # as the originals have it, nobody may be allowed to write them
     page_size, pages = _settled(into)
     return Snapshot(path=into, page_size=page_size, pages=pages, size=page_size * pages, is_copy=True)
 
@@ -175,7 +194,14 @@ def _run(command: list[str], into: str, stop: threading.Event) -> None:
         if stop.is_set():
             raise ReplicationFailed("stopped", where=into)
         speaking_english = {**os.environ, "LC_ALL": "C"}
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=speaking_english)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=speaking_english,
+            process_group=OWN_GROUP,
+        )
         while process.poll() is None:
             if stop.wait(LOOK_S):
                 process.kill()
@@ -230,6 +256,15 @@ def _set_count(path: str, pages: int) -> None:
 
 def _free_bytes(directory: str) -> int:
     return shutil.disk_usage(directory).free
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Of the file that has this name now."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _size_of(path: str) -> int:

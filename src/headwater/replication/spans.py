@@ -14,6 +14,7 @@ WAIT_IDLE_MS_MIN = SECOND_MS
 WAIT_IDLE_MS_MAX = 24 * DAY_MS
 MIN_INTERVAL_MS_MAX = 24 * DAY_MS  # with it, a claim until the push is due stays within the longest span of a claim
 MAX_INTERVAL_MS_MAX = 366 * DAY_MS
+WAIT_IDLE_MS_DEFAULT = 10 * 60 * SECOND_MS
 MAX_INTERVAL_MS_DEFAULT = DAY_MS
 
 _UNITS_MS = {"w": 7 * DAY_MS, "d": DAY_MS, "h": 3600 * SECOND_MS, "m": 60 * SECOND_MS, "s": SECOND_MS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
@@ -12,13 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 from headwater.errors import InvalidOption
 from headwater.replication.copying import CopyOptions, copy
-from headwater.replication.following import PullSubscription, PushSubscription
+from headwater.replication.following import PullSubscription, PushSubscription, Watch
 from headwater.replication.link import Link
 from headwater.replication.names import Local, Remote, VersionName, place_of
-from headwater.replication.outcome import OnOutcome, OnProgress, Outcome
+from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.push import PushOptions, push
 from headwater.replication.spans import Timers
+from headwater.replication.watcher import DatabaseWatcher
 
 Way = Literal["push", "pull", "copy"]
 
@@ -29,6 +31,15 @@ class Keys(NamedTuple):
     push: str | None = None
     pull: str | None = None
     token: str | None = None
+
+    @classmethod
+    def found(cls, push: str | None, pull: str | None, token: str | None) -> Keys:
+        """Those that are not given are looked for in the environment."""
+        return cls(
+            push or os.environ.get("HEADWATER_PUSH_KEY"),
+            pull or os.environ.get("HEADWATER_PULL_KEY"),
+            token or os.environ.get("HEADWATER_TOKEN"),
+        )
 
 
 NO_KEYS = Keys()
@@ -84,8 +95,13 @@ class Sync:
         given: Mapping[str, float] | None = None,
         coordinate: bool = False,
         on_progress: OnProgress | None = None,
+        on_failure: OnFailure | None = None,
+        watch: Watch = DatabaseWatcher,
     ) -> PushSubscription | PullSubscription:
-        """`given`: the timers that were asked for by name; a server warns who may only pull about them."""
+        """`given`: the timers that were asked for by name; a server warns who may only pull about them. `watch`: how
+        writes are noticed."""
+        if self.way == "pull" and coordinate:
+            raise InvalidOption("--coordinate is for pushing", next="Leave it out")
         match self.source, self.target:
             case Local(path), Remote() as remote:
                 return PushSubscription(
@@ -97,6 +113,8 @@ class Sync:
                     connect=self._connect,
                     on_outcome=on_outcome,
                     on_progress=on_progress,
+                    on_failure=on_failure,
+                    watch=watch,
                 )
             case Remote() as remote, Local(path):
                 if remote.version not in (None, VersionName()):
@@ -113,6 +131,7 @@ class Sync:
                     connect=self._connect,
                     on_outcome=on_outcome,
                     on_progress=on_progress,
+                    on_failure=on_failure,
                 )
         raise InvalidOption("only a replica on a server can be followed", next="Name it like ws://host:8765/ns/app.db")
 
@@ -170,17 +189,12 @@ def sync(
     Each is a SQLite file or a replica on a server, `ws://host:8765/namespace/name`, with `@3`, `@latest` or `@latest-2`
     behind it for a version. A key that is not given is looked for in HEADWATER_PUSH_KEY, HEADWATER_PULL_KEY and
     HEADWATER_TOKEN."""
-    keys = Keys(
-        push_key or os.environ.get("HEADWATER_PUSH_KEY"),
-        pull_key or os.environ.get("HEADWATER_PULL_KEY"),
-        token or os.environ.get("HEADWATER_TOKEN"),
-    )
     work = Sync(
         place_of(os.fspath(source)),
         place_of(os.fspath(target)),
         client_id=new_client_id(),
         message=message,
-        keys=keys,
+        keys=Keys.found(push_key, pull_key, token),
         ca=ca,
         dry=dry,
         overwrite=overwrite,
@@ -199,4 +213,5 @@ def run_blocking(work: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
 
 
 def new_client_id() -> str:
-    return f"{socket.gethostname()}:{uuid.uuid4().hex}"
+    """The name of this machine, as far as it may stand in a header, and a number for this run."""
+    return f"{re.sub('[^A-Za-z0-9._-]+', '-', socket.gethostname())}:{uuid.uuid4().hex}"

@@ -21,6 +21,7 @@ try:
 except ImportError:  # no pipes of another size there
     fcntl = None  # type: ignore[assignment]
 
+OWN_GROUP = 0  # of processes: Ctrl-C at a terminal is for the program, which lets them finish or ends them
 READ_BYTES = 256 * 1024  # at a time; also the largest frame of a session
 PIPE_BYTES = 1024 * 1024
 STDERR_BYTES_MAX = 4096  # of what an end complained, as told to the user
@@ -46,24 +47,26 @@ class End:
         self._error = error
         self._last_said = b""
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  a pipe that nobody reads could fill
-        child_in, self._input = os.pipe()
-        self._output, child_out = os.pipe()
-        try:
+        with contextlib.ExitStack() as of_the_child, contextlib.ExitStack() as ours:
+            # A file: a pipe that nobody reads could fill.
+            self._complaints: IO[bytes] = ours.enter_context(tempfile.TemporaryFile())
+            child_in, self._input = os.pipe()
+            of_the_child.callback(os.close, child_in)
+            ours.callback(os.close, self._input)
+            self._output, child_out = os.pipe()
+            of_the_child.callback(os.close, child_out)
+            ours.callback(os.close, self._output)
             for end in (self._input, self._output):
                 os.set_blocking(end, False)
                 _enlarge(end)
             self._process = subprocess.Popen(
-                [binary("sqlite3_rsync"), *arguments], stdin=child_in, stdout=child_out, stderr=self._complaints
+                [binary("sqlite3_rsync"), *arguments],
+                stdin=child_in,
+                stdout=child_out,
+                stderr=self._complaints,
+                process_group=OWN_GROUP,
             )
-        except BaseException:
-            os.close(self._input)
-            os.close(self._output)
-            self._complaints.close()
-            raise
-        finally:
-            os.close(child_in)
-            os.close(child_out)
+            ours.pop_all()  # they stay
         self.pid = self._process.pid
 
     @classmethod
@@ -184,6 +187,16 @@ class Moved:
         self.to_replica = 0
         self.to_origin = 0
         self.watch: Callable[[], None] = lambda: None
+
+
+async def both_ends(origin_path: str, replica_path: str) -> tuple[End, End]:
+    """Of two databases of this machine; or none of them."""
+    origin = await End.origin(origin_path)
+    try:
+        return origin, await End.replica(replica_path)
+    except BaseException:
+        await origin.gone()
+        raise
 
 
 async def join(origin: End, replica: End, moved: Moved | None = None) -> Moved:

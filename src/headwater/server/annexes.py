@@ -36,7 +36,7 @@ class Annexes:
         async def publish(topic: str, data: Any, id: str) -> None:
             await run_async(core.publish(topic, data, {"id": id}))
 
-        surroundings = Surroundings(publish, core.engine.clock, needs_token)
+        surroundings = Surroundings(publish, core.engine.clock, needs_token, self._metrics)
         for annex in self._annexes:
             await annex.start(surroundings)
             self._started.append(annex)

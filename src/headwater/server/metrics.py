@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,11 +15,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SUBSCRIPTIONS_SHOWN_MAX = 1_000  # series of their own; a scrape with more would help nobody
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _WAITS = (*_SECONDS, 30.0, 60.0, 300.0, 3600.0)
+Figure = TypeVar("Figure", Counter, Gauge, Histogram)
 
 
 class Metrics:
+    """A `Meter`, too."""
+
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
+        self._lent: dict[str, Counter | Gauge | Histogram] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"headwater_{name}", text, labels, registry=registry)
@@ -95,6 +100,30 @@ class Metrics:
             self._in_flight.labels(info.id).set(info.in_flight)
         for reason, count in letters.by_reason.items():
             self._dead.labels(reason).set(count)
+
+    # --- for annexes ----------------------------------------------------------------------------------------------
+
+    def counter(self, name: str, text: str) -> Callable[[float], None]:
+        return self._lend(Counter, f"headwater_{name}", text).inc
+
+    def counter_by(self, name: str, text: str, label: str, values: Sequence[str]) -> Callable[[str], None]:
+        family = self._lend(Counter, f"headwater_{name}", text, labelnames=(label,))
+        by_value = {value: family.labels(value) for value in values}  # there from the start, with 0
+        return lambda value: by_value[value].inc()
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self._lend(Gauge, f"headwater_{name}", text).set_function(read)
+
+    def duration(self, name: str, text: str) -> Callable[[float], None]:
+        return self._lend(Histogram, f"headwater_{name}_seconds", text, buckets=_WAITS).observe
+
+    def _lend(self, kind: type[Figure], name: str, text: str, **options: Any) -> Figure:
+        """A figure goes on when its annex is started anew."""
+        if name not in self._lent:
+            self._lent[name] = kind(name, text, registry=self._registry, **options)
+        lent = self._lent[name]
+        assert isinstance(lent, kind)
+        return lent
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

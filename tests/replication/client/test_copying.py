@@ -1,13 +1,17 @@
 """A copy from file to file."""
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwater.errors import InvalidOption, NotADatabase
+from headwater.replication import copying, tools
 from headwater.replication.proof import dbhash
+from headwater.replication.snapshot import Shape
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])
@@ -52,3 +56,31 @@ def test_a_missing_source_is_told_also_when_there_is_a_target(client_without_ser
     make()
     with pytest.raises(NotADatabase, match="no such file"):
         client_without_server.copy("missing.db", "app.db")
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_machine_without_descriptors_or_processes_keeps_what_it_has(
+    client_without_server: Any, make: Any, children: Any, monkeypatch: pytest.MonkeyPatch, fails_at: int, dry: bool
+) -> None:
+    make("source.db")
+    pipe, calls = os.pipe, [0]
+
+    def scarce() -> tuple[int, int]:
+        calls[0] += 1
+        if calls[0] == fails_at:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return pipe()
+
+    monkeypatch.setattr(tools.os, "pipe", scarce)
+    monkeypatch.setattr(copying, "shape_of", lambda path: Shape(4096, 10, True) if "source" in path else None)
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setenv("TMPDIR", str(client_without_server._directory))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    there = sorted(os.listdir(client_without_server._directory))
+    with pytest.raises(OSError, match="Too many"):
+        client_without_server.copy("source.db", "target.db", dry=dry)
+    monkeypatch.undo()
+    assert children() == []
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    assert sorted(os.listdir(client_without_server._directory)) == there

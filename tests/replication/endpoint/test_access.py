@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from by_hand import NAME, Hosted, make_database
 
+from headwater.replication.host import listing
 from headwater.replication.names import ReplicaName
 from headwater.server.scopes import Scopes
 from headwater.server.tokens import TokenFile
@@ -170,3 +171,102 @@ async def test_versions_are_listed_newest_first(hosted: Hosting, database: Path)
         assert (await http(server, f"versions/{NAME}", b"", method="DELETE"))[0] == 405
         assert (await http(server, f"push/{NAME}"))[0] == 426
         assert (await http(server, "a/b/c/d"))[0] == 404
+
+
+# --- which replicas there are -----------------------------------------------------------------------------------------
+
+
+async def listed(server: Hosted, path: str = "replicas", key: str | None = None) -> list[str] | int:
+    """Their names, or the status that it was refused with."""
+    status, body = await http(server, path, key=key)
+    return [each["replica"] for each in json.loads(body)["replicas"]] if status == 200 else status
+
+
+async def test_a_list_of_replicas_has_what_a_key_opens_and_no_others(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server:
+        assert await listed(server) == []
+        await server.push(database, message="one")
+        pull_key = server.shelf.create_key(ReplicaName("ns", "closed"), "pull")
+        push_key = server.shelf.create_key(ReplicaName("other", "closed"), "push")
+        assert await listed(server) == [NAME]
+        assert await listed(server, "replicas/other") == []
+        assert await listed(server, key=pull_key) == ["ns/closed"]
+        assert await listed(server, "replicas/other", key=push_key) == ["other/closed"]
+        assert await listed(server, "replicas/ns", key=push_key) == 401
+        server.shelf.revoke_key(ReplicaName("ns", "closed"), pull_key.split("_")[1])
+        assert await listed(server, key=pull_key) == 401
+        _, body = await http(server, "replicas/ns")
+        [found] = json.loads(body)["replicas"]
+        replica = server.shelf.get(REPLICA)
+        assert found["newest"] == server.messages()[0][2]
+        assert (found["replicaID"], found["versions"]) == (replica.id, 1)
+        assert found["storedBytes"] == replica.stored_bytes
+        for path, status in (
+            ("replicas/..", 400),
+            ("replicas/" + "n" * 65, 400),
+            ("replicas/a/b/c", 404),
+        ):
+            assert await listed(server, path) == status, path
+        assert (await http(server, "replicas/app", report()))[0] == 404  # a report of a replica in it
+
+
+async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: Hosting, tmp_path: Path) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    every = tokens.create("all", Scopes(subscribe=("replica.>",)), now_ms=1)
+    one = tokens.create("one", Scopes(subscribe=("replica.ns.a",)), now_ms=1)
+    pusher = tokens.create("pusher", Scopes(publish=("replica.>",)), now_ms=1)
+    async with hosted(tokens=tmp_path / "tokens.json") as server:
+        assert await listed(server, key=every) == []
+        assert await listed(server, key=one) == 403
+        for name in ("a", "b"):
+            server.shelf.create(ReplicaName("ns", name))
+        key = server.shelf.create_key(ReplicaName("ns", "b"), "pull")
+        assert await listed(server, key=every) == ["ns/a", "ns/b"]
+        assert await listed(server, "replicas/none", key=every) == []
+        assert await listed(server, key=one) == ["ns/a"]
+        assert await listed(server, "replicas/none", key=one) == 403
+        assert await listed(server, key=key) == ["ns/b"]
+        assert await listed(server, key=pusher) == 403
+        assert await listed(server) == 401
+        assert await listed(server, key="hw_unknown") == 401
+
+
+async def test_a_list_of_replicas_that_is_too_long_is_cut_and_says_so(
+    hosted: Hosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "LISTED_MAX", 3)
+    monkeypatch.setattr(listing, "PAGE", 2)
+    async with hosted() as server:
+        for name in ("a/1", "a/2", "a-b/1", "b/2", "b/3", "b/4"):
+            server.shelf.create(ReplicaName.parse(name))
+        server.shelf.create_key(ReplicaName.parse("a/2"), "pull")
+        for path, names, is_cut in (
+            ("replicas", ["a/1", "a-b/1", "b/2"], True),
+            ("replicas/a", ["a/1"], False),
+            ("replicas/b", ["b/2", "b/3", "b/4"], False),
+            ("replicas/c", [], False),
+        ):
+            answer = json.loads((await http(server, path))[1])
+            assert [each["replica"] for each in answer["replicas"]] == names
+            assert answer["isCut"] == is_cut
+
+
+async def test_versions_are_listed_from_one_back_so_that_none_is_out_of_reach(hosted: Hosting, database: Path) -> None:
+    async with hosted() as server:
+        await server.push(database)
+        await server.push(make_database(database.with_name("more.db"), 20), base=1, pushID="push-2")
+        for upto, numbers in (("", [2, 1]), ("@9", [2, 1]), ("@1", [1]), ("@latest-1", [1]), ("@latest-7", [])):
+            _, body = await http(server, f"versions/{NAME}{upto}")
+            assert [each["version"] for each in json.loads(body)] == numbers, upto
+        for upto in ("@", "@0", "@x", "@-1", "@9999999999"):
+            assert (await http(server, f"versions/{NAME}{upto}"))[0] == 400, upto
+
+
+async def test_who_may_push_and_not_pull_may_report(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    pusher = tokens.create("pusher", Scopes(publish=("replica.ns.>",)), now_ms=1)
+    async with hosted(tokens=tmp_path / "tokens.json") as server:
+        replica_id = (await server.push(database, key=pusher))["replicaID"]
+        assert (await http(server, replica_id, report(), key=pusher))[0] == 204
+        assert (await http(server, NAME, report(), key=pusher))[0] == 204
+        assert (await http(server, f"versions/{NAME}", key=pusher))[0] == 403

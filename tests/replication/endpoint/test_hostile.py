@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import resource
+import struct
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +15,12 @@ from typing import Any
 
 import pytest
 from by_hand import NAME, PATIENCE_S, Hosted, children, make_database, rows_of, until, write
+from websockets.exceptions import ConnectionClosed
 
 from headwater.delivery.retry import RetryPolicy
-from headwater.errors import Locked, StoreError
-from headwater.replication.host import announcing, pushing, room
+from headwater.errors import DiskFull, Locked, StoreError, UnknownReplica
+from headwater.replication.host import announcing, pace, pushing, room
+from headwater.replication.host.shelf import Shelf
 from headwater.replication.names import ReplicaName
 from headwater.server.scopes import Scopes
 from headwater.server.tokens import TokenFile
@@ -159,3 +166,125 @@ async def test_the_last_room_of_the_disk_is_left_to_the_log(
             assert session.aborted.startswith("ABORT=DISK_FULL:")
         await until(lambda: server.files() == ["1.pages", "2.db"] and children() == 0)
     assert len(rows_of(tmp_path / "back.db")) == 1_010
+
+
+# --- one that is too slow ---------------------------------------------------------------------------------------------
+
+
+async def test_a_push_or_a_pull_that_drips_gives_its_slot_back(
+    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hosted(pushes_max=1) as server:
+        await server.push(database)
+        await until(lambda: not server.endpoint._sessions)
+        monkeypatch.setattr(pace, "PATIENCE_S", 0.1)
+        async with server.session(f"push/{NAME}") as session:
+            assert await server.refused(f"push/{NAME}") == 503
+            await session.begin(database, base=1, pushID="push-2")
+            assert (await session.text()).startswith("ABORT=FAILED:too slow")
+        async with server.session(f"pull/{NAME}") as session:
+            await session.send({"dry": False})
+            await session.config()
+            assert (await session.text()).startswith("ABORT=FAILED:too slow")
+        monkeypatch.undo()
+        await until(lambda: not server.endpoint._sessions and children() == 0)
+        assert (await server.push(database, base=1, pushID="push-3"))["isNew"] is False
+        assert server.files() == ["1.db"]
+
+
+async def test_what_a_client_lets_our_end_complain_about_fills_no_disk(hosted: Hosting, database: Path) -> None:
+    """An end of `sqlite3_rsync` prints what it is told to, into a file of ours."""
+    words = b"x" * 100_000
+    async with hosted() as server:
+        await server.push(database)
+        async with server.session(f"push/{NAME}") as session:
+            await session.begin(database, base=1, pushID="push-2")
+            with contextlib.suppress(ConnectionClosed):
+                await session.send(b"\x41\x01\x0c" + struct.pack(">I", 10))
+                for _ in range(200):
+                    await session.send(b"\x46" + struct.pack(">I", len(words)) + words)
+            assert (await session.text()).startswith("ABORT=FAILED:")
+        async with server.session(f"pull/{NAME}") as session:
+            await session.send({"dry": False})
+            await session.config()
+            with contextlib.suppress(ConnectionClosed):
+                for _ in range(100):
+                    await session.send(b"\x66" + struct.pack(">I", len(words)) + words)
+            assert (await session.text()).startswith("ABORT=FAILED:")
+        found = await asyncio.to_thread(server.shelf.totals)
+        assert found.versions == 1
+
+
+async def test_a_push_needs_room_for_the_copy_that_it_is_written_into(
+    hosted: Hosting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = make_database(tmp_path / "large.db", 2_000)
+    async with hosted() as server:
+        await server.push(large)
+        free = room.ROOM_KEPT_BYTES + large.stat().st_size // 2
+        monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
+        async with server.session(f"push/{NAME}") as session:
+            assert (await session.begin(large, base=1, pushID="push-2", pages=1)).startswith("ABORT=DISK_FULL:")
+
+
+async def test_two_that_are_about_to_take_room_do_not_take_the_same(
+    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def checkpoint(step: str) -> None:
+        if step == "begun" and not begun.is_set():
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+
+    free = room.ROOM_KEPT_BYTES + database.stat().st_size * 3 // 2
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
+    async with hosted(checkpoint=checkpoint) as server:
+        async with server.session(f"push/{NAME}") as one, server.session("push/ns/other") as other:
+            beginning = asyncio.create_task(one.begin(database))
+            await until(begun.is_set)
+            assert (await other.begin(database)).startswith("ABORT=DISK_FULL:")
+            go_on.set()
+            assert (await beginning)["ready"]
+        assert (await server.push(database, "ns/other"))["committedVersionID"] == 1
+
+
+async def test_a_change_that_cannot_be_noted_ends_no_subscription(
+    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noting = threading.Event()
+
+    def full(*given: object) -> None:
+        noting.set()
+        raise DiskFull("no room")
+
+    async with hosted() as server, server.session(f"subscribe/{NAME}") as session:
+        monkeypatch.setattr(Shelf, "note_change", full)
+        await session.send({})
+        await session.config()
+        assert await session.text() == "LATEST_VERSION 0"
+        await session.send("SQLRSYNC_CHANGED 5")
+        await until(noting.is_set)
+        await server.push(database)
+        assert await session.text() == "LATEST_VERSION 1"
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process are Linux's")
+def test_what_kills_our_end_leaves_no_image_of_its_memory() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        pushing._limit(process.pid, 1 << 20)
+        found = resource.prlimit(process.pid, resource.RLIMIT_CORE)
+        process.kill()
+    assert found == (0, 0)
+
+
+async def test_a_push_that_begins_while_the_newest_is_replaced_and_forgotten_goes_on(
+    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*given: object) -> None:
+        raise UnknownReplica("it has no version 1")
+
+    async with hosted() as server:
+        await server.push(database)
+        monkeypatch.setattr(Shelf, "version", gone)
+        assert (await server.push(database, base=1, pushID="push-2"))["isNew"] is False

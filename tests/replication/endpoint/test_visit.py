@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from headwater.replication.host import pace
 from headwater.replication.host import visit as visiting
 from headwater.replication.host.visit import FRAME_COST_BYTES, QUEUED_BYTES_MAX, Abort, Gone, Visit
 
@@ -136,3 +138,48 @@ async def test_what_came_before_the_end_is_heard_and_why_is_one_line() -> None:
     assert wire.closed == 1000
     visit.receive_binary(b"late")
     assert await visit.next() is None
+
+
+async def test_who_lets_bytes_drip_is_told_so_in_either_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "PATIENCE_S", 0.05)
+    visit = Visit(Wire(), "a")
+    visit.expect_pages()
+    visit.receive_binary(b"drop")
+    assert await visit.next() == b"drop"
+    with pytest.raises(Abort, match="too slow"):
+        await visit.next()
+    wire = Wire()
+    wire.unread = 2_000_000
+    visit = Visit(wire, "a")
+    visit.expect_pages()
+    sending = asyncio.create_task(visit.send_binary(FRAME))
+    await asyncio.sleep(0)
+    wire.unread -= 100  # it takes some of it
+    with pytest.raises(Abort, match="too slow"):
+        await sending
+
+
+async def test_what_moves_in_either_direction_keeps_our_patience_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1_000.0
+    monkeypatch.setattr(visiting, "time", SimpleNamespace(monotonic=lambda: now_s))
+    wire = Wire()
+    wire.unread = wire.outbound_bytes_max + 1
+    visit = Visit(wire, "a")
+    visit.expect_pages()
+    assert visit._pace is not None
+    sending, listening = asyncio.create_task(visit.send_binary(FRAME)), asyncio.create_task(visit.next())
+    await asyncio.sleep(0)
+    now_s += 500
+    assert visit._pace.left_s(now_s) == 400
+    wire.unread -= 400_000  # it has taken so much: 100 s worth of it
+    visit.on_drained()
+    await sending
+    assert visit._pace.left_s(now_s) == 500
+    now_s += 5_000  # our end was at work, for here is what it says
+    await visit.send_binary(b"")
+    assert visit._pace.left_s(now_s) == 500
+    now_s += 50
+    visit.receive_binary(FRAME)
+    assert await listening == FRAME
+    now_s += 5_000  # our own work
+    assert visit._pace.left_s(now_s) == 475

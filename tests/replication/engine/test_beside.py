@@ -105,3 +105,11 @@ def test_a_full_disk_is_told_and_what_was_noted_stays(tmp_path: Path, monkeypatc
                 beside.note(REMOTE, Noted(base=4))
         assert beside.noted(REMOTE) == NOTED
     assert sorted(os.listdir(beside.directory)) == ["lock", "state.json"]
+
+
+def test_a_directory_that_points_nowhere_is_told(tmp_path: Path) -> None:
+    """Somebody put it on another disk, which is not there now."""
+    os.symlink(tmp_path / "not mounted", tmp_path / "app.db-headwater")
+    with pytest.raises(InputOutput), Beside(str(tmp_path / "app.db")):
+        pass
+    assert os.path.islink(tmp_path / "app.db-headwater")

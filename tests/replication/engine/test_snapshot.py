@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import pytest
 
-from headwater.errors import DiskFull, NotADatabase, ReplicationFailed
+from headwater.errors import DiskFull, Locked, NotADatabase, ReplicationFailed
 from headwater.replication import snapshot as snapshots
 from headwater.replication.snapshot import remove_database, replace_content, shape_of, snapshot
 
@@ -242,3 +242,53 @@ def test_a_stale_number_of_pages_in_the_header_does_not_travel(make: Any, look: 
     taken = snapshot(path, into)
     with open(into, "rb") as file:
         assert int.from_bytes(file.read(32)[28:], "big") == taken.pages == os.path.getsize(path) // taken.page_size
+
+
+@pytest.mark.parametrize("how", ["as it lies", "in steps"])
+def test_a_database_that_is_replaced_during_the_copy_is_copied_anew(
+    make: Any, look: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The locks are on the old file, so the new one would be copied while somebody writes it."""
+    if how == "in steps":
+        monkeypatch.setattr(snapshots, "LOCKED_BYTES_MAX", 0)
+    path, other = make(mode="delete"), make("other.db", mode="delete", rows=5000)
+    expected = look.content(other)
+    copies = []
+    real = snapshots._run
+
+    def run(command: list[str], into: str, stop: threading.Event) -> None:
+        if not copies:
+            os.replace(other, path)
+        copies.append(command[0])
+        real(command, into, stop)
+
+    monkeypatch.setattr(snapshots, "_run", run)
+    taken = snapshot(path, str(tmp_path / "snapshot.db"))
+    assert len(copies) == 2
+    assert look.content(taken.path) == expected
+
+
+def test_a_database_that_is_replaced_all_the_time_is_given_up(
+    make: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, made = make(mode="delete"), [0]
+    real = snapshots._run
+
+    def run(command: list[str], into: str, stop: threading.Event) -> None:
+        made[0] += 1
+        os.replace(make(f"other{made[0]}.db", mode="delete"), path)
+        real(command, into, stop)
+
+    monkeypatch.setattr(snapshots, "_run", run)
+    with pytest.raises(Locked, match="in its place"):
+        snapshot(path, str(tmp_path / "snapshot.db"))
+    assert not (tmp_path / "snapshot.db").exists()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_copy_of_a_file_that_nobody_may_write_can_be_settled(make: Any, tmp_path: Any, mode: str) -> None:
+    """`cp` gives the copy the mode of the original; who is not root could not write it then."""
+    path = make(mode=mode)
+    os.chmod(path, 0o444)
+    taken = snapshot(path, str(tmp_path / "snapshot.db"))
+    assert os.stat(taken.path).st_mode & 0o777 == 0o600

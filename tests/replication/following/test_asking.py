@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from headwater.errors import InvalidOption, Unauthorized, Unreachable
+from headwater.replication import asking
 from headwater.replication.asking import ask
 
 
@@ -47,8 +48,8 @@ def test_what_is_no_answer_is_an_error_of_ours(
     monkeypatch.setattr(Misbehaving, "answer", answer)
     monkeypatch.setattr(Misbehaving, "asked", [])
     with pytest.raises(error):
-        ask(url, key="secret", ca=None)
-    assert Misbehaving.asked == [b"GET /sapi/versions/shop/app.db HTTP/1.1\r\n"]  # and nowhere else
+        ask(f"{url}?after=3", key="secret", ca=None)
+    assert Misbehaving.asked == [b"GET /sapi/versions/shop/app.db?after=3 HTTP/1.1\r\n"]  # and nowhere else
 
 
 def test_a_key_that_is_none_is_said(url: str) -> None:
@@ -59,3 +60,27 @@ def test_a_key_that_is_none_is_said(url: str) -> None:
 def test_a_name_that_no_host_can_have_is_said() -> None:
     with pytest.raises(Unreachable):
         ask("http://a..b/sapi/versions/shop/app.db", key=None, ca=None)
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 401 No\r\n\r\n"])
+def test_an_answer_that_trickles_is_given_up(url: str, head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait for one of its bytes is long."""
+    given_up = threading.Event()
+
+    def trickle(self: Misbehaving) -> None:
+        self.wfile.write(head)
+        try:
+            while not given_up.wait(0.01):
+                self.wfile.write(b"x")
+        except OSError:
+            given_up.set()
+
+    monkeypatch.setattr(Misbehaving, "handle", trickle)
+    monkeypatch.setattr(asking, "WHOLE_S_MAX", 0.3, raising=False)
+    watchdog = threading.Timer(10, given_up.set)
+    watchdog.start()
+    with pytest.raises((Unreachable, Unauthorized)):
+        ask(url, key=None, ca=None)
+    assert watchdog.is_alive(), "it was waited for until the server had enough"
+    given_up.set()
+    watchdog.cancel()

@@ -135,13 +135,16 @@ async def test_another_sync_of_the_copy_is_waited_for(
         assert (await running.next()).version == 1
 
 
-async def test_a_line_that_says_what_cannot_be_read_is_opened_again(follow: Follow, tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["{this is no JSON", '{"new":' + "[" * 100_000, '{"keyType":7}'])
+async def test_a_line_that_says_what_cannot_be_read_is_opened_again(
+    follow: Follow, tmp_path: Path, config: str
+) -> None:
     opened: asyncio.Queue[None] = asyncio.Queue()
 
     async def babble(connection: ServerConnection) -> None:
         opened.put_nowait(None)
         await connection.send("LATEST_VERSION " + "9" * 5000)
-        await connection.send("CONFIG={this is no JSON")
+        await connection.send(f"CONFIG={config}")
         await connection.wait_closed()
 
     async with serve(babble, "127.0.0.1", 0) as babbling:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 import headwater
 from headwater.errors import InvalidOption, Locked, NewerSchema, NotALog
+from headwater.replication.host import catalogue
 from headwater.replication.host.shelf import Shelf
 
 Open = Callable[..., Shelf]
@@ -122,3 +124,14 @@ def test_only_what_looks_like_a_replica_is_swept_away(open_shelf: Open, director
     assert found.damaged == []
     assert (directory / "notes").exists()
     assert os.listdir(home) == ["1.db"]
+
+
+def test_reports_take_so_many_bytes_and_no_more(shelf: Shelf, pusher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "REPORTS_BYTES_KEPT", 1_000)
+    pusher.push(shelf, 1)
+    replica = shelf.get(pusher.name)
+    for size in (300, 300, 300, 600, 2_000, 100):
+        shelf.add_report(replica, "laptop:1", json.dumps("x" * (size - 2)))
+        kept = [len(each.document) for each in shelf.reports(pusher.name)]
+        assert sum(kept) <= 1_000 or kept == [size], kept
+    assert kept == [100]

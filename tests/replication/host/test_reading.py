@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import Corrupt, InvalidOption, UnknownReplica
-from headwater.replication.host import disk, reading
+from headwater.errors import Corrupt, InputOutput, InvalidOption, UnknownReplica
+from headwater.replication.host import disk, reading, restoring
 from headwater.replication.host.policy import Policy
 from headwater.replication.host.shelf import Shelf
 
@@ -213,3 +214,32 @@ def test_a_reader_gives_up_after_some_tries(shelf: Shelf, pusher) -> None:
         shelf.open_version(pusher.name, 1)
     assert os.listdir(home) == []
     assert reading.TRIES_MAX < 100
+
+
+def test_nobody_reads_a_version_on_its_way_who_may_not_read_what_it_overwrites(
+    shelf: Shelf, pusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pusher.push(shelf, 1)
+    seen: list[int] = []
+    monkeypatch.setattr(restoring, "check_integrity", lambda path, _: seen.append(os.stat(path).st_mode & 0o777))
+    private, new = tmp_path / "private.db", tmp_path / "new.db"
+    private.touch(0o600)
+    shelf.restore(pusher.name, 1, private, overwrite=True)
+    shelf.restore(pusher.name, 1, new)
+    (tmp_path / "plain").touch()
+    assert seen == [0o600, 0o600]
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert new.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_reader_that_gets_no_lock_leaves_nothing(shelf: Shelf, pusher, monkeypatch: pytest.MonkeyPatch) -> None:
+    pusher.push(shelf, 1)
+
+    def no_more_files(path: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "lock", no_more_files)
+        with pytest.raises(InputOutput):
+            shelf.open_version(pusher.name, 1)
+    assert pusher.files(shelf) == ["1.db"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -129,3 +131,22 @@ def test_in_the_middle_of_a_pull(
             assert before == read_books(path)
             write_books(path, seed=number)
             headwater.sync(path, remote)
+
+
+def test_ctrl_c_lets_a_push_finish(host: ReplicaHost, tmp_path: Path) -> None:
+    """A terminal sends it to the whole group of processes; what does the work is none of its business."""
+    path = make_books(tmp_path / "books.db", "wal", 1)
+    host.stop_at("begun")
+    command = [sys.executable, "-m", "headwater", "sync", str(path), host.remote(NAME), "--subscribe"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            host.wait_stopped()
+            os.killpg(process.pid, signal.SIGINT)
+            host.go_on()
+            said, noted = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, noted
+    assert b"as version 1 of" in said
+    assert b"failed" not in noted
+    assert host.newest(NAME) == 1

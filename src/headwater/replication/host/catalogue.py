@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.errors import Corrupt, InvalidOption, NewerSchema, TooLarge, VersionConflict
 from headwater.replication.host.pages import Delta
-from headwater.replication.host.records import Key, KeyKind, Replica, Report, Unannounced, Version
+from headwater.replication.host.records import Key, KeyKind, Listed, Replica, Report, Totals, Unannounced, Version
 from headwater.replication.names import ReplicaName
 from headwater.stores.named_queries import load, text_of
 from headwater.stores.sqlite.connection import connect, refuse_unsafe_sqlite, translated
@@ -29,11 +29,13 @@ REPLICAS_MAX = 1_000
 VERSIONS_PAGE = 1_000
 KEYS_MAX = 100
 REPORTS_KEPT = 1_000
+REPORTS_BYTES_KEPT = 1024 * 1024  # of a replica's, for anybody who may pull may report
 REPORT_BYTES_MAX = 64 * 1024
 NUMBER_MAX = 2**62
 
 _PUT_BACK = "Put it back from a backup; the files of the replicas are as they were"
 _COLUMNS_GIVEN = Version.__struct_fields__.index("delta_bytes")  # what comes later is about the delta
+_REPLICA_COLUMNS = len(Replica.__struct_fields__) + 1  # its name has two
 _PACKAGE = "headwater.replication.host"
 _SCHEMA = text_of(_PACKAGE, "catalogue.sql")
 _SQL = load(_PACKAGE)
@@ -118,6 +120,16 @@ class Catalogue:
 
     def replicas(self) -> list[Replica]:
         return [_replica(row) for row in self._query("replicas")]
+
+    def listing(self, namespace: str | None, after: ReplicaName | None, limit: int | None) -> list[Listed]:
+        """By name; `limit` None: all."""
+        behind = ("", "") if after is None else (after.namespace, after.name)
+        rows = self._query("listing", (*behind, namespace, -1 if limit is None else limit))
+        return [Listed(_replica(row[:_REPLICA_COLUMNS]), _version_or_none(row[_REPLICA_COLUMNS:])) for row in rows]
+
+    def totals(self) -> Totals:
+        (found,) = self._query("totals")
+        return Totals(*found)
 
     def refuse_one_more(self, replicas_max: int) -> None:
         ((count,),) = self._query("count_replicas")
@@ -237,7 +249,7 @@ class Catalogue:
             raise TooLarge(f"the report has {size:,} bytes and the limit is {REPORT_BYTES_MAX:,}")
         with self._transaction():
             self._query("add_report", (replica_id, report.at_ms, report.client, report.document))
-            self._query("trim_reports", (replica_id, REPORTS_KEPT))
+            self._query("trim_reports", (replica_id, REPORTS_KEPT, REPORTS_BYTES_KEPT))
 
     def reports(self, replica_id: str, limit: int = REPORTS_KEPT) -> list[Report]:
         return [Report(*row) for row in self._query("reports", (replica_id, limit))]
@@ -267,6 +279,10 @@ class Catalogue:
 def _replica(row: Sequence[Any]) -> Replica:
     id, namespace, name, *rest = row
     return Replica(id, ReplicaName(namespace, name), *rest)
+
+
+def _version_or_none(row: Sequence[Any]) -> Version | None:
+    return None if row[0] is None else _version(row)
 
 
 def _version(row: Sequence[Any]) -> Version:

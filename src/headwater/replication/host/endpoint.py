@@ -1,7 +1,8 @@
 """The paths under `/sapi/`: an annex of the server for replicas.
 
     /sapi/push/<ns>/<name>, /sapi/pull/<ns>/<name>[@version], /sapi/subscribe/<ns>/<name>     WebSockets
-    GET /sapi/versions/<ns>/<name>, POST /sapi/<replica id>, POST /sapi/<ns>/<name>           a list; error reports
+    GET /sapi/replicas[/<ns>], GET /sapi/versions/<ns>/<name>[@version]                       lists
+    POST /sapi/<replica id>, POST /sapi/<ns>/<name>                                           error reports
 
 Names and rights are checked before a WebSocket is opened. A push asks again before it becomes a version, and a
 subscription at each claim; what else runs goes on when its key or token is revoked.
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from headwater.errors import Closed, HeadwaterError, InvalidInput, UnknownReplica
@@ -30,12 +31,15 @@ from headwater.ports.endpoint import (
 from headwater.protocol.websocket import GOING_AWAY, NORMAL
 from headwater.replication.host.access import Access, access_to, refusal_of
 from headwater.replication.host.announcing import Announcer
+from headwater.replication.host.figures import Figures, Outcome, outcome_of
 from headwater.replication.host.gathering import Gatherings
 from headwater.replication.host.hosting import Hosting, Threads, wait_out
+from headwater.replication.host.listing import list_replicas
 from headwater.replication.host.pulling import Pull
 from headwater.replication.host.pushing import Push
 from headwater.replication.host.records import Replica
-from headwater.replication.host.reports import client_of, list_versions, store_report, text
+from headwater.replication.host.reports import client_of, list_versions, refused, store_report, text
+from headwater.replication.host.room import Room
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.subscribing import Subscription
 from headwater.replication.host.visit import FRAME_BYTES_MAX, Abort, Gone, Visit, abort_of
@@ -80,9 +84,12 @@ class ReplicaEndpoint:
             raise
         announcer = Announcer(shelf, surroundings.publish, threads.do)
         self._needs_token = surroundings.needs_token
-        self._running = dict.fromkeys(SESSIONS, 0)
-        self._hosting = Hosting(shelf, clock, threads, announcer, Gatherings(clock), self._bytes_max)
-        self._keepers = [asyncio.create_task(announcer.run()), asyncio.create_task(self._keep(self._hosting))]
+        self._running = running = dict.fromkeys(SESSIONS, 0)
+        figures = Figures(surroundings.meter, running.__getitem__, self._most["push"])
+        room = Room(shelf.directory)
+        self._hosting = Hosting(shelf, clock, threads, announcer, Gatherings(clock), figures, room, self._bytes_max)
+        keepers = (announcer.run(), self._keep(self._hosting), figures.keep(lambda: threads.do(shelf.totals)))
+        self._keepers = [asyncio.create_task(keeper) for keeper in keepers]
 
     def _open_shelf(self, clock: Clock) -> Shelf:
         shelf = self._make_shelf(clock).open(serve=True)
@@ -103,6 +110,7 @@ class ReplicaEndpoint:
             await asyncio.sleep(POLICY_S)
             try:
                 await hosting.threads.do(_apply_policy, hosting.shelf)
+                hosting.figures.stir()
             except Exception:
                 logger.exception("the policy for old versions was not applied")
 
@@ -139,27 +147,37 @@ class ReplicaEndpoint:
             return Refusal(404, f"sessions are at {', '.join(f'{PREFIX}{each}/ns/name' for each in SESSIONS)}\n")
         if (hosting := self._hosting) is None:
             return Refusal(503, "the server is going away\n")
-        visit = Visit(wire, client_of(request.headers, request.address))
+        figures = hosting.figures
+        client = client_of(request.headers, request.address)
+        visit = Visit(wire, client, figures.count_received, figures.count_sent)
+        work = await self._work(hosting, visit, asked, bearer, rights)
+        if not isinstance(work, Refusal) and (
+            self._hosting is not hosting or self._running[asked.session] >= self._most[asked.session]
+        ):
+            work = BUSY
+        if isinstance(work, Refusal):
+            figures.ended(asked.session, "refused")
+            return work
+        self._running[asked.session] += 1
+        task = asyncio.create_task(self._run(asked.session, visit, work, figures))
+        self._sessions[task] = visit
+        task.add_done_callback(self._sessions.pop)
+        return visit
+
+    async def _work(
+        self, hosting: Hosting, visit: Visit, asked: _Asked, bearer: str | None, rights: Rights | None
+    ) -> _Work | Refusal:
         try:
-            work = await hosting.threads.do(self._session, hosting, visit, asked, bearer, rights)
+            return await hosting.threads.do(self._session, hosting, visit, asked, bearer, rights)
         except UnknownReplica as exc:
             return Refusal(404, f"{exc.why}. {exc.next}\n")
         except HeadwaterError as exc:
             logger.warning("a client could not be admitted: %s", exc)
             return Refusal(503, f"{exc.why}\n")
-        if isinstance(work, Refusal):
-            return work
-        if self._hosting is None or self._running[asked.session] >= self._most[asked.session]:
-            return BUSY
-        self._running[asked.session] += 1
-        task = asyncio.create_task(self._run(asked.session, visit, work()))
-        self._sessions[task] = visit
-        task.add_done_callback(self._sessions.pop)
-        return visit
 
     def _session(
         self, hosting: Hosting, visit: Visit, asked: _Asked, bearer: str | None, rights: Rights | None
-    ) -> Callable[[], Coroutine[Any, Any, None]] | Refusal:
+    ) -> _Work | Refusal:
         """What there is to do, if the client may. Blocking."""
         name = asked.name
 
@@ -170,37 +188,42 @@ class ReplicaEndpoint:
         if (refusal := refusal_of(access, asked.session)) is not None:
             return refusal
         if asked.session == "push":
-            return Push(hosting, visit, name, lambda: look().may_push).run
+            return Push(hosting, visit, name, lambda: look().may_push)
         if asked.session == "subscribe":
-            return Subscription(hosting, visit, name, access, lambda: look().may_push).run
+            return Subscription(hosting, visit, name, access, lambda: look().may_push)
         if access.replica is None:
             raise UnknownReplica("there is no such replica", next="Push it first")
         number = (asked.version or VersionName()).pick(access.replica.newest, hosting.shelf.numbers(name))
-        return Pull(hosting, visit, name, number).run
+        return Pull(hosting, visit, name, number)
 
     def _access(
         self, shelf: Shelf, name: ReplicaName, replica: Replica | None, bearer: str | None, rights: Rights | None
     ) -> Access:
         return access_to(shelf, name, replica, bearer, rights, needs_token=self._needs_token)
 
-    async def _run(self, session: Session, visit: Visit, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, session: Session, visit: Visit, work: _Work, figures: Figures) -> None:
+        outcome: Outcome = "failed"
         try:
-            await work
+            await work.run()
             visit.close(NORMAL, "")
         except asyncio.CancelledError:
             visit.close(GOING_AWAY, "the server is going away")
         except Gone:
             pass
         except Abort as exc:
+            outcome = outcome_of(exc)
             visit.abort(exc)
         except HeadwaterError as exc:
             logger.info("a %s ended: %s", session, exc)
-            visit.abort(abort_of(exc))
+            abort = abort_of(exc)
+            outcome = outcome_of(abort)
+            visit.abort(abort)
         except Exception:
             logger.exception("a %s failed", session)
             visit.abort(Abort("FAILED", "internal error"))
         finally:
             self._running[session] -= 1
+            figures.ended(session, work.outcome or outcome)
 
     # --- plain HTTP ---------------------------------------------------------------------------------------------
 
@@ -225,32 +248,48 @@ class ReplicaEndpoint:
         if len(segments) == 3 and segments[0] == "versions":
             if method not in ("GET", "HEAD"):
                 return text(405, "GET", ("Allow", "GET, HEAD"))
-            name = ReplicaName(*segments[1:])
-            found = self._found(shelf, shelf.find(name), name, bearer, rights)
-            return found if isinstance(found, HttpResponse) else list_versions(shelf, found)
+            last, upto = split_version(segments[2])
+            name = ReplicaName(segments[1], last)
+            found = self._found(shelf, shelf.find(name), name, "pull", bearer, rights)
+            return found if isinstance(found, HttpResponse) else list_versions(shelf, found, upto or VersionName())
+        if segments[0] == "replicas" and len(segments) < 3 and method in ("GET", "HEAD"):
+            return list_replicas(
+                shelf,
+                lambda replica: self._access(shelf, replica.name, replica, bearer, rights),
+                segments[1] if len(segments) > 1 else None,
+                bearer,
+                rights,
+                needs_token=self._needs_token,
+            )
         if len(segments) not in (1, 2) or not all(segments):
             return text(404, f"there is nothing here; {PREFIX}versions/ns/name has the versions of a replica")
         if method != "POST":
             return text(405, "POST", ("Allow", "POST"))
         name_or_none = ReplicaName(*segments) if len(segments) == 2 else None
         replica = shelf.find_id(segments[0]) if name_or_none is None else shelf.find(name_or_none)
-        found = self._found(shelf, replica, name_or_none, bearer, rights)
+        # Either right will do, as for a subscription: who pushes reports what kept it from pushing.
+        found = self._found(shelf, replica, name_or_none, "subscribe", bearer, rights)
         if isinstance(found, HttpResponse):
             return found
         return store_report(shelf, found, client_of(request.headers, request.address), request.body)
 
     def _found(
-        self, shelf: Shelf, replica: Replica | None, name: ReplicaName | None, bearer: str | None, rights: Rights | None
+        self,
+        shelf: Shelf,
+        replica: Replica | None,
+        name: ReplicaName | None,
+        needed: Session,
+        bearer: str | None,
+        rights: Rights | None,
     ) -> Replica | HttpResponse:
-        """The replica, if it is there and the client may know of it."""
+        """The replica, if it is there and the client may know of it: it needs the right to do this."""
         name = name if replica is None else replica.name
         if name is not None:
-            refusal = refusal_of(self._access(shelf, name, replica, bearer, rights), "pull")
+            refusal = refusal_of(self._access(shelf, name, replica, bearer, rights), needed)
             if refusal is not None:
-                headers = (("WWW-Authenticate", "Bearer"),) if refusal.status == 401 else ()
-                return text(refusal.status, refusal.text.strip(), *headers)
+                return refused(refusal.status, refusal.text.strip())
         elif self._needs_token and rights is None:
-            return text(401, "a token or key is needed", ("WWW-Authenticate", "Bearer"))
+            return refused(401, "a token or key is needed")
         return text(404, "there is no such replica") if replica is None else replica
 
 
@@ -263,6 +302,9 @@ def _apply_policy(shelf: Shelf) -> None:
             continue
         except HeadwaterError as exc:
             logger.warning("the policy for old versions was not applied: %s", exc)
+
+
+_Work = Push | Pull | Subscription
 
 
 class _Asked(NamedTuple):

@@ -8,10 +8,14 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from headwater.errors import ReplicationFailed
 from headwater.ports.clock import Clock
 from headwater.replication.host.announcing import Announcer
+from headwater.replication.host.figures import Figures
 from headwater.replication.host.gathering import Gatherings
+from headwater.replication.host.room import Room
 from headwater.replication.host.shelf import Shelf
+from headwater.replication.tools import End
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -54,8 +58,16 @@ class Hosting(NamedTuple):
     threads: Threads
     announcer: Announcer
     gatherings: Gatherings
+    figures: Figures
+    room: Room
     bytes_max: int
     """Of one database."""
+
+
+def end_is_well(end: End) -> None:
+    """Raises what our end complained about, as soon as it does: it prints whatever the client lets it, without end."""
+    if complaint := end.complaint():
+        raise ReplicationFailed(complaint)
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:

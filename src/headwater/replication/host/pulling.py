@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from headwater.errors import ReplicationFailed
 from headwater.message.times import iso
-from headwater.replication.host.hosting import Hosting, together
+from headwater.replication.host.figures import Outcome
+from headwater.replication.host.hosting import Hosting, end_is_well, together
 from headwater.replication.host.reading import Materialised
-from headwater.replication.host.room import refuse_to_fill
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
 from headwater.replication.host.words import PullComplete, PullConfig, config, config_of
@@ -25,6 +27,7 @@ class Pull:
         self._name = name
         self._number = number
         self._is_complete = False
+        self.outcome: Outcome | None = None
 
     async def run(self) -> None:
         first = await self._visit.next(FIRST_FRAME_S)
@@ -35,20 +38,22 @@ class Pull:
         made = await threads.do_or_undo(Materialised.close, self._open, self._hosting.shelf)
         try:
             await self._send(made, asked)
+            self.outcome = "dry" if asked.dry else "done"
         finally:
             await threads.do(made.close)
 
     def _open(self, shelf: Shelf) -> Materialised:
         """Blocking."""
         version, newest = shelf.version(self._name, self._number), shelf.get(self._name).newest
-        if version.number != newest:  # which is there whole; others are put together
-            refuse_to_fill(shelf.directory, version.size)
-        return shelf.open_version(self._name, self._number)
+        is_whole = version.number == newest  # others are put together
+        with nullcontext() if is_whole else self._hosting.room.promised(version.size):
+            return shelf.open_version(self._name, self._number)
 
     async def _send(self, made: Materialised, asked: PullConfig) -> None:
         version = made.version
         end = await End.origin(made.path)
         try:
+            self._visit.expect_pages()
             await self._visit.send_text(
                 config(
                     replicaID=made.replica.id,
@@ -85,6 +90,7 @@ class Pull:
             received += len(frame)
             if received > size // HASHES_PART + SLACK_BYTES:
                 raise Abort("FAILED", "more came than a replica has to say")
+            end_is_well(end)
             await end.write(frame)
         if not config_of(frame, PullComplete).complete:
             raise Abort("FAILED", "a pull is complete, or it is cut off")
@@ -110,6 +116,7 @@ class Pull:
     async def _visit_counted(self, end: End, stream: OriginStream) -> None:
         while not stream.ended and (data := await end.read()):
             through = stream.feed(data)
+            self._visit.worked()
             if through:
                 await self._visit.send_binary(through)
         if stream.error is not None:

@@ -5,12 +5,15 @@ Whatever goes wrong before that, nothing is left of it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable
 
-from headwater.errors import HeadwaterError, ReplicationFailed
-from headwater.replication.host.hosting import Hosting, to_its_end, together
+from headwater.errors import HeadwaterError, ReplicationFailed, UnknownReplica
+from headwater.replication.host.figures import Outcome
+from headwater.replication.host.hosting import Hosting, end_is_well, to_its_end, together
 from headwater.replication.host.records import Facts
 from headwater.replication.host.room import refuse_to_fill
 from headwater.replication.host.scratch import Scratch
@@ -46,34 +49,44 @@ class Push:
         self._sent = 0
         self._last_heard = b""
         self._complete: PushComplete | None = None
+        self.outcome: Outcome | None = None
 
     async def run(self) -> None:
         message, coming = await self._announcement()
         if (size := coming.pages * coming.page_size) > self._hosting.bytes_max:
             raise Abort("TOO_LARGE", f"the database has {size:,} bytes and the limit is {self._hosting.bytes_max:,}")
         shelf, threads = self._hosting.shelf, self._hosting.threads
-        await threads.do(refuse_to_fill, shelf.directory, size)
-        scratch = await threads.do_or_undo(
-            shelf.discard,
-            shelf.begin,
-            self._name,
-            base=coming.base,
-            push_id=coming.push_id,
-            last_push_id=coming.last_push_id,
-            base_hash=coming.base_hash,
-            client=self._visit.client,
-            page_size=coming.page_size,
-        )
+        scratch = await threads.do_or_undo(shelf.discard, self._begin, coming, size)
         self._hosting.gatherings.push_began(self._name, self._visit.client)
         try:
             complete = await self._receive(scratch, coming)
-            if complete is not None:
+            if complete is None:
+                self.outcome = "dry"
+            else:
                 if not await threads.do(self._may_push):
                     raise Abort("FAILED", NO_MORE)
                 await to_its_end(self._finish(scratch, Facts(message, complete.dbhash, self._received + self._sent)))
         finally:
             self._hosting.gatherings.push_ended(self._name, self._visit.client)
             await threads.do(shelf.discard, scratch)
+
+    def _begin(self, coming: PushConfig, size: int) -> Scratch:
+        """Blocking."""
+        shelf = self._hosting.shelf
+        replica, copied = shelf.find(self._name), 0
+        if replica is not None and replica.newest:
+            with contextlib.suppress(UnknownReplica):  # replaced just now, or removed
+                copied = shelf.version(self._name, replica.newest).size
+        with self._hosting.room.promised(max(size, copied)):
+            return shelf.begin(
+                self._name,
+                base=coming.base,
+                push_id=coming.push_id,
+                last_push_id=coming.last_push_id,
+                base_hash=coming.base_hash,
+                client=self._visit.client,
+                page_size=coming.page_size,
+            )
 
     async def _announcement(self) -> tuple[str, PushConfig]:
         first = await self._visit.next(FIRST_FRAME_S)
@@ -94,6 +107,7 @@ class Push:
         end = await End.replica(scratch.path)
         try:
             _limit(end.pid, self._hosting.bytes_max)
+            self._visit.expect_pages()
             await self._visit.send_text(
                 config(replicaID=scratch.replica.id, replicaPath=self._name.path, base=scratch.base, ready=True)
             )
@@ -129,6 +143,7 @@ class Push:
             if self._received - looked_at > LOOK_BYTES:
                 looked_at = self._received
                 await self._hosting.threads.do(refuse_to_fill, self._hosting.shelf.directory, 0)
+            end_is_well(end)
             await end.write(frame)
             self._last_heard = (self._last_heard + frame[-LAST_BYTES:])[-LAST_BYTES:]
         complete = config_of(frame, PushComplete)
@@ -160,12 +175,17 @@ class Push:
     async def _finish(self, scratch: Scratch, facts: Facts) -> None:
         """From here on it is brought to an end, also when the server is asked to stop or the client leaves."""
         hosting = self._hosting
+        began_s = asyncio.get_running_loop().time()
         try:
             version, is_new = await hosting.threads.do(hosting.shelf.accept, scratch, facts)
         except HeadwaterError as exc:
             logger.info("a push of %s was refused: %s", self._name.path, exc.why)
             raise
+        finally:
+            hosting.figures.observe_acceptance(asyncio.get_running_loop().time() - began_s)
+        self.outcome = "accepted" if is_new else "unchanged"
         if is_new:
+            hosting.figures.stir()
             told = {"version": version.number, "replica": self._name.path, "size": version.size}
             logger.info("version %(version)d of %(replica)s: %(size)d bytes", told, extra={"client": scratch.client})
             await hosting.announcer.announce(scratch.replica, version)
@@ -202,6 +222,7 @@ def _limit(pid: int, bytes_max: int) -> None:
         most = _with_heads(bytes_max)
         try:
             prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+            prlimit(pid, resource.RLIMIT_CORE, (0, 0))  # a file that is too long kills it
             prlimit(pid, resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
         except (OSError, ValueError) as exc:  # it has gone already, or a lower limit holds
             logger.debug("no limits for an end of sqlite3_rsync: %s", exc)

@@ -25,6 +25,13 @@ SELECT {replica} FROM replicas AS r WHERE r.id = ?
 -- :replicas: all of them, by name
 SELECT {replica} FROM replicas AS r ORDER BY r.namespace, r.name
 
+-- :listing: of one namespace or all, behind a name; each with its newest version, as of one moment
+SELECT {replica}, {version} FROM replicas AS r LEFT JOIN versions AS v ON v.replica = r.id AND v.number = r.newest
+WHERE (r.namespace, r.name) > (?1, ?2) AND (?3 IS NULL OR r.namespace = ?3) ORDER BY r.namespace, r.name LIMIT ?4
+
+-- :totals: how many replicas and versions there are, and what these take on disk
+SELECT (SELECT count(*) FROM replicas), count(*), coalesce(sum(coalesce(v.delta_bytes, v.size)), 0) FROM versions AS v
+
 -- :count_replicas: how many there are
 SELECT count(*) FROM replicas
 
@@ -94,9 +101,12 @@ DELETE FROM keys WHERE replica = ? AND id = ? RETURNING id
 -- :add_report: what went wrong at a client
 INSERT INTO reports (replica, at, client, document) VALUES (?, ?, ?, ?)
 
--- :trim_reports: all but the last so many
-DELETE FROM reports WHERE replica = ?1 AND number <= (
-    SELECT number FROM reports WHERE replica = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2
+-- :trim_reports: all but the last so many, and of these no more than so many bytes; the last one stays
+DELETE FROM reports WHERE number IN (
+    SELECT number FROM (
+        SELECT number, row_number() OVER backwards AS place, sum(octet_length(document)) OVER backwards AS bytes
+        FROM reports WHERE replica = ?1 WINDOW backwards AS (ORDER BY number DESC)
+    ) WHERE place > ?2 OR (place > 1 AND bytes > ?3)
 )
 
 -- :reports: of a replica, newest first

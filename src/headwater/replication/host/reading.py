@@ -1,6 +1,7 @@
 """A version in a private file, for as long as somebody reads it.
 
-The newest is a hard link, older ones are rebuilt. Whatever is accepted or removed meanwhile, the reader keeps its file.
+The newest is a hard link, older ones are rebuilt. Whatever is accepted or forgotten meanwhile, the reader keeps its
+file; only who removes the whole replica takes it away.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
-from headwater.errors import Corrupt, UnknownReplica
+from headwater.errors import Corrupt, HeadwaterError, UnknownReplica
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue
 from headwater.replication.host.layout import Layout
@@ -69,10 +70,20 @@ def materialise(
     )
 
 
+def refuse_removed(catalogue: Catalogue, replica: Replica, error: HeadwaterError | None = None) -> None:
+    """For a reader who failed: when the replica has gone, that is why."""
+    if catalogue.find_id(replica.id) is None:
+        raise UnknownReplica("it was removed meanwhile", where=replica.name.path) from error
+
+
 def _made(layout: Layout, replica: Replica, chain: list[Version], check: bool) -> Materialised:
     directory = layout.new_reading(replica.id)
     os.mkdir(directory, 0o700)
-    lock = disk.lock(os.path.join(directory, LOCK))
+    try:
+        lock = disk.lock(os.path.join(directory, LOCK))
+    except OSError:
+        disk.remove_tree(directory)
+        raise
     if lock is None:  # a server that just starts is sweeping it away
         raise FileNotFoundError(2, "swept away", directory)
     made = Materialised(replica, chain[0], directory, lock)

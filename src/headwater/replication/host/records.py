@@ -65,6 +65,21 @@ class Accepted(NamedTuple):
     is_new: bool
 
 
+class Listed(NamedTuple):
+    """A replica and its newest version, if it has one."""
+
+    replica: Replica
+    newest: Version | None
+
+
+class Totals(NamedTuple):
+    """Of all replicas."""
+
+    replicas: int
+    versions: int
+    stored_bytes: int
+
+
 class Unannounced(NamedTuple):
     replica: Replica
     version: Version

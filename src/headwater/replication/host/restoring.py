@@ -39,6 +39,7 @@ def restore(made: Materialised, target: str, *, overwrite: bool = False) -> None
     writing = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.restoring")
     with disk.translated(target):
         try:
+            mode = _create(writing)
             disk.copy(made.path, writing)
             if sums_of(writing).sha256 != made.version.sha256:
                 raise Corrupt(
@@ -48,20 +49,34 @@ def restore(made: Materialised, target: str, *, overwrite: bool = False) -> None
                 )
             check_integrity(writing, BY_HAND_S_MAX)
             disk.sync_file(writing)
-            _take_rights(writing, target)
+            _take_rights(writing, target, mode)
             _give_name(writing, target, overwrite=overwrite)
             disk.sync_directory(os.path.dirname(target))
         finally:
             disk.remove(writing)
 
 
-def _take_rights(writing: str, target: str) -> None:
-    """Who may read what is overwritten may read what comes, and nobody else."""
-    with contextlib.suppress(FileNotFoundError):
+def _create(writing: str) -> int:
+    """For this user alone as long as it is written; returns the mode that a new file has here."""
+    descriptor = os.open(writing, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+    os.chmod(writing, 0o600)
+    return mode
+
+
+def _take_rights(writing: str, target: str, mode: int) -> None:
+    """Who may read what is overwritten may read what comes, and nobody else; a file that is new has `mode`."""
+    try:
         was = os.stat(target)
         with contextlib.suppress(PermissionError):  # only root gives files away
             os.chown(writing, was.st_uid, was.st_gid)
-        os.chmod(writing, stat.S_IMODE(was.st_mode))
+        mode = stat.S_IMODE(was.st_mode)
+    except FileNotFoundError:
+        pass
+    os.chmod(writing, mode)
 
 
 def _give_name(writing: str, target: str, *, overwrite: bool) -> None:

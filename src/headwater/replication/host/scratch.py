@@ -67,7 +67,7 @@ def prepare(layout: Layout, scratch: Scratch, newest: Version | None, page_size:
     """Its directory, if it is the first of its replica; and the newest version in it, if its pages are as large."""
     home = layout.home(scratch.replica.id)
     with disk.translated(home):
-        if not os.path.isdir(home):
+        if newest is None and not os.path.isdir(home):  # else it is there, or was removed just now
             with contextlib.suppress(FileExistsError):
                 os.mkdir(home, 0o700)
         if scratch.brings_replica:

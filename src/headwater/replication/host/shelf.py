@@ -18,8 +18,19 @@ from headwater.replication.host.accepting import DATABASE_BYTES_MAX, Accepting, 
 from headwater.replication.host.catalogue import REPLICAS_MAX, REPORTS_KEPT, VERSIONS_PAGE, Catalogue
 from headwater.replication.host.layout import Layout, new_replica_id, refuse_foreign
 from headwater.replication.host.policy import Policy, surplus
-from headwater.replication.host.reading import TRIES_MAX, Materialised, materialise
-from headwater.replication.host.records import Accepted, Facts, Key, KeyKind, Replica, Report, Unannounced, Version
+from headwater.replication.host.reading import TRIES_MAX, Materialised, materialise, refuse_removed
+from headwater.replication.host.records import (
+    Accepted,
+    Facts,
+    Key,
+    KeyKind,
+    Listed,
+    Replica,
+    Report,
+    Totals,
+    Unannounced,
+    Version,
+)
 from headwater.replication.host.recovery import Recovered, recover
 from headwater.replication.host.restoring import refuse_target, restore
 from headwater.replication.host.scratch import Base, Scratch
@@ -125,6 +136,15 @@ class Shelf:
 
     def list(self) -> Sequence[Replica]:
         return self._catalogue.replicas()
+
+    def listing(
+        self, *, namespace: str | None = None, after: ReplicaName | None = None, limit: int | None = None
+    ) -> Sequence[Listed]:
+        """By name, each with its newest version."""
+        return self._catalogue.listing(namespace, after, limit)
+
+    def totals(self) -> Totals:
+        return self._catalogue.totals()
 
     def versions(self, name: ReplicaName, *, below: int | None = None, limit: int = VERSIONS_PAGE) -> Sequence[Version]:
         """Newest first, at most VERSIONS_PAGE of them."""
@@ -239,7 +259,11 @@ class Shelf:
     ) -> Version:
         refuse_target(os.fspath(target), overwrite=overwrite)
         with self.open_version(name, number) as made:
-            restore(made, os.fspath(target), overwrite=overwrite)
+            try:
+                restore(made, os.fspath(target), overwrite=overwrite)
+            except HeadwaterError as exc:
+                refuse_removed(self._catalogue, made.replica, exc)
+                raise
             return made.version
 
     def verify(self, name: ReplicaName, number: int) -> Verdict:
@@ -250,7 +274,16 @@ class Shelf:
     def remove(self, name: ReplicaName) -> Replica:
         """The replica with its versions, keys and reports. One of the same name is another one, and begins anew."""
         replica = self.get(name)
-        self._catalogue.remove(replica.id)
+        mark = self._layout.new_mark(replica.id)
+        with contextlib.suppress(OSError):  # for who dies on the way: without it, the next start would keep the files
+            disk.touch(mark)
+            disk.sync_directory(self._layout.home(replica.id))
+        try:
+            self._catalogue.remove(replica.id)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                disk.remove(mark)
+            raise
         with contextlib.suppress(OSError):  # it has none yet
             disk.rename(self._layout.home(replica.id), self._layout.removed(replica.id))
         disk.remove_tree(self._layout.removed(replica.id))
@@ -293,7 +326,7 @@ class Shelf:
         return keys.kind_of(self._catalogue, replica.id, text)
 
     def add_report(self, replica: Replica, client: str, document: str) -> None:
-        """The last REPORTS_KEPT are kept."""
+        """The last REPORTS_KEPT are kept, and REPORTS_BYTES_KEPT of them."""
         self._catalogue.add_report(
             replica.id, Report(self._clock.now_ms(), client[: scratch.CLIENT_CHARS_MAX], document)
         )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 
+from headwater.errors import HeadwaterError
 from headwater.replication.host.access import Access
+from headwater.replication.host.figures import Outcome
 from headwater.replication.host.gathering import Gathering
 from headwater.replication.host.hosting import Hosting
 from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
@@ -18,6 +21,8 @@ NOTE_S = 1.0  # at least, between two notes of changes
 WORDS_A_SECOND_MAX = 50  # that are heard; who says more waits
 PULL_ONLY = "this key can only pull: waitIdle, minInterval, maxInterval and coordinate are ignored"
 
+logger = logging.getLogger("headwater")
+
 
 class Subscription:
     """A `Follower`, too."""
@@ -27,6 +32,7 @@ class Subscription:
     ) -> None:
         self.client = visit.client
         self.claims = False
+        self.outcome: Outcome | None = None
         self._hosting = hosting
         self._visit = visit
         self._name = name
@@ -106,7 +112,10 @@ class Subscription:
         now_s = asyncio.get_running_loop().time()
         if self._access.may_push and now_s >= self._next_note_s:
             self._next_note_s = now_s + NOTE_S
-            await self._hosting.threads.do(self._hosting.shelf.note_change, self._name)
+            try:
+                await self._hosting.threads.do(self._hosting.shelf.note_change, self._name)
+            except HeadwaterError as exc:  # no reason to stop following
+                logger.warning("a change of %s was not noted: %s", self._name.path, exc)
 
 
 def _span_ms(text: str) -> int:

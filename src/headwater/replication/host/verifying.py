@@ -10,12 +10,12 @@ from contextlib import closing
 import apsw
 import msgspec
 
-from headwater.errors import Corrupt, HeadwaterError
+from headwater.errors import Corrupt, HeadwaterError, UnknownReplica
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue
 from headwater.replication.host.layout import Layout
 from headwater.replication.host.pages import shape_of, sums_of
-from headwater.replication.host.reading import Materialised, materialise
+from headwater.replication.host.reading import Materialised, materialise, refuse_removed
 from headwater.replication.host.records import Replica
 from headwater.replication.host.restoring import BY_HAND_S_MAX, restore
 from headwater.replication.proof import check_integrity, dbhash
@@ -41,9 +41,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verify(layout: Layout, catalogue: Catalogue, replica: Replica, number: int) -> Verdict:
+    """Raises UnknownReplica when it has gone, or goes meanwhile: that says nothing bad of it."""
     checks: list[Check] = []
     try:
         made = materialise(layout, catalogue, replica, number, check=False)
+    except UnknownReplica:
+        raise
     except HeadwaterError as exc:
         return Verdict(replica.name.path, number, (Check("files", False, exc.why),))
     with made:
@@ -55,7 +58,10 @@ def verify(layout: Layout, catalogue: Catalogue, replica: Replica, number: int) 
                     checks.append(Check(what, True, look(made)))
             except HeadwaterError as exc:
                 checks.append(Check(what, False, exc.why))
-    return Verdict(replica.name.path, number, tuple(checks))
+    verdict = Verdict(replica.name.path, number, tuple(checks))
+    if not verdict.ok:
+        refuse_removed(catalogue, replica)
+    return verdict
 
 
 def _bytes(made: Materialised) -> str:

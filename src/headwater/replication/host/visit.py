@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import deque
+from collections.abc import Callable
 
 from headwater.errors import Corrupt, DiskFull, HeadwaterError, Overloaded, TooLarge, VersionConflict
 from headwater.ports.endpoint import FrameWire
 from headwater.protocol.websocket import NORMAL
+from headwater.replication.host.pace import BYTES_A_SECOND_MIN, Pace
 from headwater.replication.names import ABORT
 from headwater.replication.tools import READ_BYTES
 
@@ -49,16 +53,30 @@ def abort_of(error: HeadwaterError) -> Abort:
     return Abort(next((code for kind, code in _CODES if isinstance(error, kind)), "FAILED"), error.why)
 
 
-class Visit:
-    """A `FrameGuest`. `client` is what it calls itself."""
+def _nobody_counts(size: int) -> None:
+    pass
 
-    def __init__(self, wire: FrameWire, client: str) -> None:
+
+class Visit:
+    """A `FrameGuest`. `client` is what it calls itself; `count_received` and `count_sent` hear of bytes of pages."""
+
+    def __init__(
+        self,
+        wire: FrameWire,
+        client: str,
+        count_received: Callable[[int], None] = _nobody_counts,
+        count_sent: Callable[[int], None] = _nobody_counts,
+    ) -> None:
         self.client = client
         self.is_over = False
         self._wire = wire
         self._frames: deque[tuple[bytes, bool]] = deque()
         self._queued_bytes = 0
+        self._count_received = count_received
+        self._count_sent = count_sent
+        self._pace: Pace | None = None
         self._sent_bytes = 0
+        self._credited_bytes = 0  # of what it took
         self._is_paused = False
         self._arrival: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -67,18 +85,17 @@ class Visit:
 
     async def next(self, within_s: float | None = IDLE_S) -> str | bytes | None:
         """The next frame; None when there will be no more. Raises Abort when none came in time, and the client took
-        nothing of what is sent to it either: while it reads, it may have nothing to say for hours."""
+        nothing of what is sent to it either: while it reads, it may have nothing to say for hours. And when it is too
+        slow, see `expect_pages`."""
+        silence = _Silence(self._taken_bytes(), within_s)
         while not self._frames:
             if self.is_over:
                 return None
-            taken = self._taken_bytes()
             self._arrival = asyncio.get_running_loop().create_future()
             try:
-                async with asyncio.timeout(within_s):
-                    await self._arrival
-            except TimeoutError:
-                if self._taken_bytes() <= taken:
-                    raise Abort("FAILED", f"nothing came for {within_s:g} s") from None
+                await self._wait_for(self._arrival, silence)
+                if not self._frames and silence.is_too_long(self._taken_bytes()):
+                    raise Abort("FAILED", f"nothing came for {within_s:g} s")
             finally:
                 self._arrival = None
         data, is_text = self._frames.popleft()
@@ -96,7 +113,9 @@ class Visit:
         """Raises Gone when nobody is there to read it."""
         if self.is_over:
             raise Gone
+        self.worked()
         self._sent_bytes += len(data)
+        self._count_sent(len(data))
         self._wire.send_binary(data)
         await self._wait_for_room()
 
@@ -114,19 +133,56 @@ class Visit:
         return self._sent_bytes - self._wire.buffered_bytes()
 
     async def _wait_for_room(self) -> None:
+        silence = _Silence(self._taken_bytes(), IDLE_S)
         while self._wire.buffered_bytes() > self._wire.outbound_bytes_max and not self.is_over:
-            taken = self._taken_bytes()
             self._room = asyncio.get_running_loop().create_future()
             try:
-                async with asyncio.timeout(IDLE_S):
-                    await self._room
-            except TimeoutError:
-                if self._taken_bytes() <= taken:
+                await self._wait_for(self._room, silence)
+                if silence.is_too_long(self._taken_bytes()):
                     self.close(TRY_LATER, "nothing was read for too long")
             finally:
                 self._room = None
         if self.is_over:
             raise Gone
+
+    # --- how long it may take -----------------------------------------------------------------------------------
+
+    def expect_pages(self) -> None:
+        """From now on the client has to keep pace, in whatever direction pages go."""
+        self._pace = Pace(time.monotonic())
+        self._credited_bytes = self._taken_bytes()
+
+    def worked(self) -> None:
+        """Our side was at work until now, and the client may have had nothing to say."""
+        if self._pace is not None:
+            self._pace.worked(time.monotonic())
+
+    async def _wait_for(self, event: asyncio.Future[None], silence: _Silence) -> None:
+        """Until it happens, or it is time to look how long it has taken. Raises Abort if the client is too slow."""
+        pace = self._pace
+        if pace is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(silence.left_s()):
+                    await event
+            return
+        pace.wait(now_s := time.monotonic())
+        try:
+            async with asyncio.timeout(_sooner(silence.left_s(), pace.left_s(now_s))):
+                await event
+        except TimeoutError:
+            self._credit_taken(pace)
+            if pace.left_s(time.monotonic()) <= 0:
+                raise Abort("FAILED", f"too slow: less than {BYTES_A_SECOND_MIN:,} bytes a second for long") from None
+        finally:
+            pace.waited(time.monotonic())
+            self._credit_taken(pace)
+
+    def _credit_taken(self, pace: Pace) -> None:
+        if (taken := self._taken_bytes()) > self._credited_bytes:
+            pace.moved(taken - self._credited_bytes, time.monotonic())
+            self._credited_bytes = taken
+
+    # --- how it ends --------------------------------------------------------------------------------------------
 
     def abort(self, abort: Abort) -> None:
         if not self.is_over:
@@ -156,6 +212,10 @@ class Visit:
     def _receive(self, data: bytes, *, is_text: bool) -> None:
         if self.is_over:
             return
+        if not is_text:
+            self._count_received(len(data))
+        if self._pace is not None:
+            self._pace.moved(len(data), time.monotonic())
         self._frames.append((data, is_text))
         self._queued_bytes += len(data) + FRAME_COST_BYTES
         if self._queued_bytes > QUEUED_BYTES_MAX and not self._is_paused:
@@ -170,6 +230,29 @@ class Visit:
 
     def on_closed(self, *, vanished: bool) -> None:
         self._end()
+
+
+class _Silence:
+    """That a client may keep, as long as it takes of what is sent to it."""
+
+    def __init__(self, taken_bytes: int, most_s: float | None) -> None:
+        self._taken_bytes = taken_bytes
+        self._most_s = most_s
+        self._since_s = time.monotonic()
+
+    def left_s(self) -> float | None:
+        return None if self._most_s is None else self._since_s + self._most_s - time.monotonic()
+
+    def is_too_long(self, taken_bytes: int) -> bool:
+        left_s = self.left_s()
+        if left_s is None or left_s > 0:
+            return False
+        was, self._taken_bytes, self._since_s = self._taken_bytes, taken_bytes, time.monotonic()
+        return taken_bytes <= was
+
+
+def _sooner(one_s: float | None, other_s: float) -> float:
+    return other_s if one_s is None else min(one_s, other_s)
 
 
 def _text_of(data: bytes) -> str:

@@ -1,0 +1,171 @@
+"""`headwater.follow`: a subscription beside whatever else a program does, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from headwater.message import Span, span_ms
+from headwater.replication.following import PullSubscription, PushSubscription
+from headwater.replication.names import place_of
+from headwater.replication.outcome import OnFailure, OnOutcome, Outcome
+from headwater.replication.spans import WAIT_IDLE_MS_DEFAULT, Timers, span_ms_of
+from headwater.replication.synchronise import Keys, Sync, new_client_id
+from headwater.replication.watcher_aside import WatcherAside
+
+logger = logging.getLogger("headwater")
+
+
+def follow(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    wait_idle: str | Span | None = None,
+    min_interval: str | Span | None = None,
+    max_interval: str | Span | None = None,
+    coordinate: bool = False,
+    message: str = "",
+    push_key: str | None = None,
+    pull_key: str | None = None,
+    token: str | None = None,
+    ca: str | None = None,
+    overwrite: bool = False,
+    on_outcome: OnOutcome | None = None,
+    on_error: OnFailure | None = None,
+) -> Follower:
+    """Keep `target` equal to `source` until closed: push a database whenever it has changed, or pull each new version.
+
+    As `headwater sync --subscribe`; one of the two is a replica, `ws://host:8765/namespace/name`. Spans are texts like
+    `10m` or `1h30m`, seconds or timedeltas. Keys are looked for as `headwater.sync` does.
+
+    `on_outcome` hears of each push or pull, `on_error` of each failure: of those that are tried again, and of the one
+    that ended it. Both are called on the thread of the follower, which waits for them; an error of theirs ends it."""
+    spans = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
+    given = {name: _ms_of(span, name) for name, span in spans.items() if span is not None}
+    timers = Timers(given.get("waitIdle", WAIT_IDLE_MS_DEFAULT), given.get("minInterval"), given.get("maxInterval"))
+    work = Sync(
+        place_of(os.fspath(source)),
+        place_of(os.fspath(target)),
+        client_id=new_client_id(),
+        message=message,
+        keys=Keys.found(push_key, pull_key, token),
+        ca=ca,
+        overwrite=overwrite,
+    )
+
+    def subscription(told: OnOutcome) -> PushSubscription | PullSubscription:
+        return work.follow(
+            timers,
+            given={name: ms / 1000 for name, ms in given.items()},
+            coordinate=coordinate,
+            on_outcome=told,
+            on_failure=on_error,
+            watch=WatcherAside,
+        )
+
+    return Follower(f"{work.source} to {work.target}", subscription, on_outcome, on_error)
+
+
+def _ms_of(span: str | Span, name: str) -> int:
+    return span_ms_of(span) if isinstance(span, str) else span_ms(span, name)
+
+
+class Follower:
+    """A subscription at work. A program that ends without `close()` is as one that was killed: nothing breaks, but
+    others wait for a turn that it holds, and a push that runs is taken back."""
+
+    def __init__(
+        self,
+        name: str,
+        subscription: Callable[[OnOutcome], PushSubscription | PullSubscription],
+        on_outcome: OnOutcome | None,
+        on_error: OnFailure | None,
+    ) -> None:
+        self._name = name
+        self._on_outcome = on_outcome
+        self._on_error = on_error
+        self._outcome: Outcome | None = None
+        self._error: Exception | None = None
+        self._subscription = subscription(self._note)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="headwater-follow", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Follower of {self._name}>"
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Of the newest push or pull."""
+        return self._outcome
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended it, if that was not `close()`: something that no waiting mends, like a VersionConflict."""
+        return self._error
+
+    def close(self, timeout: float | None = None) -> None:
+        """End it in order: a push that runs gets 10 s to finish; what was not due yet is left for the next time.
+        Raises `error`, if there is one."""
+        with self._lock:
+            self._closing = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._subscription.stop)
+        self.join(timeout)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended; False if it goes on after so many seconds. Raises `error`, if there is one."""
+        if self._thread is threading.current_thread():  # a callback; it ends after that
+            return False
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:  # else there is a more urgent one
+                raise
+
+    def _note(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._follow())
+        except Exception as exc:  # whoever closes it or waits for it gets it
+            self._error = exc
+            logger.info("%s is not followed any more: %s", self._name, exc)
+            if self._on_error is not None:
+                try:
+                    self._on_error(exc)
+                except Exception:
+                    logger.exception("whoever follows %s did not take the news", self._name)
+
+    async def _follow(self) -> None:
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            if self._closing:
+                self._subscription.stop()
+        try:
+            await self._subscription.run()
+        finally:
+            with self._lock:
+                self._loop = None

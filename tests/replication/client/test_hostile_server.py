@@ -1,0 +1,180 @@
+"""Servers that lie, send one elsewhere, or never come to an end: told as errors of ours, and nothing here suffers."""
+
+import asyncio
+import json
+import os
+import socket
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+
+from headwater.errors import ReplicationError, ReplicationFailed, Unreachable
+from headwater.replication import link
+from headwater.replication import pull as pulling
+from headwater.replication.beside import Beside, Noted
+from headwater.replication.link import Link
+from headwater.replication.names import Remote
+from headwater.replication.proof import dbhash
+from headwater.replication.pull import PullOptions, pull
+from headwater.replication.push import PushOptions, push
+from headwater.replication.synchronise import new_client_id
+from headwater.replication.tools import End
+
+PUSH, PULL = PushOptions(client_id="here:1", key="hwpush_x"), PullOptions(client_id="here:1")
+READY = {"replicaID": "r", "base": 0, "ready": True}
+OFFER = {"replicaID": "r", "version": 1, "size": 409_600, "pageSize": 4096, "pages": 100, "dbhash": None}
+PATIENCE_S = 20.0
+
+
+def test_a_server_that_points_elsewhere_is_not_followed(make: Any, misbehaving: Any, tmp_path: Path) -> None:
+    """The database and the key are for this server."""
+    database, visits = make(), list[str]()
+
+    async def visited(connection: ServerConnection) -> None:
+        visits.append(connection.request.path)  # type: ignore[union-attr]
+
+    async def session() -> None:
+        async with misbehaving(visited) as elsewhere:
+            for location in (elsewhere.endpoint("push"), "ws://[x", "ws://host:99999999/", "/"):
+
+                def point(connection: ServerConnection, request: Any, location: str = location) -> Any:
+                    response = connection.respond(HTTPStatus.FOUND, "")
+                    response.headers["Location"] = location
+                    return response
+
+                async with misbehaving(visited, process_request=point) as remote:
+                    for work in (push(database.path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
+                        with pytest.raises(Unreachable, match=r"answered 302.*elsewhere"):
+                            await asyncio.wait_for(work, PATIENCE_S)
+
+    asyncio.run(session())
+    assert visits == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'CONFIG={"new":' + "[" * 100_000,
+        f"CONFIG={json.dumps({**READY, **OFFER, 'replicaID': 'r' * 2_000_000})}",
+        f"CONFIG={json.dumps({**READY, **OFFER, 'base': 10**30, 'version': 10**30})}",
+        f"CONFIG={json.dumps({**READY, **OFFER, 'base': -1, 'version': -1})}",
+    ],
+    ids=["without end", "a long id", "a large number", "a negative number"],
+)
+def test_what_no_server_means_is_refused_before_it_is_noted(
+    make: Any, misbehaving: Any, tmp_path: Path, said: str
+) -> None:
+    database = make()
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(said)
+        await connection.wait_closed()
+
+    async def session() -> None:
+        async with misbehaving(answer) as remote:
+            for work in (push(database.path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
+                with pytest.raises(ReplicationFailed, match="not as expected"):
+                    await asyncio.wait_for(work, PATIENCE_S)
+
+    asyncio.run(session())
+    assert os.listdir(tmp_path) == ["app.db"]
+
+
+@pytest.mark.parametrize("newest", ["", "four", "-1", "9" * 30])
+def test_a_conflict_with_no_version_does_not_make_one_forget_the_base(make: Any, misbehaving: Any, newest: str) -> None:
+    database = make()
+    known = Noted(replica_id="r", base=3)
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(f"ABORT=VERSION_CONFLICT:{newest}")
+        await connection.wait_closed()
+
+    async def session() -> Remote:
+        async with misbehaving(answer) as remote:
+            with Beside(database.path) as beside:
+                beside.note(remote, known)
+            with pytest.raises(ReplicationError):
+                await asyncio.wait_for(push(database.path, remote, PUSH), PATIENCE_S)
+            return remote
+
+    remote = asyncio.run(session())
+    assert Beside(database.path).noted(remote) == known
+
+
+def test_a_server_that_never_says_good_bye_is_left(
+    make: Any, misbehaving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulling, "GOOD_BYE_S_MAX", 0.2, raising=False)
+    database, copy = make(), str(tmp_path / "copy.db")
+    offer = {**OFFER, "dbhash": dbhash(database.path)}
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(f"CONFIG={json.dumps(offer)}")
+        end = await End.origin(database.path)
+
+        async def forth() -> None:
+            while data := await end.read():
+                await connection.send(data)
+
+        speaking = asyncio.create_task(forth())
+        try:
+            async for frame in connection:
+                if isinstance(frame, bytes):
+                    await end.write(frame)
+        except ConnectionClosed:
+            pass
+        finally:
+            speaking.cancel()
+            await end.gone()
+
+    async def session() -> Remote:
+        async with misbehaving(answer) as remote:
+            with pytest.raises(ReplicationFailed, match="good-bye"):
+                await asyncio.wait_for(pull(remote, copy, PULL), PATIENCE_S)
+            return remote
+
+    remote = asyncio.run(session())
+    assert dbhash(copy) == offer["dbhash"]  # it has all come
+    assert Beside(copy).noted(remote).base == 1
+
+
+def test_a_server_that_does_not_listen_is_left(misbehaving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S_MAX", 0.2)
+
+    async def deaf(connection: ServerConnection) -> None:
+        connection.transport.pause_reading()
+        await connection.wait_closed()
+
+    async def say(remote: Remote) -> None:
+        async with Link(remote.endpoint("push"), key=None, ca=None, client_id="here:1") as opened:
+            sending = asyncio.create_task(opened.send(bytes(50_000_000)))
+            await asyncio.sleep(0)
+            try:
+                await opened.send_config({"complete": True})
+            finally:
+                sending.cancel()
+
+    async def session() -> None:
+        async with misbehaving(deaf, close_timeout=0.1) as remote:
+            with pytest.raises(Unreachable, match="not listened"):
+                await asyncio.wait_for(say(remote), PATIENCE_S)
+
+    asyncio.run(session())
+
+
+@pytest.mark.parametrize("name", ["日本", "jürgens rechner", "tab\tbed"])
+def test_a_machine_may_have_any_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It goes into a header, where few letters may stand."""
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    host, _, number = new_client_id().partition(":")
+    assert host.isascii()
+    assert host.isprintable()
+    assert " " not in host
+    assert len(number) == 32

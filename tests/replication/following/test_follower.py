@@ -1,0 +1,176 @@
+"""`headwater.follow` inside a program that goes on with its own work."""
+
+import os
+import queue
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fault_proxy import FaultProxy
+from followed import PATIENCE_S, Database, names_in
+from served import RunningServer
+
+import headwater
+from headwater.errors import InvalidOption, Unreachable, VersionConflict
+from headwater.replication import watcher_aside
+from headwater.replication.outcome import Outcome
+
+TRY_TO_WRITE = """
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1], timeout=0.1, isolation_level=None) as other:
+    try:
+        other.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as exc:
+        print(exc)
+"""
+
+FOLLOW = """
+import sys, time, headwater
+told = lambda outcome: print("pushed", flush=True)
+follower = headwater.follow(sys.argv[1], sys.argv[2], wait_idle=1, on_outcome=told)
+time.sleep(60)
+"""
+
+
+def children_of(pid: int) -> list[int]:
+    """Python processes: those that watch."""
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+            if "watcher_process" in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_database_that_the_program_writes_itself_is_pushed(server: RunningServer, tmp_path: Path, mode: str) -> None:
+    database, remote = Database(tmp_path / "app.db", mode), f"{server.url}/shop/app.db"
+    outcomes: queue.Queue[Outcome] = queue.Queue()
+    with (
+        closing(sqlite3.connect(database.path, isolation_level=None)) as connection,
+        headwater.follow(database.path, remote, wait_idle="1s", message="first", on_outcome=outcomes.put) as follower,
+    ):
+        assert outcomes.get(timeout=PATIENCE_S).version == 1
+        for number in (2, 3):  # after the second one, the watcher has had reason to open and close its connection
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("INSERT INTO item (name) VALUES (?)", (str(number),))
+            tried = subprocess.run(
+                [sys.executable, "-c", TRY_TO_WRITE, str(database.path)], capture_output=True, text=True, timeout=30
+            )
+            assert tried.stdout.strip() == "database is locked"  # the program's own locks are still there
+            connection.execute("COMMIT")
+            outcome = outcomes.get(timeout=PATIENCE_S)
+            assert (outcome.version, outcome.is_new) == (number, True)
+        assert follower.outcome == outcome
+    assert not children_of(os.getpid())
+    headwater.sync(remote, tmp_path / "pulled.db")
+    assert names_in(tmp_path / "pulled.db") == ["2", "3"]
+
+
+def test_a_copy_stays_up_to_date_and_the_server_may_go_away(
+    server: RunningServer, database: Database, tmp_path: Path
+) -> None:
+    copy, errors = tmp_path / "copy.db", queue.Queue[Exception]()
+    outcomes: queue.Queue[Outcome] = queue.Queue()
+    direct = f"{server.url}/shop/app.db"
+    headwater.sync(database.path, direct)
+    with FaultProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
+        remote = f"ws://127.0.0.1:{proxy.port}/shop/app.db"
+        with headwater.follow(remote, copy, on_outcome=outcomes.put, on_error=errors.put) as follower:
+            assert outcomes.get(timeout=PATIENCE_S).version == 1
+            proxy.refuse()
+            proxy.reset()
+            assert isinstance(errors.get(timeout=PATIENCE_S), Unreachable)
+            assert follower.error is None
+            assert not follower.join(0)
+            database.write("while it was away")
+            headwater.sync(database.path, direct)
+            proxy.accept()
+            assert outcomes.get(timeout=PATIENCE_S).version == 2
+    assert names_in(copy) == ["while it was away"]
+
+
+def test_what_no_waiting_mends_ends_it_and_is_raised(server: RunningServer, database: Database, tmp_path: Path) -> None:
+    remote, other, told = f"{server.url}/shop/app.db", Database(tmp_path / "other.db"), list[Exception]()
+    other.write("another")
+    headwater.sync(other.path, remote)
+    follower = headwater.follow(database.path, remote, on_error=told.append)
+    with pytest.raises(VersionConflict) as caught:
+        follower.join(PATIENCE_S)
+    assert caught.value is follower.error
+    assert told == [follower.error]
+    with pytest.raises(VersionConflict):
+        follower.close()
+    with pytest.raises(KeyError), follower:  # which is more urgent
+        raise KeyError
+
+
+def test_a_callback_may_close_it_and_one_that_fails_ends_it(server: RunningServer, database: Database) -> None:
+    remote, is_made = f"{server.url}/shop/app.db", threading.Event()
+
+    def close_it(outcome: Outcome) -> None:
+        is_made.wait(PATIENCE_S)
+        follower.close()
+
+    follower = headwater.follow(database.path, remote, on_outcome=close_it)
+    is_made.set()
+    assert follower.join(PATIENCE_S)
+    failing = headwater.follow(database.path, remote, on_outcome=lambda outcome: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.join(PATIENCE_S)
+
+
+def test_what_cannot_be_meant_is_said_at_once(database: Database, tmp_path: Path) -> None:
+    remote = "ws://127.0.0.1:1/shop/app.db"
+    calls: list[Callable[[], object]] = [
+        lambda: headwater.follow(database.path, tmp_path / "copy.db"),
+        lambda: headwater.follow(database.path, remote, wait_idle="10"),
+        lambda: headwater.follow(database.path, remote, wait_idle=0.5),
+        lambda: headwater.follow(remote, tmp_path / "copy.db", coordinate=True),
+        lambda: headwater.follow(f"{remote}@3", tmp_path / "copy.db"),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidOption):
+            call()
+
+
+def test_it_can_be_closed_before_it_has_reached_anybody(database: Database) -> None:
+    for _ in range(3):
+        headwater.follow(database.path, "ws://127.0.0.1:1/shop/app.db").close(PATIENCE_S)
+    assert not children_of(os.getpid())
+
+
+def test_a_watching_process_that_dies_is_replaced_and_nothing_is_missed(
+    server: RunningServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher_aside, "AGAIN_S", 0.01)
+    outcomes: queue.Queue[Outcome] = queue.Queue()
+    with headwater.follow(database.path, f"{server.url}/shop/app.db", wait_idle=1, on_outcome=outcomes.put):
+        assert outcomes.get(timeout=PATIENCE_S).version == 1
+        (watching,) = children_of(os.getpid())
+        os.kill(watching, signal.SIGKILL)
+        database.write("while nobody looked")
+        assert outcomes.get(timeout=PATIENCE_S).version == 2
+
+
+def test_a_program_that_is_killed_leaves_no_process_behind(server: RunningServer, database: Database) -> None:
+    command = [sys.executable, "-c", FOLLOW, str(database.path), f"{server.url}/shop/app.db"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"pushed\n"
+        (watching,) = children_of(program.pid)
+        gone = os.pidfd_open(watching)
+        program.kill()
+    try:
+        waiting_on = select.poll()
+        waiting_on.register(gone, select.POLLIN)
+        assert waiting_on.poll(int(PATIENCE_S * 1000))
+    finally:
+        os.close(gone)
