@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from headwater import ManualClock
+from headwater.message import iso
+from headwater.replication.host import catalogue
 from headwater.replication.host.policy import Policy
 from headwater.replication.host.records import Facts
 from headwater.replication.host.shelf import Shelf
@@ -21,6 +23,8 @@ from headwater.replication.proof import dbhash
 
 Run = Callable[..., Any]
 NAME = ReplicaName("shop", "app.db")
+FIRST_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -30,9 +34,11 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shelf(directory: Path) -> Iterator[Shelf]:
-    """As a server has it: three versions of shop/app.db."""
-    with Shelf(directory, Policy(), ManualClock()).open(serve=True) as shelf:
+    """As a server has it: three versions of shop/app.db, an hour apart."""
+    clock = ManualClock(FIRST_MS)
+    with Shelf(directory, Policy(), clock).open(serve=True) as shelf:
         for number in (1, 2, 3):
+            clock.advance(HOUR_MS if number > 1 else 0)
             scratch = shelf.begin(NAME, base="latest", push_id=f"push {number}", client="laptop:1")
             with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
                 connection.execute("CREATE TABLE IF NOT EXISTS t (n)")
@@ -106,6 +112,35 @@ def test_restore_writes_a_version_to_a_file(
     assert result.code == 0
     assert f"restored shop/app.db@{len(rows)} to {target}" in result.out
     assert numbers_in(target) == rows
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "rows"), [(0, [1]), (HOUR_MS - 1, [1]), (HOUR_MS, [1, 2]), (99 * HOUR_MS, [1, 2, 3])]
+)
+def test_restore_of_what_was_the_newest_at_a_time(
+    shelf: Shelf,
+    directory: Path,
+    tmp_path: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    after_ms: int,
+    rows: list[int],
+) -> None:
+    monkeypatch.setattr(catalogue, "VERSIONS_PAGE", 1)  # it may have to leaf through them
+    target = tmp_path / "back.db"
+    assert run("replica", "restore", directory, "shop/app.db", target, "--at", iso(FIRST_MS + after_ms)).code == 0
+    assert numbers_in(target) == rows
+
+
+def test_restore_at_a_time_that_has_no_version(shelf: Shelf, directory: Path, tmp_path: Path, run: Run) -> None:
+    target = tmp_path / "back.db"
+    too_old = run("replica", "restore", directory, "shop/app.db", target, "--at", iso(FIRST_MS - 1))
+    assert (too_old.code, "The oldest is version 1, pushed" in too_old.err) == (2, True)
+    for words in (["shop/app.db@1", target, "--at", "now"], ["shop/app.db", target, "--at", "noon"]):
+        assert run("replica", "restore", directory, *words).code == 2
+    shelf.create(ReplicaName("shop", "empty.db"))
+    assert "no version yet" in run("replica", "restore", directory, "shop/empty.db", target, "--at", "now").err
+    assert not target.exists()
 
 
 def test_restore_replaces_a_file_only_when_told(shelf: Shelf, directory: Path, tmp_path: Path, run: Run) -> None:

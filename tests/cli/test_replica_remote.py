@@ -42,6 +42,17 @@ def test_log_restore_and_verify(run: Any, remote: str, tmp_path: Path) -> None:
     assert "hashes equal to the pushed database" in proved.out
 
 
+def test_restore_at_a_time(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "VERSIONS_PAGE", 1)
+    first = run("replica", "log", remote, "--before", 2, "--json").json[0]["at"]
+    for number, at in ((1, first), (2, "now")):
+        result = run("replica", "restore", remote, tmp_path / f"{number}.db", "--at", at)
+        assert result.out.startswith(f"restored version {number} of ")
+    for url, at in ((f"{remote}@1", "now"), (remote, "-1h")):
+        assert run("replica", "restore", url, tmp_path / "none.db", "--at", at).code == 2
+    assert not (tmp_path / "none.db").exists()
+
+
 def test_ls(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server, data = remote.removesuffix("/shop/app.db"), tmp_path / "server" / "log.db-replicas"
     key = run("replica", "key", "create", data, "shop/closed.db", "--pull").out.strip()

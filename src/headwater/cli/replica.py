@@ -17,6 +17,7 @@ from headwater.cli.opening import AsJson, is_remote
 from headwater.cli.output import clock, count, note, printable, say, show_table, some, table, write_document
 from headwater.cli.replica_json import replica_json, report_json, verdict_json, version_json
 from headwater.cli.replica_keys import key
+from headwater.cli.replica_moments import At, number_at
 from headwater.cli.replica_opening import Directory, Place, opened, parse_name, parse_version
 from headwater.cli.replica_remote import Asked, Ca, Key
 from headwater.cli.stopping import FINDING
@@ -26,7 +27,7 @@ from headwater.replication.host.catalogue import CATALOGUE
 from headwater.replication.host.records import Listed, Version
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.verifying import Verdict
-from headwater.replication.names import ReplicaName
+from headwater.replication.names import ReplicaName, VersionName
 
 replica = typer.Typer(
     cls=ListsByDefault,
@@ -138,6 +139,7 @@ def restore(
     words: Annotated[
         list[str], typer.Argument(metavar="[NS/NAME[@VERSION]] TARGET", help="Which, and where to.", show_default=False)
     ],
+    at: At = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file TARGET.")] = False,
     key: Key = None,
     ca: Ca = None,
@@ -148,18 +150,22 @@ def restore(
     It is written under another name, checked, and then renamed.
 
     [dim]An older one:[/]  headwater replica restore events.db-replicas shop/app.db@3 app-3.db
+
+    [dim]That of yesterday:[/]  headwater replica restore ws://host/shop/app.db app.db --at -1d
     """
     if is_remote(place):
         [target] = _exactly(words, 1, "URL TARGET")
-        pulled = replica_remote.restore(Asked(place, key, ca), target, overwrite=overwrite)
+        pulled = replica_remote.restore(Asked(place, key, ca), target, at=at, overwrite=overwrite)
         if as_json:
             write_document(pulled)
         else:
             say(f"restored version {pulled.version} of {pulled.remote} to {target}: {say_size(pulled.size)}")
         return
     name, target = _exactly(words, 2, "DIR NS/NAME[@VERSION] TARGET")
-    wanted, version_name = parse_version(name)
+    wanted, version_name = parse_version(name if at is None else parse_name(name).path)
     with opened(place) as shelf:
+        if at is not None:
+            version_name = VersionName(number_at(at, lambda below: shelf.versions(wanted, below=below)))
         number = version_name.pick(shelf.get(wanted).newest, shelf.numbers(wanted))
         version = shelf.restore(wanted, number, target, overwrite=overwrite)
     if as_json:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
+from headwater.cli.replica_moments import number_at
 from headwater.errors import HeadwaterError, InvalidOption, RemoteError, UnknownReplica
 from headwater.message.times import time_ms
+from headwater.replication.host.catalogue import VERSIONS_PAGE
 from headwater.replication.host.records import Listed, Replica, Version
 from headwater.replication.host.restoring import refuse_target
 from headwater.replication.host.verifying import Check, Verdict, prove_content, prove_integrity
@@ -150,8 +152,13 @@ def log(asked: Asked, *, limit: int, before: int | None) -> list[Version]:
     return [_version(each) for each in versions[:limit]]
 
 
-def restore(asked: Asked, target: str, *, overwrite: bool) -> Outcome:
+def restore(asked: Asked, target: str, *, at: str | None, overwrite: bool) -> Outcome:
     refuse_target(target, overwrite=overwrite)
+    if at is not None:
+        if asked.remote.version is not None:
+            raise InvalidOption("a version and a time: only one of them", where=asked.url, next="Leave --at out")
+        number = number_at(at, lambda below: log(asked, limit=VERSIONS_PAGE, before=below))
+        asked = asked._replace(url=f"{asked.remote.key}@{number}")
     return asked.pull(target)
 
 

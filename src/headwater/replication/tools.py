@@ -151,7 +151,8 @@ class End:
             return ""
         said = os.pread(self._complaints.fileno(), STDERR_BYTES_MAX, 0).decode(errors="replace")
         lines = [line.removeprefix("ERROR: ").strip() for line in said.splitlines()]
-        return "; ".join(line for line in lines if line)
+        at_length = "it complains without end" if len(said) == STDERR_BYTES_MAX else ""
+        return "; ".join(line for line in lines if line) or at_length
 
     def kill(self) -> None:
         """End it now. What a replica wrote is rolled back by whoever opens its database next."""

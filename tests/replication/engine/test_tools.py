@@ -173,3 +173,15 @@ def test_an_end_that_goes_lets_go_of_who_waits_for_it_and_of_nobody_else(make: A
             await end.gone()
 
     asyncio.run(session())
+
+
+def test_an_end_that_writes_nothing_but_newlines_complains_too(make: Any) -> None:
+    async def look() -> str:
+        end = await End.origin(make())
+        try:
+            os.write(end._complaints.fileno(), b"\n" * 10_000)
+            return end.complaint()
+        finally:
+            await end.gone()
+
+    assert asyncio.run(look())
