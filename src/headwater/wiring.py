@@ -121,13 +121,14 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
 def _annexes(settings: Settings) -> list[Annex]:
     """Replicas are kept beside a log that is a file, if nothing else was said."""
     from headwater.replication.host.endpoint import ReplicaEndpoint
+    from headwater.replication.host.layout import BESIDE_A_LOG
     from headwater.replication.host.policy import Policy
     from headwater.replication.host.shelf import Shelf
 
     replicas, log = settings.replicas, settings.server.log
     if replicas.directory is None and (log == "memory:" or is_postgres(log)):
         return []
-    directory = replicas.directory or f"{_sqlite_path(log)}-replicas"
+    directory = replicas.directory or f"{_sqlite_path(log)}{BESIDE_A_LOG}"
     keep_age_ms = None if replicas.keep_age is None else round(replicas.keep_age * 1000)
 
     def make_shelf(clock: Clock) -> Shelf:

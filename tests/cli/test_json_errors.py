@@ -1,13 +1,17 @@
 """With --json a program reads errors, too: one line of JSON, the last on stderr; and they are told apart by `kind`."""
 
+import io
 import json
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from served import RunningServer
+
+from headwater.cli.output import write_error
 
 
 def error_of(result: Any) -> dict[str, Any]:
@@ -84,3 +88,12 @@ def test_refusals_of_a_server_share_an_exit_code_but_not_a_kind(
     assert conflict["where"] == remote
     assert conflict["next"].endswith(f"{remote}@latest")
     assert "hwpush_wrong" not in str(told)
+
+
+def test_it_is_json_also_where_no_umlaut_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.BytesIO()
+    with io.TextIOWrapper(said, "ascii", errors="backslashreplace", write_through=True) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        write_error({"why": "no log /tmp/\u00fc\udcff.db", "exit": 2})
+        monkeypatch.undo()
+        assert json.loads(said.getvalue())["error"] == {"why": "no log /tmp/\u00fc\\udcff.db", "exit": 2}

@@ -85,6 +85,18 @@ def test_ls_without_a_directory_needs_one_that_is_meant(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_log_in_place_of_its_directory_of_replicas_is_noticed(directory: Path, shelf: Shelf, run: Run) -> None:
+    log = directory.with_name("events.db")
+    log.write_text("")
+    assert f"Name {directory}" in run("replica", "ls", log).err
+
+
+@pytest.mark.parametrize("command", [["rm"], ["reports"], ["key", "create"], ["key", "ls"]])
+def test_what_is_done_on_the_servers_machine_says_so(run: Run, command: list[str]) -> None:
+    refused = run("replica", *command, "ws://localhost:1/shop/app.db")
+    assert (refused.code, "on the server's machine" in refused.err) == (2, True), refused.err
+
+
 def test_log_shows_versions_newest_first(shelf: Shelf, directory: Path, run: Run) -> None:
     lines = run("replica", "log", directory, "shop/app.db").out.splitlines()
     assert [line.split()[0] for line in lines] == ["version", "3", "2", "1"]
@@ -136,8 +148,13 @@ def test_restore_at_a_time_that_has_no_version(shelf: Shelf, directory: Path, tm
     target = tmp_path / "back.db"
     too_old = run("replica", "restore", directory, "shop/app.db", target, "--at", iso(FIRST_MS - 1))
     assert (too_old.code, "The oldest is version 1, pushed" in too_old.err) == (2, True)
-    for words in (["shop/app.db@1", target, "--at", "now"], ["shop/app.db", target, "--at", "noon"]):
-        assert run("replica", "restore", directory, *words).code == 2
+    for name, at, why in (
+        ("shop/app.db@1", "now", "a version and a time"),
+        ("shop/app.db", "noon", "is no time"),
+        ("shop/app.db", "2999-01-01", "a time that has come"),
+    ):
+        refused = run("replica", "restore", directory, name, target, "--at", at)
+        assert (refused.code, why in refused.err) == (2, True), refused.err
     shelf.create(ReplicaName("shop", "empty.db"))
     assert "no version yet" in run("replica", "restore", directory, "shop/empty.db", target, "--at", "now").err
     assert not target.exists()

@@ -9,6 +9,7 @@ import apsw
 import pytest
 from served import RunningServer
 
+from headwater.replication import asking
 from headwater.replication.host import catalogue, listing
 
 
@@ -32,6 +33,7 @@ def test_log_restore_and_verify(run: Any, remote: str, tmp_path: Path) -> None:
         (1, "version 1"),
     ]
     assert "version 1" in run("replica", "log", remote, "--before", 2).out
+    assert "not about @1" in run("replica", "log", f"{remote}@1").err
     target = tmp_path / "restored.db"
     assert run("replica", "restore", f"{remote}@1", target).out.startswith("restored version 1 of ")
     assert run("replica", "restore", remote, target).code == 2  # it is there already
@@ -71,6 +73,7 @@ def test_ls(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert afar == local
     monkeypatch.setattr(listing, "LISTED_MAX", 0)
     assert "there are more than these 0 replicas" in run("replica", "ls", server).err
+    assert run("replica", "ls", f"{server}/none", "--key", "wrong").code == 3
     wrong = run("replica", "ls", server, "--key", key[:-1] + ("0" if key[-1] == "1" else "1"))
     assert (wrong.code, "opens no replica here" in wrong.err) == (3, True)
     for place in (remote, f"{server}/a/b/c", f"{server}/shop@3", f"{server}/sh.op", f"{server}?x=1"):
@@ -113,3 +116,11 @@ def test_reports(run: Any, remote: str, tmp_path: Path) -> None:
     assert "cut off" in run("replica", "reports", data, "shop/app.db").out
     [told] = run("replica", "reports", data, "shop/app.db", "--json").json
     assert told["report"] == {"kind": "partial", "error": "cut off", "since": 1.5}
+
+
+@pytest.mark.parametrize("words", [("ls", "ws://host"), ("log", "ws://host/shop/app.db")])
+def test_an_answer_without_bottom_is_said(run: Any, words: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    head = b'{"x":' if words[0] == "ls" else b'[{"x":'
+    monkeypatch.setattr(asking, "ask", lambda url, **_: head + b"[" * 200_000)
+    asked = run("replica", *words, "--json")
+    assert (asked.code, "cannot be read" in asked.err, "unexpected" in asked.err) == (2, True, False)

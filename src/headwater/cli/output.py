@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -54,7 +55,8 @@ def write_error(told: Mapping[str, str | int]) -> None:
     """Under --json: why a command failed, as the last line of stderr; stdout has only results."""
     # Paths may hold bytes that are no text; JSON takes none.
     known = {name: _as_text(value) if isinstance(value, str) else value for name, value in told.items()}
-    sys.stderr.write(msgspec.json.encode({"error": known}).decode() + "\n")
+    # In ASCII: what the encoding of stderr lacks would be escaped there, and not as JSON has it.
+    sys.stderr.write(json.dumps({"error": known}, separators=(",", ":")) + "\n")
 
 
 def _as_text(value: str) -> str:

@@ -17,13 +17,14 @@ from headwater.cli.opening import AsJson, is_remote
 from headwater.cli.output import clock, count, note, printable, say, show_table, some, table, write_document
 from headwater.cli.replica_json import replica_json, report_json, verdict_json, version_json
 from headwater.cli.replica_keys import key
-from headwater.cli.replica_moments import At, number_at
+from headwater.cli.replica_moments import At, number_at, two_answers
 from headwater.cli.replica_opening import Directory, Place, opened, parse_name, parse_version
 from headwater.cli.replica_remote import Asked, Ca, Key
 from headwater.cli.stopping import FINDING
 from headwater.cli.times import say_size
 from headwater.errors import InvalidOption, UnknownReplica
 from headwater.replication.host.catalogue import CATALOGUE
+from headwater.replication.host.layout import BESIDE_A_LOG
 from headwater.replication.host.records import Listed, Version
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.verifying import Verdict
@@ -38,7 +39,7 @@ replica = typer.Typer(
 replica.add_typer(key, name="key")
 
 HOST_CHARS_MAX = 16
-USUAL_DIRECTORIES = "*-replicas"
+USUAL_DIRECTORIES = f"*{BESIDE_A_LOG}"
 
 
 @replica.command("ls")
@@ -117,7 +118,7 @@ def log(
     if not versions:
         say("no versions")
         return
-    shown = table(">version", "pushed", ">size", ">changed", ">on disk", "from", "~message")
+    shown = table(">version", "pushed", ">size", ">new pages", ">on disk", "from", "~message")
     for version in versions:
         shown.add_row(
             str(version.number),
@@ -162,7 +163,9 @@ def restore(
             say(f"restored version {pulled.version} of {pulled.remote} to {target}: {say_size(pulled.size)}")
         return
     name, target = _exactly(words, 2, "DIR NS/NAME[@VERSION] TARGET")
-    wanted, version_name = parse_version(name if at is None else parse_name(name).path)
+    wanted, version_name = parse_version(name)
+    if at is not None and "@" in name:
+        raise two_answers(name)
     with opened(place) as shelf:
         if at is not None:
             version_name = VersionName(number_at(at, lambda below: shelf.versions(wanted, below=below)))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 import typer
 
-from headwater.cli.replica_moments import number_at
+from headwater.cli.replica_moments import number_at, two_answers
+from headwater.cli.replica_opening import about_the_whole
 from headwater.errors import HeadwaterError, InvalidOption, RemoteError, UnknownReplica
 from headwater.message.times import time_ms
 from headwater.replication.host.catalogue import VERSIONS_PAGE
@@ -91,11 +92,12 @@ class Asked(NamedTuple):
     def versions(self, upto: int | None = None) -> list[Told]:
         """Newest first, as many as the server gives at a time."""
         from headwater.replication.asking import ask, versions_url
+        from headwater.replication.link import UNREADABLE
 
         said = ask(versions_url(self.remote) + ("" if upto is None else f"@{upto}"), key=self.key, ca=self.ca)
         try:
             return msgspec.json.decode(said, type=list[Told])
-        except msgspec.MsgspecError as exc:
+        except UNREADABLE as exc:
             raise UnknownReplica(f"the server's list of versions cannot be read ({exc})", where=self.url) from exc
 
     def pull(self, target: str) -> Outcome:
@@ -107,12 +109,13 @@ class Asked(NamedTuple):
 def ls(url: str, key: str | None, ca: str | None) -> tuple[list[Listed], bool]:
     """What the server shows, and whether there is more than it shows at a time."""
     from headwater.replication.asking import ask
+    from headwater.replication.link import UNREADABLE
 
     said = ask(_listing_url(url), key=key, ca=ca)
     try:
         told = msgspec.json.decode(said, type=ToldReplicas)
         return [_listed(each) for each in told.replicas], told.is_cut
-    except (msgspec.MsgspecError, InvalidOption) as exc:
+    except (*UNREADABLE, InvalidOption) as exc:
         raise UnknownReplica(f"the server's list of replicas cannot be read ({exc})", where=url) from exc
 
 
@@ -146,6 +149,8 @@ def _listed(told: ToldReplica) -> Listed:
 
 
 def log(asked: Asked, *, limit: int, before: int | None) -> list[Version]:
+    if asked.remote.version is not None:
+        raise about_the_whole(asked.remote.version, asked.remote.key)
     if before == 1:
         return []
     versions = asked.versions(None if before is None else before - 1)
@@ -156,7 +161,7 @@ def restore(asked: Asked, target: str, *, at: str | None, overwrite: bool) -> Ou
     refuse_target(target, overwrite=overwrite)
     if at is not None:
         if asked.remote.version is not None:
-            raise InvalidOption("a version and a time: only one of them", where=asked.url, next="Leave --at out")
+            raise two_answers(asked.url)
         number = number_at(at, lambda below: log(asked, limit=VERSIONS_PAGE, before=below))
         asked = asked._replace(url=f"{asked.remote.key}@{number}")
     return asked.pull(target)

@@ -99,7 +99,7 @@ class ReplicaEndpoint:
             shelf.close()
             raise
         if recovered.removed:
-            logger.info("%d files of replicas were left behind and are removed", len(recovered.removed))
+            logger.info("files of replicas that were left behind are removed: %d", len(recovered.removed))
         for damage in recovered.damaged:
             logger.error("a replica is damaged: %s", damage)
         return shelf

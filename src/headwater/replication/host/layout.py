@@ -20,6 +20,7 @@ import uuid
 from headwater.errors import InvalidOption
 from headwater.replication.host.catalogue import CATALOGUE
 
+BESIDE_A_LOG = "-replicas"  # behind the name of the log that a server serves
 SERVING_LOCK = "serving.lock"
 READING = "reading-"
 REMOVED = "removed-"

@@ -10,7 +10,6 @@ import msgspec
 from headwater.message.times import iso
 from headwater.ports.endpoint import HttpResponse, Rights
 from headwater.replication.host.access import Access
-from headwater.replication.host.keys import is_key
 from headwater.replication.host.records import Listed, Replica
 from headwater.replication.host.reports import JSON, refused, text
 from headwater.replication.host.shelf import Shelf
@@ -53,7 +52,7 @@ def _refusal(
     if rights is not None:
         everything = "replica.>" if namespace is None else f"replica.{namespace}.>"
         return None if rights.may_read(everything) else text(403, "this token allows to pull no replica here")
-    if bearer is not None and (needs_token or is_key(bearer)):
+    if bearer is not None:
         return refused(401, "this key or token opens no replica here: it is wrong, or was revoked")
     return refused(401, "to list replicas needs a token of the server, or a key of one") if needs_token else None
 
