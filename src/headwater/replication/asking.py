@@ -49,6 +49,8 @@ def ask(url: str, *, key: str | None, ca: str | None, body: bytes | None = None)
                 if not 200 <= answer.status < 300:
                     raise refusal_of(answer.status, _why(answer), url)
                 said = answer.read(ANSWER_BYTES_MAX + 1)
+                if answer.length and len(said) <= ANSWER_BYTES_MAX:
+                    raise http.client.IncompleteRead(said, answer.length)
     except (OSError, http.client.HTTPException, UnicodeError) as exc:  # the last one: no name of a host
         raise unreachable(exc, url) from exc
     if len(said) > ANSWER_BYTES_MAX:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from headwater.message import Span, span_ms
 from headwater.replication.following import PullSubscription, PushSubscription
-from headwater.replication.names import place_of
+from headwater.replication.names import Local, Remote, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, Outcome
 from headwater.replication.spans import WAIT_IDLE_MS_DEFAULT, Timers, span_ms_of
 from headwater.replication.synchronise import Keys, Sync, new_client_id
@@ -48,12 +48,12 @@ def follow(
     given = {name: _ms_of(span, name) for name, span in spans.items() if span is not None}
     timers = Timers(given.get("waitIdle", WAIT_IDLE_MS_DEFAULT), given.get("minInterval"), given.get("maxInterval"))
     work = Sync(
-        place_of(os.fspath(source)),
-        place_of(os.fspath(target)),
+        _lasting(place_of(os.fspath(source))),
+        _lasting(place_of(os.fspath(target))),
         client_id=new_client_id(),
         message=message,
         keys=Keys.found(push_key, pull_key, token),
-        ca=ca,
+        ca=None if ca is None else os.path.abspath(ca),
         overwrite=overwrite,
     )
 
@@ -70,13 +70,21 @@ def follow(
     return Follower(f"{work.source} to {work.target}", subscription, on_outcome, on_error)
 
 
+def _lasting(place: Local | Remote) -> Local | Remote:
+    """The program may go to another directory meanwhile."""
+    return Local(os.path.abspath(place.path)) if isinstance(place, Local) else place
+
+
 def _ms_of(span: str | Span, name: str) -> int:
     return span_ms_of(span) if isinstance(span, str) else span_ms(span, name)
 
 
 class Follower:
     """A subscription at work. A program that ends without `close()` is as one that was killed: nothing breaks, but
-    others wait for a turn that it holds, and a push that runs is taken back."""
+    others wait for a turn that it holds, and a push that runs is taken back.
+
+    It ends with the main thread: others may go on after that one, but no pool starts threads any more, and it needs
+    some. A process that is forked has none of it; follow anew there."""
 
     def __init__(
         self,
@@ -152,7 +160,8 @@ class Follower:
             asyncio.run(self._follow())
         except Exception as exc:  # whoever closes it or waits for it gets it
             self._error = exc
-            logger.info("%s is not followed any more: %s", self._name, exc)
+            level = logging.WARNING if self._on_error is None else logging.INFO
+            logger.log(level, "%s is not followed any more: %s", self._name, exc)
             if self._on_error is not None:
                 try:
                     self._on_error(exc)

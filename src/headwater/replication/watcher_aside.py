@@ -74,14 +74,15 @@ class WatcherAside:
         with self._lock:
             if self._stopping.is_set():
                 return None
+            # The same modules as here, and none from the directory that the program happens to be in.
+            paths = os.pathsep.join(path for path in sys.path if isinstance(path, str) and path)
             try:
-                # The same modules as here, and none from the directory that the program happens to be in.
                 self._child = subprocess.Popen(
                     [sys.executable, "-P", "-m", watcher_process.__name__, self._path],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     bufsize=0,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    env={**os.environ, "PYTHONPATH": paths},
                     process_group=OWN_GROUP,
                 )
             except OSError as exc:

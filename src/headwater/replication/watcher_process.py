@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 
 from headwater.replication.watcher import DatabaseWatcher
 
 READY, WROTE, STOP = b"ready\n", b"wrote\n", b"stop\n"
+PARENT_LOOK_S = 1.0  # between two looks whether it is still there
 
 
 class _Warnings(logging.Handler):
@@ -23,7 +25,16 @@ def _say(line: bytes) -> None:
     os.write(sys.stdout.fileno(), line)
 
 
+def _wait_for_the_end(parent: int) -> None:
+    """The pipe alone would not tell that the parent has gone: what it forked has its end, too, and may live on."""
+    waiting_on = select.poll()
+    waiting_on.register(sys.stdin, select.POLLIN)
+    while os.getppid() == parent and not waiting_on.poll(int(PARENT_LOOK_S * 1000)):
+        pass
+
+
 def main(path: str) -> None:
+    parent = os.getppid()
     logger = logging.getLogger("headwater")
     logger.addHandler(_Warnings(logging.WARNING))
     logger.propagate = False
@@ -31,7 +42,7 @@ def main(path: str) -> None:
     watcher.start()
     try:
         _say(READY)
-        sys.stdin.buffer.readline()
+        _wait_for_the_end(parent)
     finally:
         watcher.stop()
 

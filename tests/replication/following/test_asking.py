@@ -38,6 +38,7 @@ def url() -> Iterator[str]:
         (b"SSH-2.0-OpenSSH_9.6\r\n", Unreachable),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnonsense", Unreachable),
         (b"HTTP/1.1 401 No\r\nTransfer-Encoding: chunked\r\n\r\nnonsense", Unauthorized),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[]", Unreachable),
         (b"", Unreachable),
         (b"HTTP/1.1 302 Go\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n", Unreachable),
     ],

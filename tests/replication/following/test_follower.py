@@ -32,9 +32,16 @@ with sqlite3.connect(sys.argv[1], timeout=0.1, isolation_level=None) as other:
 """
 
 FOLLOW = """
-import sys, time, headwater
-told = lambda outcome: print("pushed", flush=True)
-follower = headwater.follow(sys.argv[1], sys.argv[2], wait_idle=1, on_outcome=told)
+import os, sys, threading, time, headwater
+pushed = threading.Event()
+follower = headwater.follow(sys.argv[1], sys.argv[2], wait_idle=1, on_outcome=lambda outcome: pushed.set())
+pushed.wait()
+if "forks" in sys.argv and not os.fork():  # it has all that is open here, and lives on
+    os.close(1)
+    follower.close()
+    sys.stdin.read()
+    os._exit(0)
+print("pushed", flush=True)
 time.sleep(60)
 """
 
@@ -160,17 +167,43 @@ def test_a_watching_process_that_dies_is_replaced_and_nothing_is_missed(
         assert outcomes.get(timeout=PATIENCE_S).version == 2
 
 
-def test_a_program_that_is_killed_leaves_no_process_behind(server: RunningServer, database: Database) -> None:
-    command = [sys.executable, "-c", FOLLOW, str(database.path), f"{server.url}/shop/app.db"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+@pytest.mark.parametrize("how", ["alone", "forks"])
+def test_a_program_that_is_killed_leaves_no_process_behind(server: RunningServer, database: Database, how: str) -> None:
+    command = [sys.executable, "-c", FOLLOW, str(database.path), f"{server.url}/shop/app.db", how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"pushed\n"
         (watching,) = children_of(program.pid)
         gone = os.pidfd_open(watching)
         program.kill()
-    try:
-        waiting_on = select.poll()
-        waiting_on.register(gone, select.POLLIN)
-        assert waiting_on.poll(int(PATIENCE_S * 1000))
-    finally:
-        os.close(gone)
+        try:
+            waiting_on = select.poll()
+            waiting_on.register(gone, select.POLLIN)
+            assert waiting_on.poll(int(PATIENCE_S * 1000))
+        finally:
+            os.close(gone)
+
+
+def test_a_program_may_go_to_another_directory_and_have_odd_paths(
+    server: RunningServer, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(database.path.parent)
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # no text: Python itself ignores it
+    outcomes: queue.Queue[Outcome] = queue.Queue()
+    remote = f"{server.url}/shop/app.db"
+    with headwater.follow(database.path.name, remote, wait_idle=1, on_outcome=outcomes.put):
+        assert outcomes.get(timeout=PATIENCE_S).version == 1
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        database.write("from afar")
+        assert outcomes.get(timeout=PATIENCE_S).version == 2
+
+
+def test_an_end_that_nobody_hears_of_is_logged(
+    server: RunningServer, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Database(tmp_path / "other.db")
+    headwater.sync(other.path, f"{server.url}/shop/app.db")
+    with pytest.raises(VersionConflict):
+        headwater.follow(database.path, f"{server.url}/shop/app.db").join(PATIENCE_S)
+    assert [record.levelname for record in caplog.records if "not followed any more" in record.message] == ["WARNING"]
