@@ -30,7 +30,7 @@ def error_of(result: Any) -> dict[str, Any]:
         (["sync", "a.db", "b.db", "--json", "--xyzzy"], "UsageError"),
         (["sync", "--json", "a.db"], "UsageError"),
         (["sync", "a.db", "http://h/n/a", "--json"], "InvalidOption"),
-        (["sync", "no/such.db", "copy.db", "--json"], "NotADatabase"),
+        (["sync", "no/such.db", "copy.db", "--json"], "InvalidOption"),
         (["stats", "no/such.db", "--json"], "InvalidOption"),
         (["subscriptions", "ls", "no/such.db", "--json"], "InvalidOption"),
         (["publish", "--json", "memory:", "a", "1"], "InvalidOption"),

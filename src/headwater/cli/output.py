@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +21,15 @@ from headwater.message import NAMED_HEADERS, Message
 
 PIPE_COLUMNS = 10_000  # nobody wraps lines for a program that reads them
 
+_row_of_its_own: Callable[[], AbstractContextManager[object]] = nullcontext
 _json_colours = JSONHighlighter()
+
+
+def surround_lines(room: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    """Every line is written inside of it. Whoever draws something that moves takes it away there, and keeps it away
+    until the line is written, so that the two share no row."""
+    global _row_of_its_own
+    _row_of_its_own = room
 
 
 def console(*, to_stderr: bool = False) -> Console:
@@ -33,22 +42,26 @@ def console(*, to_stderr: bool = False) -> Console:
 
 def say(text: str | Text) -> None:
     """A line of a command's answer."""
-    console().print(text, soft_wrap=True)
+    with _row_of_its_own():
+        console().print(text, soft_wrap=True)
 
 
 def note(text: str) -> None:
     """Something beside the answer; never mixed into it."""
-    console(to_stderr=True).print(Text(printable(text), style="dim"), soft_wrap=True)
+    with _row_of_its_own():
+        console(to_stderr=True).print(Text(printable(text), style="dim"), soft_wrap=True)
 
 
 def write_document(value: object) -> None:
     """The whole answer of a command under --json."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    with _row_of_its_own():
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def write_line(value: object) -> None:
     """One of many under --json."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    with _row_of_its_own():
+        sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
 def write_error(told: Mapping[str, str | int]) -> None:

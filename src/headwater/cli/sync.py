@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from headwater.cli.opening import AsJson
-from headwater.cli.output import console, note, printable, say, write_document, write_line
-from headwater.cli.times import say_size
+from headwater.cli.output import note
+from headwater.cli.sync_shown import Shown
 from headwater.errors import InvalidOption, Unauthorized
 from headwater.replication.names import place_of
 from headwater.replication.spans import WAIT_IDLE_MS_DEFAULT, Timers, span_ms_of, span_text
 
 if TYPE_CHECKING:  # what opens connections is imported when it is wanted: most commands open none
     from headwater.replication.following import PullSubscription, PushSubscription
-    from headwater.replication.outcome import Outcome
-    from headwater.replication.outcome import Progress as Moved
     from headwater.replication.synchronise import Sync
 
 _WHEN, _WHO = "Keep at it", "With a server"
+logger = logging.getLogger("headwater")
 SPAN_HELP = "like 3s, 10m, 1h30m, 3d or 1w"
 
 
@@ -147,7 +144,7 @@ def sync(
     )
     flags = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
     given = {name: text for name, text in flags.items() if text is not None}
-    shown = _Shown(as_json=as_json)
+    shown = Shown(as_json=as_json)
     try:
         if subscribe:
             _subscribe(work, given, coordinate, shown)
@@ -163,7 +160,7 @@ def sync(
         raise Unauthorized(exc.why, where=exc.where, next=advice) from exc
 
 
-def _subscribe(work: Sync, given: dict[str, str], coordinate: bool, shown: _Shown) -> None:
+def _subscribe(work: Sync, given: dict[str, str], coordinate: bool, shown: Shown) -> None:
     if work.dry:
         raise InvalidOption("--dry moves nothing, and --subscribe never ends", next="Leave one of them out")
     timers = Timers.of(
@@ -179,8 +176,8 @@ def _subscribe(work: Sync, given: dict[str, str], coordinate: bool, shown: _Show
     if work.way == "push":
         idle = span_text(timers.wait_idle_ms)
         note(f"pushing {work.source} to {work.target} after {idle} without a write; Ctrl-C ends it")
-        # People have been told to raise it. It belongs to each connection of their programs, and we do not touch it.
-        note(f"busy_timeout is shorter than {idle}: it belongs to each connection of a program, and plays no part here")
+        # People have been told to raise it. It belongs to each connection of their programs: we cannot see it.
+        logger.debug("busy_timeout may be shorter than %s: it belongs to each connection of a program", idle)
     else:
         note(f"following {work.source} into {work.target}; Ctrl-C ends it")
     with shown:
@@ -215,75 +212,3 @@ def _say_more() -> None:
     logger.setLevel(logging.DEBUG)
     for handler in logger.handlers:
         handler.setLevel(logging.DEBUG)
-
-
-class _Shown:
-    """Progress while it runs, on a terminal; a line, or JSON, for what came of it."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._bar: Progress | None = None
-        self._task: Any = None
-
-    def __enter__(self) -> _Shown:
-        if sys.stderr.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=28),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TextColumn("{task.fields[speedup]}"),
-                console=console(to_stderr=True),
-                transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # what goes to a pipe or file is not the terminal's
-            )
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def progress(self, moved: Moved) -> None:
-        if self._bar is None:
-            return
-        if self._task is None:
-            self._task = self._bar.add_task(moved.phase, total=None, speedup="")
-        done = moved.sent + moved.received
-        whole = moved.total_estimate
-        speedup = f"speed-up {whole / done:,.1f}" if done and whole else ""
-        # How much differs is known only when it has moved, so the bar has an end but no promise.
-        self._bar.update(
-            self._task, description=moved.phase, completed=done, total=max(whole, done) or None, speedup=speedup
-        )
-
-    def outcome(self, outcome: Outcome, *, as_document: bool = False) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.remove_task(self._task)
-            self._task = None
-        if self._as_json:
-            (write_document if as_document else write_line)(outcome)
-            sys.stdout.flush()
-        else:
-            say(printable(sentence(outcome)))
-
-
-def sentence(outcome: Outcome) -> str:
-    """What came of it, on one line."""
-    local, remote = outcome.local, outcome.remote
-    moved = (
-        f"{say_size(outcome.sent)} sent, {say_size(outcome.received)} received of {say_size(outcome.size)}"
-        f" in {outcome.seconds:.2f} s, speed-up {outcome.speedup:,.1f}"
-    )
-    if outcome.dry:
-        way = f"{remote} to {local}" if outcome.kind == "pull" else f"{local} to {remote}"
-        about = say_size(max(outcome.sent, outcome.received))
-        return f"would move {outcome.changed_pages:,} of {outcome.pages:,} pages, about {about}, from {way}"
-    if outcome.kind == "copy":
-        return f"copied {local} to {remote}: {moved}"
-    if outcome.kind == "pull":
-        return f"pulled version {outcome.version} of {remote} to {local}: {moved}"
-    if not outcome.is_new:
-        return f"nothing to push: version {outcome.version} of {remote} has the same pages ({moved})"
-    return f"pushed {local} as version {outcome.version} of {remote}: {moved}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 from types import TracebackType
 
 import msgspec
@@ -33,6 +34,8 @@ class Noted(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     """The version that the database came from, or was pushed as; 0: none."""
     dbhash: str | None = None
     """Of that version."""
+    head: str | None = None
+    """Of its first page, but for the counters that each copy keeps for itself."""
     last_push_id: str | None = msgspec.field(name="lastPushID", default=None)
     """Of a push that was begun and whose answer did not come: the server may have made a version of it."""
     pulling: str | None = None
@@ -62,6 +65,10 @@ class Beside:
             self._sweep()
         except OSError as exc:
             self._unlock()
+            above = os.path.dirname(self.directory)
+            if not os.path.isdir(above):
+                mend = f"mkdir -p {shlex.quote(above)}"
+                raise InputOutput("the directory does not exist", where=above, next=mend) from exc
             raise InputOutput(
                 exc.strerror or str(exc),
                 where=self.directory,

@@ -10,11 +10,12 @@ from contextlib import ExitStack
 
 import msgspec
 
-from headwater.errors import DiskFull, InputOutput, InvalidOption, NotADatabase
+from headwater.errors import DiskFull, InputOutput, InvalidOption
 from headwater.replication.beside import Beside
+from headwater.replication.first_page import first_page_of
 from headwater.replication.outcome import OnProgress, Outcome, Progress
 from headwater.replication.rsync_stream import OriginStream, pages_in
-from headwater.replication.snapshot import remove_if_empty, replace_content, shape_of, snapshot_aside
+from headwater.replication.snapshot import remove_if_empty, replace_content, shape_aside, shape_of, snapshot_aside
 from headwater.replication.tools import End, Moved, both_ends, join
 
 
@@ -27,15 +28,15 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
     started_s = time.monotonic()
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
         raise InvalidOption("source and target are the same file", where=target, next="Name another target")
-    shape, there = await asyncio.to_thread(shape_of, source), await asyncio.to_thread(shape_of, target)
-    if shape is None:
-        why = "this database is empty" if os.path.exists(source) else "there is no such file"
-        raise NotADatabase(why, where=source)
+    shape, there = await shape_aside(source), await asyncio.to_thread(shape_of, target)
     page_size, pages = shape.page_size, shape.pages
     size = page_size * pages
     moved = Moved()
     if progress is not None:
         moved.watch = lambda: progress(Progress(moved.to_replica, moved.to_origin, size, "moving"))
+    counters_only = False
+    if there is not None and there.page_size == page_size:
+        counters_only = await asyncio.to_thread(_differ_only_by_counters, source, target)
     if options.dry:
         changed_pages = await _count(source, target, there is not None and there.page_size == page_size, moved)
     elif there is not None and there.page_size != page_size:
@@ -54,6 +55,8 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
                 remove_if_empty(target)
             raise
         changed_pages = pages_in(moved.to_replica, page_size)
+    if changed_pages == 1 and counters_only:
+        changed_pages = 0  # what moved counts the commits of the source, which is not content
     return Outcome(
         kind="copy",
         local=source,
@@ -71,6 +74,11 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
         dbhash=None,
         dry=options.dry,
     )
+
+
+def _differ_only_by_counters(source: str, target: str) -> bool:
+    """Of their first pages. Blocks."""
+    return first_page_of(source).differs_only_by_counters(first_page_of(target))
 
 
 async def _steady(source: str, stack: ExitStack) -> str:

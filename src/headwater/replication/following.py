@@ -33,7 +33,7 @@ from headwater.errors import (
     VersionConflict,
 )
 from headwater.replication.beside import Beside
-from headwater.replication.line import SubscriptionLine, Told
+from headwater.replication.line import NO_LINE, SubscriptionLine, Told
 from headwater.replication.link import Link, is_partial, plain
 from headwater.replication.names import CHANGED, CLAIM, RELEASE, Remote
 from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
@@ -72,7 +72,7 @@ class _Following:
     """What both have in common: something runs until it is asked to stop, or fails for good."""
 
     def __init__(self, on_failure: OnFailure | None) -> None:
-        self._on_failure = on_failure or (lambda fault: None)
+        self._on_failure = on_failure
         self._stirred = asyncio.Event()
         self._stopping = False
         self._fault: BaseException | None = None
@@ -86,9 +86,12 @@ class _Following:
         self._fault = self._fault or fault
         self.stop()
 
-    def _tell_failure(self, fault: Exception) -> None:
+    def _tell_failure(self, fault: Exception, text: str, *values: object) -> None:
+        """Once: to whoever asked to be told, or else as a warning."""
+        logger.log(logging.WARNING if self._on_failure is None else logging.INFO, text, *values)
         try:
-            self._on_failure(fault)
+            if self._on_failure is not None:
+                self._on_failure(fault)
         except Exception as exc:  # nobody reads it any more
             self._fail(exc)
 
@@ -209,8 +212,7 @@ class PushSubscription(_Following):
         if is_wrong_path or is_hopeless or not isinstance(fault, HeadwaterError | OSError):
             self._fail(fault)
         else:
-            logger.warning("the push failed and will be tried again: %s", fault)
-            self._tell_failure(fault)
+            self._tell_failure(fault, "the push failed and will be tried again: %s", fault)
 
     async def _finish(self) -> None:
         """A push that runs is given a little time; then the turn is given back, and reports go out."""
@@ -218,7 +220,7 @@ class PushSubscription(_Following):
             with contextlib.suppress(TimeoutError, Exception):
                 async with asyncio.timeout(STOP_GRACE_S):
                     await asyncio.shield(self._pushing)
-        if self._schedule.has_changes:
+        if self._schedule.has_changes and self._fault is None:
             logger.warning("it ends with changes that are not pushed: the next start pushes them")
         if self._coordinate and self._pushing is None:
             # Also a turn that was only claimed: others would wait for a push that does not come, for days perhaps. Who
@@ -281,7 +283,7 @@ class PullSubscription(_Following):
         self._on_outcome = on_outcome
         self._on_progress = on_progress
         config = {"coordinate": False, **timers}
-        self._line = SubscriptionLine(remote, config, self, connect, on_down=self._tell_failure)
+        self._line = SubscriptionLine(remote, config, self, connect, on_down=self._on_line_down)
         self._newest = 0
         self._have = 0
         self._replica_id: str | None = None  # of what we have
@@ -312,8 +314,7 @@ class PullSubscription(_Following):
             passing = PASSING if self._replica_id is None else PASSING + LATER_PASSING
             if isinstance(exc, HOPELESS) or not (isinstance(exc, passing) or is_partial(exc)):
                 raise
-            logger.warning("the pull failed and will be tried again: %s", exc)
-            self._tell_failure(exc)
+            self._tell_failure(exc, "the pull failed and will be tried again: %s", exc)
             return False
         if outcome is not None:
             self._have = outcome.version or self._newest
@@ -352,6 +353,9 @@ class PullSubscription(_Following):
 
     def on_disconnected(self) -> None:
         """It comes back by itself."""
+
+    def _on_line_down(self, fault: Exception) -> None:
+        self._tell_failure(fault, NO_LINE, self._remote.key, fault)
 
     def on_version(self, number: int) -> None:
         # Numbers of a replica only grow: it was made anew, or a pull was faster than the news, and is made once more.

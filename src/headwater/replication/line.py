@@ -23,6 +23,7 @@ from headwater.replication.schedule import BACKOFF
 from headwater.replication.spans import seconds_text
 
 DIGITS_MAX = 18  # of the number of a version
+NO_LINE = "no line to %s, and it is tried again: %s"
 
 logger = logging.getLogger("headwater")
 
@@ -61,7 +62,7 @@ class SubscriptionLine:
         *,
         on_down: OnFailure | None = None,
     ) -> None:
-        """`on_down`: for whoever would hear of it by nothing else; once for many failures in a row."""
+        """`on_down`: for whoever would hear of it by nothing else, and tells it; once for many failures in a row."""
         self._remote = remote
         self._config = dict(config)
         self._listener = listener
@@ -105,11 +106,10 @@ class SubscriptionLine:
             await asyncio.sleep(backoff_ms(BACKOFF, failures, random.random()) / 1000)
 
     def _tell_of(self, exc: Exception, *, is_first: bool) -> None:
-        is_news = is_first and self._on_down is not None
-        level = logging.WARNING if is_news else logging.DEBUG
-        logger.log(level, "no line to %s, and it is tried again: %s", self._remote.key, exc)
-        if is_news and self._on_down is not None:
+        if is_first and self._on_down is not None:
             self._on_down(exc)
+        else:
+            logger.debug(NO_LINE, self._remote.key, exc)
 
     def _hear(self, frame: str | bytes) -> None:
         if isinstance(frame, bytes):

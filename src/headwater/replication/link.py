@@ -247,7 +247,10 @@ _REFUSALS: dict[int, tuple[type[HeadwaterError], str]] = {
     400: (InvalidOption, ""),
     401: (Unauthorized, "Give a key of the replica, or a token of the server"),
     403: (Unauthorized, "This key does not allow it; give another one"),
-    404: (UnknownReplica, "Check the name; `headwater replica ls ws://HOST` lists what is there"),
+    404: (
+        UnknownReplica,
+        "Check the name and the version: `headwater replica ls ws://HOST` and `headwater replica log URL` list them",
+    ),
     429: (Overloaded, "Try again later"),
     503: (Overloaded, "Try again later"),
 }

@@ -23,6 +23,7 @@ _NUMBER = rf"[1-9][0-9]{{0,{VERSION_DIGITS_MAX - 1}}}"
 _VERSION = re.compile(rf"@?(?:v?(?P<number>{_NUMBER})|latest(?:-(?P<back>{_NUMBER}))?)")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST = re.compile(r"([A-Za-z0-9.-]{2,})(:[0-9]{1,5}(?=/)|:(?=/))/")  # host:8765/ns/name, or host:/path as rsync has it
+_SLIP = re.compile(r"(?P<scheme>wss?):/?(?P<rest>[^/].*)", re.IGNORECASE | re.DOTALL)  # a url with too few slashes
 _PORTS = {"ws": 80, "wss": 443}
 _HOW_REMOTE = "Write it as ws://host:port/namespace/name, with @3, @latest or @latest-2 behind for a version"
 
@@ -152,6 +153,10 @@ def place_of(text: str) -> Local | Remote:
     if found is None:
         if not text or "\0" in text:
             raise InvalidOption("a path cannot be empty or hold a zero byte", next="Name a database file")
+        if slip := _SLIP.fullmatch(text):
+            raise InvalidOption(
+                "this looks like a url that lacks a slash", next=_meant(slip["scheme"].lower(), slip["rest"])
+            )
         if host := _HOST.match(text):
             server = host[1] + (host[2] if host[2] != ":" else ":8765")
             path = text[host.end() :].lstrip("/")
@@ -165,6 +170,14 @@ def place_of(text: str) -> Local | Remote:
     if scheme not in _PORTS:
         raise InvalidOption(f"a replica is not reached by {scheme}://", next=_HOW_REMOTE)
     return _remote(scheme, text)
+
+
+def _meant(scheme: str, rest: str) -> str:
+    """What may hold a secret is not repeated."""
+    host, _, _ = rest.partition("/")
+    if "@" in host or "?" in rest:
+        return _HOW_REMOTE
+    return f"Did you mean {scheme}://{rest}? If it is a file here, write ./ before it"
 
 
 def split_version(text: str) -> tuple[str, VersionName | None]:

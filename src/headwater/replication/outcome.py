@@ -18,7 +18,7 @@ class Progress(NamedTuple):
     phase: Phase
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["push", "pull", "copy"]
     local: str
     remote: str
@@ -26,7 +26,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: int | None
     """Of the replica, after it; none for a copy and for a dry push."""
     is_new: bool
-    """False: nothing had changed."""
+    """False: nothing had changed. Of a dry run: whether anything would."""
     base: int | None
     size: int
     pages: int

@@ -12,13 +12,14 @@ import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, Locked, ReplicationFailed, Unreachable, UnsyncedChanges
 from headwater.replication.beside import Beside, Noted
+from headwater.replication.first_page import first_page_of, first_page_seen_by
 from headwater.replication.link import Hash, Link, Number, PageSize, ReplicaID, as_partial
 from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
 from headwater.replication.rsync_stream import REPLICA_BEGIN, pages_in
 from headwater.replication.shell import Shell
-from headwater.replication.snapshot import remove_if_empty, replace_content, shape_of
+from headwater.replication.snapshot import remove_database, remove_if_empty, replace_content, shape_of
 from headwater.replication.tools import End
 
 GOOD_BYE_S_MAX = 60.0  # for the server to close when all is here
@@ -84,7 +85,9 @@ class _Pull:
         self._size = 0
         self._is_whole = False
         self._is_here = False
+        self._was_there = False
         self._watch: Shell | None = None
+        self._head: str | None = None  # of the first page, before
         self._unwritten = ""  # the data_version of what was compared
 
     async def run(self) -> Outcome:
@@ -93,6 +96,8 @@ class _Pull:
         shape = await asyncio.to_thread(shape_of, self._path)
         page_size = None if shape is None else shape.page_size
         hashing = None
+        if page_size is not None:
+            self._head = (await asyncio.to_thread(first_page_of, self._path)).rest
         if page_size is not None and not self._options.overwrite:
             self._watch = self._stack.enter_context(Shell(self._path))
             self._unwritten = await asyncio.to_thread(self._watch.data_version)
@@ -116,23 +121,25 @@ class _Pull:
                 ) from exc
             raise as_partial(exc) from exc
         self._tell("finishing")
-        dbhash = offer.dbhash
+        noted = self._beside.noted(self._remote)
+        dbhash, head = offer.dbhash, self._head_of(offer, noted, here)
         if not self._options.dry:
-            dbhash = await self._proved(offer)
-            self._beside.note(
-                self._remote, Noted(replica_id=offer.replica_id, base=offer.version, dbhash=dbhash, last_push_id=None)
-            )
+            dbhash, head = await self._proved(offer)
+            noted = Noted(replica_id=offer.replica_id, base=offer.version, dbhash=dbhash, head=head)
+            self._beside.note(self._remote, noted)
         if would_move is not None:
             self._received += would_move.bytes
             changed_pages = would_move.pages
         else:
             changed_pages = pages_in(self._received, offer.page_size)
+        if changed_pages == 1 and head is not None and head == self._head:
+            changed_pages = 0  # what moved counts the commits of the replica, which is not content
         return Outcome(
             kind="pull",
             local=self._local,
             remote=self._remote.key,
             version=offer.version,
-            is_new=changed_pages > 0 and (here is None or here != offer.dbhash),
+            is_new=changed_pages > 0,
             base=offer.version,
             size=offer.size,
             pages=offer.pages,
@@ -153,6 +160,12 @@ class _Pull:
         hashing = Hashing(path, live=True)
         self._stack.push_async_callback(hashing.gone)
         return hashing
+
+    def _head_of(self, offer: Offer, noted: Noted, here: str | None) -> str | None:
+        """Of the first page of the version, as far as it is known without a pull."""
+        if noted.head is not None and (noted.base, noted.replica_id) == (offer.version, offer.replica_id):
+            return noted.head
+        return self._head if here is not None and here == offer.dbhash else None
 
     def _refuse_unsynced(self, here: str | None, offer: Offer) -> None:
         noted = self._beside.noted(self._remote)
@@ -185,7 +198,8 @@ class _Pull:
         """All pages. The file is as before if this fails, or gone if it was not there."""
         if self._options.dry and page_size != offer.page_size:
             return await self._receive(self._beside.pulled_path)
-        noted, was_there = self._beside.noted(self._remote), os.path.exists(self._path)
+        noted = self._beside.noted(self._remote)
+        was_there = self._was_there = os.path.exists(self._path)
         if was_there and not self._options.dry:
             pulling = msgspec.structs.replace(noted, pulling=offer.dbhash or "")
             await asyncio.to_thread(self._beside.note, self._remote, pulling, durable=False)
@@ -267,22 +281,30 @@ class _Pull:
             else:
                 return None
 
-    async def _proved(self, offer: Offer) -> str | None:
-        """The hash of what is here now: that of the version, unless somebody has written already."""
-        here, was_written = await asyncio.to_thread(_hash_now, self._hashing, self._path)
-        if offer.dbhash is None:
-            return None if was_written else here
-        if here is not None and here != offer.dbhash and not was_written:
-            raise ReplicationFailed(
-                f"the database is not the same as version {offer.version}",
-                where=self._path,
-                next="Pull again with --overwrite; if that does not help, verify the replica",
-            )
-        return offer.dbhash
+    async def _proved(self, offer: Offer) -> tuple[str | None, str | None]:
+        """The hash of what is here now, and that of its first page: those of the version, unless somebody has written
+        already."""
+        here, head, was_written = await asyncio.to_thread(_hash_now, self._hashing, self._path)
+        if was_written:
+            return offer.dbhash, None
+        if offer.dbhash is None or here is None or here == offer.dbhash:
+            return offer.dbhash or here, head
+        why, again = "what came is not the content of version {}", "pull again"
+        if self._was_there:
+            why, again = why + ", and it is in this file: do not trust it", "pull again with --overwrite"
+        else:
+            await asyncio.to_thread(remove_database, self._path)
+        raise ReplicationFailed(
+            why.format(offer.version),
+            where=self._path,
+            next=f"Verify the replica first: headwater replica verify {self._remote.key}@{offer.version}; then {again}",
+        )
 
 
-def _hash_now(hashing: Callable[[str], Hashing], path: str) -> tuple[str | None, bool]:
-    """And whether somebody wrote the database meanwhile. We open it first: `sqlite3_dbhash` waits for no lock."""
+def _hash_now(hashing: Callable[[str], Hashing], path: str) -> tuple[str | None, str, bool]:
+    """With that of the first page, and whether somebody wrote the database meanwhile. We open it first:
+    `sqlite3_dbhash` waits for no lock."""
     with Shell(path) as shell:
         before = shell.data_version()
-        return hashing(path).result_if_any(), shell.data_version() != before
+        here, head = hashing(path).result_if_any(), first_page_seen_by(shell).rest
+        return here, head, shell.data_version() != before

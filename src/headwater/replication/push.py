@@ -14,6 +14,8 @@ import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, InvalidOption, ReplicationFailed, VersionConflict
 from headwater.replication.beside import Beside, Noted
+from headwater.replication.conflicts import no_such_base, nothing_written
+from headwater.replication.first_page import rest_of_first_page
 from headwater.replication.link import Link, Number, ReplicaID, abort_of, as_partial
 from headwater.replication.names import ABORT, MESSAGE, MESSAGE_CHARS_MAX, Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
@@ -27,7 +29,7 @@ from headwater.replication.rsync_stream import (
     OriginStream,
     error_at_the_end,
 )
-from headwater.replication.snapshot import Snapshot, snapshot_aside
+from headwater.replication.snapshot import Snapshot, shape_aside, snapshot_aside
 from headwater.replication.tools import End
 
 LAST_WORD_S_MAX = 2.0  # for the server to say why, when its end has failed
@@ -74,12 +76,14 @@ async def push(local: str, remote: Remote, options: PushOptions, progress: OnPro
             return await _push(local, remote, options, progress, beside, consent)
         except VersionConflict as exc:
             is_gone = not exc.newest and beside.noted(remote).base > 0
-            if not is_gone or consent is not None or options.dry:
+            if not is_gone or consent is not None:
                 raise
             # Where nothing is, nothing can be overwritten; a server that lost its disk is to be filled again.
-            logger.warning("the server has no version of %s any more: it is pushed anew", remote.key)
-            beside.note(remote, Noted())
-        return await _push(local, remote, options, progress, beside, consent)
+            would = "would be" if options.dry else "is"
+            logger.warning("the server has no version of %s any more: it %s pushed anew", remote.key, would)
+            if not options.dry:
+                beside.note(remote, Noted())
+        return await _push(local, remote, options, progress, beside, consent, is_anew=True)
 
 
 async def _push(
@@ -89,9 +93,12 @@ async def _push(
     progress: OnProgress | None,
     beside: Beside,
     consent: int | str | None,
+    *,
+    is_anew: bool = False,
 ) -> Outcome:
+    noted = Noted() if is_anew else beside.noted(remote)
     async with AsyncExitStack() as stack:
-        return await _Push(local, remote, options, progress, beside, stack).run(consent)
+        return await _Push(local, remote, options, progress, beside, stack).run(consent, noted)
 
 
 def _consent(remote: Remote) -> int | str | None:
@@ -131,15 +138,15 @@ class _Push:
         self._received = 0
         self._size = 0
 
-    async def run(self, consent: int | str | None) -> Outcome:
+    async def run(self, consent: int | str | None, noted: Noted) -> Outcome:
         started_s = time.monotonic()
-        noted = self._beside.noted(self._remote)
         # While it is not known what became of a push, the next ones go by the same id: whichever the server takes, and
         # be it the first one, late, it is known as ours.
         push_id = noted.last_push_id or uuid.uuid4().hex
         if consent is None:
             self._refuse_half_pulled(noted)
         self._tell("preparing")
+        await shape_aside(self._beside.database)  # what is no database is not the server's business
         taken = await self._snapshot_and_connect()
         self._size = taken.size
         hashing = None
@@ -148,12 +155,20 @@ class _Push:
             self._stack.push_async_callback(hashing.gone)
         origin = await End.origin(taken.path)
         self._stack.push_async_callback(origin.gone)
-        accepting = await self._ask(taken, noted, noted.base if consent is None else consent, push_id)
+        try:
+            accepting = await self._ask(taken, noted, noted.base if consent is None else consent, push_id)
+        except VersionConflict as exc:
+            raise await self._explained(exc, taken, noted, consent) from exc
+        head = await asyncio.to_thread(rest_of_first_page, taken)
         if consent is None:
             self._refuse_another_replica(noted, accepting)
         try:
             if self._options.dry:
-                committed, dbhash = Committed(version=0, changed_pages=await self._count(origin)), None
+                stream = await self._count(origin)
+                is_alike = accepting.base == noted.base > 0 and head == noted.head is not None
+                # The counters of its first page are all that differs: of this the server makes no version.
+                pages = 0 if stream.pages == 1 and stream.has_first_page and is_alike else stream.pages
+                committed, dbhash = Committed(version=0, changed_pages=pages, is_new=pages > 0), None
             else:
                 attempt = _attempt(noted, consent, accepting, push_id)
                 committed, dbhash = await self._move_and_commit(origin, hashing, attempt)
@@ -161,7 +176,7 @@ class _Push:
             raise as_partial(exc) from exc
         if not self._options.dry:
             replica_id = committed.replica_id or accepting.replica_id
-            result = Noted(replica_id=replica_id, base=committed.version, dbhash=dbhash)
+            result = Noted(replica_id=replica_id, base=committed.version, dbhash=dbhash, head=head)
             # If a crash of the machine takes it back, the server knows the push by its id, which is on disk.
             self._beside.note(self._remote, result, durable=False)
         return Outcome(
@@ -202,6 +217,18 @@ class _Push:
                 next=f"Pull it elsewhere and compare, or push over it: {self._remote.key}@latest",
                 newest=accepting.base,
             )
+
+    async def _explained(
+        self, conflict: VersionConflict, taken: Snapshot, noted: Noted, consent: int | str | None
+    ) -> VersionConflict:
+        if isinstance(consent, int):
+            return no_such_base(conflict, consent, self._remote) if consent > conflict.newest else conflict
+        if consent is None and conflict.newest and noted.base and noted.dbhash and taken.is_copy:
+            here = Hashing(taken.path)
+            self._stack.push_async_callback(here.gone)
+            if await asyncio.to_thread(here.result_if_any) == noted.dbhash:
+                return nothing_written(conflict, noted.base, self._remote, self._local)
+        return conflict
 
     async def _move_and_commit(
         self, origin: End, hashing: Hashing | None, attempt: Noted
@@ -301,7 +328,7 @@ class _Push:
             elif frame.startswith(ABORT):
                 raise abort_of(frame, self._link.shown)
 
-    async def _count(self, origin: End) -> int:
+    async def _count(self, origin: End) -> OriginStream:
         """Up to the first page as in earnest; then the pages are counted here and go nowhere."""
         stream = OriginStream()
         back = asyncio.create_task(self._hear(origin))
@@ -311,7 +338,7 @@ class _Push:
             back.cancel()
             await asyncio.gather(back, return_exceptions=True)
         await self._link.send_config({"complete": True, "dry": True, "sent": self._sent, "received": self._received})
-        return stream.pages
+        return stream
 
     async def _speak_dry(self, origin: End, stream: OriginStream) -> None:
         while not stream.ended and (data := await origin.read()):

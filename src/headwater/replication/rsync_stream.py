@@ -23,6 +23,7 @@ class OriginStream:
         self.page_size = 0
         self.origin_pages = 0  # in the whole database
         self.pages = 0  # that would move
+        self.has_first_page = False  # among them
         self.page_bytes = 0  # of the stream, their heads included
         self.passed_bytes = 0
         # In the stream; from here on nothing is let through. A TXN alone would write too: it cuts the replica to size.
@@ -77,6 +78,7 @@ class OriginStream:
             self.origin_pages = int.from_bytes(head[3:7], "big")
         elif kind == PAGE:
             self.pages += 1
+            self.has_first_page |= int.from_bytes(head[1:5], "big") == 1
             self.page_bytes += len(head) + self.page_size
             self._body_left = self.page_size
         elif kind in (ERROR, MSG):

@@ -34,9 +34,9 @@ class Shell:
         self._path = os.path.realpath(path)
         self._stop = stop or threading.Event()
         if not os.path.exists(self._path):
-            raise NotADatabase("there is no such file", where=path)
+            raise NotADatabase("there is no such file", where=path, next="Check the path")
         if not os.path.isfile(self._path):
-            raise NotADatabase("this is not a file", where=path)
+            raise NotADatabase("this is not a file", where=path, next="Name a database file")
         waiting = f".timeout {BUSY_S_MAX * 1000:.0f}"
         self._process = subprocess.Popen(
             [binary("sqlite3_shell"), "-batch", "-noinit", "-ifexists", "-list", "-cmd", waiting, self._path],

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from typing import NamedTuple
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,6 +34,8 @@ SIDECARS = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a database w
 LOG_HEADER_BYTES = 32
 COOKIE = slice(40, 44)  # of the schema, in the header of a database
 COUNTERS = (slice(24, 28), slice(92, 100))  # in the header: they count commits, and differ between copies
+
+T = TypeVar("T")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,13 +99,35 @@ def _snapshot(path: str, into: str, stop: threading.Event) -> Snapshot:
 async def snapshot_aside(path: str, into: str) -> Snapshot:
     """The same on a thread. When cancelled, it ends soon and leaves nothing."""
     stop = threading.Event()
-    working = asyncio.ensure_future(asyncio.to_thread(snapshot, path, into, stop))
+    try:
+        return await _stoppable(asyncio.to_thread(snapshot, path, into, stop), stop)
+    except asyncio.CancelledError:
+        remove_database(into)
+        raise
+
+
+async def shape_aside(path: str) -> Shape:
+    """Of a database that has to be there, or NotADatabase. When cancelled, it ends soon."""
+    stop = threading.Event()
+    shape = await _stoppable(asyncio.to_thread(shape_of, path, stop), stop)
+    if shape is None:
+        is_there = os.path.exists(path)
+        raise NotADatabase(
+            "this database is empty" if is_there else "there is no such file",
+            where=path,
+            next="Create a table first" if is_there else "Check the path",
+        )
+    return shape
+
+
+async def _stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
+    """Work on a thread that heeds `stop`, which is set when this is cancelled."""
+    working = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         stop.set()
         await asyncio.gather(working, return_exceptions=True)
-        remove_database(into)
         raise
 
 
@@ -283,11 +308,11 @@ class Shape(NamedTuple):
 _SHAPE = "PRAGMA journal_mode; PRAGMA page_size; PRAGMA page_count;"
 
 
-def shape_of(path: str) -> Shape | None:
+def shape_of(path: str, stop: threading.Event | None = None) -> Shape | None:
     """Of the database there; None if there is no file, or an empty one. Blocks."""
     if not os.path.exists(path):
         return None
-    with Shell(path) as shell:
+    with Shell(path, stop) as shell:
         shape = _shape(shell)
         return shape if shape.pages else None
 

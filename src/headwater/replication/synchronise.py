@@ -17,6 +17,7 @@ from headwater.replication.following import PullSubscription, PushSubscription, 
 from headwater.replication.link import Link
 from headwater.replication.names import Local, Remote, VersionName, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
+from headwater.replication.places import refuse_no_directory, refuse_no_file
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.push import PushOptions, push
 from headwater.replication.spans import Timers
@@ -77,7 +78,15 @@ class Sync:
         self._overwrite = overwrite
         self._client_id = client_id
 
+    def _refuse_mistyped(self) -> None:
+        """Files that are not there, before a server is asked."""
+        if isinstance(self.source, Local):
+            refuse_no_file(self.source.path)
+        if isinstance(self.target, Local):
+            refuse_no_directory(self.target.path)
+
     async def once(self, on_progress: OnProgress | None = None) -> Outcome:
+        self._refuse_mistyped()
         match self.source, self.target:
             case Local(path), Remote() as remote:
                 return await push(path, remote, self._push_options(), on_progress)
@@ -104,6 +113,7 @@ class Sync:
             raise InvalidOption("--coordinate is for pushing", next="Leave it out")
         match self.source, self.target:
             case Local(path), Remote() as remote:
+                self._refuse_mistyped()
                 return PushSubscription(
                     path,
                     remote,
@@ -123,6 +133,7 @@ class Sync:
                         where=str(remote),
                         next=f"Leave {remote.version} out, or --subscribe",
                     )
+                self._refuse_mistyped()
                 return PullSubscription(
                     remote,
                     path,

@@ -21,6 +21,13 @@ def test_a_copy_is_the_same_and_the_next_one_moves_only_what_changed(
     database = make(mode=mode)
     copied = client_without_server.copy("app.db", "copy.db")
     assert (copied.changed_pages, copied.version) == (copied.pages, None)
+    for dry in (True, False):
+        unchanged = client_without_server.copy("app.db", "copy.db", dry=dry)
+        assert (unchanged.is_new, unchanged.changed_pages) == (False, 0)
+    database.run("pragma user_version = 7")  # it is in the first page, and in no table
+    for dry in (True, False):
+        small = client_without_server.copy("app.db", "copy.db", dry=dry)
+        assert (small.is_new, small.changed_pages) == (True, 1)
     database.write()
     dry = client_without_server.copy("app.db", "copy.db", dry=True)
     again = client_without_server.copy("app.db", "copy.db")

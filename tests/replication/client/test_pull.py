@@ -13,6 +13,7 @@ from headwater.errors import Locked, NotADatabase, ReplicationFailed, UnknownRep
 from headwater.replication.beside import Beside
 from headwater.replication.link import Link, is_partial
 from headwater.replication.proof import check_integrity, dbhash
+from headwater.replication.pull import Offer
 from headwater.replication.tools import End
 
 
@@ -32,7 +33,9 @@ def test_a_pull_makes_a_file_and_keeps_it_up_to_date(client: Any, pushed: Any, t
     assert (first.version, first.is_new, first.changed_pages) == (2, True, first.pages)
     assert first.dbhash == dbhash(copy) == dbhash(pushed.path)
     check_integrity(copy)
-    assert not client.pull("ns/app.db", "copy.db").is_new
+    for options in ({"dry": True}, {}, {"overwrite": True}):
+        again = client.pull("ns/app.db", "copy.db", **options)
+        assert (again.version, again.is_new, again.changed_pages) == (2, False, 0)
     pushed.write("the third")
     client.push(pushed)
     with closing(apsw.Connection(copy)) as reader:  # somebody has it open
@@ -69,7 +72,8 @@ def test_what_was_never_pushed_is_not_overwritten(client: Any, pushed: Any, make
 def test_the_same_content_needs_no_history(client: Any, make: Any) -> None:
     client.push(make())
     make("twin.db")
-    assert client.pull("ns/app.db", "twin.db").version == 1
+    twin = client.pull("ns/app.db", "twin.db")
+    assert (twin.version, twin.is_new) == (1, False)
 
 
 def test_a_dry_pull_changes_nothing_and_tells_what_would_move(client: Any, pushed: Any, tmp_path: Path) -> None:
@@ -189,3 +193,23 @@ def test_a_pull_whose_good_bye_fails_is_remembered(
     pushed.path = str(tmp_path / "copy.db")
     pushed.write("the third")
     assert client.push(pushed).version == 3
+
+
+def test_a_pull_that_is_not_what_was_pushed_leaves_no_new_file_and_warns_of_an_old_one(
+    client: Any, pushed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.pull("ns/app.db@1", "old.db")
+    real = Link.config_of
+
+    def another(link: Link, frame: str, kind: type) -> Any:
+        said = real(link, frame, kind)
+        return replace(said, dbhash="0" * 40) if kind is Offer else said
+
+    monkeypatch.setattr(Link, "config_of", another)
+    files = sorted(os.listdir(tmp_path))
+    with pytest.raises(ReplicationFailed, match="not the content of version 2") as told:
+        client.pull("ns/app.db", "copy.db")
+    assert f"headwater replica verify {client.url}/ns/app.db@2" in told.value.next
+    assert sorted(os.listdir(tmp_path)) == files
+    with pytest.raises(ReplicationFailed, match=r"do not trust it.*replica verify.*--overwrite"):
+        client.pull("ns/app.db", "old.db")

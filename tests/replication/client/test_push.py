@@ -94,8 +94,44 @@ def test_a_dry_push_changes_nothing_and_tells_what_would_move(client: Any, make:
     assert (dry.sent, dry.received) == (earnest.sent, earnest.received)
     database.write()
     dry = client.push(database, dry=True)
-    assert 1 <= dry.changed_pages <= 2
+    assert (dry.is_new, 1 <= dry.changed_pages <= 2) == (True, True)
     assert client.push(database).version == 2
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_dry_push_says_what_the_push_does(client: Any, make: Any, mode: str, tmp_path: Path) -> None:
+    database = make(mode=mode)
+    client.push(database)
+    client.pull("ns/app.db", "copy.db")
+    copy = type(database).__new__(type(database))
+    copy.path = str(tmp_path / "copy.db")
+    for same in (database, copy):
+        dry, earnest = client.push(same, dry=True), client.push(same)
+        assert (dry.is_new, dry.changed_pages) == (earnest.is_new, earnest.changed_pages) == (False, 0)
+    database.run("pragma user_version = 7")  # it is in the first page, and in no table
+    dry, earnest = client.push(database, dry=True), client.push(database)
+    assert (dry.is_new, dry.changed_pages) == (earnest.is_new, earnest.changed_pages) == (True, 1)
+
+
+def test_a_conflict_says_what_it_needs(client: Any, make: Any, tmp_path: Path) -> None:
+    database = make()
+    client.push(database)
+    client.pull("ns/app.db", "copy.db")
+    database.write("the second")
+    client.push(database)
+    copy = type(database).__new__(type(database))
+    copy.path = str(tmp_path / "copy.db")
+    for dry in (True, False):
+        with pytest.raises(VersionConflict, match=r"version 1 unchanged.*headwater sync ws\S+ \S+copy\.db$") as told:
+            client.push(copy, dry=dry)
+        assert told.value.newest == 2
+    with pytest.raises(VersionConflict, match="there is no version 7: the newest is 2"):
+        client.push(copy, "ns/app.db@7")
+    with pytest.raises(VersionConflict, match="there is no version 7: there is none yet"):
+        client.push(copy, "ns/other.db@7")
+    copy.write("mine")
+    with pytest.raises(VersionConflict, match="merge by hand"):
+        client.push(copy)
 
 
 def test_without_room_for_a_copy_the_live_database_is_pushed(
@@ -136,3 +172,13 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_left(client: Any, m
     with pytest.raises(NotADatabase):
         client.push(type("Missing", (), {"path": str(tmp_path / "missing.db")}))
     assert os.listdir(tmp_path) == ["app.db"]
+
+
+def test_what_is_no_database_is_told_before_the_server_is_asked(client: Any, tmp_path: Path) -> None:
+    client.url = "ws://127.0.0.1:1"  # where nobody listens
+    (tmp_path / "text.db").write_text("no database, but a text that is longer than a header " * 20)
+    (tmp_path / "empty.db").touch()
+    for name, why in (("text.db", "no SQLite database"), ("empty.db", "is empty"), ("missing.db", "no such file")):
+        with pytest.raises(NotADatabase, match=why) as told:
+            client.push(type("Wrong", (), {"path": str(tmp_path / name)}))
+        assert told.value.next

@@ -87,7 +87,9 @@ def test_a_link_to_a_database_is_that_database(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputOutput, match="write access"), Beside(str(tmp_path / "app.db" / "missing")):
+    with pytest.raises(InputOutput, match=r"does not exist.*mkdir -p"), Beside(str(tmp_path / "away" / "app.db")):
+        (tmp_path / "never").touch()
+    with pytest.raises(InputOutput, match="write access"), Beside(str(tmp_path / ("x" * 250))):
         (tmp_path / "never").touch()
     assert not (tmp_path / "never").exists()
 

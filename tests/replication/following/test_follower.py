@@ -104,13 +104,16 @@ def test_a_copy_stays_up_to_date_and_the_server_may_go_away(
     assert names_in(copy) == ["while it was away"]
 
 
-def test_what_no_waiting_mends_ends_it_and_is_raised(server: RunningServer, database: Database, tmp_path: Path) -> None:
+def test_what_no_waiting_mends_ends_it_and_is_raised(
+    server: RunningServer, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     remote, other, told = f"{server.url}/shop/app.db", Database(tmp_path / "other.db"), list[Exception]()
     other.write("another")
     headwater.sync(other.path, remote)
     follower = headwater.follow(database.path, remote, on_error=told.append)
     with pytest.raises(VersionConflict) as caught:
         follower.join(PATIENCE_S)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]  # who was told is told once
     assert caught.value is follower.error
     assert told == [follower.error]
     with pytest.raises(VersionConflict):
@@ -148,9 +151,15 @@ def test_what_cannot_be_meant_is_said_at_once(database: Database, tmp_path: Path
             call()
 
 
-def test_it_can_be_closed_before_it_has_reached_anybody(database: Database) -> None:
+def test_it_can_be_closed_before_it_has_reached_anybody(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         headwater.follow(database.path, "ws://127.0.0.1:1/shop/app.db").close(PATIENCE_S)
+    told: queue.Queue[Exception] = queue.Queue()
+    caplog.clear()
+    with headwater.follow(database.path, "ws://127.0.0.1:1/shop/app.db", on_error=told.put):
+        assert "nobody listens" in str(told.get(timeout=PATIENCE_S))
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["it ends with changes that are not pushed: the next start pushes them"]
     assert not children_of(os.getpid())
 
 
@@ -206,4 +215,5 @@ def test_an_end_that_nobody_hears_of_is_logged(
     headwater.sync(other.path, f"{server.url}/shop/app.db")
     with pytest.raises(VersionConflict):
         headwater.follow(database.path, f"{server.url}/shop/app.db").join(PATIENCE_S)
-    assert [record.levelname for record in caplog.records if "not followed any more" in record.message] == ["WARNING"]
+    levels = [record.levelname for record in caplog.records if "not followed any more" in record.getMessage()]
+    assert levels == ["WARNING"]

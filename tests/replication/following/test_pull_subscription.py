@@ -11,7 +11,7 @@ from served import RunningServer
 from websockets.asyncio.server import ServerConnection, serve
 
 import headwater
-from headwater.errors import InputOutput, InvalidOption, UnsyncedChanges
+from headwater.errors import InvalidOption, UnsyncedChanges
 from headwater.ports.clock import SystemClock
 from headwater.replication.beside import Beside
 from headwater.replication.host.policy import Policy
@@ -166,9 +166,9 @@ async def test_a_directory_that_is_not_there_is_said_at_the_start_and_waited_for
 ) -> None:
     remote, away = f"{server.url}/shop/app.db", tmp_path / "away"
     await push(database, remote)
-    async with follow(remote, away / "copy.db") as running:
-        with pytest.raises(InputOutput):
-            await running.next()
+    with pytest.raises(InvalidOption, match=f"mkdir -p {away}"):
+        async with follow(remote, away / "copy.db"):
+            pass
     away.mkdir()
     async with follow(remote, away / "copy.db") as running:
         await running.next()

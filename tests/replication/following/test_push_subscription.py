@@ -16,7 +16,7 @@ from served import RunningServer
 from server_process import ServerProcess
 
 import headwater
-from headwater.errors import NotADatabase, VersionConflict
+from headwater.errors import InvalidOption, NotADatabase, VersionConflict
 from headwater.ports.clock import SystemClock
 from headwater.replication.host.policy import Policy
 from headwater.replication.host.shelf import Shelf
@@ -181,10 +181,18 @@ async def test_a_passing_fault_of_the_operating_system_is_waited_out(
     assert not faults
 
 
-async def test_a_wrong_path_ends_it_at_once(server: RunningServer, follow: Follow, tmp_path: Path) -> None:
-    async with follow(tmp_path / "mistyped.db", f"{server.url}/shop/app.db") as running:
+async def test_a_wrong_path_ends_it_at_once(
+    server: RunningServer, follow: Follow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote = f"{server.url}/shop/app.db"
+    with pytest.raises(InvalidOption, match="no such file"):
+        async with follow(tmp_path / "mistyped.db", remote):
+            pass
+    (tmp_path / "text.db").write_text("no database, but a text that is longer than a header " * 20)
+    async with follow(tmp_path / "text.db", remote) as running:
         with pytest.raises(NotADatabase):
             await running.next()
+    assert "not pushed" not in caplog.text
 
 
 async def test_without_taking_turns_it_tells_the_server_of_changes(

@@ -1,0 +1,28 @@
+"""Mistakes in the names of local files, found before anything is done and any server is asked."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from headwater.errors import InvalidOption
+
+
+def refuse_no_file(path: str) -> None:
+    """For what is read."""
+    if os.path.isdir(path):
+        raise InvalidOption("this is a directory", where=path, next="Name a database file in it")
+    if not os.path.exists(path):
+        directory = os.path.dirname(os.path.realpath(path))
+        where = f"it was looked for in {directory}" if os.path.isdir(directory) else f"there is no {directory} either"
+        raise InvalidOption("there is no such file", where=path, next=f"Check the path; {where}")
+
+
+def refuse_no_directory(path: str) -> None:
+    """For what is written, and may be new."""
+    if os.path.isdir(path):
+        raise InvalidOption("this is a directory", where=path, next="Name a file in it")
+    directory = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(directory):
+        mend = f"mkdir -p {shlex.quote(directory)}"
+        raise InvalidOption("the directory does not exist", where=directory, next=mend)
