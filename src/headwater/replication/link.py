@@ -155,13 +155,15 @@ class Link:
         except TimeoutError as exc:
             raise self._silence() from exc
 
-    async def first_of(self, one: asyncio.Task[T], other: asyncio.Task[U], moved: Callable[[], int]) -> None:
+    async def first_of(self, speaking: asyncio.Task[T], hearing: asyncio.Task[U], moved: Callable[[], int]) -> None:
         """Wait until one is done. `moved` counts bytes: when it stands still for too long, the server is lost."""
         before = -1
-        while not (one.done() or other.done()):
+        while not (speaking.done() or hearing.done()):
             if before == (before := moved()):
                 raise self._silence()
-            await asyncio.wait({one, other}, timeout=SILENCE_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({speaking, hearing}, timeout=SILENCE_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+        if is_cut(speaking):  # perhaps the server has said why, and that is yet to be heard
+            await asyncio.wait({hearing}, timeout=CLOSE_S_MAX)
 
     def _silence(self) -> Unreachable:
         return Unreachable(f"the server said nothing for {SILENCE_S_MAX:g} s", where=self.shown, next="Try again")
@@ -191,6 +193,11 @@ class Link:
         if said is not None:
             why = f"the server closed the connection: {plain(said.reason) or said.code}"
         return Unreachable(why, where=self.shown, next="Try again")
+
+
+def is_cut(speaking: asyncio.Task[T]) -> bool:
+    """Whether it ended because nobody listens any more."""
+    return speaking.done() and not speaking.cancelled() and isinstance(speaking.exception(), Unreachable)
 
 
 def key_header(key: str | None, url: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import msgspec
 from headwater.errors import DiskFull, HeadwaterError, Locked, ReplicationFailed, Unreachable, UnsyncedChanges
 from headwater.replication.beside import Beside, Noted
 from headwater.replication.first_page import first_page_of, first_page_seen_by
-from headwater.replication.link import Hash, Link, Number, PageSize, ReplicaID, as_partial
+from headwater.replication.link import CLOSE_S_MAX, Hash, Link, Number, PageSize, ReplicaID, as_partial
 from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
@@ -213,14 +213,30 @@ class _Pull:
                 self._watch.close()  # the journal mode changes only when nobody has it open
             await asyncio.to_thread(replace_content, self._beside.pulled_path, self._path)
             return None
-        except BaseException:
-            if self._is_here:  # and only the good-bye failed
-                noted = Noted(replica_id=offer.replica_id, base=offer.version, dbhash=offer.dbhash)
+        except BaseException as exc:
+            if self._is_here:
+                noted = await self._found_here(offer, noted, exc)
             elif not was_there:
                 remove_if_empty(self._path)
             if not self._options.dry:
                 self._beside.note(self._remote, noted, durable=False)
             raise
+
+    async def _found_here(self, offer: Offer, noted: Noted, fault: BaseException) -> Noted:
+        """Our end has gone without a complaint, and then something failed: the good-bye, or the whole, for an end that
+        could not write says so to the server. Only the content tells which version this is."""
+        unknown = msgspec.structs.replace(noted, pulling=offer.dbhash or "")
+        if not isinstance(fault, HeadwaterError):  # no time for a look
+            return unknown
+        try:
+            here, _, was_written = await asyncio.to_thread(_hash_now, self._hashing, self._path)
+        except HeadwaterError:
+            return unknown
+        if here is None or was_written or here not in (offer.dbhash, noted.dbhash):
+            return unknown
+        if here == offer.dbhash:
+            return Noted(replica_id=offer.replica_id, base=offer.version, dbhash=here)
+        return noted
 
     async def _receive(self, path: str) -> WouldMove | None:
         replica = await End.replica(path)
@@ -235,7 +251,13 @@ class _Pull:
                 await self._committed(replica)
                 self._is_whole = True
                 self._is_here = path == self._path
-                await self._link.send_config({"complete": True})
+                try:
+                    await self._link.send_config({"complete": True})
+                except Unreachable:  # perhaps the server has said why, and that is yet to be heard
+                    await asyncio.wait({hearing}, timeout=CLOSE_S_MAX)
+                    if hearing.done():
+                        await hearing
+                    raise
                 await asyncio.wait({hearing}, timeout=GOOD_BYE_S_MAX)
                 if not hearing.done():
                     raise Unreachable("the server did not say good-bye", where=self._link.shown, next="Try again")

@@ -16,7 +16,7 @@ from headwater.errors import DiskFull, HeadwaterError, InvalidOption, Replicatio
 from headwater.replication.beside import Beside, Noted
 from headwater.replication.conflicts import no_such_base, nothing_written
 from headwater.replication.first_page import rest_of_first_page
-from headwater.replication.link import Link, Number, ReplicaID, abort_of, as_partial
+from headwater.replication.link import Link, Number, ReplicaID, abort_of, as_partial, is_cut
 from headwater.replication.names import ABORT, MESSAGE, MESSAGE_CHARS_MAX, Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
@@ -294,7 +294,7 @@ class _Push:
         working = asyncio.create_task(work)
         try:
             await self._link.first_of(working, back, lambda: self._sent + self._received)
-            if not working.done():
+            if not working.done() or (back.done() and is_cut(working)):
                 await back
             await working
         finally:

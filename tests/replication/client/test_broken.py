@@ -25,7 +25,7 @@ from headwater.errors import (
     VersionConflict,
 )
 from headwater.replication import link
-from headwater.replication.link import WHY_CHARS_MAX, is_partial
+from headwater.replication.link import WHY_CHARS_MAX, Link, is_partial
 from headwater.replication.names import place_of
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.push import PushOptions, push
@@ -277,3 +277,33 @@ def test_a_server_that_says_nothing_is_given_up(
 
     asyncio.run(session())
     assert not (tmp_path / "copy.db").exists()
+
+
+@pytest.mark.parametrize("way", ["push", "pull"])
+def test_what_a_server_said_before_it_closed_is_told_though_sending_failed_first(
+    client: Any, make: Any, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    database = make()
+    client.push(database)
+    database.write("more")
+    is_cut = asyncio.Event()
+    real = Link.next
+
+    async def send(link: Link, data: bytes) -> None:
+        is_cut.set()
+        raise Unreachable("the server closed the connection: 1000", where=link.shown)
+
+    async def next(link: Link) -> str | bytes | None:
+        coming, cut = asyncio.ensure_future(real(link)), asyncio.ensure_future(is_cut.wait())
+        await asyncio.wait({coming, cut}, return_when=asyncio.FIRST_COMPLETED)
+        cut.cancel()
+        if not is_cut.is_set():
+            return await coming
+        coming.cancel()
+        await asyncio.sleep(0)  # later than the other heard of it
+        return "ABORT=TOO_LARGE:so it said"
+
+    monkeypatch.setattr(Link, "send", send)
+    monkeypatch.setattr(Link, "next", next)
+    with pytest.raises(TooLarge, match="so it said"):
+        client.push(database) if way == "push" else client.pull("ns/app.db@1", "copy.db")

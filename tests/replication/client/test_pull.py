@@ -159,6 +159,8 @@ def test_a_database_that_somebody_is_writing_is_left_alone(client: Any, pushed: 
         writer.execute("begin immediate")
         with pytest.raises(Locked, match="somebody is writing"):
             client.pull("ns/app.db@1", "app.db")
+    pushed.write("the third")
+    assert client.push(pushed).version == 3  # for it still comes from the second
 
 
 def test_after_a_killed_pull_a_push_is_refused_and_a_pull_mends_it(client: Any, pushed: Any) -> None:
