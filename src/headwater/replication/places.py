@@ -1,4 +1,4 @@
-"""Mistakes in the names of local files, found before anything is done and any server is asked."""
+"""Names of local files: which file has one now, and mistakes, found before anything is done and any server is asked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import os
 import shlex
 
 from headwater.errors import InvalidOption
+
+Identity = tuple[int, int]  # device and inode
+
+
+def identity_of(path: str) -> Identity | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def refuse_no_file(path: str) -> None:

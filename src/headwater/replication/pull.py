@@ -96,11 +96,12 @@ class _Pull:
         shape = await asyncio.to_thread(shape_of, self._path)
         page_size = None if shape is None else shape.page_size
         hashing = None
-        if page_size is not None:
+        if page_size is not None and self._options.overwrite:
             self._head = (await asyncio.to_thread(first_page_of, self._path)).rest
-        if page_size is not None and not self._options.overwrite:
+        elif page_size is not None:
             self._watch = self._stack.enter_context(Shell(self._path))
             self._unwritten = await asyncio.to_thread(self._watch.data_version)
+            self._head = (await asyncio.to_thread(first_page_seen_by, self._watch)).rest
             hashing = self._hashing(self._path)
         await self._stack.enter_async_context(self._link)
         await self._link.send_config({"dry": self._options.dry})

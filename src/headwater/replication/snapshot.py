@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
+from headwater.replication.places import identity_of
 from headwater.replication.shell import Shell, quoted
 from headwater.replication.tools import OWN_GROUP
 
@@ -53,15 +54,15 @@ def snapshot(path: str, into: str, stop: threading.Event | None = None) -> Snaps
     long. When `stop` is set it ends soon, with ReplicationFailed."""
     path = os.path.realpath(path)  # SQLite's log lies beside the file, not beside a link to it
     for _ in range(TRIES_MAX):
-        here = _identity(path)
+        here = identity_of(path)
         try:
             taken = _snapshot(path, into, stop or threading.Event())
         except HeadwaterError:
-            if _identity(path) in (None, here):
+            if identity_of(path) in (None, here):
                 raise
         else:
             # Another file that came in its place was copied without a lock on it.
-            if _identity(path) == here:
+            if identity_of(path) == here:
                 return taken
     remove_database(into)
     raise Locked("another file is put in its place all the time", where=path, next="Try again later")
@@ -281,15 +282,6 @@ def _set_count(path: str, pages: int) -> None:
 
 def _free_bytes(directory: str) -> int:
     return shutil.disk_usage(directory).free
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Of the file that has this name now."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _size_of(path: str) -> int:

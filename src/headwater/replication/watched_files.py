@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import apsw
 
+from headwater.replication.places import Identity, identity_of
 from headwater.stores.sqlite import file_events
 from headwater.stores.sqlite.file_events import take_events, watch_directory
 
-Identity = tuple[int, int]  # device and inode
 Stamp = tuple[int, int, int]  # inode, size and time of the last write
 
 _KINDS = (
@@ -135,14 +135,6 @@ def _connect(path: str) -> apsw.Connection:
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
     connection.execute("PRAGMA query_only = ON")
     return connection
-
-
-def identity_of(path: str) -> Identity | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _stamp(path: str) -> Stamp | None:

@@ -17,6 +17,7 @@ import pytest
 
 from headwater.replication import watched_files
 from headwater.replication import watcher as watcher_module
+from headwater.replication.places import identity_of
 from headwater.replication.watcher import NET_POLL_S, DatabaseWatcher
 
 WAIT_S = 15.0
@@ -409,7 +410,7 @@ def test_an_idle_watcher_costs_less_than_a_thousandth_of_a_processor(writer: Wri
     prepared(writer)
     watcher, _ = start()
     watcher.stop()
-    identity = watched_files.identity_of(watcher.path)
+    identity = identity_of(watcher.path)
     assert identity is not None
     watcher._view = watched_files.DatabaseView(watcher.path, identity)
     began = time.thread_time()

@@ -11,6 +11,7 @@ from headwater.errors import Corrupt, InvalidOption
 from headwater.replication.host import disk
 from headwater.replication.host.pages import sums_of
 from headwater.replication.host.reading import Materialised
+from headwater.replication.places import refuse_no_directory
 from headwater.replication.proof import check_integrity
 
 BY_HAND_S_MAX = 24 * 3600.0  # somebody waits for it, and may give up; a slow disk is no reason not to restore
@@ -18,11 +19,7 @@ BY_HAND_S_MAX = 24 * 3600.0  # somebody waits for it, and may give up; a slow di
 
 def refuse_target(target: str, *, overwrite: bool) -> None:
     target = os.path.realpath(target)  # SQLite keeps its log beside the file itself, not beside a link to it
-    directory = os.path.dirname(target)
-    if not os.path.isdir(directory):
-        raise InvalidOption("the directory does not exist", where=directory, next=f"mkdir -p {directory}")
-    if os.path.isdir(target):
-        raise InvalidOption("this is a directory", where=target, next="Name a file in it")
+    refuse_no_directory(target)
     if os.path.exists(target) and not overwrite:
         raise InvalidOption("there is such a file", where=target, next="Name another one, or pass --overwrite")
     if disk.is_in_use(target):
