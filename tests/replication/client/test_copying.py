@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,13 +72,17 @@ def test_a_machine_without_descriptors_or_processes_keeps_what_it_has(
     client_without_server: Any, make: Any, children: Any, monkeypatch: pytest.MonkeyPatch, fails_at: int, dry: bool
 ) -> None:
     make("source.db")
-    pipe, calls = os.pipe, [0]
+    pipe, calls, made = os.pipe, [0], []
 
     def scarce() -> tuple[int, int]:
         calls[0] += 1
         if calls[0] == fails_at:
+            if fails_at > 2:  # there is an origin, and it has opened its database when it says something
+                origin_says = made[1][0]
+                assert select.select([origin_says], [], [], 10)[0]
             raise OSError(errno.EMFILE, "Too many open files")
-        return pipe()
+        made.append(pipe())
+        return made[-1]
 
     # For the two ends alone, which have two pipes each; not for others, nor for other threads.
     monkeypatch.setattr(tools, "os", SimpleNamespace(**{**vars(os), "pipe": scarce}))
