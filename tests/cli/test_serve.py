@@ -156,7 +156,7 @@ def test_a_later_signal_does_not_wait_for_clients(serve):
         with pytest.raises(subprocess.TimeoutExpired):
             served.process.wait(2 * SAME_SIGNAL_S)
         served.process.send_signal(signal.SIGINT)
-        assert served.process.wait(4) == 130  # by itself it would take 5 s, and end with 0
+        assert served.process.wait(30) == 130  # by itself it would end with 0
 
 
 def test_one_signal_that_comes_twice_counts_once(serve):

@@ -14,7 +14,7 @@ import headwater
 from headwater.errors import CallFailed, InvalidData, InvalidOption, RequestTimeout, TooLarge, Unreachable
 from headwater.protocol.jsonrpc import Fault
 
-QUICKLY_S = 5.0
+QUICKLY_S = 10.0
 
 
 async def test_a_method_of_the_server_is_called_with_params_by_name_and_by_place(serve: Any) -> None:

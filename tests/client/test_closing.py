@@ -19,7 +19,7 @@ import headwater
 from headwater.broker.flow import Blocking, run_blocking
 from headwater.errors import Closed, LeaseLost
 
-QUICKLY_S = 3.0
+QUICKLY_S = 8.0  # a close that waits for what cannot come takes 10 s
 
 
 @pytest.fixture

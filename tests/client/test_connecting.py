@@ -20,7 +20,7 @@ from headwater.errors import Closed, HeadwaterError, InvalidOption, RequestTimeo
 from headwater.server.scopes import Scopes
 from headwater.server.tokens import TokenFile, id_of
 
-QUICKLY_S = 3.0
+QUICKLY_S = 8.0
 NEVER = {"reconnect": "none"}
 
 

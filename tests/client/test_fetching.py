@@ -21,7 +21,7 @@ from headwater.broker.flow import Ticket, run_blocking
 from headwater.errors import LeaseLost, NotDelivered, SubscriptionActive
 from headwater.server.serving import Server
 
-QUICKLY_S = 5.0
+QUICKLY_S = 10.0
 
 
 @pytest.fixture

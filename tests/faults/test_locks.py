@@ -64,7 +64,7 @@ def test_a_long_lock_is_told_and_nothing_changes(desk: Desk) -> None:
 def test_many_waiters_wait_for_a_long_lock_together(desk: Desk) -> None:
     """Each waits one busy timeout, not one after the other."""
     log = desk.open(busy_timeout_ms=round(BUSY_S * 1000))
-    count = 25
+    count = 100
     told: list[BaseException] = []
 
     def publish(number: int) -> None:

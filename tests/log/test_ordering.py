@@ -149,7 +149,7 @@ def test_a_key_with_a_long_queue_does_not_hang_the_consumer(open_log: Any) -> No
         returned.set()
 
     threading.Thread(target=fetch, daemon=True).start()
-    came_back = returned.wait(2)
+    came_back = returned.wait(30)
     first.ack()  # frees the key, so that a fetch that goes in a circle ends too
     assert returned.wait(10)
     assert came_back
