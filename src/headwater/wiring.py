@@ -118,17 +118,24 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
     return server
 
 
-def _annexes(settings: Settings) -> list[Annex]:
+def replicas_directory(settings: Settings) -> str | None:
     """Replicas are kept beside a log that is a file, if nothing else was said."""
-    from headwater.replication.host.endpoint import ReplicaEndpoint
     from headwater.replication.host.layout import BESIDE_A_LOG
+
+    log = settings.server.log
+    if settings.replicas.directory is not None:
+        return settings.replicas.directory
+    return None if log == "memory:" or is_postgres(log) else f"{_sqlite_path(log)}{BESIDE_A_LOG}"
+
+
+def _annexes(settings: Settings) -> list[Annex]:
+    from headwater.replication.host.endpoint import ReplicaEndpoint
     from headwater.replication.host.policy import Policy
     from headwater.replication.host.shelf import Shelf
 
-    replicas, log = settings.replicas, settings.server.log
-    if replicas.directory is None and (log == "memory:" or is_postgres(log)):
+    replicas, directory = settings.replicas, replicas_directory(settings)
+    if directory is None:
         return []
-    directory = replicas.directory or f"{_sqlite_path(log)}{BESIDE_A_LOG}"
     keep_age_ms = None if replicas.keep_age is None else round(replicas.keep_age * 1000)
 
     def make_shelf(clock: Clock) -> Shelf:

@@ -247,6 +247,7 @@ def test_a_terminal_gets_a_banner(start, path: Path):
     assert f"{url.replace('ws', 'http')}/metrics" in banner
     assert f"{url.replace('ws', 'http')}/readyz" in banner
     assert f"publish {url} orders.new" in banner
+    assert f"sync app.db {url}/shop/app.db" in banner
     assert " info " not in banner  # it says the same as the first line of the log would
     process.send_signal(signal.SIGINT)
     assert "stopping" in shown_until(master, "stopped")

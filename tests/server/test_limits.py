@@ -30,12 +30,12 @@ async def test_who_calls_too_fast_is_told_when_to_come_back(serve: Serve) -> Non
 
 async def test_the_bucket_fills_again(serve: Serve) -> None:
     async with serve(limits_requests_per_second=50, limits_burst=1) as server, connect(server) as client:
-        refused = answered = 0
-        while answered < 5:
+        heard: list[str] = []  # changes between the two, however slow this machine is
+        while heard[:4] != ["result", "error", "result", "error"]:
             answer = await client.exchange({"jsonrpc": "2.0", "method": "rpc.last_seq", "id": 1})
-            answered += "result" in answer
-            refused += "error" in answer
-        assert refused > 0
+            kind = "result" if "result" in answer else "error"
+            if heard[-1:] != [kind]:
+                heard.append(kind)
 
 
 # --- how many ---------------------------------------------------------------------------------------------------------
@@ -169,12 +169,12 @@ async def test_a_call_that_takes_too_long_is_refused(serve: Serve) -> None:
 
 
 async def test_a_fetch_waits_as_long_as_it_may_and_no_longer(serve: Serve) -> None:
-    flags: dict[str, Any] = {"limits_request_timeout": 0.01, "limits_fetch_wait": 0.2}
+    flags: dict[str, Any] = {"limits_request_timeout": 0.5, "limits_fetch_wait": 0.6}
     async with serve("memory:", **flags) as server, connect(server) as client:
         await client.subscribe("s", "a", deliver="fetch")
         began_s = asyncio.get_running_loop().time()
         assert (await client.call("rpc.fetch", {"subscription_id": "s", "wait": 3_600}))["messages"] == []
-        assert 0.19 < asyncio.get_running_loop().time() - began_s < 5
+        assert 0.59 < asyncio.get_running_loop().time() - began_s < 5
 
 
 async def test_an_upgrade_that_is_none_ends_and_leaves_nothing(serve: Serve) -> None:

@@ -24,6 +24,7 @@ from headwater.cli.setting_flags import settings_given
 from headwater.cli.stopping import exit_code_of
 from headwater.demo.calling import EVERYWHERE, page_of, reachable, this_command
 from headwater.errors import HeadwaterError, InvalidConfiguration, InvalidOption
+from headwater.wiring import replicas_directory
 
 if TYPE_CHECKING:  # pydantic and the server take longer to import than most commands take to run
     from headwater.configuration import Settings
@@ -241,12 +242,13 @@ def show_banner(screen: Console, server: Server, *, is_new: bool) -> None:
         ("health", page_of(url, "/readyz")),
         ("publish", f"""{command} publish {url} orders.new '{{"order": 17}}'"""),
         ("watch", f"{command} tail {url} -f"),
+        *([("back up", f"{command} sync app.db {url}/shop/app.db")] if replicas_directory(server.settings) else []),
         ("stop", "Ctrl-C"),
     ]
     screen.print()
     screen.print(title, soft_wrap=True)
     for name, value in rows:
-        screen.print(Text(f"  {name:<9}", "dim") + (value if isinstance(value, Text) else Text(value)), soft_wrap=True)
+        screen.print(Text.assemble((f"  {name:<9}", "dim"), value), soft_wrap=True)
     screen.print()
 
 
