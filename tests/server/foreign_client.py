@@ -110,6 +110,12 @@ class Client:
         assert "id" not in note
         return note["params"]
 
+    async def notes(self, count: int) -> list[dict[str, Json]]:
+        """The next ones, whole. Those too that came before the answer to a call: of a publish, both are on their way at
+        the same time."""
+        await self.until(lambda: len(self._notes) >= count)
+        return [self._notes.popleft() for _ in range(count)]
+
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             await self._sort_frame()

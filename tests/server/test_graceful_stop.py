@@ -19,9 +19,9 @@ from websockets.exceptions import ConnectionClosed
 import headwater
 
 SERVER = """
-import asyncio, headwater
+import asyncio, headwater, sys
 
-server = headwater.serve("log.db", port=0, shutdown_timeout=2.0)
+server = headwater.serve("log.db", port=0, shutdown_timeout=float(sys.argv[1]))
 
 @server.method("outlast")
 async def outlast():
@@ -50,20 +50,18 @@ class Served:
         async with asyncio.timeout(PATIENCE_S):
             assert (await self.process.stdout.readline()).decode().strip() == word
 
-    async def ends(self) -> float:
-        """How many seconds it took, from here on."""
-        began_s = asyncio.get_running_loop().time()
+    async def ends(self) -> None:
+        """Soon: unless a test says otherwise, long before the shutdown timeout."""
         async with asyncio.timeout(PATIENCE_S):
             assert await self.process.wait() == 0
         await self.says("ended")
-        return asyncio.get_running_loop().time() - began_s
 
 
 @contextlib.asynccontextmanager
-async def served(directory: Path) -> AsyncIterator[Served]:
+async def served(directory: Path, shutdown_timeout: float = 3 * PATIENCE_S) -> AsyncIterator[Served]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SERVER, stdout=PIPE, cwd=directory, env=environment
+        sys.executable, "-c", SERVER, str(shutdown_timeout), stdout=PIPE, cwd=directory, env=environment
     )
     try:
         assert process.stdout is not None
@@ -103,7 +101,7 @@ async def test_a_signal_ends_the_process_and_loses_nothing(tmp_path: Path, numbe
         assert await client.closing() == (1001, "the server is going away")
         answered = await publishing
         assert publisher.socket.close_code == 1001
-        assert await server.ends() < 2 + 2
+        await server.ends()
     with headwater.open(tmp_path / "log.db") as log:
         assert len(answered) == len(set(answered))
         assert log.last_seq() >= max(answered, default=0)
@@ -114,13 +112,13 @@ async def test_a_signal_ends_the_process_and_loses_nothing(tmp_path: Path, numbe
 
 
 async def test_what_hangs_is_cut_off_when_the_time_is_up(tmp_path: Path) -> None:
-    async with served(tmp_path) as server, connect(server.url) as client, connect(server.url) as silent:
+    async with served(tmp_path, 1.0) as server, connect(server.url) as client, connect(server.url) as silent:
         await client.publish("a")
         await client.ask("hang")
         await server.says("inside")
         silent.stop_reading()
         server.process.send_signal(signal.SIGTERM)
-        assert await server.ends() < 2 + 4
+        await server.ends()
         silent.vanish()
     with headwater.open(tmp_path / "log.db") as log:
         assert log.last_seq() == 1
@@ -132,7 +130,7 @@ async def test_an_idle_server_stops_at_once(tmp_path: Path) -> None:
         await client.subscribe("s", "a")
         server.process.send_signal(signal.SIGTERM)
         assert await client.close_code() == 1001
-        assert await server.ends() < 2
+        await server.ends()
 
 
 async def test_publishes_under_way_are_answered_before_the_close(serve: Serve, tmp_path: Path) -> None:
@@ -170,11 +168,10 @@ async def test_a_waiting_fetch_is_answered_with_nothing(serve: Serve) -> None:
 async def test_who_waits_for_a_held_subscription_is_not_waited_for(serve: Serve) -> None:
     async with serve("memory:", shutdown_timeout=1.0) as server, connect(server) as holder, connect(server) as waiter:
         await holder.subscribe("s", "a")
-        waiting = await waiter.ask("rpc.subscribe.persistent", {"subscription_id": "s", "topic": "a", "wait": 20})
+        waiting = await waiter.ask("rpc.subscribe.persistent", {"subscription_id": "s", "topic": "a", "wait": 3_600})
         await waiter.call("rpc.hello")
-        began_s = asyncio.get_running_loop().time()
-        await server.stop()
-        assert asyncio.get_running_loop().time() - began_s < 5
+        async with asyncio.timeout(PATIENCE_S):
+            await server.stop()
         with contextlib.suppress(Refused, ConnectionClosed):
             await waiter.answer(waiting)
 

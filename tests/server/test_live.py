@@ -103,7 +103,7 @@ async def test_a_message_too_large_for_any_frame_stops_nobody(serve: Serve, tmp_
         by_hand.execute("INSERT INTO messages (topic, data) VALUES ('a', ?)", (f'"{"x" * OUTGOING_BYTES_MAX}"',))
         by_hand.close()
         last = await client.publish("a", "small")
-        heard = {frame["method"]: frame["params"]["data"] for frame in [await client.frame() for _ in range(2)]}
+        heard = {note["method"]: note["params"]["data"] for note in await client.notes(2)}
         assert heard == {"rpc.notification": "small", "rpc.notification.persistent": "small"}
         await client.call("rpc.fetch", {"subscription_id": "fetched", "wait": 10})
         fetched = await client.call("rpc.fetch", {"subscription_id": "fetched", "wait": 10})

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 from foreign_client import PATIENCE_S, Serve, connect, turn
+from raw_http import dial
 
 from headwater.errors import InvalidConfiguration
 
@@ -87,6 +88,20 @@ async def test_plain_text_to_a_tls_port_gets_nowhere(serve_tls: Serve, authority
         writer.close()
         async with connect(server, ssl=trusting(authority)) as client:
             assert await client.publish("a") == 1
+
+
+async def test_tls_to_a_plain_port_is_told_at_once(serve: Serve) -> None:
+    async with serve("memory:") as server:
+        with pytest.raises(ssl.SSLError):
+            async with connect(f"wss://127.0.0.1:{server.port}", ssl=ssl.create_default_context()):
+                pass
+        for first in (b"\x16", b"\x80", b"\x00", b" "):  # no request begins like this, whatever may follow
+            async with dial(server) as raw:
+                raw.send(first)
+                assert (await raw.response()).status == 400
+                assert await raw.ended() == b""
+        async with dial(server) as raw:
+            assert (await raw.get("/nothing", method="~own")).status == 404
 
 
 async def test_a_slow_consumer_is_bounded_over_tls_as_well(serve_tls: Serve, authority: trustme.CA) -> None:

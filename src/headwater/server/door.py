@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import string
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
@@ -19,6 +20,8 @@ from headwater.server.logger import logger
 HTTP_SECONDS_MAX = 30.0  # for one request, from its first byte to its answer
 CLOSE_SECONDS_MAX = 5.0  # for the other end to answer a close
 PONG_BYTES_MAX = 64 * 1024  # for one that pings, and reads nothing
+# What a request begins with: the name of its method. TLS begins with 0x16.
+FIRST_BYTES = frozenset(b"!#$%&'*+-.^_`|~" + string.ascii_letters.encode() + string.digits.encode())
 
 
 class Client(Protocol):
@@ -85,6 +88,10 @@ class Door(asyncio.Protocol):
         if self.transport.is_closing():  # turned away; over TLS more may come in all the same
             return
         self._head += data
+        if self._head and self._head[0] not in FIRST_BYTES:
+            # The end of a head will never come. To a client that speaks TLS, plain text is an error it knows.
+            self._turn_away(HTTPStatus.BAD_REQUEST)
+            return
         end = self._head.find(b"\r\n\r\n")
         if (end if end >= 0 else len(self._head)) > self.house.limits.http_head_bytes:
             self._turn_away(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)

@@ -75,7 +75,7 @@ async def test_who_may_not_push_any_more_claims_no_more(hosted: Hosting) -> None
             assert await session.text() == "SQLRSYNC_CLAIM"
             server.shelf.revoke_key(REPLICA, key.split("_")[1])
             await session.send("SQLRSYNC_CLAIM 9")
-            assert (await session.text()).startswith("ABORT=FAILED:")
+            assert (await session.text()).startswith("ABORT=UNAUTHORIZED:")
 
 
 async def test_words_that_go_too_deep_are_told_so(hosted: Hosting) -> None:

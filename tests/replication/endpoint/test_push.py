@@ -376,6 +376,7 @@ async def test_a_client_that_says_nothing_is_let_go(
     async with hosted() as server:
         async with server.session(f"push/{NAME}") as session:
             assert (await session.text()).startswith("ABORT=FAILED:nothing came")
+        monkeypatch.setattr(pushing, "FIRST_FRAME_S", PATIENCE_S)
         async with server.session(f"push/{NAME}") as session:
             await session.begin(database)
             assert (await session.text()).startswith("ABORT=FAILED:nothing came")

@@ -140,6 +140,27 @@ async def test_what_came_before_the_end_is_heard_and_why_is_one_line() -> None:
     assert await visit.next() is None
 
 
+async def test_who_is_withdrawn_hears_what_was_decided_and_nothing_more() -> None:
+    wire = Wire()
+    visit = Visit(wire, "a")
+    listening = asyncio.create_task(visit.next(None))
+    wire.unread = 2_000_000
+    sending = asyncio.create_task(visit.send_binary(FRAME))
+    await asyncio.sleep(0)
+    visit.receive_binary(b"late")
+    visit.withdraw(Abort("UNAUTHORIZED", "no more"))
+    visit.withdraw(Abort("FAILED", "something else"))
+    for task in (listening, sending):
+        with pytest.raises(Abort, match="no more"):
+            await task
+    with pytest.raises(Abort, match="no more"):
+        await visit.send_binary(FRAME)
+    wire.unread = 0
+    await visit.send_text("it is a version")
+    visit.abort(Abort("UNAUTHORIZED", "no more"))
+    assert wire.sent == [FRAME, b"it is a version", b"ABORT=UNAUTHORIZED:no more"]
+
+
 async def test_who_lets_bytes_drip_is_told_so_in_either_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "PATIENCE_S", 0.05)
     visit = Visit(Wire(), "a")

@@ -10,11 +10,13 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headwater import ManualClock
 from headwater.errors import DiskFull, InputOutput
+from headwater.replication.host import room
 from headwater.replication.host.policy import Policy
 from headwater.replication.host.records import Facts
 from headwater.replication.host.shelf import Shelf
@@ -217,6 +219,23 @@ def test_a_full_disk_while_a_delta_is_written(directory: Path, pusher, in_a_proc
 
     assert in_a_process(work) == 0
     check_after(directory, pusher, "checked", versions=1, pushed=2)
+
+
+def test_a_delta_leaves_the_last_room_of_the_disk_to_others(
+    directory: Path, pusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 1 << 40
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
+    with serve(directory) as shelf:
+        pusher.push(shelf, 1)
+        scratch = pusher.begin(shelf)
+        pusher.write(scratch.path, pusher.edit(2))
+        free = room.ROOM_KEPT_BYTES - 1
+        with pytest.raises(DiskFull):
+            shelf.accept(scratch, Facts())
+        assert pusher.files(shelf) == ["1.db"]
+        free = 1 << 40
+        assert pusher.push(shelf, 2).version.number == 2
 
 
 def test_a_commit_that_fails_leaves_the_old_version_the_newest(

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from headwater.errors import Corrupt, InputOutput, InvalidOption, NotADatabase, ReplicationFailed, TooLarge
@@ -20,6 +21,7 @@ from headwater.replication.host.catalogue import REPLICAS_MAX, Catalogue
 from headwater.replication.host.layout import Layout
 from headwater.replication.host.pages import Delta, Sums, refuse_other_count, shape_of, sums_of, write_delta
 from headwater.replication.host.records import Accepted, Facts, Version
+from headwater.replication.host.room import refuse_to_fill
 from headwater.replication.host.scratch import Scratch
 from headwater.replication.names import MESSAGE_CHARS_MAX
 from headwater.replication.proof import check_integrity
@@ -30,6 +32,8 @@ DATABASE_BYTES_MAX = 10 * 1024**3
 
 Checkpoint = Callable[[str], None]
 """Called after each step, by its name; tests fail or die there."""
+LastWord = Callable[[], None]
+"""Asked before a push becomes a version, which it does not if this raises."""
 
 
 class _Checked(NamedTuple):
@@ -54,7 +58,7 @@ class Accepting:
         # Two pushes from one base want the same file names, so they take turns from the first name to the commit.
         self._naming = threading.Lock()
 
-    def accept(self, scratch: Scratch, facts: Facts, now_ms: int) -> Accepted:
+    def accept(self, scratch: Scratch, facts: Facts, now_ms: int, last_word: LastWord) -> Accepted:
         check_facts(facts)
         home = self._layout.home(scratch.replica.id)
         with disk.translated(home):
@@ -64,6 +68,7 @@ class Accepting:
                 if checked.delta is not None and checked.delta.identical:
                     return self._unchanged(scratch)
                 version = _version(scratch, facts, checked, now_ms)
+                last_word()
                 with self._naming:
                     self._name_and_commit(scratch, version, checked.delta)
             except (FileNotFoundError, NotADatabase) as exc:
@@ -96,7 +101,8 @@ class Accepting:
             delta = None
             if scratch.base:
                 head = self._layout.head(scratch.replica.id, scratch.base)
-                delta = pool.submit(write_delta, head, path, scratch.delta_path)
+                keep_room = partial(refuse_to_fill, self._layout.directory, 0)
+                delta = pool.submit(write_delta, head, path, scratch.delta_path, keep_room)
             synced = pool.submit(disk.sync_file, path)
             whole.result()
             synced.result()

@@ -12,6 +12,7 @@ from headwater.ports.endpoint import Refusal, Rights
 from headwater.replication.host.keys import is_key
 from headwater.replication.host.records import Replica
 from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.visit import UNAUTHORIZED, Abort
 from headwater.replication.names import ReplicaName, Session
 
 KeyType = Literal["push", "pull", "token", "none"]
@@ -58,6 +59,17 @@ def refusal_of(access: Access, what: Session) -> Refusal | None:
     if access.is_stranger:
         return Refusal(401, f"to {what} needs a key of the replica, or a token of the server that allows it\n")
     return Refusal(403, f"this {_named(access)} does not allow to {what}\n")
+
+
+def refuse_no_more(access: Access, what: Session) -> None:
+    """Of one who was let in: raises Abort when it would not be by now."""
+    if refusal_of(access, what) is not None:
+        raise no_more(what)
+
+
+def no_more(what: Session) -> Abort:
+    why = "its key or token was revoked or has expired, or one is needed by now"
+    return Abort(UNAUTHORIZED, f"this client may not {what} any more: {why}")
 
 
 def _named(access: Access) -> str:

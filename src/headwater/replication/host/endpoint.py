@@ -4,15 +4,16 @@
     GET /sapi/replicas[/<ns>], GET /sapi/versions/<ns>/<name>[@version]                       lists
     POST /sapi/<replica id>, POST /sapi/<ns>/<name>                                           error reports
 
-Names and rights are checked before a WebSocket is opened. A push asks again before it becomes a version, and a
-subscription at each claim; what else runs goes on when its key or token is revoked.
+Names and rights are checked before a WebSocket is opened, again and again while it lasts, before a push becomes a
+version, and at each claim: a key or token that is revoked ends what runs under it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -29,7 +30,7 @@ from headwater.ports.endpoint import (
     UpgradeRequest,
 )
 from headwater.protocol.websocket import GOING_AWAY, NORMAL
-from headwater.replication.host.access import Access, access_to, refusal_of
+from headwater.replication.host.access import Access, access_to, refusal_of, refuse_no_more
 from headwater.replication.host.announcing import Announcer
 from headwater.replication.host.figures import Figures, Outcome, outcome_of
 from headwater.replication.host.gathering import Gatherings
@@ -49,6 +50,7 @@ SESSIONS: tuple[Session, ...] = ("push", "pull", "subscribe")
 PULLS_MAX = 32  # at once
 SUBSCRIPTIONS_MAX = 10_000
 LOOKS_MAX = 4  # at the catalogue, at once
+RIGHTS_S = 5.0  # between two looks whether those who are here still may be
 POLICY_S = 600.0  # between two looks for versions that have become too old
 BUSY = Refusal(503, "the server has as many sessions of this kind as it takes; try again\n")
 
@@ -66,7 +68,7 @@ class ReplicaEndpoint:
         self._bytes_max = bytes_max
         self._most = {"push": pushes_max, "pull": PULLS_MAX, "subscribe": SUBSCRIPTIONS_MAX}
         self._running = dict.fromkeys(SESSIONS, 0)
-        self._sessions: dict[asyncio.Task[None], Visit] = {}
+        self._sessions: dict[asyncio.Task[None], _Guest] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
         self._hosting: Hosting | None = None
@@ -88,7 +90,12 @@ class ReplicaEndpoint:
         figures = Figures(surroundings.meter, running.__getitem__, self._most["push"])
         room = Room(shelf.directory)
         self._hosting = Hosting(shelf, clock, threads, announcer, Gatherings(clock), figures, room, self._bytes_max)
-        keepers = (announcer.run(), self._keep(self._hosting), figures.keep(lambda: threads.do(shelf.totals)))
+        keepers = (
+            announcer.run(),
+            self._keep(self._hosting),
+            self._watch_rights(self._hosting),
+            figures.keep(lambda: threads.do(shelf.totals)),
+        )
         self._keepers = [asyncio.create_task(keeper) for keeper in keepers]
 
     def _open_shelf(self, clock: Clock) -> Shelf:
@@ -114,6 +121,20 @@ class ReplicaEndpoint:
             except Exception:
                 logger.exception("the policy for old versions was not applied")
 
+    async def _watch_rights(self, hosting: Hosting) -> None:
+        """Who would not be let in by now is let go."""
+        while True:
+            await asyncio.sleep(RIGHTS_S)
+            guests = [guest for guest in self._sessions.values() if not guest.visit.is_withdrawn]
+            try:
+                for guest, abort in await hosting.threads.do(_unwelcome, guests) if guests else ():
+                    logger.info("%s %s: %s", guest.visit.client, guest.asked.name, abort.why)
+                    guest.visit.withdraw(abort)
+            except HeadwaterError as exc:
+                logger.warning("rights were not looked at, and will be again: %s", exc)
+            except Exception:
+                logger.exception("rights were not looked at, and will be again")
+
     async def stop(self) -> None:
         """Pushes that are complete are finished; whoever else is here is told that the server goes away. Who is too
         impatient to wait for that leaves it to go on, and the directory locked until it is done."""
@@ -123,7 +144,7 @@ class ReplicaEndpoint:
             await asyncio.shield(self._closing)
 
     async def _close(self, hosting: Hosting) -> None:
-        tasks, visits = [*self._sessions, *self._keepers], [*self._sessions.values()]
+        tasks, visits = [*self._sessions, *self._keepers], [guest.visit for guest in self._sessions.values()]
         for task in tasks:
             task.cancel()
         try:
@@ -150,7 +171,8 @@ class ReplicaEndpoint:
         figures = hosting.figures
         client = client_of(request.headers, request.address)
         visit = Visit(wire, client, figures.count_received, figures.count_sent)
-        work = await self._work(hosting, visit, asked, bearer, rights)
+        look = partial(self._look, hosting.shelf, asked.name, bearer, rights)
+        work = await self._work(hosting, visit, asked, look)
         if not isinstance(work, Refusal) and (
             self._hosting is not hosting or self._running[asked.session] >= self._most[asked.session]
         ):
@@ -160,41 +182,36 @@ class ReplicaEndpoint:
             return work
         self._running[asked.session] += 1
         task = asyncio.create_task(self._run(asked.session, visit, work, figures))
-        self._sessions[task] = visit
+        self._sessions[task] = _Guest(visit, asked, bearer, look)
         task.add_done_callback(self._sessions.pop)
         return visit
 
-    async def _work(
-        self, hosting: Hosting, visit: Visit, asked: _Asked, bearer: str | None, rights: Rights | None
-    ) -> _Work | Refusal:
+    async def _work(self, hosting: Hosting, visit: Visit, asked: _Asked, look: Callable[[], Access]) -> _Work | Refusal:
         try:
-            return await hosting.threads.do(self._session, hosting, visit, asked, bearer, rights)
+            return await hosting.threads.do(self._session, hosting, visit, asked, look)
         except UnknownReplica as exc:
             return Refusal(404, f"{exc.why}. {exc.next}\n")
         except HeadwaterError as exc:
             logger.warning("a client could not be admitted: %s", exc)
             return Refusal(503, f"{exc.why}\n")
 
-    def _session(
-        self, hosting: Hosting, visit: Visit, asked: _Asked, bearer: str | None, rights: Rights | None
-    ) -> _Work | Refusal:
+    def _session(self, hosting: Hosting, visit: Visit, asked: _Asked, look: Callable[[], Access]) -> _Work | Refusal:
         """What there is to do, if the client may. Blocking."""
-        name = asked.name
-
-        def look() -> Access:
-            return self._access(hosting.shelf, name, hosting.shelf.find(name), bearer, rights)
-
-        access = look()
+        name, access = asked.name, look()
         if (refusal := refusal_of(access, asked.session)) is not None:
             return refusal
         if asked.session == "push":
-            return Push(hosting, visit, name, lambda: look().may_push)
+            return Push(hosting, visit, name, lambda: refuse_no_more(look(), "push"))
         if asked.session == "subscribe":
             return Subscription(hosting, visit, name, access, lambda: look().may_push)
         if access.replica is None:
             raise UnknownReplica("there is no such replica", next="Push it first")
         number = (asked.version or VersionName()).pick(access.replica.newest, hosting.shelf.numbers(name))
         return Pull(hosting, visit, name, number)
+
+    def _look(self, shelf: Shelf, name: ReplicaName, bearer: str | None, rights: Rights | None) -> Access:
+        """Blocking."""
+        return self._access(shelf, name, shelf.find(name), bearer, rights)
 
     def _access(
         self, shelf: Shelf, name: ReplicaName, replica: Replica | None, bearer: str | None, rights: Rights | None
@@ -293,6 +310,24 @@ class ReplicaEndpoint:
         return text(404, "there is no such replica") if replica is None else replica
 
 
+def _unwelcome(guests: Sequence[_Guest]) -> list[tuple[_Guest, Abort]]:
+    """Those who may not go on, and what to tell them; who came for the same with the same key is looked at once.
+    Blocking."""
+    found: list[tuple[_Guest, Abort]] = []
+    seen: dict[tuple[_Asked, str | None], Abort | None] = {}
+    for guest in guests:
+        who = (guest.asked, guest.bearer)
+        if who not in seen:
+            try:
+                refuse_no_more(guest.look(), guest.asked.session)
+                seen[who] = None
+            except Abort as exc:
+                seen[who] = exc
+        if (abort := seen[who]) is not None:
+            found.append((guest, abort))
+    return found
+
+
 def _apply_policy(shelf: Shelf) -> None:
     """Blocking."""
     for replica in shelf.list():
@@ -305,6 +340,14 @@ def _apply_policy(shelf: Shelf) -> None:
 
 
 _Work = Push | Pull | Subscription
+
+
+class _Guest(NamedTuple):
+    visit: Visit
+    asked: _Asked
+    bearer: str | None
+    look: Callable[[], Access]
+    """What it may now. Blocking."""
 
 
 class _Asked(NamedTuple):

@@ -12,11 +12,10 @@ from headwater.errors import HeadwaterError
 from headwater.ports.endpoint import Meter
 from headwater.replication.host.records import Totals
 from headwater.replication.host.visit import Abort
-from headwater.replication.host.words import NO_MORE
 from headwater.replication.names import Session
 
 TOTALS_S_MIN = 5.0  # between two looks at how much there is
-_REFUSALS = ("TOO_LARGE", "DISK_FULL", "CORRUPT", "BUSY")  # of aborts; any other is a failure
+_REFUSALS = ("TOO_LARGE", "DISK_FULL", "CORRUPT", "BUSY", "UNAUTHORIZED")  # of aborts; any other is a failure
 
 Outcome = Literal["accepted", "unchanged", "done", "dry", "conflict", "refused", "failed"]
 PUSHED: tuple[Outcome, ...] = ("accepted", "unchanged", "dry", "conflict", "refused", "failed")
@@ -74,4 +73,4 @@ class Figures:
 def outcome_of(abort: Abort) -> Outcome:
     if abort.code == "VERSION_CONFLICT":
         return "conflict"
-    return "refused" if abort.code in _REFUSALS or abort.why == NO_MORE else "failed"
+    return "refused" if abort.code in _REFUSALS else "failed"

@@ -11,13 +11,13 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
 from headwater.errors import Corrupt
-from headwater.replication.host.disk import copy, remove
+from headwater.replication.host.disk import copy, remove, write_all
 from headwater.replication.snapshot import COUNTERS
 
 BLOCK_BYTES = 1024 * 1024  # compared at once; a multiple of every page size
@@ -84,11 +84,12 @@ def refuse_other_count(path: str, shape: Shape) -> None:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def write_delta(older: str, newer: str, into: str) -> Delta:
-    """Compare two versions; what is needed to make the older from the newer goes into a new file, synced."""
+def write_delta(older: str, newer: str, into: str, before_more: Callable[[], None] = lambda: None) -> Delta:
+    """Compare two versions; what is needed to make the older from the newer goes into a new file, synced. `before_more`
+    is asked before each group of pages is written, and ends it by raising."""
     was, now = shape_of(older), shape_of(newer)
     with open(into, "wb") as file, open(older, "rb", buffering=0) as old, open(newer, "rb", buffering=0) as new:
-        writing = _Writing(file, was, whole=was.page_size != now.page_size)
+        writing = _Writing(file, was, before_more, whole=was.page_size != now.page_size)
         if was.page_size != now.page_size:
             writing.add_all(range(was.pages), old)
             alike, changed, identical = 0, now.pages, False
@@ -153,8 +154,9 @@ class _Hash(Protocol):
 
 
 class _Writing:
-    def __init__(self, file: BinaryIO, shape: Shape, *, whole: bool) -> None:
+    def __init__(self, file: BinaryIO, shape: Shape, before_more: Callable[[], None], *, whole: bool) -> None:
         self._file = file
+        self._before_more = before_more
         self._page_size = shape.page_size
         self._group_max = max(1, GROUP_BYTES_MAX // shape.page_size)
         self._numbers: list[int] = []
@@ -182,6 +184,7 @@ class _Writing:
         return self._hash.hexdigest()
 
     def _end_group(self) -> None:
+        self._before_more()
         deflated = zlib.compress(self._group, ZLIB_LEVEL)
         count = len(self._numbers)
         self._put(struct.pack(f">I{count}II", count, *self._numbers, len(deflated)))
@@ -227,7 +230,7 @@ def _apply(delta: StoredDelta, target: BinaryIO) -> None:
         for numbers, pages in reading.groups():
             for start, end in _runs(numbers):
                 target.seek(numbers[start] * page_size)
-                target.write(pages[start * page_size : end * page_size])
+                write_all(target, pages[start * page_size : end * page_size])
         target.truncate(delta.shape.size)
         reading.check_end()
 

@@ -18,7 +18,7 @@ from headwater.replication.host.records import Facts
 from headwater.replication.host.room import refuse_to_fill
 from headwater.replication.host.scratch import Scratch
 from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
-from headwater.replication.host.words import NO_MORE, PushComplete, PushConfig, config, config_of
+from headwater.replication.host.words import PushComplete, PushConfig, config, config_of
 from headwater.replication.names import MESSAGE, MESSAGE_CHARS_MAX, ReplicaName
 from headwater.replication.rsync_stream import END, LAST_BYTES, TXN
 from headwater.replication.tools import End
@@ -38,13 +38,14 @@ logger = logging.getLogger("headwater")
 
 
 class Push:
-    """`may_push`: whether the client still may, for pages can be on their way for hours. Blocking."""
+    """`refuse_no_more`: raises Abort when the client may not any more, for pages can be on their way for hours, and be
+    checked for minutes. Blocking."""
 
-    def __init__(self, hosting: Hosting, visit: Visit, name: ReplicaName, may_push: Callable[[], bool]) -> None:
+    def __init__(self, hosting: Hosting, visit: Visit, name: ReplicaName, refuse_no_more: Callable[[], None]) -> None:
         self._hosting = hosting
         self._visit = visit
         self._name = name
-        self._may_push = may_push
+        self._refuse_no_more = refuse_no_more
         self._received = 0
         self._sent = 0
         self._last_heard = b""
@@ -63,8 +64,7 @@ class Push:
             if complete is None:
                 self.outcome = "dry"
             else:
-                if not await threads.do(self._may_push):
-                    raise Abort("FAILED", NO_MORE)
+                await threads.do(self._refuse_no_more)
                 await to_its_end(self._finish(scratch, Facts(message, complete.dbhash, self._received + self._sent)))
         finally:
             self._hosting.gatherings.push_ended(self._name, self._visit.client)
@@ -177,7 +177,7 @@ class Push:
         hosting = self._hosting
         began_s = asyncio.get_running_loop().time()
         try:
-            version, is_new = await hosting.threads.do(hosting.shelf.accept, scratch, facts)
+            version, is_new = await hosting.threads.do(hosting.shelf.accept, scratch, facts, self._refuse_no_more)
         except HeadwaterError as exc:
             logger.info("a push of %s was refused: %s", self._name.path, exc.why)
             raise

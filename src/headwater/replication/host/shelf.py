@@ -14,7 +14,7 @@ from types import TracebackType
 from headwater.errors import Closed, Corrupt, HeadwaterError, InputOutput, InvalidOption, Locked, UnknownReplica
 from headwater.ports.clock import Clock
 from headwater.replication.host import disk, keys, scratch
-from headwater.replication.host.accepting import DATABASE_BYTES_MAX, Accepting, Checkpoint
+from headwater.replication.host.accepting import DATABASE_BYTES_MAX, Accepting, Checkpoint, LastWord
 from headwater.replication.host.catalogue import REPLICAS_MAX, REPORTS_KEPT, VERSIONS_PAGE, Catalogue
 from headwater.replication.host.layout import Layout, new_replica_id, refuse_foreign
 from headwater.replication.host.policy import Policy, surplus
@@ -222,12 +222,12 @@ class Shelf:
             raise
         return made
 
-    def accept(self, begun: Scratch, facts: Facts) -> Accepted:
+    def accept(self, begun: Scratch, facts: Facts, last_word: LastWord = lambda: None) -> Accepted:
         """Make it the newest version, if it is whole and its base still is the newest. The scratch is used up, whatever
         comes of it."""
         accepting = self._require_serving()
         try:
-            accepted = accepting.accept(begun, facts, self._clock.now_ms())
+            accepted = accepting.accept(begun, facts, self._clock.now_ms(), last_word)
         finally:
             scratch.clear(self._layout, begun)
         if accepted.is_new:

@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable
 
 from headwater.errors import HeadwaterError
-from headwater.replication.host.access import Access
+from headwater.replication.host.access import Access, no_more
 from headwater.replication.host.figures import Outcome
 from headwater.replication.host.gathering import Gathering
 from headwater.replication.host.hosting import Hosting
 from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
-from headwater.replication.host.words import NO_MORE, SubscribeConfig, config, config_of
+from headwater.replication.host.words import SubscribeConfig, config, config_of
 from headwater.replication.names import CHANGED, CLAIM, LATEST, RELEASE, ReplicaName
 
 SPAN_S_MAX = 1e9
@@ -97,7 +97,7 @@ class Subscription:
             span_ms = _span_ms(rest)
             if self.claims:
                 if not await self._hosting.threads.do(self._may_push):
-                    raise Abort("FAILED", NO_MORE)
+                    raise no_more("push")
                 gathering.claim(self, span_ms)
         elif word == RELEASE and not rest:
             if self.claims:

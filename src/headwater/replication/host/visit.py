@@ -44,6 +44,7 @@ _CODES: tuple[tuple[type[HeadwaterError], str], ...] = (
     (Corrupt, "CORRUPT"),
     (Overloaded, "BUSY"),
 )
+UNAUTHORIZED = "UNAUTHORIZED"
 
 
 def abort_of(error: HeadwaterError) -> Abort:
@@ -69,6 +70,7 @@ class Visit:
     ) -> None:
         self.client = client
         self.is_over = False
+        self._withdrawn: Abort | None = None
         self._wire = wire
         self._frames: deque[tuple[bytes, bool]] = deque()
         self._queued_bytes = 0
@@ -86,14 +88,16 @@ class Visit:
     async def next(self, within_s: float | None = IDLE_S) -> str | bytes | None:
         """The next frame; None when there will be no more. Raises Abort when none came in time, and the client took
         nothing of what is sent to it either: while it reads, it may have nothing to say for hours. And when it is too
-        slow, see `expect_pages`."""
+        slow, see `expect_pages`. And once it is withdrawn."""
         silence = _Silence(self._taken_bytes(), within_s)
+        self._go_on_or_abort()
         while not self._frames:
             if self.is_over:
                 return None
             self._arrival = asyncio.get_running_loop().create_future()
             try:
                 await self._wait_for(self._arrival, silence)
+                self._go_on_or_abort()
                 if not self._frames and silence.is_too_long(self._taken_bytes()):
                     raise Abort("FAILED", f"nothing came for {within_s:g} s")
             finally:
@@ -110,14 +114,16 @@ class Visit:
         await self._wait_for_room()
 
     async def send_binary(self, data: bytes) -> None:
-        """Raises Gone when nobody is there to read it."""
+        """Raises Gone when nobody is there to read it, and Abort once the client is withdrawn."""
         if self.is_over:
             raise Gone
+        self._go_on_or_abort()
         self.worked()
         self._sent_bytes += len(data)
         self._count_sent(len(data))
         self._wire.send_binary(data)
         await self._wait_for_room()
+        self._go_on_or_abort()
 
     def tell(self, text: str) -> None:
         """A text that may wait until it is read; who leaves too many of them unread is let go."""
@@ -134,7 +140,7 @@ class Visit:
 
     async def _wait_for_room(self) -> None:
         silence = _Silence(self._taken_bytes(), IDLE_S)
-        while self._wire.buffered_bytes() > self._wire.outbound_bytes_max and not self.is_over:
+        while self._wire.buffered_bytes() > self._wire.outbound_bytes_max and not (self.is_over or self._withdrawn):
             self._room = asyncio.get_running_loop().create_future()
             try:
                 await self._wait_for(self._room, silence)
@@ -184,6 +190,21 @@ class Visit:
 
     # --- how it ends --------------------------------------------------------------------------------------------
 
+    def withdraw(self, abort: Abort) -> None:
+        """The client is no longer welcome, which its session hears as soon as it waits for it. What was decided before
+        is still told to it: that its push has become a version is true, whatever it may by now."""
+        if not self.is_over and self._withdrawn is None:
+            self._withdrawn = abort
+            self._wake()
+
+    @property
+    def is_withdrawn(self) -> bool:
+        return self._withdrawn is not None
+
+    def _go_on_or_abort(self) -> None:
+        if self._withdrawn is not None:
+            raise Abort(self._withdrawn.code, self._withdrawn.why)
+
     def abort(self, abort: Abort) -> None:
         if not self.is_over:
             why = "".join(letter if letter.isprintable() else " " for letter in abort.why[:WHY_CHARS_MAX])
@@ -197,6 +218,9 @@ class Visit:
 
     def _end(self) -> None:
         self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
         for waiting in (self._arrival, self._room):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)

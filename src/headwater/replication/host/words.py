@@ -14,7 +14,6 @@ from headwater.replication.host.scratch import PUSH_ID_CHARS_MAX
 from headwater.replication.host.visit import Abort
 from headwater.replication.names import CONFIG, ReportKind
 
-NO_MORE = "this key or token may not push any more"
 NUMBER_MAX = 2**53
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
