@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import time
 from pathlib import Path
 from typing import Any
@@ -186,7 +185,18 @@ async def test_a_certificate_for_somebody_else_is_not_believed(serve: Any, tmp_p
     async with serve(tls_certificate="cert.pem", tls_key="key.pem") as server:
         error = await refusal(server.url, ca=tmp_path / "ca.pem", **NEVER)
     assert isinstance(error, Unreachable)
-    assert ssl.SSLCertVerificationError.__name__ or "certificate" in error.why
+    assert "certificate is not trusted" in error.why
+
+
+async def test_tls_to_a_server_that_has_none_is_told_at_once(serve: Any) -> None:
+    async with serve() as server:
+        began_s, url = time.monotonic(), server.url
+        error = await refusal(url.replace("ws:", "wss:"), reconnect_min=60.0, reconnect_max=60.0, connect_timeout=100)
+        assert time.monotonic() - began_s < QUICKLY_S  # it would be tried again a minute later
+    assert (error.why, error.next) == (
+        "it does not speak TLS",
+        f"Write {url}, or give the server a certificate",
+    )
 
 
 # --- states ---------------------------------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from ssl import SSLCertVerificationError
 from typing import Any
 
 import msgspec
 
 from headwater.broker.flow import Ticket, finish
 from headwater.client.numbering import Numbering
-from headwater.client.options import Settings, unreachable, why_not_connected
+from headwater.client.options import Settings, is_hopeless, unreachable, why_not_connected
 from headwater.client.outcomes import Outcome, gathered, outcome_of, outcomes_of, too_late
 from headwater.client.request import Request, Resuming
 from headwater.client.wire import ANSWER_BYTES_MAX, Wire, open_wire
@@ -111,7 +110,7 @@ class Link:
             except (OSError, TimeoutError, HeadwaterError) as exc:
                 attempt += 1
                 delay_s = self.settings.backoff.delay_s(attempt, random.random())
-                hopeless = isinstance(exc, Unauthorized | SSLCertVerificationError) or delay_s is None
+                hopeless = is_hopeless(exc) or delay_s is None
                 too_late = not self.first_connection.done and self.loop.time() + (delay_s or 0) >= give_up_s
                 if hopeless or too_late:
                     why = why_not_connected(exc)

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headwater.client.backoff import Backoff, Strategy
-from headwater.errors import HeadwaterError, InvalidOption, Unreachable
+from headwater.errors import HeadwaterError, InvalidOption, Unauthorized, Unreachable
 from headwater.message import Span, span_ms
 
 TOKEN_VARIABLE = "HEADWATER_TOKEN"
+NO_TLS = "it does not speak TLS"
 
 
 class RemoteOptions(TypedDict, total=False):
@@ -107,11 +108,24 @@ def why_not_connected(exc: Exception) -> str:
         return "there is no such host, as far as this machine knows"
     if isinstance(exc, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({exc.verify_message})"
+    if _speaks_no_tls(exc):
+        return NO_TLS
     return str(exc) or "no answer in time"
+
+
+def is_hopeless(exc: Exception) -> bool:
+    """No waiting mends it."""
+    return isinstance(exc, Unauthorized | ssl.SSLCertVerificationError) or _speaks_no_tls(exc)
+
+
+def _speaks_no_tls(exc: Exception) -> bool:
+    return isinstance(exc, ssl.SSLError) and exc.reason == "WRONG_VERSION_NUMBER"
 
 
 def unreachable(settings: Settings, why: str) -> Unreachable:
     next = "Is the server running? headwater serve LOG"
+    if why == NO_TLS:
+        next = f"Write {_shown(settings.url).replace('wss:', 'ws:', 1)}, or give the server a certificate"
     if "certificate" in why:
         next = "Trust a certificate of your own with ca=FILE (--ca FILE for commands)"
     return Unreachable(why, where=_shown(settings.url), next=next)
