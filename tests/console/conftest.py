@@ -28,8 +28,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     monkeypatch.chdir(tmp_path)  # where no headwater.toml lies
     started: list[Running] = []
 
-    def start(**flags: Any) -> Running:
-        started.append(Running(headwater.serve(tmp_path / "events.db", **{"port": 0, **flags})))
+    def start(log: str | Path = tmp_path / "events.db", **flags: Any) -> Running:
+        started.append(Running(headwater.serve(log, **{"port": 0, **flags})))
         return started[-1]
 
     yield start

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 from browser import Page
 
+import headwater
 from headwater import Log
 
 
@@ -36,3 +39,12 @@ def bury(page: Page, log: Log, id: str, count: int) -> Any:
         message.reject("no address")
     look(page)
     return subscription
+
+
+def push(page: Page, name: str, message: str = "", token: str | None = None) -> None:
+    """Another row in a database of the test's, and the next version of it on the page's server."""
+    with closing(sqlite3.connect("app.db")) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS orders (at TEXT DEFAULT CURRENT_TIMESTAMP)")
+        database.execute("INSERT INTO orders DEFAULT VALUES")
+    host = page.evaluate("location.host")
+    headwater.sync("app.db", f"ws://{host}/{name}", message=message, token=token)

@@ -31,6 +31,7 @@ TYPES = {
     "/console/console.js": "text/javascript; charset=utf-8",
     "/console/letters.js": "text/javascript; charset=utf-8",
     "/console/link.js": "text/javascript; charset=utf-8",
+    "/console/replicas.js": "text/javascript; charset=utf-8",
     "/console/show.js": "text/javascript; charset=utf-8",
     "/console/mark.svg": "image/svg+xml",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from browser import Page
-from steps import bury, listening, publish
+from steps import bury, listening, publish, push
 
 from headwater import Log
 
@@ -38,6 +38,8 @@ FAINT = """
 def fill_the_page(page: Page, log: Log) -> None:
     """Something to see in every part of the page, and an error."""
     listening(page)
+    push(page, "shop/" + 25 * "long", "before the move")
+    page.until("document.querySelector('#replica-rows tr')")
     log.publish("orders.paid", {"order": 17, "paid": True, "note": None}, headers={"region": "eu"})
     page.until("document.querySelector('#tail strong').textContent === 'orders.paid'")
     page.until("document.querySelector('#letter-list summary')")

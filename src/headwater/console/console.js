@@ -2,6 +2,7 @@
 
 import { DeadLetters } from "./letters.js";
 import { Link, Refusal, UNAUTHORIZED } from "./link.js";
+import { NEWS, Replicas } from "./replicas.js";
 import {
   $, Growth, ago, bytes, clock, complain, count, facts, fillTable, make, numberOf, perSecond, pretty, preview, readJson,
   setText, span, textOf, titled, unfolding, whole,
@@ -56,6 +57,7 @@ const link = new Link(address, {
       $("tail").prepend(make("li", { className: "note", textContent }));
     }
     mayLook = true;
+    replicas.begin();
     listen(pattern);
     look();
   },
@@ -66,6 +68,7 @@ const link = new Link(address, {
   },
   notification(message) {
     const isLive = message.method === "rpc.notification" && patterns.has(message.params.pattern);
+    if (isLive && message.params.pattern === NEWS) replicas.stir();
     if (isLive && message.params.pattern === pattern) hear(message.params);
     if (isLive) return;
     $("answer").append(pretty(message)); // somebody asked for it there
@@ -73,7 +76,7 @@ const link = new Link(address, {
   },
 });
 
-const letters = new DeadLetters(link);
+const letters = new DeadLetters(link), replicas = new Replicas(link);
 
 $("retry").onclick = () => link.connect();
 $("token-form").onsubmit = (event) => {
@@ -108,7 +111,7 @@ async function look() {
     if (mayLook) {
       const statistics = await link.call("rpc.stats");
       showStatistics(statistics);
-      await letters.lookIfDue(statistics);
+      await Promise.all([letters.lookIfDue(statistics), replicas.lookIfDue()]);
       complain("overview-problem");
       $("main").dataset.sight = "all";
     } else {
@@ -207,7 +210,7 @@ $("topic-filter").oninput = showTopics;
 // --- live ------------------------------------------------------------------------------------------------------------
 
 const unseen = []; // heard, not shown yet
-const patterns = new Set(); // all that were listened to: what still comes for an old one is not shown
+const patterns = new Set([NEWS]); // all that were listened to: what still comes for an old one is not shown
 let pattern = $("pattern").value, isListening = false, isPaused = false, isPainting = false, heard = 0;
 
 async function listen(wanted) {
@@ -218,7 +221,7 @@ async function listen(wanted) {
     const before = isListening ? pattern : wanted;
     [pattern, isListening] = [wanted, true];
     complain("live-problem");
-    if (before !== wanted) await link.call("rpc.unsubscribe", { topic: before });
+    if (before !== wanted && before !== NEWS) await link.call("rpc.unsubscribe", { topic: before });
   } catch (error) {
     complain("live-problem", error);
   }

@@ -3,6 +3,7 @@
 import { bytes, readJson } from "./show.js";
 
 const RETRY_MS = 500, RETRY_MS_MAX = 15_000;
+const ANSWER_MS_MAX = 20_000; // over HTTP
 const METHOD_NOT_FOUND = -32601;
 export const UNAUTHORIZED = -32000;
 
@@ -22,6 +23,7 @@ export class Link {
   #frameBytesMax = Infinity;
   #failures = 0;
   #retryTimer = 0;
+  #ending = new AbortController();
   retryAt = 0;
   isReady = false; // greeted, and let in
 
@@ -55,6 +57,13 @@ export class Link {
     if (!error) return result;
     const { why = error.message, next, where } = error.data ?? {};
     throw new Refusal(why, next, { code: error.code, where });
+  }
+
+  /** Over HTTP, beside this page, with the same token, and as long as the connection lasts. */
+  async get(path) {
+    const headers = this.#token ? { Authorization: `Bearer ${this.#token}` } : {};
+    const signal = AbortSignal.any([this.#ending.signal, AbortSignal.timeout(ANSWER_MS_MAX)]);
+    return fetch(path, { headers, cache: "no-store", signal });
   }
 
   requestOf(method, params) {
@@ -101,6 +110,8 @@ export class Link {
 
   #hangUp() {
     clearTimeout(this.#retryTimer);
+    this.#ending.abort();
+    this.#ending = new AbortController();
     if (this.#socket) {
       this.#socket.onopen = this.#socket.onmessage = this.#socket.onclose = null;
       this.#socket.close();

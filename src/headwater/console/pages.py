@@ -10,6 +10,7 @@ _FILES = {
     "/console/console.js": ("console.js", "text/javascript; charset=utf-8"),
     "/console/letters.js": ("letters.js", "text/javascript; charset=utf-8"),
     "/console/link.js": ("link.js", "text/javascript; charset=utf-8"),
+    "/console/replicas.js": ("replicas.js", "text/javascript; charset=utf-8"),
     "/console/show.js": ("show.js", "text/javascript; charset=utf-8"),
     "/console/mark.svg": ("mark.svg", "image/svg+xml"),
 }

@@ -1,0 +1,110 @@
+// The SQLite databases that the server keeps. Browsers write every refusal over HTTP on their console, so the list is
+// asked for only when it is known that the answer will be one.
+
+import { UNAUTHORIZED } from "./link.js";
+import { $, ago, bytes, fillTable, make, setText, tell, whole } from "./show.js";
+
+export const NEWS = "replica.>"; // every new version is a message there
+const LOOK_MS = 60_000; // between two looks without news: versions also go, by their age or by hand
+const NEWS_MS = 500; // between two looks with news
+const REPLICAS_MAX = 200, MESSAGE_CHARS = 120; // shown at most
+const IS_HOST = /^headwater_replicas /m; // of the metrics; there before the first replica is
+const REFUSED = [401, 403, 404];
+const NOTHING = { replicas: [], isCut: false };
+
+export class Replicas {
+  #found = NOTHING;
+  #isWelcome; // undefined: not known yet
+  #isStale = false;
+  #isLooking = false;
+  #lookedAt = -LOOK_MS;
+  #timer = 0;
+  #connections = 0;
+
+  constructor(link) {
+    this.link = link;
+  }
+
+  /** Connected, perhaps to another server, or with another token. */
+  begin() {
+    this.#connections += 1;
+    this.#isWelcome = undefined;
+    this.#isLooking = false;
+    this.#lookedAt = -LOOK_MS;
+  }
+
+  /** There is a new version of one of them. */
+  stir() {
+    this.#isStale = true;
+    if (!this.#isWelcome) return;
+    clearTimeout(this.#timer);
+    const waitMs = Math.ceil(this.#lookedAt + NEWS_MS - performance.now()) + 1; // timers are a little early
+    this.#timer = setTimeout(() => this.lookIfDue(), waitMs);
+  }
+
+  /** For who has the admin scope: the metrics answer nobody else for sure. */
+  async lookIfDue() {
+    const waitedMs = performance.now() - this.#lookedAt;
+    const isDue = waitedMs >= (this.#isStale ? NEWS_MS : LOOK_MS) && this.#isWelcome !== false;
+    if (isDue && !this.#isLooking && !document.hidden) await this.#look();
+    this.#show(); // also what is known: it grows older
+  }
+
+  async #look() {
+    const connection = this.#connections;
+    this.#isLooking = true;
+    this.#isStale = false;
+    let found = this.#found;
+    try {
+      const isWelcome = this.#isWelcome ?? (await this.#ask());
+      const response = isWelcome ? await this.link.get("sapi/replicas") : null;
+      if (connection !== this.#connections) return;
+      this.#isWelcome = isWelcome && !REFUSED.includes(response.status);
+      if (!this.#isWelcome) found = NOTHING;
+      else if (response.ok) found = await response.json();
+    } catch {
+      // The connection broke, which is said elsewhere: what was there stays until the next look.
+    }
+    if (connection !== this.#connections) return;
+    this.#found = found;
+    this.#isLooking = false;
+    this.#lookedAt = performance.now();
+  }
+
+  /** Whether this server keeps replicas and all of them may be seen; then we hear of new versions from now on. */
+  async #ask() {
+    try {
+      await this.link.call("rpc.subscribe", { topic: NEWS });
+    } catch (error) {
+      if (error.code === UNAUTHORIZED) return false;
+      throw error;
+    }
+    const metrics = await this.link.get("metrics");
+    return !metrics.ok || IS_HOST.test(await metrics.text()); // a proxy may keep them to itself
+  }
+
+  #show() {
+    const { replicas, isCut } = this.#found;
+    const shown = replicas.slice(0, REPLICAS_MAX), more = replicas.length - shown.length;
+    $("replicas").hidden = $("to-replicas").hidden = !replicas.length;
+    tell("more-replicas", more ? `and ${isCut ? "more than " : ""}${whole(more)} more` : "");
+    fillTable($("replica-rows"), shown, ({ replica }) => replica, [
+      (cell, { replica, newest }) => {
+        if (!cell.firstChild) cell.append(make("strong"), make("span", { className: "sub" }));
+        setText(cell.children[0], replica);
+        setText(cell.children[1], shortened(newest?.message ?? ""));
+      },
+      (cell, { newest }) => setText(cell, newest ? whole(newest.version) : "–"),
+      (cell, { newest }) => {
+        if (!cell.firstChild) cell.append(make("time"));
+        Object.assign(cell.firstChild, { dateTime: newest?.at ?? "", title: newest?.at ?? "" });
+        setText(cell.firstChild, newest ? ago(Date.parse(newest.at)) : "never");
+      },
+      (cell, { newest }) => setText(cell, newest ? bytes(newest.size) : "–"),
+      (cell, { versions }) => setText(cell, whole(versions)),
+      (cell, { storedBytes }) => setText(cell, bytes(storedBytes)),
+    ]);
+  }
+}
+
+const shortened = (text) => (text.length > MESSAGE_CHARS ? `${text.slice(0, MESSAGE_CHARS - 1)}…` : text);

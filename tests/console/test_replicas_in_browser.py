@@ -1,0 +1,117 @@
+"""The databases that a server keeps, as the console shows them: to those who may see them, when there are any.
+
+That nothing is written on the browser's console, not even about a refusal, is checked after each test by `open_page`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from browser import Page
+from running import Running
+from steps import listening, push
+
+from headwater.server.scopes import EVERYTHING, Scopes
+from headwater.server.tokens import TokenFile
+
+MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
+IS_HIDDEN = "[document.getElementById('replicas').hidden, document.getElementById('to-replicas').hidden]"
+
+
+def has_got(file: str) -> str:
+    return f"performance.getEntriesByType('resource').some(({{ name }}) => name.endsWith('/{file}'))"
+
+
+def cells(page: Page) -> list[str]:
+    script = "[...document.querySelectorAll('#replica-rows tr:first-child td')].map((cell) => cell.textContent)"
+    return list(page.evaluate(script))
+
+
+def settle(page: Page) -> None:
+    """What the page asked for, it has an answer to; and what it asked then has come to the server."""
+    listening(page)
+    assert page.evaluate("fetch('healthz').then(({ status }) => status)") == 200
+
+
+def listen_to(page: Page, pattern: str) -> None:
+    page.fill("pattern", pattern)
+    page.click("#live-form button")
+    listening(page)
+
+
+def test_a_pushed_database_appears_by_itself_and_so_does_its_next_version(page: Page) -> None:
+    page.until(has_got("sapi/replicas"))
+    settle(page)
+    assert page.evaluate(IS_HIDDEN) == [True, True]
+    listen_to(page, "replica.>")
+    listen_to(page, "orders.>")  # which is not to take the news from the panel
+    push(page, "shop/app.db", "before the move")
+    page.until("!document.getElementById('replicas').hidden")
+    assert page.evaluate(IS_HIDDEN) == [False, False]
+    assert page.evaluate("document.querySelectorAll('#answer pre').length") == 1  # nothing strays into the other box
+    name, newest, pushed, size, versions, stored = cells(page)
+    assert (name, newest, versions) == ("shop/app.dbbefore the move", "1", "1")
+    assert pushed == "just now" or pushed.endswith(" ago")
+    assert (size, stored) == ("8.1 kB", "8.1 kB")
+    [listed] = page.evaluate("fetch('sapi/replicas').then((answer) => answer.json())")["replicas"]
+    assert page.evaluate("document.querySelector('#replica-rows time').title") == listed["newest"]["at"]
+    push(page, "shop/app.db", 121 * "m")
+    page.until("document.querySelector('#replica-rows td:nth-child(2)').textContent === '2'")
+    assert cells(page)[0] == "shop/app.db" + 119 * "m" + "…"
+    assert cells(page)[4] == "2"
+
+
+def test_a_server_that_keeps_no_replicas_is_not_asked_for_them(
+    serve: Callable[..., Running], open_page: Callable[[str], Page]
+) -> None:
+    page = open_page(serve("memory:").page)
+    page.until(has_got("metrics"))
+    settle(page)
+    assert page.evaluate(IS_HIDDEN) == [True, True]
+    assert not page.evaluate(has_got("sapi/replicas"))
+
+
+def test_a_token_shows_what_it_may_pull(
+    serve: Callable[..., Running], open_page: Callable[[str], Page], tmp_path: Path
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    everything = tokens.create("everything", EVERYTHING, now_ms=0)
+    server = serve(tokens=str(tmp_path / "tokens.json"))
+    for token, may_see in ((tokens.create("no topic", Scopes(admin=True), now_ms=0), False), (everything, True)):
+        page = open_page(server.page)
+        page.until("!document.getElementById('token').hidden")
+        page.fill("token-text", token)
+        page.click("#token-form button")
+        page.until("main.dataset.sight === 'all'")
+        settle(page)
+        push(page, "shop/app.db", token=everything)
+        if may_see:
+            page.until("document.querySelector('#replica-rows strong').textContent === 'shop/app.db'")
+        else:
+            settle(page)
+            assert page.evaluate(IS_HIDDEN) == [True, True]
+            assert not page.evaluate(has_got("sapi/replicas"))
+
+
+def test_names_and_messages_are_text_and_not_without_end(page: Page) -> None:
+    """A server has no such names; the page need not rely on it."""
+    page.until(has_got("sapi/replicas"))
+    page.evaluate(
+        f"""(() => {{
+          const get = window.fetch;
+          window.fetch = async (path, options) => {{
+            const answer = await get(path, options), {{ replicas: [one] }} = await answer.json();
+            const named = (_, at) => ({{ ...one, replica: {json.dumps(MARKUP)} + at }});
+            return Response.json({{ replicas: Array.from({{ length: 250 }}, named), isCut: false }});
+          }};
+        }})()"""
+    )
+    push(page, "shop/app.db", MARKUP)
+    page.until("document.querySelectorAll('#replica-rows tr').length === 200")
+    assert cells(page)[0] == f"{MARKUP}0{MARKUP}"
+    assert page.text("#more-replicas") == "and 50 more"
+    assert page.evaluate("document.getElementById('more-replicas').checkVisibility()")
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.querySelectorAll('img, script').length") == 2  # the mark, and the page's own
