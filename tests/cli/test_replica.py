@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from headwater import ManualClock
 from headwater.message import iso
-from headwater.replication.host import catalogue
+from headwater.replication.host import catalogue, disk, reading
 from headwater.replication.host.policy import Policy
 from headwater.replication.host.records import Facts
 from headwater.replication.host.shelf import Shelf
@@ -236,6 +238,131 @@ def test_verify_ends_with_1_when_it_finds_something(shelf: Shelf, directory: Pat
     ]
     found = run("replica", "verify", directory, "shop/app.db@1", "--json")
     assert (found.code, found.json[0]["ok"]) == (1, False)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_verify_on_a_full_disk_says_what_was_not_checked(
+    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if broken:
+        damage(shelf)
+    monkeypatch.setattr(disk, "copy", no_room)
+    monkeypatch.setattr(reading, "rebuild", no_room)
+    result = run("replica", "verify", directory)
+    assert (result.code, result.out.splitlines()[-3:]) == (
+        1 if broken else 3,
+        [
+            "shop/app.db@1  not checked",
+            "  files: no room (No space left on device)",
+            f"{'1 of 3 versions bad' if broken else '0 versions proved'}, {2 if broken else 3} not checked: no room",
+        ],
+    )
+    assert result.err == "next: Free some disk space, and verify again\n"
+    found = run("replica", "verify", directory, "--json")
+    assert found.code == result.code
+    assert [each["verdict"] for each in found.json] == ["bad" if broken else "not checked", *["not checked"] * 2]
+    assert (found.json[2]["ok"], found.json[2]["next"]) == (False, "Free some disk space, and verify again")
+    assert found.json[2]["checks"][0]["lacks"] == "room"
+
+
+def test_a_version_without_a_hash_is_whole_and_not_proved(shelf: Shelf, directory: Path, run: Run) -> None:
+    scratch = shelf.begin(NAME, base="latest", push_id="push 4")
+    with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
+        connection.execute("INSERT INTO t VALUES (4)")
+    shelf.accept(scratch, Facts())
+    result = run("replica", "verify", directory)
+    assert (result.code, result.out.splitlines()[0], result.out.splitlines()[-1]) == (
+        0,
+        "shop/app.db@4  whole, but no hash came with it",
+        "3 versions proved, 1 whole but without a hash",
+    )
+    assert [each["verdict"] for each in run("replica", "verify", directory, "--json").json] == ["whole"] + [
+        "proved"
+    ] * 3
+    listed = run("replica", "log", directory, "shop/app.db")
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["version", "*4", "3", "2", "1"]
+    assert listed.err.startswith("* came without a hash")
+
+
+def test_the_only_data_directory_here_need_not_be_named(
+    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory.parent)
+    for words in (["log"], ["verify"], ["reports"], ["key", "ls"]):
+        named = run("replica", *words, directory, "shop/app.db")
+        assert (named.code, run("replica", *words, "shop/app.db")) == (0, named), words
+    assert run("replica", "verify").out == run("replica", "verify", directory).out
+    assert run("replica", "verify", "shop/app.db@2").out.startswith("shop/app.db@2  ok")
+    assert run("replica", "restore", "shop/app.db@2", "back.db").code == 0
+    assert numbers_in(Path("back.db")) == [1, 2]
+    made = run("replica", "key", "create", "shop/app.db", "--pull", "--json").json
+    assert run("replica", "key", "revoke", "shop/app.db", made["id"]).out == f"revoked {made['id']}\n"
+    for words in (["restore", "shop/app.db"], ["restore", directory, "shop/app.db"], ["key", "revoke", "shop/app.db"]):
+        assert run("replica", *words).code == 2
+    assert run("replica", "rm", "shop/app.db", "-y").out == "removed shop/app.db with 3 versions\n"
+
+
+def test_of_several_data_directories_one_has_to_be_named(
+    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory.parent)
+    Shelf("other.db-replicas", Policy(), ManualClock(FIRST_MS)).open(serve=True).close()
+    told = run("replica", "log", "shop/app.db")
+    assert (told.code, "there are 2 of them here" in told.err) == (2, True)
+    assert "next: Name it: headwater replica log events.db-replicas shop/app.db\n" in told.err
+
+
+@pytest.mark.parametrize(
+    ("place", "meant"),
+    [
+        ("http://127.0.0.1:8931", "Did you mean ws://127.0.0.1:8931?"),
+        ("https://host/shop", "Did you mean wss://host/shop?"),
+        ("ws//host/shop/app.db", "Did you mean ws://host/shop/app.db?"),
+        ("ws:/host/shop/app.db", "Did you mean ws://host/shop/app.db?"),
+        ("127.0.0.1:8931", "Did you mean ws://127.0.0.1:8931"),
+        ("http://me:secret@host/shop", "Write it as ws://host:port/ns/name"),
+    ],
+)
+def test_a_slip_in_a_url_is_no_directory(run: Run, place: str, meant: str) -> None:
+    for words in (["ls"], ["log"], ["verify"], ["rm"]):
+        told = run("replica", *words, place)
+        assert (told.code, meant in told.err, "secret" in told.err) == (2, True, False), told.err
+
+
+def test_ls_shows_those_that_were_not_pushed_for_long(shelf: Shelf, directory: Path, run: Run) -> None:
+    assert isinstance(shelf._clock, ManualClock)
+    shelf._clock.advance(1000 * HOUR_MS)
+    shelf.create(ReplicaName("shop", "empty.db"))
+    stale = run("replica", "ls", directory, "--stale", "1h")
+    assert (stale.code, stale.out) == (1, run("replica", "ls", directory).out)
+    pushed_ms = datetime.now(UTC).timestamp() * 1000 - (FIRST_MS + 2 * HOUR_MS)
+    between = f"{int(pushed_ms) - 500 * HOUR_MS}ms"
+    some = run("replica", "ls", directory, "--stale", between, "--json")
+    assert (some.code, [each["replica"] for each in some.json]) == (1, ["shop/app.db"])
+    none = run("replica", "ls", directory, "--stale", "5200w")
+    assert (none.code, none.out) == (0, "no replica was last pushed longer ago than 5200w\n")
+    assert run("replica", "ls", directory, "--stale", "long").code == 2
+
+
+def test_restore_before_a_program_starts(shelf: Shelf, directory: Path, tmp_path: Path, run: Run) -> None:
+    target = tmp_path / "app.db"
+    flags = ["--if-missing", "--if-replica-exists"]
+    none = run("replica", "restore", directory, "shop/none.db", target, *flags)
+    assert (none.code, none.out) == (0, "there is no version of shop/none.db yet: nothing to restore\n")
+    shelf.create(ReplicaName("shop", "empty.db"))
+    empty = run("replica", "restore", directory, "shop/empty.db", target, *flags, "--json")
+    assert (empty.code, empty.json["version"], target.exists()) == (0, None, False)
+    assert run("replica", "restore", directory, "shop/app.db@9", target, *flags).code == 2
+    assert run("replica", "restore", directory, "shop/none.db", target, "--if-missing").code == 2
+    assert run("replica", "restore", directory, "shop/app.db", target, *flags).code == 0
+    before = target.read_bytes()
+    again = run("replica", "restore", directory, "shop/app.db@1", target, *flags)
+    assert (again.code, again.out) == (0, f"{target} is there: nothing to restore\n")
+    assert target.read_bytes() == before
+    assert run("replica", "restore", directory, "shop/app.db", target, "--if-missing", "--overwrite").code == 2
 
 
 def test_a_key_is_shown_once_and_can_be_revoked(shelf: Shelf, directory: Path, run: Run) -> None:

@@ -9,6 +9,7 @@ import apsw
 import pytest
 from served import RunningServer
 
+from headwater.cli import replica_remote
 from headwater.replication import asking
 from headwater.replication.host import catalogue, listing
 
@@ -78,6 +79,48 @@ def test_ls(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (wrong.code, "opens no replica here" in wrong.err) == (3, True)
     for place in (remote, f"{server}/a/b/c", f"{server}/shop@3", f"{server}/sh.op", f"{server}?x=1"):
         assert run("replica", "ls", place).code == 2, place
+
+
+def test_ls_goes_on_until_it_has_all(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, data = remote.removesuffix("/shop/app.db"), tmp_path / "server" / "log.db-replicas"
+    for name in ("a/b.db", "shop/z.db"):
+        run("sync", tmp_path / "app.db", f"{server}/{name}")
+    assert [each["replica"] for each in run("replica", "ls", data, "--json").json] == [
+        "a/b.db",
+        "shop/app.db",
+        "shop/z.db",
+    ]
+    monkeypatch.setattr(listing, "LISTED_MAX", 1)
+    for place, names in (
+        (server, ["a/b.db", "shop/app.db", "shop/z.db"]),
+        (f"{server}/shop", ["shop/app.db", "shop/z.db"]),
+    ):
+        found = run("replica", "ls", place, "--json")
+        assert ([each["replica"] for each in found.json], "there are more" in found.err) == (names, False)
+    assert run("replica", "ls", server, "--stale", "5200w").code == 0
+    assert len(run("replica", "ls", server, "--stale", "0s", "--json").json) == 3
+    monkeypatch.setattr(replica_remote, "LISTED_MAX", 2)
+    assert "there are more than these 2 replicas" in run("replica", "ls", server).err
+    ask = asking.ask
+    monkeypatch.setattr(asking, "ask", lambda url, **more: ask(url.partition("?")[0], **more))  # it cannot go on
+    assert "there are more than these 1 replica;" in run("replica", "ls", server).err
+
+
+def test_restore_before_a_program_starts(run: Any, remote: str, tmp_path: Path) -> None:
+    target, flags = tmp_path / "restored.db", ["--if-missing", "--if-replica-exists"]
+    none = run("replica", "restore", remote.replace("shop", "nowhere"), target, *flags)
+    assert (none.code, none.out.endswith("nowhere/app.db yet: nothing to restore\n"), target.exists()) == (
+        0,
+        True,
+        False,
+    )
+    assert run("replica", "restore", f"{remote}@9", target, *flags).code == 2
+    assert run("replica", "restore", f"{remote}@1", target, *flags).code == 0
+    before = target.read_bytes()
+    again = run("replica", "restore", remote, target, *flags)
+    assert (again.code, again.out, target.read_bytes()) == (0, f"{target} is there: nothing to restore\n", before)
+    away = run("replica", "restore", "ws://127.0.0.1:1/shop/app.db", tmp_path / "other.db", *flags)
+    assert away.code == 3  # which says nothing about what is there
 
 
 def test_versions_beyond_the_first_page_are_there_too(run: Any, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:

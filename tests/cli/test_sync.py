@@ -200,7 +200,27 @@ def test_it_keeps_at_it_until_terminated(command: Any, url: str, app: Path) -> N
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0
     assert len(out.splitlines()) == 2
-    assert len(err.splitlines()) == 1  # what it does and how to end it
+    when = "after 1s without a write, or 1d after the last push"
+    assert err.splitlines()[0] == f"pushing {app} to {url}/shop/app.db {when}; Ctrl-C ends it"
+
+
+def test_it_can_be_ended_as_soon_as_it_says_so(command: Any, url: str, app: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = command("sync", app, f"{url}/shop/app.db", "--subscribe")
+        first = process.stderr.readline()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+        assert "Ctrl-C ends it" in first
+        assert (process.returncode, "Traceback" in err) == (0, False)
+
+
+def test_it_pushes_what_is_left_when_it_is_to_do_so(command: Any, url: str, app: Path) -> None:
+    process = command("sync", app, f"{url}/shop/app.db", "--subscribe", "--waitIdle", "1h", "--pushOnExit", "--json")
+    assert json.loads(process.stdout.readline())["version"] == 1
+    add(app, "second")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, json.loads(out)["version"]) == (0, 2)
 
 
 def test_the_progress_on_a_terminal_does_not_take_what_goes_to_a_pipe(url: str, app: Path) -> None:

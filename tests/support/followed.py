@@ -7,8 +7,9 @@ from pathlib import Path
 
 import apsw
 
-from headwater.replication.following import PullSubscription, PushSubscription
 from headwater.replication.outcome import Outcome
+from headwater.replication.pull_subscription import PullSubscription
+from headwater.replication.push_subscription import PushSubscription
 from headwater.replication.spans import Timers
 
 PATIENCE_S = 30.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,11 +19,14 @@ from headwater.replication.names import place_of
 from headwater.replication.spans import WAIT_IDLE_MS_DEFAULT, Timers, span_ms_of, span_text
 
 if TYPE_CHECKING:  # what opens connections is imported when it is wanted: most commands open none
-    from headwater.replication.following import PullSubscription, PushSubscription
+    from headwater.replication.pull_subscription import PullSubscription
+    from headwater.replication.push_subscription import PushSubscription
     from headwater.replication.synchronise import Sync
 
 _WHEN, _WHO = "Keep at it", "With a server"
 logger = logging.getLogger("headwater")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SOON_S = 0.5  # what takes longer to end says so
 SPAN_HELP = "like 3s, 10m, 1h30m, 3d or 1w"
 
 
@@ -81,6 +86,15 @@ def sync(
     ] = None,
     coordinate: Annotated[
         bool, _option("--coordinate", help="Take turns with others that push this replica.", panel=_WHEN)
+    ] = False,
+    push_on_exit: Annotated[
+        bool,
+        _option(
+            "--pushOnExit",
+            "--push-on-exit",
+            help="When it is ended, push once more first.",
+            panel=_WHEN,
+        ),
     ] = False,
     push_key: Annotated[
         str | None,
@@ -147,10 +161,10 @@ def sync(
     shown = Shown(as_json=as_json)
     try:
         if subscribe:
-            _subscribe(work, given, coordinate, shown)
+            _subscribe(work, given, shown, coordinate=coordinate, push_on_exit=push_on_exit)
             return
-        if given or coordinate:
-            flag = next(iter(given), "coordinate")
+        if given or coordinate or push_on_exit:
+            flag = next(iter(given), "coordinate" if coordinate else "pushOnExit")
             raise InvalidOption(f"--{flag} is for --subscribe", next="Add --subscribe, or leave it out")
         with shown:
             outcome = asyncio.run(work.once(shown.progress))
@@ -160,7 +174,7 @@ def sync(
         raise Unauthorized(exc.why, where=exc.where, next=advice) from exc
 
 
-def _subscribe(work: Sync, given: dict[str, str], coordinate: bool, shown: Shown) -> None:
+def _subscribe(work: Sync, given: dict[str, str], shown: Shown, *, coordinate: bool, push_on_exit: bool) -> None:
     if work.dry:
         raise InvalidOption("--dry moves nothing, and --subscribe never ends", next="Leave one of them out")
     timers = Timers.of(
@@ -170,41 +184,73 @@ def _subscribe(work: Sync, given: dict[str, str], coordinate: bool, shown: Shown
         timers,
         given={name: span_ms_of(text) / 1000 for name, text in given.items()},
         coordinate=coordinate,
+        push_on_exit=push_on_exit,
         on_outcome=shown.outcome,
         on_progress=shown.progress,
     )
-    if work.way == "push":
-        idle = span_text(timers.wait_idle_ms)
-        note(f"pushing {work.source} to {work.target} after {idle} without a write; Ctrl-C ends it")
-        # People have been told to raise it. It belongs to each connection of their programs: we cannot see it.
-        logger.debug("busy_timeout may be shorter than %s: it belongs to each connection of a program", idle)
-    else:
-        note(f"following {work.source} into {work.target}; Ctrl-C ends it")
     with shown:
-        asyncio.run(_run(following))
+        _run(following, lambda: _say_what_is_done(work, timers))
 
 
-async def _run(following: PushSubscription | PullSubscription) -> None:
-    running = asyncio.ensure_future(following.run())
-    asked = 0
+def _say_what_is_done(work: Sync, timers: Timers) -> None:
+    if work.way == "pull":
+        note(f"following {work.source} into {work.target}; Ctrl-C ends it")
+        return
+    idle, longest = span_text(timers.wait_idle_ms), span_text(timers.max_interval_ms)
+    when = f"after {idle} without a write, or {longest} after the last push"
+    note(f"pushing {work.source} to {work.target} {when}; Ctrl-C ends it")
+    # People have been told to raise it. It belongs to each connection of their programs: we cannot see it.
+    logger.debug("a busy_timeout shorter than %s is no harm: it has nothing to do with waitIdle", idle)
 
-    def on_signal() -> None:
-        """The first one asks, the second one does not."""
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            following.stop()
+
+def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], None]) -> None:
+    """Until a signal ends it. The first one asks, the second one does not."""
+    with asyncio.Runner() as runner:
+        with _signals_held():  # one that comes while the loop is made would break it
+            loop = runner.get_loop()
+            running = loop.create_task(following.run())
+            ending = _Ending(following, running)
+            for number in SIGNALS:
+                loop.add_signal_handler(number, ending.on_signal, loop)
+        on_start()
+        runner.run(ending.wait())
+
+
+class _Ending:
+    def __init__(self, following: PushSubscription | PullSubscription, running: asyncio.Task[None]) -> None:
+        self._following = following
+        self._running = running
+        self._asked = 0
+
+    def on_signal(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._asked += 1
+        if self._asked == 1:
+            self._following.stop()
+            loop.call_later(SOON_S, self._say_that_it_takes_time)
         else:
-            running.cancel()
+            self._running.cancel()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    def _say_that_it_takes_time(self) -> None:
+        if not self._running.done():
+            note("ending when the push has; Ctrl-C again ends it at once")
+
+    async def wait(self) -> None:
+        try:
+            await self._running
+        except asyncio.CancelledError:
+            if self._asked < 2:
+                raise
+            note("ended at once: the next push finds out what became of one that ran")
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """They are delivered afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        await running
-    except asyncio.CancelledError:
-        if asked < 2:
-            raise
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _say_more() -> None:

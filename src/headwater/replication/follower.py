@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from headwater.errors import InvalidOption
 from headwater.message import Span, span_ms
-from headwater.replication.following import PullSubscription, PushSubscription
 from headwater.replication.names import Local, Remote, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, Outcome
+from headwater.replication.pull_subscription import PullSubscription
+from headwater.replication.push_subscription import PushSubscription
 from headwater.replication.spans import WAIT_IDLE_MS_DEFAULT, Timers, span_ms_of
 from headwater.replication.synchronise import Keys, Sync, new_client_id
 from headwater.replication.watcher_aside import WatcherAside
@@ -28,6 +30,7 @@ def follow(
     min_interval: str | Span | None = None,
     max_interval: str | Span | None = None,
     coordinate: bool = False,
+    push_on_exit: bool = False,
     message: str = "",
     push_key: str | None = None,
     pull_key: str | None = None,
@@ -41,6 +44,8 @@ def follow(
 
     As `headwater sync --subscribe`; one of the two is a replica, `ws://host:8765/namespace/name`. Spans are texts like
     `10m` or `1h30m`, seconds or timedeltas. Keys are looked for as `headwater.sync` does.
+
+    With `push_on_exit` the end begins with one more push, of what is there then, which has a minute.
 
     `on_outcome` hears of each push or pull, `on_error` of each failure: of those that are tried again, and of the one
     that ended it. Both are called on the thread of the follower, which waits for them; an error of theirs ends it."""
@@ -62,6 +67,7 @@ def follow(
             timers,
             given={name: ms / 1000 for name, ms in given.items()},
             coordinate=coordinate,
+            push_on_exit=push_on_exit,
             on_outcome=told,
             on_failure=on_error,
             watch=WatcherAside,
@@ -119,13 +125,21 @@ class Follower:
         return self._error
 
     def close(self, timeout: float | None = None) -> None:
-        """End it in order: a push that runs gets 10 s to finish; what was not due yet is left for the next time.
-        Raises `error`, if there is one."""
+        """End it in order: a push that runs gets 10 s to finish; what was not due yet is left for the next time, or
+        with `push_on_exit` pushed first. Raises `error`, if there is one."""
         with self._lock:
             self._closing = True
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._subscription.stop)
         self.join(timeout)
+
+    def push_soon(self) -> None:
+        """Push now, whatever the timers say; `on_outcome` tells when it has come through."""
+        if not isinstance(self._subscription, PushSubscription):
+            raise InvalidOption("this one pulls", where=self._name)
+        with self._lock:
+            if self._loop is not None:  # else it has ended, or has yet to begin, which it does with a push
+                self._loop.call_soon_threadsafe(self._subscription.push_soon)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; False if it goes on after so many seconds. Raises `error`, if there is one."""

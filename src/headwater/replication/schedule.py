@@ -75,7 +75,8 @@ class PushSchedule:
         self._jitter = jitter
         self._debounce = Debounce(timers, now)
         self._lead_ms = min(LEAD_MS_MAX, timers.wait_idle_ms // 2)
-        self._first_push_ms: int | None = now + (FIRST_CONNECTION_MS_MAX if coordinate else 0)  # None once it began
+        # One that is wanted whether there are changes or not; None once it began. The first is that of the start.
+        self._wanted_ms: int | None = now + (FIRST_CONNECTION_MS_MAX if coordinate else 0)
         self._retry_ms: int | None = None
         self._failures = 0
         self._pushing = False
@@ -107,12 +108,16 @@ class PushSchedule:
         if isinstance(self._turn, _Asked | _Mine):
             self._turn = _FREE
 
+    def want_push(self, now: int) -> None:
+        """One that begins from now on, whatever the timers say."""
+        self._wanted_ms, self._retry_ms = now, None
+
     def connected(self, now: int) -> None:
-        """There is a connection to claim through. The first push has no more to wait for."""
+        """There is a connection to claim through. A push that is wanted has no more to wait for."""
         self._connected = True
         self._turn = _FREE
-        if self._first_push_ms is not None:
-            self._first_push_ms = min(self._first_push_ms, now)
+        if self._wanted_ms is not None:
+            self._wanted_ms = min(self._wanted_ms, now)
 
     def disconnected(self, now: int) -> None:
         """What others claim is not heard any more, so it does not hold us up either."""
@@ -138,6 +143,16 @@ class PushSchedule:
     def has_changes(self) -> bool:
         """That no push has taken along."""
         return self._debounce.dirty or self._pushing or self._retry_ms is not None
+
+    @property
+    def owes_push(self) -> bool:
+        """One that was wanted has not come through."""
+        return self._wanted_ms is not None or self._pushing or self._retry_ms is not None
+
+    @property
+    def retry_ms(self) -> int | None:
+        """When a push that failed is tried again."""
+        return self._retry_ms
 
     @property
     def failures(self) -> int:
@@ -171,10 +186,10 @@ class PushSchedule:
         """When to push, if nobody else is about to."""
         if self._retry_ms is not None:
             return self._retry_ms
-        return self._debounce.due_ms() if self._first_push_ms is None else self._first_push_ms
+        return self._debounce.due_ms() if self._wanted_ms is None else self._wanted_ms
 
     def _say_changed(self, now: int, ready_ms: int, actions: list[Action]) -> None:
-        if self._debounce.dirty and self._first_push_ms is None and not self._told_changed:
+        if self._debounce.dirty and self._wanted_ms is None and not self._told_changed:
             actions.append(Changed(max(0, ready_ms - now)))
             self._told_changed = True
 
@@ -222,7 +237,7 @@ class PushSchedule:
         if now < ready_ms:
             return ready_ms
         self._pushing = True
-        self._first_push_ms = None
+        self._wanted_ms = None
         self._debounce.pushed(now)
         actions.append(Push())
         return None

@@ -13,13 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 from headwater.errors import InvalidOption
 from headwater.replication.copying import CopyOptions, copy
-from headwater.replication.following import PullSubscription, PushSubscription, Watch
 from headwater.replication.link import Link
 from headwater.replication.names import Local, Remote, VersionName, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
 from headwater.replication.places import refuse_no_directory, refuse_no_file
 from headwater.replication.pull import PullOptions, pull
+from headwater.replication.pull_subscription import PullSubscription
 from headwater.replication.push import PushOptions, push
+from headwater.replication.push_subscription import PushSubscription, Watch
 from headwater.replication.spans import Timers
 from headwater.replication.watcher import DatabaseWatcher
 
@@ -103,14 +104,16 @@ class Sync:
         on_outcome: OnOutcome,
         given: Mapping[str, float] | None = None,
         coordinate: bool = False,
+        push_on_exit: bool = False,
         on_progress: OnProgress | None = None,
         on_failure: OnFailure | None = None,
         watch: Watch = DatabaseWatcher,
     ) -> PushSubscription | PullSubscription:
         """`given`: the timers that were asked for by name; a server warns who may only pull about them. `watch`: how
         writes are noticed."""
-        if self.way == "pull" and coordinate:
-            raise InvalidOption("--coordinate is for pushing", next="Leave it out")
+        if self.way == "pull" and (coordinate or push_on_exit):
+            flag = "coordinate" if coordinate else "pushOnExit"
+            raise InvalidOption(f"--{flag} is for pushing", next="Leave it out")
         match self.source, self.target:
             case Local(path), Remote() as remote:
                 self._refuse_mistyped()
@@ -120,6 +123,7 @@ class Sync:
                     self._push_options(),
                     timers,
                     coordinate=coordinate,
+                    push_on_exit=push_on_exit,
                     connect=self._connect,
                     on_outcome=on_outcome,
                     on_progress=on_progress,

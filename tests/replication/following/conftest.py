@@ -25,6 +25,7 @@ def follow() -> Follow:
         *,
         timers: Timers = IDLE,
         coordinate: bool = False,
+        push_on_exit: bool = False,
         given: dict[str, float] | None = None,
         **options: Any,
     ) -> AsyncIterator[Running]:
@@ -32,7 +33,14 @@ def follow() -> Follow:
         keys = Keys(options.pop("push_key", None), options.pop("pull_key", None))
         work = Sync(place_of(str(source)), place_of(str(target)), client_id=new_client_id(), keys=keys, **options)
         running = Running(
-            work.follow(timers, coordinate=coordinate, given=given, on_outcome=outcomes.put_nowait), outcomes
+            work.follow(
+                timers,
+                coordinate=coordinate,
+                push_on_exit=push_on_exit,
+                given=given,
+                on_outcome=outcomes.put_nowait,
+            ),
+            outcomes,
         )
         try:
             yield running

@@ -81,6 +81,25 @@ def test_a_database_that_the_program_writes_itself_is_pushed(server: RunningServ
     assert names_in(tmp_path / "pulled.db") == ["2", "3"]
 
 
+def test_a_push_can_be_asked_for_and_the_end_can_begin_with_one(server: RunningServer, tmp_path: Path) -> None:
+    database, remote = Database(tmp_path / "app.db"), f"{server.url}/shop/app.db"
+    outcomes: queue.Queue[Outcome] = queue.Queue()
+    with headwater.follow(
+        database.path, remote, wait_idle="1h", push_on_exit=True, on_outcome=outcomes.put
+    ) as follower:
+        assert outcomes.get(timeout=PATIENCE_S).version == 1
+        database.write("now")
+        follower.push_soon()
+        assert outcomes.get(timeout=PATIENCE_S).version == 2
+        database.write("at the end")
+    assert outcomes.get(timeout=0).version == 3
+    follower.push_soon()  # it has ended: in vain
+    with headwater.follow(remote, tmp_path / "copy.db") as pulling, pytest.raises(InvalidOption, match="pulls"):
+        pulling.push_soon()
+    with pytest.raises(InvalidOption, match="--pushOnExit is for pushing"):
+        headwater.follow(remote, tmp_path / "copy.db", push_on_exit=True)
+
+
 def test_a_copy_stays_up_to_date_and_the_server_may_go_away(
     server: RunningServer, database: Database, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import apsw
 import pytest
 from fault_proxy import FaultProxy
-from followed import Database, Follow, names_in
+from followed import PATIENCE_S, Database, Follow, names_in
 from served import RunningServer
 from websockets.asyncio.server import ServerConnection, serve
 
@@ -127,7 +127,7 @@ async def test_another_sync_of_the_copy_is_waited_for(
     remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
     await push(database, remote)
     with Beside(str(copy)):
-        async with follow(remote, copy) as running, asyncio.timeout(10):
+        async with follow(remote, copy) as running, asyncio.timeout(PATIENCE_S):
             while "another sync of this database is running" not in caplog.text:
                 assert not running.task.done()
                 await asyncio.sleep(0.01)
@@ -149,9 +149,31 @@ async def test_a_line_that_says_what_cannot_be_read_is_opened_again(
 
     async with serve(babble, "127.0.0.1", 0) as babbling:
         port = next(iter(babbling.sockets)).getsockname()[1]
-        async with follow(f"ws://127.0.0.1:{port}/shop/app.db", tmp_path / "copy.db"), asyncio.timeout(10):
+        async with follow(f"ws://127.0.0.1:{port}/shop/app.db", tmp_path / "copy.db"), asyncio.timeout(PATIENCE_S):
             await opened.get()
             await opened.get()
+
+
+async def test_a_server_that_is_stopped_as_a_pull_begins_does_not_end_it(follow: Follow, tmp_path: Path) -> None:
+    pulls: asyncio.Queue[None] = asyncio.Queue()
+
+    async def stopping(connection: ServerConnection) -> None:
+        assert connection.request is not None
+        if "/pull/" in connection.request.path:
+            await connection.recv()  # now it is the server's turn
+            pulls.put_nowait(None)
+            await connection.close(1001, "the server is going away")
+        else:
+            await connection.send("LATEST_VERSION 1")
+            await connection.wait_closed()
+
+    async with serve(stopping, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with follow(f"ws://127.0.0.1:{port}/shop/app.db", tmp_path / "copy.db") as running:
+            for _ in range(2):
+                pulled = asyncio.create_task(pulls.get())
+                await asyncio.wait({pulled, running.task}, return_when=asyncio.FIRST_COMPLETED)
+                assert not running.task.done()
 
 
 @pytest.mark.parametrize("version", ["@1", "@latest-1"])
@@ -175,7 +197,7 @@ async def test_a_directory_that_is_not_there_is_said_at_the_start_and_waited_for
         away.rename(tmp_path / "moved")
         database.write("later")
         await push(database, remote)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while "will be tried again" not in caplog.text:
                 await asyncio.sleep(0.01)
         (tmp_path / "moved").rename(away)

@@ -14,7 +14,7 @@ from followed import Database, Follow, Running
 from served import RunningServer
 
 from headwater.delivery.retry import RetryPolicy
-from headwater.replication import following, line, schedule, spans
+from headwater.replication import line, pull_subscription, schedule, spans
 from headwater.replication.spans import Timers
 
 ROUNDS = [pytest.param(15), pytest.param(400, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
@@ -28,7 +28,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Timers:
     """No pauses worth the name, and no log: pytest would keep all of it."""
     monkeypatch.setattr(logging.getLogger("headwater"), "disabled", True)
     monkeypatch.setattr(spans, "WAIT_IDLE_MS_MIN", 1)
-    for module in (following, line, schedule):
+    for module in (pull_subscription, line, schedule):
         monkeypatch.setattr(module, "BACKOFF", RetryPolicy(base_ms=10, factor=1.0, cap_ms=10))
     return Timers(1, 1, 1_000)
 

@@ -361,6 +361,38 @@ def test_the_first_push_waits_a_little_for_a_connection_to_claim_through() -> No
     assert schedule.step(5_000) == [Push()]
 
 
+def test_a_push_that_is_wanted_comes_whatever_the_timers_say_and_in_its_turn() -> None:
+    schedule = schedule_after_its_first_push(coordinate=True)
+    schedule.claimed_by_other(70_000, 5_000)
+    schedule.want_push(70_000)
+    assert schedule.owes_push
+    assert (schedule.step(70_000), schedule.wake_ms()) == ([], 75_000)
+    assert schedule.step(75_000) == [Claim(1_000)]
+    schedule.granted(75_000)
+    assert schedule.step(75_000) == [Push()]
+    assert schedule.owes_push
+    schedule.push_ended(75_500, ok=False)
+    assert (schedule.owes_push, schedule.retry_ms) == (True, 76_500)
+    schedule.want_push(75_600)  # now is now
+    assert schedule.step(75_600) == [Release()]
+    assert schedule.step(86_000) == [Claim(1_000)]
+    schedule.granted(86_000)
+    assert schedule.step(86_000) == [Push()]
+    schedule.push_ended(86_100, ok=True)
+    assert not schedule.owes_push
+
+
+def test_a_push_that_is_wanted_while_one_runs_is_another_one() -> None:
+    schedule = schedule_after_its_first_push(coordinate=False)
+    schedule.want_push(100)
+    assert schedule.step(100) == [Push()]
+    schedule.want_push(200)
+    assert schedule.step(200) == []
+    schedule.push_ended(300, ok=True)
+    assert schedule.owes_push
+    assert schedule.step(300) == [Push()]
+
+
 def test_without_coordination_it_tells_of_the_first_write_only() -> None:
     schedule = schedule_after_its_first_push(coordinate=False)
     schedule.wrote(70_000)

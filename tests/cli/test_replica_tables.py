@@ -1,0 +1,77 @@
+"""Tables of `headwater replica` on terminals of several widths: nothing but free text gives way."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from headwater.cli import output, replica_shown
+from headwater.cli.output import clock
+from headwater.replication.host.records import Listed, Replica, Report, Version
+from headwater.replication.names import ReplicaName
+
+AT_MS = 1_700_000_000_000
+TEXT = "before the move of all orders of last year into the archive, which takes a while and cannot be undone"
+CLIENT = "build-server-07.example:1a2b"
+
+
+def version(number: int, message: str) -> Version:
+    return Version(number, number - 1, "", message, CLIENT, AT_MS, 69_632, 4096, 17, 1_234_567, 0, "0" * 40, "")
+
+
+@pytest.fixture(params=[80, 100, 140])
+def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Where all is shown, so many columns wide."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+
+    def console(*, to_stderr: bool = False) -> Console:
+        return Console(file=screen, width=request.param, force_terminal=True, no_color=True, highlight=False)
+
+    for module in (output, replica_shown):
+        monkeypatch.setattr(module, "console", console)
+    return screen
+
+
+def words(screen: io.StringIO) -> str:
+    """All of them, however they are folded."""
+    assert "…" not in screen.getvalue()
+    return "".join(screen.getvalue().split())
+
+
+def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: io.StringIO) -> None:
+    replica_shown.show_versions([version(12, TEXT), version(11, "")], from_afar=False)
+    first, *rows = terminal.getvalue().splitlines()
+    assert first.split()[:7] == ["version", "pushed", "size", "new", "pages", "on", "disk"]
+    assert "from" in first
+    shown = [row for row in rows if row.split() and row.split()[0] in ("12", "11")]
+    assert len(shown) == 2
+    for row in shown:
+        assert all(cell in row for cell in (clock(AT_MS), "1,234,567", "build-server-07."))
+        assert row.count("69.6 kB") == 2
+    assert "".join(TEXT.split()) in "".join(row.partition("build-server-07.")[2] or row for row in rows).replace(
+        " ", ""
+    )
+
+
+def test_reports_can_be_read_to_their_end(terminal: io.StringIO) -> None:
+    document = json.dumps({"kind": "conflict", "error": TEXT})
+    replica_shown.show_reports([Report(AT_MS, CLIENT, document)])
+    head, first, *more = terminal.getvalue().splitlines()
+    assert head.split() == ["at", "kind", "from", "error"]
+    assert first.startswith(f"{clock(AT_MS)}  conflict  build-server-07.  before the move")
+    assert " ".join([first.partition("07.")[2], *more]).split() == TEXT.split()
+
+
+def test_replicas_keep_their_times_and_sizes_beside_a_long_name(terminal: io.StringIO) -> None:
+    name = ReplicaName("shop", "a-much-longer-name-than-most-databases-have.sqlite3")
+    replica = Replica("0" * 16, name, AT_MS, 12, 12, 73_728, AT_MS)
+    replica_shown.show_replicas([Listed(replica, version(12, ""))])
+    head, first, *more = terminal.getvalue().splitlines()
+    assert all(cell in first for cell in (clock(AT_MS), "69.6 kB", "73.7 kB"))
+    assert "".join([first.split()[0], *(line.strip() for line in more)]) == name.path
+    assert ("changed" in head) == (first.count(clock(AT_MS)) == 2)
