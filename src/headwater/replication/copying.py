@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 
@@ -15,7 +16,15 @@ from headwater.replication.beside import Beside
 from headwater.replication.first_page import first_page_of
 from headwater.replication.outcome import OnProgress, Outcome, Progress
 from headwater.replication.rsync_stream import OriginStream, pages_in
-from headwater.replication.snapshot import remove_if_empty, replace_content, shape_aside, shape_of, snapshot_aside
+from headwater.replication.shell import Shell, stoppable, to_the_end
+from headwater.replication.snapshot import (
+    remove_if_empty,
+    replace_content,
+    settle,
+    shape_aside,
+    shape_of,
+    snapshot_aside,
+)
 from headwater.replication.tools import End, Moved, both_ends, join
 
 
@@ -28,7 +37,8 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
     started_s = time.monotonic()
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
         raise InvalidOption("source and target are the same file", where=target, next="Name another target")
-    shape, there = await shape_aside(source), await asyncio.to_thread(shape_of, target)
+    shape, stop = await shape_aside(source), threading.Event()
+    there = await stoppable(asyncio.to_thread(shape_of, target, stop), stop)
     page_size, pages = shape.page_size, shape.pages
     size = page_size * pages
     moved = Moved()
@@ -36,13 +46,13 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
         moved.watch = lambda: progress(Progress(moved.to_replica, moved.to_origin, size, "moving"))
     counters_only = False
     if there is not None and there.page_size == page_size:
-        counters_only = await asyncio.to_thread(_differ_only_by_counters, source, target)
+        counters_only = await stoppable(asyncio.to_thread(_differ_only_by_counters, source, target, stop), stop)
     if options.dry:
         changed_pages = await _count(source, target, there is not None and there.page_size == page_size, moved)
     elif there is not None and there.page_size != page_size:
         # A replica keeps its page size; SQLite's own backup does not.
         with ExitStack() as stack:
-            await asyncio.to_thread(replace_content, await _steady(source, stack), target)
+            await to_the_end(_replace, await _steady(source, stack), target)
         changed_pages, moved.to_replica = pages, size
     else:
         was_there = os.path.exists(target)
@@ -53,6 +63,8 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
         except BaseException:
             if not was_there:
                 remove_if_empty(target)
+            for end in (source, target):
+                await settle(end)
             raise
         changed_pages = pages_in(moved.to_replica, page_size)
     if changed_pages == 1 and counters_only:
@@ -76,9 +88,14 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
     )
 
 
-def _differ_only_by_counters(source: str, target: str) -> bool:
+def _replace(source: str, target: str) -> None:
+    with Shell(target) as shell:
+        replace_content(source, shell)
+
+
+def _differ_only_by_counters(source: str, target: str, stop: threading.Event) -> bool:
     """Of their first pages. Blocks."""
-    return first_page_of(source).differs_only_by_counters(first_page_of(target))
+    return first_page_of(source, stop).differs_only_by_counters(first_page_of(target, stop))
 
 
 async def _steady(source: str, stack: ExitStack) -> str:
@@ -95,7 +112,11 @@ async def _count(source: str, target: str, is_alike: bool, moved: Moved) -> int:
     elsewhere when there is no target, or one that would be written whole."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         compared = target if is_alike else os.path.join(scratch, "empty.db")
-        return await _count_between(*await both_ends(source, compared), moved)
+        try:
+            return await _count_between(*await both_ends(source, compared), moved)
+        finally:
+            for end in (source, target):
+                await settle(end)
 
 
 async def _count_between(origin: End, replica: End, moved: Moved) -> int:

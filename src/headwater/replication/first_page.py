@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from typing import NamedTuple
 
 from headwater.replication.shell import Shell
@@ -24,9 +25,9 @@ def first_page_seen_by(shell: Shell) -> FirstPage:
     return FirstPage(counters, rest)
 
 
-def first_page_of(path: str) -> FirstPage:
+def first_page_of(path: str, stop: threading.Event | None = None) -> FirstPage:
     """The same. Blocks."""
-    with Shell(path) as shell:
+    with Shell(path, stop) as shell:
         return first_page_seen_by(shell)
 
 

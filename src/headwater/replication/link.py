@@ -171,8 +171,8 @@ class Link:
     async def config(self, kind: type[T]) -> T:
         """What the server says next, which has to be a CONFIG of this kind; an ABORT is raised."""
         frame = await self.answer()
-        if frame is None:
-            raise ReplicationFailed("the server closed the session too early", where=self.shown)
+        if frame is None:  # it is being stopped, most likely: nothing has moved yet, and later it may do
+            raise Unreachable("the server closed the session too early", where=self.shown, next="Try again")
         if isinstance(frame, bytes):
             raise ReplicationFailed("the server sent pages where it should have said more", where=self.shown)
         return self.config_of(frame, kind)

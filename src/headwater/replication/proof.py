@@ -12,7 +12,7 @@ import time
 import urllib.parse
 from typing import IO
 
-from headwater.errors import Corrupt, NotADatabase, ReplicationFailed
+from headwater.errors import Corrupt, Locked, NotADatabase, ReplicationFailed
 from headwater.replication import quick_check
 from headwater.replication.tools import OWN_GROUP, binary
 
@@ -28,6 +28,7 @@ class Hashing:
 
     def __init__(self, path: str, *, live: bool = False) -> None:
         self._path = os.path.abspath(path)
+        self._live = live
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  no pipe: nobody need read it while it runs
         place = None if live else _unwritten(self._path)
         self._process = subprocess.Popen(
@@ -44,6 +45,8 @@ class Hashing:
         with self._said:
             said = os.pread(self._said.fileno(), SAID_BYTES_MAX, 0).decode(errors="replace").strip()
         digest, _, _ = said.partition(" ")
+        if self._live and "not a valid SQLite database" in said:  # it has been read before; this one waits for no lock
+            raise Locked("somebody is writing it", where=self._path, next="Try again when its transaction has ended")
         if self._process.returncode or not re.fullmatch("[0-9a-f]{40}", digest):
             raise ReplicationFailed(f"sqlite3_dbhash: {said or self._process.returncode}", where=self._path)
         return digest
@@ -123,4 +126,4 @@ def _unwritten(path: str) -> str | None:
     to it. Without locks, whoever opens and closes the same file by other means takes none away."""
     if any(os.path.exists(path + beside) and os.path.getsize(path + beside) for beside in ("-wal", "-journal")):
         return None
-    return f"file:{urllib.parse.quote(os.path.abspath(path))}?immutable=1"
+    return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(path)))}?immutable=1"

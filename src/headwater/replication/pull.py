@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -17,9 +18,9 @@ from headwater.replication.link import CLOSE_S_MAX, Hash, Link, Number, PageSize
 from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
-from headwater.replication.rsync_stream import REPLICA_BEGIN, pages_in
-from headwater.replication.shell import Shell
-from headwater.replication.snapshot import remove_database, remove_if_empty, replace_content, shape_of
+from headwater.replication.rsync_stream import LAST_BYTES, REPLICA_BEGIN, TXN, pages_in
+from headwater.replication.shell import Shell, to_the_end
+from headwater.replication.snapshot import remove_database, remove_if_empty, replace_content, settle, shape_of
 from headwater.replication.tools import End
 
 GOOD_BYE_S_MAX = 60.0  # for the server to close when all is here
@@ -59,7 +60,11 @@ async def pull(remote: Remote, local: str, options: PullOptions, progress: OnPro
     """Raises UnsyncedChanges when the database here has what was never pushed, or never came from this remote."""
     with Beside(local) as beside:
         async with AsyncExitStack() as stack:
-            return await _Pull(remote, local, options, progress, beside, stack).run()
+            pulling = _Pull(remote, local, options, progress, beside, stack)
+            try:
+                return await pulling.run()
+            finally:
+                pulling.stop.set()
 
 
 class _Pull:
@@ -80,11 +85,13 @@ class _Pull:
         self._beside = beside
         self._stack = stack
         self._link = Link(remote.endpoint("pull"), key=options.key, ca=options.ca, client_id=options.client_id)
+        self.stop = threading.Event()  # so that no thread waits for a lock when nobody waits for the thread
         self._sent = 0
         self._received = 0
         self._size = 0
         self._is_whole = False
-        self._is_here = False
+        self._is_here = False  # or may be: from then on only the content tells which version it is
+        self._last_heard = b""
         self._was_there = False
         self._watch: Shell | None = None
         self._head: str | None = None  # of the first page, before
@@ -93,13 +100,13 @@ class _Pull:
     async def run(self) -> Outcome:
         started_s = time.monotonic()
         self._tell("preparing")
-        shape = await asyncio.to_thread(shape_of, self._path)
+        shape = await asyncio.to_thread(shape_of, self._path, self.stop)
         page_size = None if shape is None else shape.page_size
         hashing = None
         if page_size is not None and self._options.overwrite:
-            self._head = (await asyncio.to_thread(first_page_of, self._path)).rest
+            self._head = (await asyncio.to_thread(first_page_of, self._path, self.stop)).rest
         elif page_size is not None:
-            self._watch = self._stack.enter_context(Shell(self._path))
+            self._watch = self._stack.enter_context(Shell(self._path, self.stop))
             self._unwritten = await asyncio.to_thread(self._watch.data_version)
             self._head = (await asyncio.to_thread(first_page_seen_by, self._watch)).rest
             hashing = self._hashing(self._path)
@@ -189,7 +196,7 @@ class _Pull:
         if self._options.overwrite or self._options.dry:
             return
         if self._watch is None:
-            was_written = shape_of(self._path) is not None
+            was_written = shape_of(self._path, self.stop) is not None
         else:
             was_written = self._watch.data_version() != self._unwritten
         if was_written:
@@ -201,30 +208,37 @@ class _Pull:
             return await self._receive(self._beside.pulled_path)
         noted = self._beside.noted(self._remote)
         was_there = self._was_there = os.path.exists(self._path)
-        if was_there and not self._options.dry:
-            pulling = msgspec.structs.replace(noted, pulling=offer.dbhash or "")
-            await asyncio.to_thread(self._beside.note, self._remote, pulling, durable=False)
         try:
+            if was_there and not self._options.dry:
+                pulling = msgspec.structs.replace(noted, pulling=offer.dbhash or "")
+                await to_the_end(self._beside.note, self._remote, pulling, durable=False)
             if page_size in (None, offer.page_size):
                 return await self._receive(self._path)
             # A replica keeps its page size: it is made anew beside, and its content put in place.
             await self._receive(self._beside.pulled_path)
-            await asyncio.to_thread(self._refuse_written)
-            if self._watch is not None:
-                self._watch.close()  # the journal mode changes only when nobody has it open
-            await asyncio.to_thread(replace_content, self._beside.pulled_path, self._path)
+            await to_the_end(self._replace)
             return None
         except BaseException as exc:
-            if self._is_here:
-                noted = await self._found_here(offer, noted, exc)
-            elif not was_there:
+            if not was_there:
                 remove_if_empty(self._path)
+            if self._is_here and os.path.exists(self._path):
+                noted = await self._found_here(offer, noted, exc)
             if not self._options.dry:
                 self._beside.note(self._remote, noted, durable=False)
             raise
 
+    def _replace(self) -> None:
+        """By the connection that has been there since the comparison: it knows whether somebody has written. Blocks."""
+
+        def begin() -> None:
+            self._refuse_written()
+            self._is_here = True
+
+        with self._watch or Shell(self._path) as shell:
+            replace_content(self._beside.pulled_path, shell, begin)
+
     async def _found_here(self, offer: Offer, noted: Noted, fault: BaseException) -> Noted:
-        """Our end has gone without a complaint, and then something failed: the good-bye, or the whole, for an end that
+        """Our end has heard all, and then something failed: the connection, the good-bye, or the whole, for an end that
         could not write says so to the server. Only the content tells which version this is."""
         unknown = msgspec.structs.replace(noted, pulling=offer.dbhash or "")
         if not isinstance(fault, HeadwaterError):  # no time for a look
@@ -251,7 +265,6 @@ class _Pull:
                 await speaking
                 await self._committed(replica)
                 self._is_whole = True
-                self._is_here = path == self._path
                 try:
                     await self._link.send_config({"complete": True})
                 except Unreachable:  # perhaps the server has said why, and that is yet to be heard
@@ -268,7 +281,11 @@ class _Pull:
                     task.cancel()
                 await asyncio.gather(speaking, hearing, return_exceptions=True)
         finally:
+            # It commits when it hears TXN; that is almost the last thing, so what is cut off before has none.
+            self._is_here = path == self._path and (self._is_whole or TXN in self._last_heard)
             await replica.gone()
+            if path == self._path and not self._is_whole:
+                await settle(path)
 
     async def _committed(self, replica: End) -> None:
         try:
@@ -293,6 +310,7 @@ class _Pull:
             frame = await self._link.next()
             if isinstance(frame, bytes):
                 self._received += len(frame)
+                self._last_heard = (self._last_heard + frame[-LAST_BYTES:])[-LAST_BYTES:]
                 await replica.write(frame)
                 self._tell("moving")
             elif frame is not None:

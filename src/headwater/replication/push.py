@@ -29,7 +29,8 @@ from headwater.replication.rsync_stream import (
     OriginStream,
     error_at_the_end,
 )
-from headwater.replication.snapshot import Snapshot, shape_aside, snapshot_aside
+from headwater.replication.shell import to_the_end
+from headwater.replication.snapshot import Snapshot, settle, shape_aside, snapshot_aside
 from headwater.replication.tools import End
 
 LAST_WORD_S_MAX = 2.0  # for the server to say why, when its end has failed
@@ -153,6 +154,8 @@ class _Push:
         if taken.is_copy and not self._options.dry:
             hashing = Hashing(taken.path)
             self._stack.push_async_callback(hashing.gone)
+        if not taken.is_copy:
+            self._stack.push_async_callback(settle, taken.path)
         origin = await End.origin(taken.path)
         self._stack.push_async_callback(origin.gone)
         try:
@@ -233,8 +236,8 @@ class _Push:
     async def _move_and_commit(
         self, origin: End, hashing: Hashing | None, attempt: Noted
     ) -> tuple[Committed, str | None]:
-        noting = asyncio.create_task(asyncio.to_thread(self._beside.note, self._remote, attempt))
-        self._stack.push_async_callback(asyncio.wait, {noting})
+        noting = asyncio.create_task(to_the_end(self._beside.note, self._remote, attempt))
+        self._stack.push_async_callback(lambda: asyncio.gather(noting, return_exceptions=True))
         await self._move(origin)
         self._tell("finishing")
         dbhash = await asyncio.to_thread(hashing.result_if_any) if hashing else None

@@ -6,12 +6,16 @@ there, in the middle of a transaction."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import re
 import select
 import subprocess
 import threading
+from collections.abc import Callable, Coroutine
 from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 from headwater.errors import Corrupt, DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
 from headwater.replication.tools import OWN_GROUP, binary
@@ -21,6 +25,9 @@ LOOK_S = 0.05  # between two looks at `stop`
 ANSWER_BYTES_MAX = 64 * 1024
 EXIT_S_MAX = 10.0  # to close the database
 STOP_S_MAX = 1.0  # the same when nobody waits for its answer any more
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _DONE = b"that is all\n"
 _FAULT = re.compile(r"(?:Parse |Runtime )?[Ee]rror\b.*?: (.*)")
@@ -72,12 +79,14 @@ class Shell:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         said = b""
+        answering = select.poll()  # not `select`, which takes no descriptor above 1023
+        answering.register(self._process.stdout, select.POLLIN)
         if self._stop.is_set():
             raise ReplicationFailed("stopped", where=self._path)
         try:
             self._process.stdin.write(sql.encode(errors="surrogateescape") + b"\n.print " + _DONE)
             while not said.endswith(_DONE):
-                while not select.select([self._process.stdout], [], [], LOOK_S)[0]:
+                while not answering.poll(LOOK_S * 1000):
                     if self._stop.is_set():
                         raise ReplicationFailed("stopped", where=self._path)
                 data = self._process.stdout.read(ANSWER_BYTES_MAX)
@@ -123,3 +132,31 @@ def fault_of(why: str, where: str) -> HeadwaterError:
     if "disk is full" in why:
         return DiskFull(why, where=where, next="Free some disk space")
     return InputOutput(why, where=where)
+
+
+async def stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
+    """Work on a thread that heeds `stop`, which is set when this is cancelled."""
+    working = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.gather(working, return_exceptions=True)
+        raise
+
+
+async def to_the_end(work: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
+    """For what writes: when this is cancelled, however often, it still waits. Whoever is cancelled takes away what the
+    thread works with, and says what became of it."""
+    loop = asyncio.get_running_loop()
+    working = loop.run_in_executor(None, functools.partial(work, *values, **named))  # no task: only we could cancel it
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait({working})
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        working.exception()  # else it would be told as one that nobody has looked at
+        raise cancelled
+    return working.result()

@@ -12,14 +12,15 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Coroutine
-from typing import Any, NamedTuple, TypeVar
+import urllib.parse
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
 from headwater.replication.places import identity_of
-from headwater.replication.shell import Shell, quoted
+from headwater.replication.shell import Shell, quoted, stoppable
 from headwater.replication.tools import OWN_GROUP
 
 LOOK_S = 0.002  # between two looks at a child process and `stop`
@@ -35,8 +36,7 @@ SIDECARS = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a database w
 LOG_HEADER_BYTES = 32
 COOKIE = slice(40, 44)  # of the schema, in the header of a database
 COUNTERS = (slice(24, 28), slice(92, 100))  # in the header: they count commits, and differ between copies
-
-T = TypeVar("T")
+SETTLING_S_MAX = 5.0  # to open a database after a child that was killed; others may hold it
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ async def snapshot_aside(path: str, into: str) -> Snapshot:
     """The same on a thread. When cancelled, it ends soon and leaves nothing."""
     stop = threading.Event()
     try:
-        return await _stoppable(asyncio.to_thread(snapshot, path, into, stop), stop)
+        return await stoppable(asyncio.to_thread(snapshot, path, into, stop), stop)
     except asyncio.CancelledError:
         remove_database(into)
         raise
@@ -110,7 +110,7 @@ async def snapshot_aside(path: str, into: str) -> Snapshot:
 async def shape_aside(path: str) -> Shape:
     """Of a database that has to be there, or NotADatabase. When cancelled, it ends soon."""
     stop = threading.Event()
-    shape = await _stoppable(asyncio.to_thread(shape_of, path, stop), stop)
+    shape = await stoppable(asyncio.to_thread(shape_of, path, stop), stop)
     if shape is None:
         is_there = os.path.exists(path)
         raise NotADatabase(
@@ -121,15 +121,23 @@ async def shape_aside(path: str) -> Shape:
     return shape
 
 
-async def _stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
-    """Work on a thread that heeds `stop`, which is set when this is cancelled."""
-    working = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.gather(working, return_exceptions=True)
-        raise
+async def settle(path: str) -> None:
+    """After a child that may have been killed while it had the database at `path` open. Whoever opens it next rolls
+    back what was half done, and takes the log and the journal away; so that is us, and they do not stay behind."""
+    path = os.path.realpath(path)
+    if not any(os.path.exists(path + end) for end in SIDECARS):
+        return
+    stop = threading.Event()
+    asyncio.get_running_loop().call_later(SETTLING_S_MAX, stop.set)
+    with contextlib.suppress(HeadwaterError, OSError):
+        await stoppable(asyncio.to_thread(_settle, path, stop), stop)
+
+
+def _settle(path: str, stop: threading.Event) -> None:
+    with Shell(path, stop) as shell:
+        is_wal = _shape(shell).is_wal
+        if not is_wal and os.path.exists(path + "-journal"):  # one that was not begun: nobody would take it away
+            shell.ask("PRAGMA journal_mode = TRUNCATE; PRAGMA journal_mode = DELETE;")  # it does, unless it is in use
 
 
 def remove_if_empty(path: str) -> None:
@@ -314,13 +322,44 @@ def _shape(shell: Shell) -> Shape:
     return Shape(int(page_size), int(pages), mode == "wal")
 
 
-def replace_content(source: str, target: str) -> None:
+def replace_content(source: str, target: Shell, before: Callable[[], None] = lambda: None) -> None:
     """Make the live database `target` the same as `source`, whatever its page size is. In one transaction; nobody
-    else may have `target` open in WAL mode, for that mode keeps its page size. Blocks."""
-    with Shell(target) as shell:
-        was_wal = shell.ask("PRAGMA journal_mode;") == ["wal"]
-        if was_wal:
-            shell.ask("PRAGMA journal_mode = DELETE;")
-        shell.ask(f".restore main {quoted(os.path.realpath(source))}")
-        if was_wal:
-            shell.ask("PRAGMA journal_mode = WAL;")
+    else may have `target` open in WAL mode, for that mode keeps its page size. `before` is called when nobody else can
+    write it any more, and may refuse. Blocks."""
+    path = urllib.parse.quote(os.fsencode(os.path.realpath(source)))
+    place = f"file:{path}?mode=rw"  # should it not be there, it is not made, empty, and copied
+    (mode,) = target.ask("PRAGMA journal_mode;")
+    _lock(target, mode)
+    before()  # now, for a change of the mode counts as a write at times
+    try:
+        if mode == "wal":
+            target.ask("PRAGMA journal_mode = DELETE;")
+        target.ask(f".restore main {quoted(place)}")
+        if target.ask("PRAGMA journal_mode;") == ["wal"]:
+            mode = "wal"  # the source has it, and so has the copy
+    except BaseException:
+        with contextlib.suppress(HeadwaterError):
+            _unlock(target, mode)
+        raise
+    _unlock(target, mode)
+
+
+def _lock(shell: Shell, mode: str) -> None:
+    """Until it is unlocked, or closed."""
+    shell.ask("PRAGMA locking_mode = EXCLUSIVE;")
+    if mode == "wal":
+        shell.ask("PRAGMA busy_timeout = 0;")  # whoever has it open does so for long
+    try:
+        shell.ask("BEGIN EXCLUSIVE; COMMIT;")  # in this locking mode the lock stays
+    except Locked as exc:
+        if mode != "wal":
+            raise
+        next = "Close all programs that use it, and try again"
+        raise Locked("its page size changes, and somebody has it open", where=exc.where, next=next) from exc
+
+
+def _unlock(shell: Shell, mode: str) -> None:
+    shell.ask("PRAGMA journal_mode = DELETE;")  # while it is locked; else the journal of WAL content would stay
+    shell.ask("PRAGMA locking_mode = NORMAL; PRAGMA schema_version;")  # it is let go with the next read
+    if mode == "wal":
+        shell.ask("PRAGMA journal_mode = WAL;")

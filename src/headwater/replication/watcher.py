@@ -64,6 +64,7 @@ class DatabaseWatcher:
         self._view: DatabaseView | None = None
         self._directory: DirectoryEvents | None = None
         self._untold = False
+        self._was_busy = False  # the last look saw nothing
         self._warned = ""
         self._let_go_s = 0.0
         self._stop_read, self._stop_write = os.pipe()
@@ -114,10 +115,12 @@ class DatabaseWatcher:
             directory = self._directory
             pause_s = next(rechecks, None)
             if pause_s is None:
-                pause_s = NET_POLL_S if directory is not None and self._state == "watching" else POLL_S
-                if directory is not None:
-                    directory.settle()
-                self.settled.set()
+                is_watched = directory is not None and self._state == "watching" and not self._was_busy
+                pause_s = NET_POLL_S if is_watched else POLL_S
+                if not self._was_busy:  # else what events told of may yet have to be seen
+                    if directory is not None:
+                        directory.settle()
+                    self.settled.set()
             ready = self._wait(pause_s, None if directory is None else directory.events)
             if ready is None:
                 return
@@ -155,11 +158,12 @@ class DatabaseWatcher:
     def _look(self) -> bool:
         """Whether there was something to tell."""
         self.looks += 1
+        self._was_busy = False
         try:
             self._look_closely()
             self._warned = ""
         except apsw.BusyError:
-            pass  # someone commits just now, or recovers: the next look will tell
+            self._was_busy = True  # someone commits just now, or recovers: the next look will tell
         except Exception as exc:  # whatever it is: a thread that ended would let writes go unseen for weeks
             if os.path.exists(self.path):  # else it went away meanwhile
                 self._warn(f"cannot look at {self.path} now: {exc}")

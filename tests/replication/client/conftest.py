@@ -24,10 +24,16 @@ CLIENT = "here:1"
 class Database:
     def __init__(self, path: Path, *, mode: str = "wal", page_size: int = 4096, rows: int = 1000) -> None:
         self.path = str(path)
-        self.run(f"pragma page_size = {page_size}; pragma journal_mode = {mode}")
-        self.run("create table t(id integer primary key, note text)")
+        table = "create table t(id integer primary key, note text)"  # with the first page, the page size stays
+        self.run(f"pragma page_size = {page_size}; pragma journal_mode = {mode}; {table}")
         counted = "with recursive n(i) as (select 1 union all select i + 1 from n where i < ?)"
         self.run(f"{counted} insert into t select i, printf('%0200d', i) from n", rows)
+
+    @property
+    def beside(self) -> list[str]:
+        """What SQLite has left beside it."""
+        name = os.path.basename(self.path)
+        return [end for end in ("-wal", "-shm", "-journal") if name + end in os.listdir(os.path.dirname(self.path))]
 
     def run(self, sql: str, *values: object) -> list[Any]:
         with closing(apsw.Connection(self.path)) as connection:

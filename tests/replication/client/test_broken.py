@@ -1,6 +1,7 @@
 """Servers that refuse, abort, vanish or never answer: each is told as what it is, and nothing stays behind."""
 
 import asyncio
+import gc
 import logging
 import os
 from http import HTTPStatus
@@ -24,7 +25,8 @@ from headwater.errors import (
     Unreachable,
     VersionConflict,
 )
-from headwater.replication import link
+from headwater.replication import link, snapshot
+from headwater.replication.beside import Beside, Noted
 from headwater.replication.link import WHY_CHARS_MAX, Link, is_partial
 from headwater.replication.names import place_of
 from headwater.replication.pull import PullOptions, pull
@@ -145,8 +147,13 @@ def test_an_abort(make: Any, misbehaving: Any, abort: str, kind: type[Exception]
     asyncio.run(session())
 
 
-def test_a_connection_cut_in_the_middle_of_a_push(make: Any, misbehaving: Any, children: Any) -> None:
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_connection_cut_in_the_middle_of_a_push(
+    make: Any, misbehaving: Any, children: Any, monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
     database = make(rows=20_000)
+    if not has_room:  # so that it is pushed from the live file
+        monkeypatch.setattr(snapshot, "_free_bytes", lambda directory: 0)
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
@@ -162,13 +169,42 @@ def test_a_connection_cut_in_the_middle_of_a_push(make: Any, misbehaving: Any, c
 
     asyncio.run(session())
     assert not children()
+    assert not database.beside
     assert sorted(os.listdir(database.path + "-headwater")) == ["lock", "state.json"]
 
 
-def test_a_pull_cut_off_leaves_no_new_file_and_an_old_one_as_it_was(
-    make: Any, misbehaving: Any, children: Any, tmp_path: Path
+def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
+    make: Any, misbehaving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, old = make(rows=20_000), make("old.db", rows=100)
+    database = make()
+    told: list[dict[str, Any]] = []
+
+    def full(beside: Beside, remote: Any, noted: Noted, *, durable: bool = True) -> None:
+        raise DiskFull("no room", where=beside.directory)
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(READY)
+        await connection.recv()
+        connection.transport.abort()
+
+    async def session() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        async with misbehaving(answer) as remote:
+            with pytest.raises(ReplicationFailed, match="cut off in the middle"):
+                await push(database.path, remote, PUSH)
+        gc.collect()
+
+    monkeypatch.setattr(Beside, "note", full)
+    asyncio.run(session())
+    assert not [context for context in told if isinstance(context.get("exception"), DiskFull)]
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_pull_cut_off_leaves_no_new_file_and_an_old_one_as_it_was(
+    make: Any, misbehaving: Any, children: Any, tmp_path: Path, mode: str
+) -> None:
+    source, old = make(rows=20_000), make("old.db", rows=100, mode=mode)
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
@@ -186,6 +222,7 @@ def test_a_pull_cut_off_leaves_no_new_file_and_an_old_one_as_it_was(
     asyncio.run(session(str(tmp_path / "new.db")))
     asyncio.run(session(old.path))
     assert not children()
+    assert not old.beside
     assert old.run("pragma integrity_check") == [("ok",)]
     assert Path(old.path).read_bytes() == before
     assert not [name for name in os.listdir(tmp_path) if name.startswith("new.db") or name.endswith("-headwater")]

@@ -1,9 +1,11 @@
 """A copy from file to file."""
 
+import asyncio
 import errno
 import os
 import select
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,12 @@ import pytest
 
 from headwater.errors import InvalidOption, NotADatabase
 from headwater.replication import tools
+from headwater.replication.beside import Beside, Noted
+from headwater.replication.copying import CopyOptions, copy
+from headwater.replication.names import place_of
+from headwater.replication.outcome import Progress
 from headwater.replication.proof import dbhash
+from headwater.replication.shell import Shell
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])
@@ -47,6 +54,73 @@ def test_a_copy_takes_another_page_size(client_without_server: Any, make: Any) -
     assert other.run("pragma page_size") == [(4096,)]
 
 
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_dry_copy_leaves_nothing_beside_either_of_the_two(client_without_server: Any, make: Any, mode: str) -> None:
+    source, target = make(rows=2000), make("copy.db", mode=mode)
+    assert client_without_server.copy("app.db", "copy.db", dry=True).changed_pages > 10
+    assert (source.beside, target.beside) == ([], [])
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_copy_that_is_cancelled_leaves_nothing_beside_either_of_the_two(make: Any, children: Any, mode: str) -> None:
+    source, target = make(rows=50_000), make("copy.db", mode=mode)
+
+    async def cancelled() -> None:
+        is_moving = asyncio.Event()
+
+        def progress(moved: Progress) -> None:
+            if moved.sent > 1_000_000:
+                is_moving.set()
+
+        copying = asyncio.create_task(copy(source.path, target.path, CopyOptions(), progress))
+        await is_moving.wait()
+        copying.cancel()
+        await asyncio.wait({copying})
+        assert copying.cancelled()
+
+    asyncio.run(cancelled())
+    assert not children()
+    assert (source.beside, target.beside) == ([], [])
+    assert target.run("select count(*) from t") == [(1000,)]
+
+
+def test_a_copy_with_another_page_size_that_is_cancelled_is_made_or_not_made(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is made from lies beside the source, and goes when the copy ends: were it still to be read then, it would
+    be an empty database."""
+    source, target = make(), make("copy.db", page_size=1024, rows=10)
+    remote: Any = place_of("ws://host/ns/app.db")
+    with Beside(source.path) as beside:
+        beside.note(remote, Noted(base=1))  # so that the directory beside it stays
+    is_begun, may_go_on = threading.Event(), threading.Event()
+    ask = Shell.ask
+
+    def slowly(shell: Shell, sql: str) -> list[str]:
+        if sql.startswith(".restore"):
+            is_begun.set()
+            assert may_go_on.wait(60)
+        return ask(shell, sql)
+
+    monkeypatch.setattr(Shell, "ask", slowly)
+
+    async def cancelled() -> None:
+        copying = asyncio.create_task(copy(source.path, target.path, CopyOptions()))
+        assert await asyncio.to_thread(is_begun.wait, 60)
+        for _ in range(2):  # as a user does
+            copying.cancel()
+            for _ in range(100):
+                await asyncio.sleep(0)
+        may_go_on.set()
+        await asyncio.wait({copying})
+        assert copying.cancelled()
+
+    asyncio.run(cancelled())
+    assert target.run("select count(*) from t") == [(1000,)]
+    assert target.run("pragma journal_mode") == [("wal",)]
+    assert sorted(os.listdir(source.path + "-headwater")) == ["lock", "state.json"]
+
+
 def test_what_cannot_be_copied_is_refused_and_leaves_nothing(
     client_without_server: Any, make: Any, tmp_path: Path
 ) -> None:
@@ -72,7 +146,7 @@ def test_a_machine_without_descriptors_or_processes_keeps_what_it_has(
     client_without_server: Any, make: Any, children: Any, monkeypatch: pytest.MonkeyPatch, fails_at: int, dry: bool
 ) -> None:
     make("source.db")
-    pipe, calls, made = os.pipe, [0], []
+    pipe, calls, made, pipes = os.pipe, [0], [], set[int]()
 
     def scarce() -> tuple[int, int]:
         calls[0] += 1
@@ -82,11 +156,11 @@ def test_a_machine_without_descriptors_or_processes_keeps_what_it_has(
                 assert select.select([origin_says], [], [], 10)[0]
             raise OSError(errno.EMFILE, "Too many open files")
         made.append(pipe())
+        pipes.add(os.fstat(made[-1][0]).st_ino)
         return made[-1]
 
     # For the two ends alone, which have two pipes each; not for others, nor for other threads.
     monkeypatch.setattr(tools, "os", SimpleNamespace(**{**vars(os), "pipe": scarce}))
-    before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setenv("TMPDIR", str(client_without_server._directory))
     monkeypatch.setattr(tempfile, "tempdir", None)
     there = sorted(os.listdir(client_without_server._directory))
@@ -95,5 +169,7 @@ def test_a_machine_without_descriptors_or_processes_keeps_what_it_has(
     monkeypatch.undo()
     assert calls == [fails_at]
     assert children() == []
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    places = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [place for place in places if place in {f"pipe:[{number}]" for number in pipes}]
+    assert not [place for place in places if place.startswith(str(client_without_server._directory))]
     assert sorted(os.listdir(client_without_server._directory)) == there

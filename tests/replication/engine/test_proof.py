@@ -1,5 +1,6 @@
 """What is damaged is told, also where the application's own functions are missing; what is the same hashes alike."""
 
+import shutil
 import subprocess
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import apsw
 import pytest
 
-from headwater.errors import Corrupt, NotADatabase, ReplicationFailed
+from headwater.errors import Corrupt, Locked, NotADatabase, ReplicationFailed
 from headwater.replication.proof import check_integrity, dbhash
 from headwater.replication.snapshot import snapshot
 from headwater.replication.tools import binary
@@ -31,6 +32,21 @@ def test_what_is_in_the_log_is_checked_and_hashed_too(make: Any) -> None:
         check_integrity(path)
         assert dbhash(path) != dbhash(other)
         assert dbhash(path, live=True) == dbhash(path)
+
+
+def test_a_database_with_a_name_that_is_no_text_is_checked_and_hashed(make: Any, tmp_path: Path) -> None:
+    odd = str(tmp_path / "no utf-8 \udcff.db")
+    shutil.copy(make(mode="delete"), odd)
+    check_integrity(odd)
+    assert len(dbhash(odd)) == 40
+
+
+def test_a_database_that_somebody_is_writing_is_not_called_none(make: Any) -> None:
+    path = make(mode="delete")
+    with closing(apsw.Connection(path)) as writer:
+        writer.execute("begin exclusive")
+        with pytest.raises(Locked, match="somebody is writing"):
+            dbhash(path, live=True)
 
 
 def test_a_damaged_database_is_told(make: Any) -> None:

@@ -37,13 +37,12 @@ def test_an_origin_under_a_hammering_writer_sends_whole_transactions(
 ) -> None:
     path, copy = make(), str(tmp_path / "copy.db")
     stop = hammer(path)
-    seen = []
-    for _ in range(10):
+    seen: list[int] = []
+    while len(seen) < 10 or len(set(seen)) < 3:  # the writer gets to write, sooner or later
         asyncio.run(joined(path, copy))
         seen.append(look.moves(copy))
     stop()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 2, "the writer did not get to write"
 
 
 def test_a_local_copy_of_a_hammered_rollback_database_is_whole_too(
@@ -51,13 +50,12 @@ def test_a_local_copy_of_a_hammered_rollback_database_is_whole_too(
 ) -> None:
     path, target = make(mode="delete"), str(tmp_path / "copy.db")
     stop = hammer(path)
-    seen = []
-    for _ in range(5):
+    seen: list[int] = []
+    while len(seen) < 5 or len(set(seen)) < 2:
         asyncio.run(copy(path, target, CopyOptions()))
         seen.append(look.moves(target))
     stop()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 1, "the writer did not get to write"
 
 
 def test_a_replica_that_cannot_commit_is_told_by_its_own_end(make: Any, tmp_path: Any) -> None:
@@ -166,9 +164,9 @@ def test_an_end_that_goes_lets_go_of_who_waits_for_it_and_of_nobody_else(make: A
         next = await End.replica(str(tmp_path / "next.db"))  # its pipes have the numbers of those that were closed
         reading = asyncio.create_task(next.read())
         await asyncio.sleep(0)
-        assert await asyncio.wait_for(waiting, 10) == b""
+        assert await asyncio.wait_for(waiting, 60) == b""
         await next.write(await origin.read())
-        assert await asyncio.wait_for(reading, 10)
+        assert await asyncio.wait_for(reading, 60)
         for end in (origin, gone, next):
             await end.gone()
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import signal
+import subprocess
 import time
 import uuid
 from contextlib import closing
@@ -96,9 +97,10 @@ class ReplicaHost(ServerProcess):
     def release(self) -> None:
         self._held.unlink()
 
-    def wait_stopped(self) -> None:
+    def wait_stopped(self, client: subprocess.Popen[bytes] | None = None) -> None:
         until_s = time.monotonic() + PATIENCE_S
         while os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is None:
+            assert client is None or client.poll() is None, "the client ended before that step"
             assert time.monotonic() < until_s, "no push came to that step"
             time.sleep(0.001)  # the system tells of it in no other way that has an end
 

@@ -38,8 +38,7 @@ def sync(tmp_path: Path) -> Iterator[Sync]:
             subprocess.Popen(
                 [sys.executable, "-m", "headwater", "sync", *map(str, arguments)],
                 cwd=tmp_path,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # what it complains about is shown when a test fails
             )
         )
         return started[-1]
@@ -87,7 +86,7 @@ def test_after_the_server_has_accepted_and_before_it_could_say_so(
     for version in (1, 2, 3):
         host.stop_at("committed")
         process = sync(path, remote)
-        host.wait_stopped()
+        host.wait_stopped(process)
         kill(process)
         host.go_on()
         if version == 2:  # written meanwhile
