@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 
 import pytest
 from rich.console import Console
@@ -27,7 +26,6 @@ def version(number: int, message: str) -> Version:
 def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Where all is shown, so many columns wide."""
     screen = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", screen)
 
     def console(*, to_stderr: bool = False) -> Console:
         return Console(file=screen, width=request.param, force_terminal=True, no_color=True, highlight=False)
@@ -35,12 +33,6 @@ def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     for module in (output, replica_shown):
         monkeypatch.setattr(module, "console", console)
     return screen
-
-
-def words(screen: io.StringIO) -> str:
-    """All of them, however they are folded."""
-    assert "…" not in screen.getvalue()
-    return "".join(screen.getvalue().split())
 
 
 def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: io.StringIO) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 LISTING = "ls"
-_WITH_VALUE = ("--token", "--key", "--ca")  # options whose value is no word of the command
+_WITH_VALUE = ("--token", "--key", "--ca", "--stale")  # options whose value is no word of the command
 
 
 class ListsByDefault(TyperGroup):

@@ -8,7 +8,12 @@ import msgspec
 
 from headwater.message import iso
 from headwater.replication.host.records import Key, Replica, Report, Version
-from headwater.replication.host.verifying import Verdict
+from headwater.replication.host.verifying import Lacking, Verdict
+
+NEXT_WITHOUT: dict[Lacking, str] = {
+    "room": "Free some disk space, and verify again",
+    "rights": "Verify as the user that the server runs as",
+}
 
 
 def replica_json(replica: Replica, newest: Version | None, *, from_afar: bool = False) -> dict[str, Any]:
@@ -52,5 +57,12 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
-    checks = [msgspec.structs.asdict(check) for check in verdict.checks]
-    return {"replica": verdict.name, "version": verdict.version, "ok": verdict.ok, "checks": checks}
+    """`verdict` is proved, whole (there was no hash to prove it by), not checked or bad; `ok` the first two."""
+    return {
+        "replica": verdict.name,
+        "version": verdict.version,
+        "ok": verdict.ok,
+        "verdict": verdict.finding,
+        "next": None if verdict.lacks is None else NEXT_WITHOUT[verdict.lacks],
+        "checks": [msgspec.structs.asdict(check) for check in verdict.checks],
+    }

@@ -9,7 +9,7 @@ import typer
 from headwater.cli.opening import AsJson
 from headwater.cli.output import clock, note, printable, say, show_table, table, write_document
 from headwater.cli.replica_json import key_json
-from headwater.cli.replica_opening import Directory, opened, parse_name
+from headwater.cli.replica_opening import Directory, Name, directory_first, opened, parse_name
 from headwater.errors import InvalidOption
 from headwater.replication.host.keys import id_of
 
@@ -19,13 +19,11 @@ key = typer.Typer(
     "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NS/NAME", help="The replica.", show_default=False)]
-
 
 @key.command("create")
 def create(
-    directory: Directory,
-    name: Name,
+    place: Directory,
+    name: Name = None,
     push: Annotated[bool, typer.Option("--push", help="It may push and pull.")] = False,
     pull: Annotated[bool, typer.Option("--pull", help="It may only pull.")] = False,
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="What it is for.", show_default=False)] = "",
@@ -37,6 +35,7 @@ def create(
     """
     if push == pull:
         raise InvalidOption("a key is for pushes or for pulls", next="Pass either --push or --pull")
+    directory, [name] = directory_first(place, [name], "key create")
     wanted = parse_name(name)
     with opened(directory) as shelf:
         is_new = shelf.find(wanted) is None
@@ -52,10 +51,12 @@ def create(
 
 
 @key.command("ls")
-def list_keys(directory: Directory, name: Name, as_json: AsJson = False) -> None:
+def list_keys(place: Directory, name: Name = None, as_json: AsJson = False) -> None:
     """List the keys of a replica, oldest first; never their secrets."""
+    directory, [name] = directory_first(place, [name], "key ls")
+    wanted = parse_name(name)
     with opened(directory) as shelf:
-        found = shelf.keys(parse_name(name))
+        found = shelf.keys(wanted)
     if as_json:
         write_document([key_json(each) for each in found])
         return
@@ -70,14 +71,19 @@ def list_keys(directory: Directory, name: Name, as_json: AsJson = False) -> None
 
 @key.command("revoke")
 def revoke(
-    directory: Directory,
-    name: Name,
-    id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, or the whole key.", show_default=False)],
+    place: Directory,
+    name: Name = None,
+    id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="The key's id, or the whole key.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key: a running server refuses it from now on."""
-    key_id = id_of(id) or id
+    directory, [name, id] = directory_first(place, [name, id], "key revoke")
     wanted = parse_name(name)
+    if id is None:
+        raise InvalidOption("which key?", next="`headwater replica key ls` lists them")
+    key_id = id_of(id) or id
     with opened(directory) as shelf:
         if not shelf.revoke_key(wanted, key_id):
             raise InvalidOption(f"{wanted.path} has no key {key_id!r}", next="`headwater replica key ls` lists them")

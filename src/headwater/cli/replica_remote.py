@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 import typer
@@ -16,13 +17,17 @@ from headwater.cli.replica_opening import about_the_whole
 from headwater.errors import HeadwaterError, InvalidOption, RemoteError, UnknownReplica
 from headwater.message.times import time_ms
 from headwater.replication.host.catalogue import VERSIONS_PAGE
+from headwater.replication.host.listing import AFTER
 from headwater.replication.host.records import Listed, Replica, Version
 from headwater.replication.host.restoring import refuse_target
-from headwater.replication.host.verifying import Check, Verdict, prove_content, prove_integrity
+from headwater.replication.host.verifying import Check, Verdict, failed, passed, prove_content, prove_integrity
 from headwater.replication.names import PREFIX, Remote, ReplicaName, VersionName, place_of
 
 if TYPE_CHECKING:
     from headwater.replication.outcome import Outcome
+
+LISTED_MAX = 100_000  # replicas that are asked for, a page at a time
+NOT_THERE = "no such replica"  # what a server says of it
 
 Key = Annotated[
     str | None,
@@ -107,16 +112,23 @@ class Asked(NamedTuple):
 
 
 def ls(url: str, key: str | None, ca: str | None) -> tuple[list[Listed], bool]:
-    """What the server shows, and whether there is more than it shows at a time."""
+    """What the server shows, and whether there is more than that."""
     from headwater.replication.asking import ask
     from headwater.replication.link import UNREADABLE
 
-    said = ask(_listing_url(url), key=key, ca=ca)
-    try:
-        told = msgspec.json.decode(said, type=ToldReplicas)
-        return [_listed(each) for each in told.replicas], told.is_cut
-    except (*UNREADABLE, InvalidOption) as exc:
-        raise UnknownReplica(f"the server's list of replicas cannot be read ({exc})", where=url) from exc
+    listing_url, found, is_cut = _listing_url(url), list[Listed](), True
+    while is_cut and len(found) < LISTED_MAX:
+        behind = f"?{AFTER}={quote(found[-1].replica.name.path)}" if found else ""
+        said = ask(listing_url + behind, key=key, ca=ca)
+        try:
+            told = msgspec.json.decode(said, type=ToldReplicas)
+            page, is_cut = [_listed(each) for each in told.replicas], told.is_cut
+        except (*UNREADABLE, InvalidOption) as exc:
+            raise UnknownReplica(f"the server's list of replicas cannot be read ({exc})", where=url) from exc
+        if not page or (found and page[0].replica.name <= found[-1].replica.name):  # it gives no others
+            break
+        found += page
+    return found, is_cut
 
 
 def _listing_url(url: str) -> str:
@@ -157,6 +169,16 @@ def log(asked: Asked, *, limit: int, before: int | None) -> list[Version]:
     return [_version(each) for each in versions[:limit]]
 
 
+def has_version(asked: Asked) -> bool:
+    """False: nothing was pushed there yet. A server that says anything else than that is no reason to go on without."""
+    try:
+        return bool(asked.versions())
+    except UnknownReplica as exc:
+        if NOT_THERE not in exc.why:
+            raise
+        return False
+
+
 def restore(asked: Asked, target: str, *, at: str | None, overwrite: bool) -> Outcome:
     refuse_target(target, overwrite=overwrite)
     if at is not None:
@@ -187,11 +209,11 @@ def verify(asked: Asked) -> Verdict:
         checks: list[Check] = []
         for what, look in steps.items():
             try:
-                checks.append(Check(what, True, look()))
+                checks.append(passed(what, look()))
             except RemoteError:  # it says nothing about the version
                 raise
             except HeadwaterError as exc:
-                checks.append(Check(what, False, exc.why))
+                checks.append(failed(what, exc))
                 break
     return Verdict(remote.name.path, number, tuple(checks))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from headwater.errors import DiskFull
+from headwater.replication.host import disk, reading
 from headwater.replication.host.records import Facts
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.verifying import Verdict
@@ -37,7 +41,7 @@ def flip(path: Path, place: int) -> None:
 def test_what_is_as_it_was_passes_every_check(shelf: Shelf, pusher, home: Path) -> None:
     for number in (1, 2, 3):
         verdict = shelf.verify(pusher.name, number)
-        assert verdict.ok, verdict
+        assert (verdict.ok, verdict.finding) == (True, "proved"), verdict
         assert [check.what for check in verdict.checks] == ["files", "bytes", "integrity", "content", "restore"]
     assert pusher.files(shelf) == ["1.pages", "2.pages", "3.db"]
 
@@ -45,7 +49,7 @@ def test_what_is_as_it_was_passes_every_check(shelf: Shelf, pusher, home: Path) 
 def test_a_push_without_a_hash_says_so_and_passes(shelf: Shelf, pusher) -> None:
     pusher.push(shelf, 1)
     verdict = shelf.verify(pusher.name, 1)
-    assert verdict.ok
+    assert (verdict.ok, verdict.finding) == (True, "whole")
     assert [check.said for check in verdict.checks if check.what == "content"] == ["no hash came with it"]
 
 
@@ -54,6 +58,47 @@ def test_a_push_with_the_hash_of_something_else_is_found(shelf: Shelf, pusher) -
     verdict = shelf.verify(pusher.name, 1)
     assert set(findings(verdict)) == {"content"}
     assert "0" * 40 in findings(verdict)["content"]
+
+
+def refuse(error: int) -> Callable[..., NoReturn]:
+    def refused(*_: object) -> NoReturn:
+        raise OSError(error, os.strerror(error))
+
+    return refused
+
+
+@pytest.mark.parametrize(("error", "lacks"), [(errno.ENOSPC, "room"), (errno.EACCES, "rights")])
+def test_what_cannot_be_checked_is_not_called_bad(
+    shelf: Shelf, pusher, home: Path, monkeypatch: pytest.MonkeyPatch, error: int, lacks: str
+) -> None:
+    monkeypatch.setattr(disk, "copy", refuse(error))  # of the drill
+    verdict = shelf.verify(pusher.name, 3)
+    assert (verdict.ok, verdict.finding, verdict.lacks, set(findings(verdict))) == (
+        False,
+        "not checked",
+        lacks,
+        {"restore"},
+    )
+    monkeypatch.setattr(reading, "rebuild", refuse(error))
+    verdict = shelf.verify(pusher.name, 1)
+    assert (verdict.finding, verdict.lacks, set(findings(verdict))) == ("not checked", lacks, {"files"})
+    flip(home / "3.db", 4096 * 2 - 20)
+    assert shelf.verify(pusher.name, 3).finding == "bad"  # that much could be seen
+
+
+def test_the_newest_is_read_as_it_lies_when_there_is_no_room_for_a_name(
+    shelf: Shelf, pusher, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(os.listdir(home))
+    with monkeypatch.context() as full:
+        full.setattr(os, "mkdir", refuse(errno.ENOSPC))
+        verdict = shelf.verify(pusher.name, 3)
+        assert (verdict.finding, set(findings(verdict))) == ("not checked", {"restore"})
+        shelf.restore(pusher.name, 3, tmp_path / "elsewhere.db")
+        with pytest.raises(DiskFull):
+            shelf.restore(pusher.name, 2, tmp_path / "older.db")
+    assert (tmp_path / "elsewhere.db").read_bytes() == pusher.bytes_of(shelf, 3)
+    assert sorted(os.listdir(home)) == before
 
 
 def truncate(path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import apsw
 import msgspec
 
 from headwater.errors import Corrupt, InvalidOption, NewerSchema, TooLarge, VersionConflict
@@ -54,12 +55,24 @@ class Catalogue:
         elif not os.path.exists(self._path):
             raise self._nothing_here()
         with translated(self._path):
-            self._connection = connect(self._path, durability="full", busy_timeout_ms=BUSY_TIMEOUT_MS)
+            self._connection = self._connected(create)
         try:
             self._prepare(create)
         except BaseException:
             self._connection.close()
             raise
+
+    def _connected(self, create: bool) -> apsw.Connection:
+        try:
+            return connect(self._path, durability="full", busy_timeout_ms=BUSY_TIMEOUT_MS)
+        except apsw.IOError:
+            if create:
+                raise
+        # A full disk has no room for the index of its log. One who is alone needs none; beside a server it is there.
+        connection = apsw.Connection(self._path, flags=apsw.SQLITE_OPEN_READWRITE)
+        connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE; PRAGMA foreign_keys = ON; PRAGMA trusted_schema = OFF")
+        return connection
 
     def close(self) -> None:
         with self._lock:

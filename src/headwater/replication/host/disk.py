@@ -19,9 +19,13 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FAST_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
 
 
+def is_full(exc: OSError) -> bool:
+    return exc.errno in _FULL
+
+
 def error_of(exc: OSError, where: str) -> HeadwaterError:
     why = exc.strerror or str(exc)
-    if exc.errno in _FULL:
+    if is_full(exc):
         return DiskFull(f"no room ({why})", where=where, next="Free some disk space and try again; nothing was changed")
     if exc.errno in _DENIED:
         return ReadOnly(why, where=where, next="Give this user write access to the directory")
@@ -116,9 +120,17 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-def is_in_use(path: str) -> bool:
-    """Whether SQLite left something beside it: it is open somewhere, or was cut off in the middle of writing."""
-    return any(os.path.exists(path + beside) for beside in SIDECARS)
+def left_beside(path: str) -> list[str]:
+    """What SQLite left beside it: it is open somewhere, or was cut off in the middle of writing."""
+    return [path + beside for beside in SIDECARS if os.path.exists(path + beside) and not _is_idle(path + beside)]
+
+
+def _is_idle(beside: str) -> bool:
+    """A journal that its database keeps between transactions (journal_mode TRUNCATE or PERSIST): nothing is in it."""
+    if not beside.endswith("-journal"):
+        return False
+    with open(beside, "rb") as journal:
+        return journal.read(1) in (b"", b"\0")
 
 
 def remove_tree(path: str) -> None:

@@ -1,7 +1,7 @@
 """The paths under `/sapi/`: an annex of the server for replicas.
 
     /sapi/push/<ns>/<name>, /sapi/pull/<ns>/<name>[@version], /sapi/subscribe/<ns>/<name>     WebSockets
-    GET /sapi/replicas[/<ns>], GET /sapi/versions/<ns>/<name>[@version]                       lists
+    GET /sapi/replicas[/<ns>][?after=<ns>/<name>], GET /sapi/versions/<ns>/<name>[@version]   lists
     POST /sapi/<replica id>, POST /sapi/<ns>/<name>                                           error reports
 
 Names and rights are checked before a WebSocket is opened, again and again while it lasts, before a push becomes a
@@ -35,7 +35,7 @@ from headwater.replication.host.announcing import Announcer
 from headwater.replication.host.figures import Figures, Outcome, outcome_of
 from headwater.replication.host.gathering import Gatherings
 from headwater.replication.host.hosting import Hosting, Threads, wait_out
-from headwater.replication.host.listing import list_replicas
+from headwater.replication.host.listing import after_of, list_replicas
 from headwater.replication.host.pulling import Pull
 from headwater.replication.host.pushing import Push
 from headwater.replication.host.records import Replica
@@ -258,7 +258,8 @@ class ReplicaEndpoint:
             return text(503, exc.why)
 
     def _answer(self, shelf: Shelf, request: HttpRequest, bearer: str | None, rights: Rights | None) -> HttpResponse:
-        segments = unquote(urlsplit(request.target).path).removeprefix(PREFIX).split("/")
+        target = urlsplit(request.target)
+        segments = unquote(target.path).removeprefix(PREFIX).split("/")
         method = request.method
         if len(segments) == 3 and segments[0] in SESSIONS:
             return text(426, "this is a WebSocket", ("Upgrade", "websocket"))
@@ -276,6 +277,7 @@ class ReplicaEndpoint:
                 segments[1] if len(segments) > 1 else None,
                 bearer,
                 rights,
+                after=after_of(target.query),
                 needs_token=self._needs_token,
             )
         if len(segments) not in (1, 2) or not all(segments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -16,7 +17,8 @@ from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.words import document_of
 from headwater.replication.names import ReplicaName
 
-LISTED_MAX = 1_000  # in one answer; a namespace has fewer
+LISTED_MAX = 1_000  # in one answer; `?after=` asks for the next
+AFTER = "after"
 PAGE = 200  # that are looked at in one go
 
 
@@ -27,22 +29,29 @@ def list_replicas(
     bearer: str | None,
     rights: Rights | None,
     *,
+    after: ReplicaName | None,
     needs_token: bool,
 ) -> HttpResponse:
-    """By name; `isCut` in the answer says that there are more. Blocking."""
+    """By name, those behind `after`; `isCut` in the answer says that there are more. Blocking."""
     if namespace is not None:
         ReplicaName(namespace, "any")  # refuses what is none
-    found, after = list[Listed](), None
+    is_first, found = after is None, list[Listed]()
     while len(found) <= LISTED_MAX:
         page = shelf.listing(namespace=namespace, after=after, limit=PAGE)
         found.extend(each for each in page if access(each.replica).may_pull)
         if len(page) < PAGE:
             break
         after = page[-1].replica.name
-    if not found and (refusal := _refusal(namespace, bearer, rights, needs_token=needs_token)) is not None:
+    if not found and is_first and (refusal := _refusal(namespace, bearer, rights, needs_token=needs_token)) is not None:
         return refusal
     shown = [_document(each) for each in found[:LISTED_MAX]]
     return HttpResponse(200, JSON, msgspec.json.encode({"replicas": shown, "isCut": len(found) > LISTED_MAX}))
+
+
+def after_of(query: str) -> ReplicaName | None:
+    """`after=ns/name`. Raises InvalidOption for a name that is none."""
+    after = parse_qs(query).get(AFTER)
+    return None if after is None else ReplicaName.parse(after[-1])
 
 
 def _refusal(

@@ -13,7 +13,7 @@ from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
 from headwater.replication.host.words import PullComplete, PullConfig, config, config_of
 from headwater.replication.names import ReplicaName
-from headwater.replication.rsync_stream import OriginStream
+from headwater.replication.rsync_stream import ERROR, OriginStream
 from headwater.replication.tools import End
 
 HASHES_PART = 4  # a replica's hashes are far less than a quarter of the pages
@@ -51,7 +51,7 @@ class Pull:
 
     async def _send(self, made: Materialised, asked: PullConfig) -> None:
         version = made.version
-        end = await End.origin(made.path)
+        end = End(["--origin", made.address, "x"], made.path, ERROR)  # a disk that is full keeps nobody from restoring
         try:
             self._visit.expect_pages()
             await self._visit.send_text(
@@ -74,7 +74,7 @@ class Pull:
             await together(self._hear(end, version.size), self._speak(end))
             await end.wait()
         except ReplicationFailed as exc:
-            raise Abort("FAILED", exc.why.replace(made.path, "the copy on the server")) from exc
+            raise Abort("FAILED", _without_paths(exc.why, made)) from exc
         finally:
             await end.gone()
 
@@ -129,6 +129,12 @@ class Pull:
     async def _hear_dry(self, end: End, size: int) -> None:
         await self._hear(end, size)
         raise Abort("FAILED", "a dry run is complete when all is counted")
+
+
+def _without_paths(why: str, made: Materialised) -> str:
+    for place in (made.address, made.path):
+        why = why.replace(place, "the copy on the server")
+    return why
 
 
 class _Counted(Exception):

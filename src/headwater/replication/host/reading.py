@@ -7,6 +7,7 @@ file; only who removes the whole replica takes it away.
 from __future__ import annotations
 
 import os
+import urllib.parse
 from types import TracebackType
 
 from headwater.errors import Corrupt, HeadwaterError, UnknownReplica
@@ -22,19 +23,26 @@ FILE = "version.db"
 
 
 class Materialised:
-    """`path` is a database that nobody writes, and that must not be written. Close it when done."""
+    """`path` is a database that nobody writes, and that must not be written. Close it when done. `directory` is for
+    what is done with it, and goes with it; None: there was no room for one, and `path` is the newest as it lies."""
 
-    def __init__(self, replica: Replica, version: Version, directory: str, lock: int) -> None:
+    def __init__(self, replica: Replica, version: Version, path: str, directory: str | None, lock: int | None) -> None:
         self.replica = replica
         self.version = version
         self.directory = directory
-        self.path = os.path.join(directory, FILE)
-        self._lock: int | None = lock
+        self.path = path
+        self._lock = lock
+
+    @property
+    def address(self) -> str:
+        """For SQLite, to be read without locks and without files beside it: those of a WAL database need room."""
+        return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(self.path)))}?immutable=1"
 
     def close(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+        if self.directory is not None:
             disk.remove_tree(self.directory)
 
     def __enter__(self) -> Materialised:
@@ -77,6 +85,23 @@ def refuse_removed(catalogue: Catalogue, replica: Replica, error: HeadwaterError
 
 
 def _made(layout: Layout, replica: Replica, chain: list[Version], check: bool) -> Materialised:
+    is_newest = len(chain) == 1
+    try:
+        made = _filled(layout, replica, chain)
+    except OSError as exc:
+        if not is_newest or not disk.is_full(exc):
+            raise
+        made = Materialised(replica, chain[0], layout.head(replica.id, chain[0].number), None, None)
+    try:
+        if check:
+            _refuse_damage(made, is_newest=is_newest)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _filled(layout: Layout, replica: Replica, chain: list[Version]) -> Materialised:
     directory = layout.new_reading(replica.id)
     os.mkdir(directory, 0o700)
     try:
@@ -86,29 +111,27 @@ def _made(layout: Layout, replica: Replica, chain: list[Version], check: bool) -
         raise
     if lock is None:  # a server that just starts is sweeping it away
         raise FileNotFoundError(2, "swept away", directory)
-    made = Materialised(replica, chain[0], directory, lock)
+    made = Materialised(replica, chain[0], os.path.join(directory, FILE), directory, lock)
     try:
-        _fill(layout, made, chain)
-        if check:
-            _refuse_damage(made, is_newest=len(chain) == 1)
+        _fill(layout, directory, made, chain)
     except BaseException:
         made.close()
         raise
     return made
 
 
-def _fill(layout: Layout, made: Materialised, chain: list[Version]) -> None:
+def _fill(layout: Layout, directory: str, made: Materialised, chain: list[Version]) -> None:
     replica_id, newest = made.replica.id, chain[-1].number
     head = layout.head(replica_id, newest)
     if len(chain) == 1:
         disk.link_or_copy(head, made.path)
         return
     # All of them first: from here on nothing that is removed can take them away.
-    own_head = os.path.join(made.directory, f"{newest}.db")
+    own_head = os.path.join(directory, f"{newest}.db")
     disk.link_or_copy(head, own_head)
     deltas = []
     for version in reversed(chain[:-1]):
-        own = os.path.join(made.directory, f"{version.number}.pages")
+        own = os.path.join(directory, f"{version.number}.pages")
         disk.link_or_copy(layout.delta(replica_id, version.number), own)
         deltas.append(StoredDelta(own, version.delta_sha256 or "", Shape(version.page_size, version.pages)))
     rebuild(own_head, deltas, made.path)

@@ -1,36 +1,56 @@
-"""A version copied to where its owner wants it: written under another name, checked, then renamed."""
+"""A version copied to where its owner wants it: written under another name, checked, then renamed; or from there
+written into the database that it replaces."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import stat
 import uuid
 
-from headwater.errors import Corrupt, InvalidOption
+from headwater.errors import Corrupt, InvalidOption, NotADatabase
 from headwater.replication.host import disk
 from headwater.replication.host.pages import sums_of
 from headwater.replication.host.reading import Materialised
 from headwater.replication.places import refuse_no_directory
 from headwater.replication.proof import check_integrity
+from headwater.replication.shell import Shell
+from headwater.replication.snapshot import remove_database, replace_content, shape_of
 
 BY_HAND_S_MAX = 24 * 3600.0  # somebody waits for it, and may give up; a slow disk is no reason not to restore
 
 
+LOCKED_S_MAX = 5.0  # for a program that is using the database to end its transaction
+
+
 def refuse_target(target: str, *, overwrite: bool) -> None:
-    target = os.path.realpath(target)  # SQLite keeps its log beside the file itself, not beside a link to it
-    refuse_no_directory(target)
-    if os.path.exists(target) and not overwrite:
-        raise InvalidOption("there is such a file", where=target, next="Name another one, or pass --overwrite")
-    if disk.is_in_use(target):
+    real = os.path.realpath(target)  # SQLite keeps its log beside the file itself, not beside a link to it
+    refuse_no_directory(real)
+    is_there = os.path.exists(real)
+    if is_there and not overwrite:
+        raise InvalidOption("there is such a file", where=real, next="Name another one, or pass --overwrite")
+    with disk.translated(real):
+        left = disk.left_beside(real)
+    if left and is_there:
+        names = " and ".join(os.path.basename(each) for each in left)
         raise InvalidOption(
             "a log or journal lies beside it: the database is in use, or was not closed in order",
-            where=target,
-            next="End the programs that use it, or name another file",
+            where=real,
+            next=f"End the programs that use it; one that opens and closes it in order takes {names} away. "
+            "Or name another file",
+        )
+    if left:
+        as_named = os.path.abspath(target) == real and not target.startswith("-")
+        shown = [shlex.quote((target if as_named else real) + each.removeprefix(real)) for each in left]
+        raise InvalidOption(
+            "a log or journal lies here without its database", where=real, next=f"Nobody uses it? rm {' '.join(shown)}"
         )
 
 
 def restore(made: Materialised, target: str, *, overwrite: bool = False) -> None:
+    """A database that is there is written in one transaction, so that programs that have it open see what came; any
+    other file is replaced."""
     refuse_target(target, overwrite=overwrite)
     target = os.path.realpath(target)
     writing = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.restoring")
@@ -45,12 +65,30 @@ def restore(made: Materialised, target: str, *, overwrite: bool = False) -> None
                     next="Run `headwater replica verify` to see which versions are",
                 )
             check_integrity(writing, BY_HAND_S_MAX)
+            if overwrite and _is_database(target):
+                _write_into(writing, target)
+                return
             disk.sync_file(writing)
             _take_rights(writing, target, mode)
             _give_name(writing, target, overwrite=overwrite)
             disk.sync_directory(os.path.dirname(target))
         finally:
-            disk.remove(writing)
+            remove_database(writing)
+
+
+def _is_database(target: str) -> bool:
+    """Which can be written. One that SQLite cannot read is of no use to any program that has it open."""
+    try:
+        return os.access(target, os.W_OK) and shape_of(target) is not None
+    except (NotADatabase, Corrupt):
+        return False
+
+
+def _write_into(source: str, target: str) -> None:
+    """In one transaction: also after a crash it is either what it was or what comes."""
+    with Shell(target) as shell:
+        shell.ask(f"PRAGMA busy_timeout = {LOCKED_S_MAX * 1000:.0f};")
+        replace_content(source, shell)
 
 
 def _create(writing: str) -> int:

@@ -4,13 +4,15 @@ what the client pushed, and that it can be restored."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import closing
+from typing import Literal
 
 import apsw
 import msgspec
 
-from headwater.errors import Corrupt, HeadwaterError, UnknownReplica
+from headwater.errors import Corrupt, DiskFull, HeadwaterError, InputOutput, ReadOnly, UnknownReplica
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue
 from headwater.replication.host.layout import Layout
@@ -21,13 +23,22 @@ from headwater.replication.host.restoring import BY_HAND_S_MAX, restore
 from headwater.replication.proof import check_integrity, dbhash
 from headwater.stores.sqlite.connection import translated as translated_sqlite
 
+NO_HASH = "no hash came with it"
+BESIDE_BYTES = 64 * 1024  # a log that is empty, and its index
+
+Lacking = Literal["room", "rights", "hash"]
+Finding = Literal["proved", "whole", "not checked", "bad"]
+_LACKING: dict[type[HeadwaterError], Lacking] = {DiskFull: "room", ReadOnly: "rights"}
+
 
 class Check(msgspec.Struct, frozen=True):
-    """`said`: what was found, or why not."""
+    """`said`: what was found, or why not. `lacks`: what it would have needed; without room or rights nothing was found,
+    neither good nor bad."""
 
     what: str
     ok: bool
     said: str
+    lacks: Lacking | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -39,6 +50,30 @@ class Verdict(msgspec.Struct, frozen=True):
     def ok(self) -> bool:
         return all(check.ok for check in self.checks)
 
+    @property
+    def finding(self) -> Finding:
+        """`whole`: nothing is wrong with it, but no hash came with it to prove its content by."""
+        if any(not check.ok and check.lacks is None for check in self.checks):
+            return "bad"
+        if not self.ok:
+            return "not checked"
+        return "proved" if all(check.lacks is None for check in self.checks) else "whole"
+
+    @property
+    def lacks(self) -> Lacking | None:
+        """What the first check that could not be made would have needed."""
+        return next((check.lacks for check in self.checks if not check.ok and check.lacks is not None), None)
+
+
+def passed(what: str, said: str) -> Check:
+    return Check(what, True, said, "hash" if said == NO_HASH else None)
+
+
+def failed(what: str, error: HeadwaterError) -> Check:
+    """A full disk says nothing about the version, nor does a directory that may not be written."""
+    lacks = next((lacks for kind, lacks in _LACKING.items() if isinstance(error, kind)), None)
+    return Check(what, False, error.why, lacks)
+
 
 def verify(layout: Layout, catalogue: Catalogue, replica: Replica, number: int) -> Verdict:
     """Raises UnknownReplica when it has gone, or goes meanwhile: that says nothing bad of it."""
@@ -48,16 +83,16 @@ def verify(layout: Layout, catalogue: Catalogue, replica: Replica, number: int) 
     except UnknownReplica:
         raise
     except HeadwaterError as exc:
-        return Verdict(replica.name.path, number, (Check("files", False, exc.why),))
+        return Verdict(replica.name.path, number, (failed("files", exc),))
     with made:
         is_newest = made.version.delta_bytes is None
-        checks.append(Check("files", True, "the newest, whole" if is_newest else "rebuilt; every delta has its hash"))
+        checks.append(passed("files", "the newest, whole" if is_newest else "rebuilt; every delta has its hash"))
         for what, look in _CHECKS.items():
             try:
                 with disk.translated(made.path):
-                    checks.append(Check(what, True, look(made)))
+                    checks.append(passed(what, look(made)))
             except HeadwaterError as exc:
-                checks.append(Check(what, False, exc.why))
+                checks.append(failed(what, exc))
     verdict = Verdict(replica.name.path, number, tuple(checks))
     if not verdict.ok:
         refuse_removed(catalogue, replica)
@@ -84,18 +119,26 @@ def prove_integrity(path: str) -> str:
 def prove_content(path: str, pushed: str | None) -> str:
     """`pushed`: the hash that came with the push."""
     if pushed is None:
-        return "no hash came with it"
+        return NO_HASH
     if (found := dbhash(path)) != pushed:
         raise Corrupt(f"its content hashes to {found}, and the pushed database to {pushed}")
     return "hashes equal to the pushed database"
 
 
 def _drill(made: Materialised) -> str:
+    if made.directory is None:
+        raise DiskFull("no room for it")
     target = os.path.join(made.directory, "drill.db")
     restore(made, target)
-    with translated_sqlite(target), closing(apsw.Connection(target, flags=apsw.SQLITE_OPEN_READWRITE)) as connection:
-        pages = connection.pragma("page_count")
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    opening = apsw.SQLITE_OPEN_READWRITE
+    try:
+        with translated_sqlite(target), closing(apsw.Connection(target, flags=opening)) as connection:
+            pages = connection.pragma("page_count")
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    except InputOutput as exc:  # SQLite's name for it when there is no room for what lies beside a WAL database
+        if shutil.disk_usage(made.directory).free >= BESIDE_BYTES:
+            raise
+        raise DiskFull("no room to open what was restored") from exc
     if pages != made.version.pages:
         raise Corrupt(f"the restored file has {pages:,} pages, and {made.version.pages:,} were accepted")
     return "restored elsewhere, opened and read"

@@ -51,7 +51,10 @@ def abort_of(error: HeadwaterError) -> Abort:
     """Without `where`: files of the server are no business of its clients."""
     if isinstance(error, VersionConflict):
         return Abort("VERSION_CONFLICT", str(error.newest))
-    return Abort(next((code for kind, code in _CODES if isinstance(error, kind)), "FAILED"), error.why)
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), "FAILED")
+    # The client has a disk as well, and its user would look at that one.
+    is_unclear = isinstance(error, DiskFull) and "server" not in error.why
+    return Abort(code, f"on the server: {error.why}" if is_unclear else error.why)
 
 
 def _nobody_counts(size: int) -> None:
