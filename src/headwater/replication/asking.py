@@ -9,8 +9,19 @@ import threading
 from collections.abc import Iterator
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from headwater.errors import Unreachable
-from headwater.replication.link import key_header, refusal_of, tls_context, unreachable
+import msgspec
+
+from headwater.errors import HeadwaterError, Unreachable
+from headwater.replication.link import (
+    UNREADABLE,
+    Hash,
+    Number,
+    ReplicaID,
+    key_header,
+    refusal_of,
+    tls_context,
+    unreachable,
+)
 from headwater.replication.names import PREFIX, Remote
 
 ANSWER_S_MAX = 10.0  # of silence
@@ -21,6 +32,21 @@ WHY_BYTES_MAX = 16 * 1024  # of a refusal
 
 def versions_url(remote: Remote) -> str:
     return _url(remote, f"{PREFIX}versions/")
+
+
+class Newest(msgspec.Struct, rename="camel"):
+    version: Number
+    replica_id: ReplicaID = msgspec.field(name="replicaID")
+    dbhash: Hash | None = None
+
+
+def newest_of(remote: Remote, key: str | None, ca: str | None) -> Newest | None:
+    """The newest version, if there is one and this key lets us know of it."""
+    try:
+        versions = msgspec.json.decode(ask(versions_url(remote), key=key, ca=ca), type=list[Newest])
+    except (HeadwaterError, *UNREADABLE):
+        return None
+    return versions[0] if versions else None
 
 
 def report_url(remote: Remote) -> str:

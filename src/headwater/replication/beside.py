@@ -92,6 +92,11 @@ class Beside:
     def noted(self, remote: Remote) -> Noted:
         return self._state().remotes.get(remote.key) or Noted()
 
+    def noted_of(self, replica_id: str) -> Noted | None:
+        """The latest that is known of this replica, under whatever address."""
+        notes = [noted for noted in self._state().remotes.values() if noted.replica_id == replica_id]
+        return notes[-1] if notes else None
+
     def note(self, remote: Remote, noted: Noted, *, durable: bool = True) -> None:
         """On disk when it returns; if not durable, a power cut may bring the old one back. One that says nothing is
         forgotten. Raises DiskFull or InputOutput."""

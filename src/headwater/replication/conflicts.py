@@ -5,7 +5,29 @@ from __future__ import annotations
 import shlex
 
 from headwater.errors import VersionConflict
+from headwater.replication.asking import Newest
+from headwater.replication.beside import Beside, Noted
 from headwater.replication.names import Remote
+
+
+class Recognised(Exception):
+    """There is perhaps no conflict, now that it is known what the database is."""
+
+    def __init__(self, noted: Noted) -> None:
+        super().__init__(f"version {noted.base}")
+        self.noted = noted
+
+
+def recognised(newest: Newest, here: str | None, noted: Noted, beside: Beside) -> Noted | None:
+    """What a database is of which the notes under this address say nothing, or what is no longer true: the newest
+    version, if its content is that one's, so that nothing can be lost; or what was noted last, under another address of
+    this replica."""
+    if here is not None and here == newest.dbhash:
+        known = Noted(replica_id=newest.replica_id, base=newest.version, dbhash=here)
+    else:
+        known = beside.noted_of(newest.replica_id) or Noted()
+    tells_more = (known.base, known.dbhash) != (noted.base, noted.dbhash)
+    return known if known.base and tells_more else None
 
 
 def no_such_base(conflict: VersionConflict, base: int, remote: Remote) -> VersionConflict:
@@ -20,8 +42,20 @@ def no_such_base(conflict: VersionConflict, base: int, remote: Remote) -> Versio
 def nothing_written(conflict: VersionConflict, base: int, remote: Remote, local: str) -> VersionConflict:
     """There are newer versions, and nothing here that they lack."""
     return VersionConflict(
-        f"the newest version is {conflict.newest}, and this database is version {base} unchanged: nothing to push",
+        f"the newest version is {conflict.newest}, and this database is version {base} unchanged",
         where=remote.key,
-        next=f"A pull is all it needs: headwater sync {remote.key} {shlex.quote(local)}",
+        next=f"To have the newest here: headwater sync {remote.key} {shlex.quote(local)}; "
+        f"to make this one the newest: headwater sync {shlex.quote(local)} {remote.key}@latest",
+        newest=conflict.newest,
+    )
+
+
+def stale(conflict: VersionConflict, base: int, remote: Remote) -> VersionConflict:
+    """Both have what the other one lacks, for all that is known."""
+    comes = f"comes from version {base}" if base else "was never synced with it"
+    return VersionConflict(
+        f"the newest version is {conflict.newest}, and this database {comes}",
+        where=remote.key,
+        next=f"Pull it elsewhere and merge by hand, or push over it: {remote.key}@latest",
         newest=conflict.newest,
     )

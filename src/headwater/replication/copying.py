@@ -132,8 +132,8 @@ async def _count_between(origin: End, replica: End, moved: Moved) -> int:
         while not stream.ended and (data := await origin.read()):
             moved.to_replica += len(data)
             await replica.write(stream.feed(data))
-        if stream.ended:
-            await origin.wait()
+        stream.finish()
+        await origin.wait()
     finally:
         answering.cancel()
         await asyncio.gather(answering, origin.gone(), replica.gone(), return_exceptions=True)

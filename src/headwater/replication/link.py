@@ -248,6 +248,7 @@ _ABORTS: dict[str, tuple[type[HeadwaterError], str]] = {
     "DISK_FULL": (DiskFull, "Free some disk space on the server"),
     "CORRUPT": (Corrupt, "Check the database here: PRAGMA integrity_check"),
     "BUSY": (Overloaded, "Try again later"),
+    "UNAUTHORIZED": (Unauthorized, "Give a key of the replica, or a token of the server"),
 }
 
 _REFUSALS: dict[int, tuple[type[HeadwaterError], str]] = {
@@ -277,16 +278,14 @@ def unreachable(exc: Exception, url: str) -> Unreachable:
     if isinstance(exc, ConnectionRefusedError):
         why = "nobody listens there"
     elif isinstance(exc, socket.gaierror):
-        why = "there is no such host, as far as this machine knows"
-    elif (
-        url.startswith("wss:")
-        and isinstance(exc, TimeoutError | ssl.SSLError)
-        and not isinstance(exc, ssl.SSLCertVerificationError)
-    ):
-        next = "Does it speak wss://? A server without a certificate speaks ws://"
+        why, next = "there is no such host, as far as this machine knows", "Check its name"
     elif isinstance(exc, ssl.SSLCertVerificationError):
         why = f"its certificate is not trusted ({exc.verify_message})"
         next = "Trust a certificate of your own with --ca FILE"
+    elif url.startswith(("wss:", "https:")) and isinstance(exc, TimeoutError | ssl.SSLError):
+        if getattr(exc, "reason", "") == "WRONG_VERSION_NUMBER":
+            why = "it does not speak TLS"
+        next = "A server without a certificate speaks ws://, not wss://"
     return Unreachable(why, where=url, next=next)
 
 

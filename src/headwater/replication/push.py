@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, InvalidOption, ReplicationFailed, VersionConflict
+from headwater.replication.asking import newest_of
 from headwater.replication.beside import Beside, Noted
-from headwater.replication.conflicts import no_such_base, nothing_written
+from headwater.replication.conflicts import Recognised, no_such_base, nothing_written, recognised, stale
 from headwater.replication.first_page import rest_of_first_page
 from headwater.replication.link import Link, Number, ReplicaID, abort_of, as_partial, is_cut
 from headwater.replication.names import ABORT, MESSAGE, MESSAGE_CHARS_MAX, Remote
@@ -73,33 +74,29 @@ async def push(local: str, remote: Remote, options: PushOptions, progress: OnPro
         raise InvalidOption(f"a message has at most {MESSAGE_CHARS_MAX} characters", where=remote.key)
     consent = _consent(remote)
     with Beside(local) as beside:
+        noted = beside.noted(remote)
+
+        async def attempt(noted: Noted, *, is_first: bool) -> Outcome:
+            async with AsyncExitStack() as stack:
+                pushing = _Push(local, remote, options, progress, beside, stack)
+                return await pushing.run(consent, noted, may_recognise=is_first)
+
         try:
-            return await _push(local, remote, options, progress, beside, consent)
+            return await attempt(noted, is_first=True)
+        except Recognised as exc:
+            noted = exc.noted
+            logger.info("%s is known as version %d of %s", local, noted.base, remote.key)
         except VersionConflict as exc:
-            is_gone = not exc.newest and beside.noted(remote).base > 0
+            is_gone = not exc.newest and noted.base > 0
             if not is_gone or consent is not None:
                 raise
             # Where nothing is, nothing can be overwritten; a server that lost its disk is to be filled again.
             would = "would be" if options.dry else "is"
             logger.warning("the server has no version of %s any more: it %s pushed anew", remote.key, would)
-            if not options.dry:
-                beside.note(remote, Noted())
-        return await _push(local, remote, options, progress, beside, consent, is_anew=True)
-
-
-async def _push(
-    local: str,
-    remote: Remote,
-    options: PushOptions,
-    progress: OnProgress | None,
-    beside: Beside,
-    consent: int | str | None,
-    *,
-    is_anew: bool = False,
-) -> Outcome:
-    noted = Noted() if is_anew else beside.noted(remote)
-    async with AsyncExitStack() as stack:
-        return await _Push(local, remote, options, progress, beside, stack).run(consent, noted)
+            noted = Noted()
+        if not options.dry:
+            beside.note(remote, noted)
+        return await attempt(noted, is_first=False)
 
 
 def _consent(remote: Remote) -> int | str | None:
@@ -139,7 +136,7 @@ class _Push:
         self._received = 0
         self._size = 0
 
-    async def run(self, consent: int | str | None, noted: Noted) -> Outcome:
+    async def run(self, consent: int | str | None, noted: Noted, *, may_recognise: bool) -> Outcome:
         started_s = time.monotonic()
         # While it is not known what became of a push, the next ones go by the same id: whichever the server takes, and
         # be it the first one, late, it is known as ours.
@@ -161,7 +158,11 @@ class _Push:
         try:
             accepting = await self._ask(taken, noted, noted.base if consent is None else consent, push_id)
         except VersionConflict as exc:
-            raise await self._explained(exc, taken, noted, consent) from exc
+            if consent is None and exc.newest:
+                raise await self._explained(exc, taken, noted, may_recognise) from exc
+            if isinstance(consent, int) and consent > exc.newest:
+                raise no_such_base(exc, consent, self._remote) from exc
+            raise
         head = await asyncio.to_thread(rest_of_first_page, taken)
         if consent is None:
             self._refuse_another_replica(noted, accepting)
@@ -222,16 +223,21 @@ class _Push:
             )
 
     async def _explained(
-        self, conflict: VersionConflict, taken: Snapshot, noted: Noted, consent: int | str | None
-    ) -> VersionConflict:
-        if isinstance(consent, int):
-            return no_such_base(conflict, consent, self._remote) if consent > conflict.newest else conflict
-        if consent is None and conflict.newest and noted.base and noted.dbhash and taken.is_copy:
-            here = Hashing(taken.path)
-            self._stack.push_async_callback(here.gone)
-            if await asyncio.to_thread(here.result_if_any) == noted.dbhash:
-                return nothing_written(conflict, noted.base, self._remote, self._local)
-        return conflict
+        self, conflict: VersionConflict, taken: Snapshot, noted: Noted, may_recognise: bool
+    ) -> VersionConflict | Recognised:
+        newest = await asyncio.to_thread(newest_of, self._remote, self._options.key, self._options.ca)
+        here = None
+        if taken.is_copy and (noted.dbhash or (newest is not None and newest.dbhash)):
+            hashing = Hashing(taken.path)
+            self._stack.push_async_callback(hashing.gone)
+            here = await asyncio.to_thread(hashing.result_if_any)
+        if may_recognise and newest is not None:
+            known = recognised(newest, here, noted, self._beside)
+            if known is not None:
+                return Recognised(known)
+        if noted.base and here is not None and here == noted.dbhash:
+            return nothing_written(conflict, noted.base, self._remote, self._local)
+        return stale(conflict, noted.base, self._remote)
 
     async def _move_and_commit(
         self, origin: End, hashing: Hashing | None, attempt: Noted
@@ -349,6 +355,7 @@ class _Push:
             if through:
                 await self._link.send(through)
             self._sent += len(data)
+        stream.finish()
 
     async def _complete(self, dbhash: str | None) -> Committed:
         await self._link.send_config(

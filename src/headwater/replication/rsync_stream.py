@@ -46,6 +46,11 @@ class OriginStream:
             self.passed_bytes = self.first_page_at
         return chunk[: self.passed_bytes - before]
 
+    def finish(self) -> None:
+        """When the origin says no more: raises ReplicationFailed if it did not get to its end."""
+        if self.error is not None or not self.ended:
+            raise ReplicationFailed(self.error or "the origin ended too early", next="Try again")
+
     def _take_body(self, chunk: bytes, at: int) -> int:
         taken = min(self._body_left, len(chunk) - at)
         self._body_left -= taken

@@ -6,14 +6,16 @@ import os
 import select
 import tempfile
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import apsw
 import pytest
 
-from headwater.errors import InvalidOption, NotADatabase
-from headwater.replication import tools
+from headwater.errors import InvalidOption, NotADatabase, ReplicationFailed
+from headwater.replication import copying, tools
 from headwater.replication.beside import Beside, Noted
 from headwater.replication.copying import CopyOptions, copy
 from headwater.replication.names import place_of
@@ -173,3 +175,19 @@ def test_a_machine_without_descriptors_or_processes_keeps_what_it_has(
     assert not [place for place in places if place in {f"pipe:[{number}]" for number in pipes}]
     assert not [place for place in places if place.startswith(str(client_without_server._directory))]
     assert sorted(os.listdir(client_without_server._directory)) == there
+
+
+def test_a_dry_copy_that_cannot_read_the_source_does_not_say_that_nothing_is_new(
+    client_without_server: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = make("source.db", mode="delete"), make("target.db", mode="delete", rows=10)
+    with closing(apsw.Connection(source.path)) as writer:
+
+        def lock_it(*_paths: str) -> bool:
+            """After the first look at the source, and before its origin."""
+            writer.execute("BEGIN EXCLUSIVE")
+            return False
+
+        monkeypatch.setattr(copying, "_differ_only_by_counters", lock_it)
+        with pytest.raises(ReplicationFailed, match="locked"):
+            client_without_server.copy("source.db", "target.db", dry=True)
