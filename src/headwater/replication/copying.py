@@ -11,9 +11,10 @@ from contextlib import ExitStack
 
 import msgspec
 
-from headwater.errors import DiskFull, InputOutput, InvalidOption
+from headwater.errors import DiskFull, InputOutput, InvalidOption, ReplicationFailed
 from headwater.replication.beside import Beside
 from headwater.replication.first_page import first_page_of
+from headwater.replication.local_files import no_room
 from headwater.replication.outcome import OnProgress, Outcome, Progress
 from headwater.replication.rsync_stream import OriginStream, pages_in
 from headwater.replication.shell import Shell, stoppable, to_the_end
@@ -60,11 +61,13 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
             with ExitStack() as stack:
                 steady = source if shape.is_wal else await _steady(source, stack)
                 await join(*await both_ends(steady, target), moved)
-        except BaseException:
+        except BaseException as exc:
             if not was_there:
                 remove_if_empty(target)
             for end in (source, target):
                 await settle(end)
+            if isinstance(exc, ReplicationFailed) and "disk is full" in exc.why:  # whichever end repeats it
+                raise no_room(target) from exc
             raise
         changed_pages = pages_in(moved.to_replica, page_size)
     if changed_pages == 1 and counters_only:

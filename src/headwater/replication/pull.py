@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from headwater.errors import DiskFull, HeadwaterError, Locked, ReplicationFailed
 from headwater.replication.beside import Beside, Noted
 from headwater.replication.first_page import first_page_of, first_page_seen_by
 from headwater.replication.link import CLOSE_S_MAX, Hash, Link, Number, PageSize, ReplicaID, as_partial
+from headwater.replication.local_files import no_room
 from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
@@ -127,6 +129,8 @@ class _Pull:
                 raise Locked(
                     "somebody is writing it", where=self._path, next="Try again when its transaction has ended"
                 ) from exc
+            if "database or disk is full" in exc.why and not isinstance(exc, DiskFull):  # the same
+                exc = no_room(self._path)
             raise as_partial(exc) from exc
         self._tell("finishing")
         noted = self._beside.noted(self._remote)
@@ -224,7 +228,8 @@ class _Pull:
             if self._is_here and os.path.exists(self._path):
                 noted = await self._found_here(offer, noted, exc)
             if not self._options.dry:
-                self._beside.note(self._remote, noted, durable=False)
+                with contextlib.suppress(HeadwaterError):  # `pulling` stays noted, which is on the safe side
+                    self._beside.note(self._remote, noted, durable=False)
             raise
 
     def _replace(self) -> None:
@@ -263,7 +268,7 @@ class _Pull:
                 if hearing.done():  # it ends early only by an error, or because this is a dry run
                     return await hearing
                 await speaking
-                await self._committed(replica)
+                await replica.wait()
                 self._is_whole = True
                 try:
                     await self._link.send_config({"complete": True})
@@ -286,14 +291,6 @@ class _Pull:
             await replica.gone()
             if path == self._path and not self._is_whole:
                 await settle(path)
-
-    async def _committed(self, replica: End) -> None:
-        try:
-            await replica.wait()
-        except ReplicationFailed as exc:
-            if "disk is full" in exc.why:
-                raise DiskFull(exc.why, where=self._path, next="Free some disk space and pull again") from exc
-            raise
 
     async def _speak(self, replica: End, path: str) -> None:
         has_locked = path != self._path

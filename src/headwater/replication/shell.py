@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import select
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Coroutine
@@ -24,6 +25,7 @@ BUSY_S_MAX = 30.0  # for others to let us in
 LOOK_S = 0.05  # between two looks at `stop`
 ANSWER_BYTES_MAX = 64 * 1024
 EXIT_S_MAX = 10.0  # to close the database
+ROOM_BYTES_MIN = 128 * 1024  # for the index of a write-ahead log
 STOP_S_MAX = 1.0  # the same when nobody waits for its answer any more
 
 P = ParamSpec("P")
@@ -129,9 +131,17 @@ def fault_of(why: str, where: str) -> HeadwaterError:
         return Locked("a writer holds it for too long", where=where, next="End its transaction")
     if "unable to open" in why or "cannot open" in why:
         return NotADatabase("it cannot be opened", where=where, next="Check the rights of file and directory")
-    if "disk is full" in why:
-        return DiskFull(why, where=where, next="Free some disk space")
+    if "disk is full" in why or ("disk I/O error" in why and _is_full(where)):
+        return DiskFull("the disk is full", where=where, next="Free some disk space; nothing was changed")
     return InputOutput(why, where=where)
+
+
+def _is_full(path: str) -> bool:
+    """A database in WAL mode needs a little room even to be read, and lacks it with another error."""
+    try:
+        return shutil.disk_usage(os.path.dirname(path)).free < ROOM_BYTES_MIN
+    except OSError:
+        return False
 
 
 async def stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:

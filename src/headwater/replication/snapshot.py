@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
-from headwater.replication.places import identity_of
+from headwater.replication.local_files import identity_of
 from headwater.replication.shell import Shell, quoted, stoppable
 from headwater.replication.tools import OWN_GROUP
 

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 from headwater.errors import InvalidOption
 from headwater.replication.copying import CopyOptions, copy
 from headwater.replication.link import Link
+from headwater.replication.local_files import require_file, require_place_for
 from headwater.replication.names import Local, Remote, VersionName, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
-from headwater.replication.places import refuse_no_directory, refuse_no_file
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.pull_subscription import PullSubscription
 from headwater.replication.push import PushOptions, push
@@ -82,9 +82,9 @@ class Sync:
     def _refuse_mistyped(self) -> None:
         """Files that are not there, before a server is asked."""
         if isinstance(self.source, Local):
-            refuse_no_file(self.source.path)
+            require_file(self.source.path)
         if isinstance(self.target, Local):
-            refuse_no_directory(self.target.path)
+            require_place_for(self.target.path)
 
     async def once(self, on_progress: OnProgress | None = None) -> Outcome:
         self._refuse_mistyped()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import apsw
 
-from headwater.replication.places import Identity, identity_of
+from headwater.replication.local_files import Identity, identity_of
 from headwater.stores.sqlite import file_events
 from headwater.stores.sqlite.file_events import take_events, watch_directory
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 import apsw
 
-from headwater.replication.places import identity_of
+from headwater.replication.local_files import identity_of
 from headwater.replication.watched_files import DatabaseView, DirectoryEvents
 
 LOOK_PAUSE_S = (0.05, 0.25)  # between a file event and the look; longer and longer in a storm of commits

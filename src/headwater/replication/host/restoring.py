@@ -13,7 +13,7 @@ from headwater.errors import Corrupt, InvalidOption, NotADatabase
 from headwater.replication.host import disk
 from headwater.replication.host.pages import sums_of
 from headwater.replication.host.reading import Materialised
-from headwater.replication.places import refuse_no_directory
+from headwater.replication.local_files import require_place_for
 from headwater.replication.proof import check_integrity
 from headwater.replication.shell import Shell
 from headwater.replication.snapshot import remove_database, replace_content, shape_of
@@ -26,7 +26,7 @@ LOCKED_S_MAX = 5.0  # for a program that is using the database to end its transa
 
 def refuse_target(target: str, *, overwrite: bool) -> None:
     real = os.path.realpath(target)  # SQLite keeps its log beside the file itself, not beside a link to it
-    refuse_no_directory(real)
+    require_place_for(real)
     is_there = os.path.exists(real)
     if is_there and not overwrite:
         raise InvalidOption("there is such a file", where=real, next="Name another one, or pass --overwrite")

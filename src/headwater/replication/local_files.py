@@ -1,11 +1,11 @@
-"""Names of local files: which file has one now, and mistakes, found before anything is done and any server is asked."""
+"""Files of this machine: which one has a name now, and mistakes, found before anything is done and any server asked."""
 
 from __future__ import annotations
 
 import os
 import shlex
 
-from headwater.errors import InvalidOption
+from headwater.errors import DiskFull, InvalidOption
 
 Identity = tuple[int, int]  # device and inode
 
@@ -18,7 +18,7 @@ def identity_of(path: str) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def refuse_no_file(path: str) -> None:
+def require_file(path: str) -> None:
     """For what is read."""
     if os.path.isdir(path):
         raise InvalidOption("this is a directory", where=path, next="Name a database file in it")
@@ -28,7 +28,7 @@ def refuse_no_file(path: str) -> None:
         raise InvalidOption("there is no such file", where=path, next=f"Check the path; {where}")
 
 
-def refuse_no_directory(path: str) -> None:
+def require_place_for(path: str) -> None:
     """For what is written, and may be new."""
     if os.path.isdir(path):
         raise InvalidOption("this is a directory", where=path, next="Name a file in it")
@@ -36,3 +36,8 @@ def refuse_no_directory(path: str) -> None:
     if not os.path.isdir(directory):
         mend = f"mkdir -p {shlex.quote(directory)}"
         raise InvalidOption("the directory does not exist", where=directory, next=mend)
+
+
+def no_room(path: str) -> DiskFull:
+    """For what was to be written there."""
+    return DiskFull("there is no room for it", where=path, next="Free some disk space and try again")
