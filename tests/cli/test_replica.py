@@ -323,7 +323,7 @@ def test_of_several_data_directories_one_has_to_be_named(
         ("ws//host/shop/app.db", "Did you mean ws://host/shop/app.db?"),
         ("ws:/host/shop/app.db", "Did you mean ws://host/shop/app.db?"),
         ("127.0.0.1:8931", "Did you mean ws://127.0.0.1:8931"),
-        ("http://me:secret@host/shop", "Write it as ws://host:port/ns/name"),
+        ("http://me:secret@host/shop", "Write it as ws://host:port/namespace/name"),
     ],
 )
 def test_a_slip_in_a_url_is_no_directory(run: Run, place: str, meant: str) -> None:

@@ -199,7 +199,8 @@ def test_it_keeps_at_it_until_terminated(command: Any, url: str, app: Path) -> N
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert len(out.splitlines()) == 2
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [line["version"] for line in told if line["is_new"]] == [1, 2]
     when = "after 1s without a write, or 1d after the last push"
     assert err.splitlines()[0] == f"pushing {app} to {url}/shop/app.db {when}; Ctrl-C ends it"
 

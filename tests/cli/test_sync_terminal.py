@@ -156,7 +156,7 @@ def test_the_bar_is_gone_before_each_line_and_while_nothing_moves(
         server.stop()
     assert terminal.process.wait(PATIENCE_S) == 0
     assert [row for row in terminal.rows if BAR in row] == []
-    beginnings = ("pushing ", "pushed ", "warning: ", "debug: ", "ending ")
+    beginnings = ("pushing ", "pushed ", "nothing to push: ", "warning: ", "debug: ", "ending ")
     assert {row for row in terminal.rows if not row.startswith(beginnings)} == {""}
     assert terminal.cursor_shown
 

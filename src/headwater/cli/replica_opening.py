@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from headwater.replication.host.shelf import Shelf
 from headwater.replication.names import ReplicaName, VersionName, place_of, split_version
 
 USUAL_DIRECTORIES = f"*{BESIDE_A_LOG}"
-_SLIP = re.compile(r"(?P<scheme>https?|wss?)(?P<colon>:?)//(?P<rest>.+)", re.IGNORECASE | re.DOTALL)
 
 
 def _refuse_url(directory: str) -> str:
@@ -73,14 +71,6 @@ def refuse_slip(place: str) -> None:
     """What is no directory, and was meant as a url. What may hold a secret is not repeated."""
     if is_remote(place) or os.path.exists(place):
         return
-    if (slip := _SLIP.fullmatch(place)) is not None:
-        scheme, rest = slip["scheme"].lower(), slip["rest"]
-        meant = f"{'wss' if scheme in ('https', 'wss') else 'ws'}://{rest}"
-        is_secret = "@" in rest.partition("/")[0] or "?" in rest
-        why = (
-            f"a replica is not reached by {scheme}://" if slip["colon"] else "this looks like a url that lacks a colon"
-        )
-        raise InvalidOption(why, next="Write it as ws://host:port/ns/name" if is_secret else f"Did you mean {meant}?")
     place_of(place if "/" in place else f"{place}/")  # a bare host:8765 is a server
 
 

@@ -23,8 +23,10 @@ _NUMBER = rf"[1-9][0-9]{{0,{VERSION_DIGITS_MAX - 1}}}"
 _VERSION = re.compile(rf"@?(?:v?(?P<number>{_NUMBER})|latest(?:-(?P<back>{_NUMBER}))?)")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST = re.compile(r"([A-Za-z0-9.-]{2,})(:[0-9]{1,5}(?=/)|:(?=/))/")  # host:8765/ns/name, or host:/path as rsync has it
-_SLIP = re.compile(r"(?P<scheme>wss?):/?(?P<rest>[^/].*)", re.IGNORECASE | re.DOTALL)  # a url with too few slashes
+# A url with too few slashes, or without its colon.
+_SLIP = re.compile(r"(?P<scheme>wss?|https?)(?::/?|//)(?P<rest>[^/].*)", re.IGNORECASE | re.DOTALL)
 _PORTS = {"ws": 80, "wss": 443}
+_MEANT = {"http": "ws", "https": "wss"}
 _HOW_REMOTE = "Write it as ws://host:port/namespace/name, with @3, @latest or @latest-2 behind for a version"
 
 # What both sides say in the texts of a session, and where sessions are.
@@ -154,8 +156,9 @@ def place_of(text: str) -> Local | Remote:
         if not text or "\0" in text:
             raise InvalidOption("a path cannot be empty or hold a zero byte", next="Name a database file")
         if slip := _SLIP.fullmatch(text):
+            lacks = "slash" if ":" in text[: slip.start("rest")] else "colon"
             raise InvalidOption(
-                "this looks like a url that lacks a slash", next=_meant(slip["scheme"].lower(), slip["rest"])
+                f"this looks like a url that lacks a {lacks}", next=_meant(slip["scheme"], slip["rest"])
             )
         if host := _HOST.match(text):
             server = host[1] + (host[2] if host[2] != ":" else ":8765")
@@ -168,7 +171,8 @@ def place_of(text: str) -> Local | Remote:
         return Local(text)
     scheme = found["scheme"].lower()
     if scheme not in _PORTS:
-        raise InvalidOption(f"a replica is not reached by {scheme}://", next=_HOW_REMOTE)
+        next = _meant(scheme, text[found.end() :]) if scheme in _MEANT else _HOW_REMOTE
+        raise InvalidOption(f"a replica is not reached by {scheme}://", next=next)
     return _remote(scheme, text)
 
 
@@ -177,6 +181,7 @@ def _meant(scheme: str, rest: str) -> str:
     host, _, _ = rest.partition("/")
     if "@" in host or "?" in rest:
         return _HOW_REMOTE
+    scheme = _MEANT.get(scheme.lower(), scheme.lower())
     return f"Did you mean {scheme}://{rest}? If it is a file here, write ./ before it"
 
 

@@ -127,7 +127,10 @@ def test_a_remote_is_a_server_and_a_name(text: str, base: str, version: VersionN
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("http://h/a/b", "not reached by http://"),
+        ("http://h/a/b", "not reached by http://. Did you mean ws://h/a/b.?"),
+        ("https://h/a/b", "not reached by https://. Did you mean wss://h/a/b.?"),
+        ("http://secret@h/a/b", "not reached by http://. Write it as ws://host"),
+        ("ws//h/a/b", "lacks a colon. Did you mean ws://h/a/b.?"),
         ("postgres://h/a", "not reached by postgres://"),
         ("ws://h", "no replica"),
         ("ws:/host/a/b", "lacks a slash.*Did you mean ws://host/a/b"),

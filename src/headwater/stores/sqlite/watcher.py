@@ -74,7 +74,9 @@ class SqliteWatcher:
                 return self._store.connect()
             except Exception as exc:
                 logger.warning("could not begin to look for news: %s", exc)
-                if select.select([self._stop_read], [], [], POLL_S)[0]:
+                stopped = select.poll()  # not `select`, which takes no descriptor above 1023
+                stopped.register(self._stop_read, select.POLLIN)
+                if stopped.poll(POLL_S * 1000):
                     return None
 
     def _watch(self, connection: apsw.Connection, events: int | None) -> None:
