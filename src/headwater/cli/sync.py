@@ -158,7 +158,7 @@ def sync(
     )
     flags = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
     given = {name: text for name, text in flags.items() if text is not None}
-    shown = Shown(as_json=as_json)
+    shown = Shown(as_json=as_json, dry=dry)
     try:
         if subscribe:
             _subscribe(work, given, shown, coordinate=coordinate, push_on_exit=push_on_exit)

@@ -22,8 +22,9 @@ class Shown:
     """While entered, there is a bar from the first progress on, until any line is written: with a push or pull that
     has ended comes a line, and while nothing moves nothing is drawn."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, dry: bool = False) -> None:
         self._as_json = as_json
+        self._dry = dry
         self._is_entered = False
         self._lock = threading.RLock()  # lines also come from other threads
         self._bar: Progress | None = None
@@ -57,7 +58,7 @@ class Shown:
                 self._bar.start()
             done, whole = moved.sent + moved.received, moved.total_estimate
             text = f"{say_size(min(done, whole))} of {say_size(whole)}" if whole else ""
-            if moved.phase == "finishing" and done:  # while pages move, nobody knows how many there will be
+            if moved.phase == "finishing" and done and not self._dry:  # while pages move, nobody knows how many there will be
                 text += speedup_text(whole / done)
                 done = whole
             self._bar.update(self._task, description=moved.phase, completed=done, total=whole or None, moved=text)
@@ -73,7 +74,7 @@ class Shown:
 def _bar() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=28),
+        BarColumn(bar_width=28, complete_style="cyan", finished_style="green", pulse_style="cyan"),
         TextColumn("{task.fields[moved]}"),
         console=console(to_stderr=True),
         transient=True,
