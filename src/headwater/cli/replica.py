@@ -91,7 +91,7 @@ def list_replicas(
     if is_cut:
         note(f"there are more than these {some(listed, 'replica')}; name a namespace, like ws://host/ns")
     elif from_afar and key is None:
-        note("those that have keys are shown to who has one: --key")
+        note("replicas that have keys are shown to those who give one: --key")
     if stale is not None and found:
         raise typer.Exit(FINDING)
 
