@@ -28,7 +28,7 @@ from headwater.version import VERSION
 if TYPE_CHECKING:
     from headwater.broker.tracing import Tracing
     from headwater.configuration import Settings
-    from headwater.ports.endpoint import Annex
+    from headwater.ports.annex import Annex
     from headwater.ports.transport import Transport
     from headwater.server.serving import Server
     from headwater.typed import AsyncBus, Bus

@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 
 from headwater.broker.flow import run_async
 from headwater.configuration import load_settings
-from headwater.ports.endpoint import (
+from headwater.ports.annex import (
     FrameGuest,
     FrameWire,
     HttpRequest,
@@ -96,9 +96,9 @@ class Shed:
         self.seen.append((bearer, rights))
         if self.gate is not None:
             await self.gate.wait()
-        if request.path == "/shed/broken":
+        if request.target == "/shed/broken":
             raise RuntimeError("no idea")
-        if request.path == "/shed/no":
+        if request.target == "/shed/no":
             return Refusal(418, "no tea here")
         self.guests.append(Guest(self, wire))
         return self.guests[-1]

@@ -15,7 +15,7 @@ from raw_http import UPGRADE, dial, get
 from websockets.frames import Frame, Opcode
 
 from headwater.configuration import Limits, load_settings
-from headwater.ports.endpoint import FrameWire, HttpRequest, HttpResponse, Rights, Surroundings, UpgradeRequest
+from headwater.ports.annex import FrameWire, HttpRequest, HttpResponse, Rights, Surroundings, UpgradeRequest
 from headwater.protocol.websocket import ServerSocket
 from headwater.server.door import SocketWire
 from headwater.server.http import path_of

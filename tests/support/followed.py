@@ -1,9 +1,11 @@
 """Databases to push, and subscriptions of replicas whose outcomes a test can wait for."""
 
 import asyncio
+import queue
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, closing
 from pathlib import Path
+from typing import Self
 
 import apsw
 
@@ -23,6 +25,13 @@ class Database:
             connection.execute(f"PRAGMA journal_mode = {mode}")
             connection.execute("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT)")
 
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """One that is there already."""
+        found = cls.__new__(cls)
+        found.path = path
+        return found
+
     def write(self, name: str = "x") -> None:
         with closing(apsw.Connection(str(self.path))) as connection:
             connection.set_busy_timeout(10_000)
@@ -33,6 +42,16 @@ def names_in(path: Path) -> list[str]:
     with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as connection:
         connection.set_busy_timeout(10_000)
         return [name for (name,) in connection.execute("SELECT name FROM item ORDER BY id")]
+
+
+class Outcomes(queue.Queue[Outcome]):
+    """Those of `headwater.follow`, which come from a thread."""
+
+    def reached(self, version: int) -> Outcome:
+        """As `Running.reached`."""
+        while ((outcome := self.get(timeout=PATIENCE_S)).version or 0) < version:
+            pass
+        return outcome
 
 
 class Running:
@@ -55,6 +74,16 @@ class Running:
             raise AssertionError("the subscription ended")
         self.seen.append(getting.result())
         return getting.result()
+
+    async def reached(self, version: int) -> Outcome:
+        """The first outcome of this version or a later one.
+
+        A watcher may take a checkpoint while it lets go of the database for a write: that push finds nothing new, and
+        is an outcome too.
+        """
+        while ((outcome := await self.next()).version or 0) < version:
+            pass
+        return outcome
 
     async def stop(self) -> None:
         self.subscription.stop()

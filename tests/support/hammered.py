@@ -69,7 +69,7 @@ def read_books(path: Path | str, *, is_private: bool = False) -> Books:
     """Fails if the database is damaged or not as it was between two transactions. `is_private`: nobody writes it,
     nothing may be left beside it, and it was found whole already."""
     place = f"file:{urllib.parse.quote(str(path))}{'?immutable=1' if is_private else ''}"
-    with closing(sqlite3.connect(place, uri=True)) as connection:
+    with closing(sqlite3.connect(place, uri=True, timeout=BUSY_S)) as connection:
 
         def sums(query: str) -> tuple[int, ...]:
             return tuple(connection.execute(query).fetchone())

@@ -194,7 +194,7 @@ def verify(asked: Asked) -> Verdict:
     told = asked.versions()
     remote = asked.remote
     newest, wanted = max((each.version for each in told), default=0), remote.version or VersionName()
-    number = newest - wanted.back if wanted.number is None else wanted.number
+    number = wanted.number_from(newest)
     if told and 0 < number < told[-1].version:
         told += asked.versions(number)
     number = wanted.pick(newest, [each.version for each in told])

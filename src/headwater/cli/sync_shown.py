@@ -58,7 +58,7 @@ class Shown:
                 self._bar.start()
             done, whole = moved.sent + moved.received, moved.total_estimate
             text = f"{say_size(min(done, whole))} of {say_size(whole)}" if whole else ""
-            if moved.phase == "finishing" and done and not self._dry:  # while pages move, nobody knows how many there will be
+            if moved.phase == "finishing" and done and not self._dry:  # before, nobody knows how many pages move
                 text += speedup_text(whole / done)
                 done = whole
             self._bar.update(self._task, description=moved.phase, completed=done, total=whole or None, moved=text)

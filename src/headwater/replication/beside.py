@@ -12,8 +12,8 @@ from types import TracebackType
 import msgspec
 
 from headwater.errors import DiskFull, InputOutput, Locked
+from headwater.replication.database_file import remove_database
 from headwater.replication.names import Remote
-from headwater.replication.snapshot import remove_database
 
 try:
     import fcntl

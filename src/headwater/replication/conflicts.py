@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from headwater.errors import VersionConflict
+from headwater.errors import ReplicationFailed, VersionConflict
 from headwater.replication.asking import Newest
 from headwater.replication.beside import Beside, Noted
 from headwater.replication.names import Remote
@@ -28,6 +28,25 @@ def recognised(newest: Newest, here: str | None, noted: Noted, beside: Beside) -
         known = beside.noted_of(newest.replica_id) or Noted()
     tells_more = (known.base, known.dbhash) != (noted.base, noted.dbhash)
     return known if known.base and tells_more else None
+
+
+def half_pulled(remote: Remote, local: str) -> ReplicationFailed:
+    """A pull has begun to write it, and nobody knows how far it came."""
+    return ReplicationFailed(
+        "a pull into this database was killed, so it is not known which version it comes from",
+        where=local,
+        next=f"Pull again, or push over the newest version: {remote.key}@latest",
+    )
+
+
+def another_replica(newest: int, remote: Remote) -> VersionConflict:
+    """The name is the same, and what has it now is not what the database was synced with."""
+    return VersionConflict(
+        "this is another replica than the one that the database was synced with: it was made anew",
+        where=remote.key,
+        next=f"Pull it elsewhere and compare, or push over it: {remote.key}@latest",
+        newest=newest,
+    )
 
 
 def no_such_base(conflict: VersionConflict, base: int, remote: Remote) -> VersionConflict:

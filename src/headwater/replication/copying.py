@@ -9,31 +9,20 @@ import threading
 import time
 from contextlib import ExitStack
 
-import msgspec
-
 from headwater.errors import DiskFull, InputOutput, InvalidOption, ReplicationFailed
 from headwater.replication.beside import Beside
+from headwater.replication.database_file import remove_if_empty, replace_content, settle, shape_aside, shape_of
 from headwater.replication.first_page import first_page_of
 from headwater.replication.local_files import no_room
 from headwater.replication.outcome import OnProgress, Outcome, Progress
 from headwater.replication.rsync_stream import OriginStream, pages_in
-from headwater.replication.shell import Shell, stoppable, to_the_end
-from headwater.replication.snapshot import (
-    remove_if_empty,
-    replace_content,
-    settle,
-    shape_aside,
-    shape_of,
-    snapshot_aside,
-)
+from headwater.replication.shell import Shell
+from headwater.replication.snapshot import snapshot_aside
+from headwater.replication.threads import stoppable, thread_to_its_end
 from headwater.replication.tools import End, Moved, both_ends, join
 
 
-class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    dry: bool = False
-
-
-async def copy(source: str, target: str, options: CopyOptions, progress: OnProgress | None = None) -> Outcome:
+async def copy(source: str, target: str, progress: OnProgress | None = None, *, dry: bool = False) -> Outcome:
     """The target becomes the same as the source at one moment, in one transaction; or it stays as it is."""
     started_s = time.monotonic()
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
@@ -48,12 +37,12 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
     counters_only = False
     if there is not None and there.page_size == page_size:
         counters_only = await stoppable(asyncio.to_thread(_differ_only_by_counters, source, target, stop), stop)
-    if options.dry:
+    if dry:
         changed_pages = await _count(source, target, there is not None and there.page_size == page_size, moved)
     elif there is not None and there.page_size != page_size:
         # A replica keeps its page size; SQLite's own backup does not.
         with ExitStack() as stack:
-            await to_the_end(_replace, await _steady(source, stack), target)
+            await thread_to_its_end(_replace, await _steady(source, stack), target)
         changed_pages, moved.to_replica = pages, size
     else:
         was_there = os.path.exists(target)
@@ -87,7 +76,7 @@ async def copy(source: str, target: str, options: CopyOptions, progress: OnProgr
         seconds=time.monotonic() - started_s,
         changed_pages=changed_pages,
         dbhash=None,
-        dry=options.dry,
+        dry=dry,
     )
 
 

@@ -6,8 +6,9 @@ import hashlib
 import threading
 from typing import NamedTuple
 
+from headwater.replication.database_file import COUNTERS
 from headwater.replication.shell import Shell
-from headwater.replication.snapshot import COUNTERS, Snapshot
+from headwater.replication.snapshot import Snapshot
 
 
 class FirstPage(NamedTuple):

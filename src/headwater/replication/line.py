@@ -1,7 +1,7 @@
 """The line that a subscription keeps open to `/sapi/subscribe/…`: new versions come in, claims go both ways.
 
-It is never given up: whatever closes it, it is opened again, with pauses that grow. Claims are politeness and versions
-are told again at every opening, so nothing is lost with it.
+A broken line is opened again, with pauses that grow; only a refusal ends it. Claims are politeness and versions are
+told again at every opening, so nothing is lost with it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from headwater.replication.schedule import BACKOFF
 from headwater.replication.spans import seconds_text
 
 DIGITS_MAX = 18  # of the number of a version
+LINE_PONG_S_MAX = 20.0  # it carries little: one that is gone is noticed soon
 NO_LINE = "no line to %s, and it is tried again: %s"
 
 logger = logging.getLogger("headwater")

@@ -48,6 +48,8 @@ WHY_CHARS_MAX = 1000  # of what a server says
 UNREADABLE = (msgspec.MsgspecError, RecursionError)  # JSON of a server
 SILENCE_S_MAX = 1800.0  # while a server checks a push or rebuilds an old version; above it, it is lost
 
+CLOSED_EARLY = "the server closed the session too early"
+
 # What a server says of a replica and is noted here, within bounds.
 ReplicaID = Annotated[str, msgspec.Meta(max_length=200)]
 Hash = Annotated[str, msgspec.Meta(max_length=200)]
@@ -172,7 +174,7 @@ class Link:
         """What the server says next, which has to be a CONFIG of this kind; an ABORT is raised."""
         frame = await self.answer()
         if frame is None:  # it is being stopped, most likely: nothing has moved yet, and later it may do
-            raise Unreachable("the server closed the session too early", where=self.shown, next="Try again")
+            raise Unreachable(CLOSED_EARLY, where=self.shown, next="Try again")
         if isinstance(frame, bytes):
             raise ReplicationFailed("the server sent pages where it should have said more", where=self.shown)
         return self.config_of(frame, kind)

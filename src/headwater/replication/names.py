@@ -12,13 +12,13 @@ import msgspec
 from headwater.errors import InvalidOption, InvalidTopic, UnknownReplica
 from headwater.topics import check_topic
 
-NAMESPACE_CHARACTERS_MAX = 64
-NAME_CHARACTERS_MAX = 128
+NAMESPACE_CHARS_MAX = 64
+NAME_CHARS_MAX = 128
 VERSION_DIGITS_MAX = 9
 RANGES_TOLD_MAX = 20  # of kept versions, in an error
 
-_NAMESPACE = re.compile(rf"[A-Za-z0-9_-]{{1,{NAMESPACE_CHARACTERS_MAX}}}")
-_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+_NAMESPACE = re.compile(rf"[A-Za-z0-9_-]{{1,{NAMESPACE_CHARS_MAX}}}")
+_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{NAME_CHARS_MAX - 1}}}")
 _NUMBER = rf"[1-9][0-9]{{0,{VERSION_DIGITS_MAX - 1}}}"
 _VERSION = re.compile(rf"@?(?:v?(?P<number>{_NUMBER})|latest(?:-(?P<back>{_NUMBER}))?)")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
@@ -50,12 +50,12 @@ class ReplicaName(msgspec.Struct, frozen=True, order=True):
         if not _NAMESPACE.fullmatch(self.namespace):
             raise InvalidOption(
                 f"{self.namespace[:80]!r} is no namespace of replicas",
-                next=f"Use 1 to {NAMESPACE_CHARACTERS_MAX} letters, digits, - or _",
+                next=f"Use 1 to {NAMESPACE_CHARS_MAX} letters, digits, - or _",
             )
         if not _NAME.fullmatch(self.name) or ".." in self.name or self.name.endswith("."):
             raise InvalidOption(
                 f"{self.name[:160]!r} is no name of a replica",
-                next=f"Use 1 to {NAME_CHARACTERS_MAX} letters, digits, -, _ or single dots; no dot first or last",
+                next=f"Use 1 to {NAME_CHARS_MAX} letters, digits, -, _ or single dots; no dot first or last",
             )
         try:
             check_topic(self.topic)
@@ -101,9 +101,13 @@ class VersionName(msgspec.Struct, frozen=True):
         number, back = found["number"], found["back"]
         return cls(int(number) if number else None, int(back or 0))
 
+    def number_from(self, newest: int) -> int:
+        """The number that is meant, whether or not there is such a version."""
+        return newest - self.back if self.number is None else self.number
+
     def pick(self, newest: int, kept: Collection[int]) -> int:
         """The number that is meant, if it is among the kept ones; `newest` is 0 while there is none."""
-        number = newest - self.back if self.number is None else self.number
+        number = self.number_from(newest)
         if number in kept:
             return number
         if newest == 0:

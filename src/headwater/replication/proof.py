@@ -14,10 +14,10 @@ from typing import IO
 
 from headwater.errors import Corrupt, Locked, NotADatabase, ReplicationFailed
 from headwater.replication import quick_check
+from headwater.replication.quick_check import FINDINGS_MAX
 from headwater.replication.tools import OWN_GROUP, binary
 
 SAID_BYTES_MAX = 4096
-FINDINGS_MAX = 10  # damages that are named
 CHECK_S_MAX = 600.0
 MMAP_BYTES = 1 << 40  # as much as SQLite allows: a file that nobody writes is read where it lies
 

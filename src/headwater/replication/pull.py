@@ -14,15 +14,16 @@ import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, Locked, ReplicationFailed, Unreachable, UnsyncedChanges
 from headwater.replication.beside import Beside, Noted
+from headwater.replication.database_file import remove_database, remove_if_empty, replace_content, settle, shape_of
 from headwater.replication.first_page import first_page_of, first_page_seen_by
-from headwater.replication.link import CLOSE_S_MAX, Hash, Link, Number, PageSize, ReplicaID, as_partial
+from headwater.replication.link import CLOSE_S_MAX, CLOSED_EARLY, Hash, Link, Number, PageSize, ReplicaID, as_partial
 from headwater.replication.local_files import no_room
 from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
 from headwater.replication.rsync_stream import LAST_BYTES, REPLICA_BEGIN, TXN, pages_in
-from headwater.replication.shell import Shell, to_the_end
-from headwater.replication.snapshot import remove_database, remove_if_empty, replace_content, settle, shape_of
+from headwater.replication.shell import Shell
+from headwater.replication.threads import thread_to_its_end
 from headwater.replication.tools import End
 
 GOOD_BYE_S_MAX = 60.0  # for the server to close when all is here
@@ -215,12 +216,12 @@ class _Pull:
         try:
             if was_there and not self._options.dry:
                 pulling = msgspec.structs.replace(noted, pulling=offer.dbhash or "")
-                await to_the_end(self._beside.note, self._remote, pulling, durable=False)
+                await thread_to_its_end(self._beside.note, self._remote, pulling, durable=False)
             if page_size in (None, offer.page_size):
                 return await self._receive(self._path)
             # A replica keeps its page size: it is made anew beside, and its content put in place.
             await self._receive(self._beside.pulled_path)
-            await to_the_end(self._replace)
+            await thread_to_its_end(self._replace)
             return None
         except BaseException as exc:
             if not was_there:
@@ -243,8 +244,9 @@ class _Pull:
             replace_content(self._beside.pulled_path, shell, begin)
 
     async def _found_here(self, offer: Offer, noted: Noted, fault: BaseException) -> Noted:
-        """Our end has heard all, and then something failed: the connection, the good-bye, or the whole, for an end that
-        could not write says so to the server. Only the content tells which version this is."""
+        """Our end wrote everything without a complaint, and then something failed. Perhaps only the good-bye was lost;
+        perhaps our end could not write after all and told only the server. The content decides which version is
+        here."""
         unknown = msgspec.structs.replace(noted, pulling=offer.dbhash or "")
         if not isinstance(fault, HeadwaterError):  # no time for a look
             return unknown
@@ -315,7 +317,7 @@ class _Pull:
                 if word.would_move is not None:
                     return word.would_move
             elif not self._is_whole:
-                raise ReplicationFailed("the server closed the session too early", where=self._link.shown)
+                raise ReplicationFailed(CLOSED_EARLY, where=self._link.shown)
             else:
                 return None
 

@@ -34,7 +34,7 @@ class PullSubscription(Following):
         local: str,
         options: PullOptions,
         *,
-        timers: dict[str, Any],
+        asked_spans: dict[str, Any],
         connect: Callable[[str], Link],
         on_outcome: OnOutcome,
         on_progress: OnProgress | None = None,
@@ -46,7 +46,7 @@ class PullSubscription(Following):
         self._options = options
         self._on_outcome = on_outcome
         self._on_progress = on_progress
-        config = {"coordinate": False, **timers}
+        config = {"coordinate": False, **asked_spans}
         self._line = SubscriptionLine(remote, config, self, connect, on_down=self._on_line_down)
         self._newest = 0
         self._have = 0

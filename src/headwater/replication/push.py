@@ -15,9 +15,18 @@ import msgspec
 from headwater.errors import DiskFull, HeadwaterError, InvalidOption, ReplicationFailed, VersionConflict
 from headwater.replication.asking import newest_of
 from headwater.replication.beside import Beside, Noted
-from headwater.replication.conflicts import Recognised, no_such_base, nothing_written, recognised, stale
+from headwater.replication.conflicts import (
+    Recognised,
+    another_replica,
+    half_pulled,
+    no_such_base,
+    nothing_written,
+    recognised,
+    stale,
+)
+from headwater.replication.database_file import settle, shape_aside
 from headwater.replication.first_page import rest_of_first_page
-from headwater.replication.link import Link, Number, ReplicaID, abort_of, as_partial, is_cut
+from headwater.replication.link import CLOSED_EARLY, Link, Number, ReplicaID, abort_of, as_partial, is_cut
 from headwater.replication.names import ABORT, MESSAGE, MESSAGE_CHARS_MAX, Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
 from headwater.replication.proof import Hashing
@@ -30,8 +39,8 @@ from headwater.replication.rsync_stream import (
     OriginStream,
     error_at_the_end,
 )
-from headwater.replication.shell import to_the_end
-from headwater.replication.snapshot import Snapshot, settle, shape_aside, snapshot_aside
+from headwater.replication.snapshot import Snapshot, snapshot_aside
+from headwater.replication.threads import thread_to_its_end
 from headwater.replication.tools import End
 
 LAST_WORD_S_MAX = 2.0  # for the server to say why, when its end has failed
@@ -51,7 +60,7 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, message="")
 
 
-class Accepting(msgspec.Struct, rename="camel"):
+class Ready(msgspec.Struct, rename="camel"):
     """The server's CONFIG before the pages."""
 
     replica_id: ReplicaID | None = msgspec.field(name="replicaID", default=None)
@@ -141,8 +150,8 @@ class _Push:
         # While it is not known what became of a push, the next ones go by the same id: whichever the server takes, and
         # be it the first one, late, it is known as ours.
         push_id = noted.last_push_id or uuid.uuid4().hex
-        if consent is None:
-            self._refuse_half_pulled(noted)
+        if consent is None and noted.pulling is not None:
+            raise half_pulled(self._remote, self._local)
         self._tell("preparing")
         await shape_aside(self._beside.database)  # what is no database is not the server's business
         taken = await self._snapshot_and_connect()
@@ -156,7 +165,7 @@ class _Push:
         origin = await End.origin(taken.path)
         self._stack.push_async_callback(origin.gone)
         try:
-            accepting = await self._ask(taken, noted, noted.base if consent is None else consent, push_id)
+            agreed = await self._ask(taken, noted, noted.base if consent is None else consent, push_id)
         except VersionConflict as exc:
             if consent is None and exc.newest:
                 raise await self._explained(exc, taken, noted, may_recognise) from exc
@@ -164,22 +173,22 @@ class _Push:
                 raise no_such_base(exc, consent, self._remote) from exc
             raise
         head = await asyncio.to_thread(rest_of_first_page, taken)
-        if consent is None:
-            self._refuse_another_replica(noted, accepting)
+        if consent is None and noted.base and noted.replica_id not in (None, agreed.replica_id):
+            raise another_replica(agreed.base, self._remote)
         try:
             if self._options.dry:
                 stream = await self._count(origin)
-                is_alike = accepting.base == noted.base > 0 and head == noted.head is not None
+                is_alike = agreed.base == noted.base > 0 and head == noted.head is not None
                 # The counters of its first page are all that differs: of this the server makes no version.
                 pages = 0 if stream.pages == 1 and stream.has_first_page and is_alike else stream.pages
                 committed, dbhash = Committed(version=0, changed_pages=pages, is_new=pages > 0), None
             else:
-                attempt = _attempt(noted, consent, accepting, push_id)
+                attempt = _attempt(noted, consent, agreed, push_id)
                 committed, dbhash = await self._move_and_commit(origin, hashing, attempt)
         except HeadwaterError as exc:
             raise as_partial(exc) from exc
         if not self._options.dry:
-            replica_id = committed.replica_id or accepting.replica_id
+            replica_id = committed.replica_id or agreed.replica_id
             result = Noted(replica_id=replica_id, base=committed.version, dbhash=dbhash, head=head)
             # If a crash of the machine takes it back, the server knows the push by its id, which is on disk.
             self._beside.note(self._remote, result, durable=False)
@@ -189,7 +198,7 @@ class _Push:
             remote=self._remote.key,
             version=None if self._options.dry else committed.version,
             is_new=committed.is_new,
-            base=accepting.base,
+            base=agreed.base,
             size=taken.size,
             pages=taken.pages,
             page_size=taken.page_size,
@@ -204,23 +213,6 @@ class _Push:
     def _tell(self, phase: Phase) -> None:
         if self._progress is not None:
             self._progress(Progress(self._sent, self._received, self._size, phase))
-
-    def _refuse_half_pulled(self, noted: Noted) -> None:
-        if noted.pulling is not None:
-            raise ReplicationFailed(
-                "a pull into this database was killed, so it is not known which version it comes from",
-                where=self._local,
-                next=f"Pull again, or push over the newest version: {self._remote.key}@latest",
-            )
-
-    def _refuse_another_replica(self, noted: Noted, accepting: Accepting) -> None:
-        if noted.base and noted.replica_id not in (None, accepting.replica_id):
-            raise VersionConflict(
-                "this is another replica than the one that the database was synced with: it was made anew",
-                where=self._remote.key,
-                next=f"Pull it elsewhere and compare, or push over it: {self._remote.key}@latest",
-                newest=accepting.base,
-            )
 
     async def _explained(
         self, conflict: VersionConflict, taken: Snapshot, noted: Noted, may_recognise: bool
@@ -242,7 +234,7 @@ class _Push:
     async def _move_and_commit(
         self, origin: End, hashing: Hashing | None, attempt: Noted
     ) -> tuple[Committed, str | None]:
-        noting = asyncio.create_task(to_the_end(self._beside.note, self._remote, attempt))
+        noting = asyncio.create_task(thread_to_its_end(self._beside.note, self._remote, attempt))
         self._stack.push_async_callback(lambda: asyncio.gather(noting, return_exceptions=True))
         await self._move(origin)
         self._tell("finishing")
@@ -260,7 +252,7 @@ class _Push:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
 
-    async def _ask(self, taken: Snapshot, noted: Noted, base: int | str, push_id: str) -> Accepting:
+    async def _ask(self, taken: Snapshot, noted: Noted, base: int | str, push_id: str) -> Ready:
         if self._options.message:
             await self._link.send_text(MESSAGE + self._options.message)
         await self._link.send_config(
@@ -274,10 +266,10 @@ class _Push:
                 "dry": self._options.dry,
             }
         )
-        accepting = await self._link.config(Accepting)
-        if not accepting.ready:
+        agreed = await self._link.config(Ready)
+        if not agreed.ready:
             raise ReplicationFailed("the server is not ready", where=self._link.shown)
-        return accepting
+        return agreed
 
     async def _move(self, origin: End) -> None:
         """All pages; returns when our end has gone and is content."""
@@ -333,7 +325,7 @@ class _Push:
                     _refuse_last_words(frame, self._link.shown)
                 await origin.write(frame)
             elif frame is None:
-                raise ReplicationFailed("the server closed the session too early", where=self._link.shown)
+                raise ReplicationFailed(CLOSED_EARLY, where=self._link.shown)
             elif frame.startswith(ABORT):
                 raise abort_of(frame, self._link.shown)
 
@@ -346,7 +338,7 @@ class _Push:
         finally:
             back.cancel()
             await asyncio.gather(back, return_exceptions=True)
-        await self._link.send_config({"complete": True, "dry": True, "sent": self._sent, "received": self._received})
+        await self._link.send_config({"complete": True, "dry": True})
         return stream
 
     async def _speak_dry(self, origin: End, stream: OriginStream) -> None:
@@ -358,9 +350,7 @@ class _Push:
         stream.finish()
 
     async def _complete(self, dbhash: str | None) -> Committed:
-        await self._link.send_config(
-            {"complete": True, "dbhash": dbhash, "sent": self._sent, "received": self._received}
-        )
+        await self._link.send_config({"complete": True, "dbhash": dbhash})
         while True:
             frame = await self._link.answer()
             if frame is None:
@@ -371,11 +361,11 @@ class _Push:
             _refuse_last_words(frame, self._link.shown)
 
 
-def _attempt(noted: Noted, consent: int | str | None, accepting: Accepting, push_id: str) -> Noted:
+def _attempt(noted: Noted, consent: int | str | None, agreed: Ready, push_id: str) -> Noted:
     """To be noted before the server hears that all is sent: should its answer be lost, the next push can say which it
     was. With it goes the base that the server agreed to, but not one that the caller insisted on."""
-    if consent is None and accepting.base != noted.base:
-        return Noted(replica_id=accepting.replica_id, base=accepting.base, last_push_id=push_id)
+    if consent is None and agreed.base != noted.base:
+        return Noted(replica_id=agreed.replica_id, base=agreed.base, last_push_id=push_id)
     return msgspec.structs.replace(noted, last_push_id=push_id)
 
 

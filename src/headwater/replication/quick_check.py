@@ -12,6 +12,7 @@ from contextlib import closing
 
 import apsw
 
+FINDINGS_MAX = 10  # damages that are named
 STAND_INS_MAX = 100  # functions of the application that a check can do without
 
 MISSING = re.compile(r"no such (?:collation sequence|function|module): |unsafe use of |unknown function: ")
@@ -29,7 +30,7 @@ def findings(place: str) -> list[str]:
                     name, lambda *_: None, -1, deterministic=True, flags=apsw.SQLITE_INNOCUOUS
                 )
             try:
-                return [line for (line,) in connection.execute("PRAGMA quick_check(10)") if line != "ok"]
+                return [line for (line,) in connection.execute(f"PRAGMA quick_check({FINDINGS_MAX})") if line != "ok"]
             except apsw.SQLError as exc:
                 wanted = _FUNCTION.search(str(exc))
                 if wanted and wanted[1] not in stand_ins and len(stand_ins) < STAND_INS_MAX:

@@ -8,7 +8,7 @@ BEGIN, END, ERROR, PAGE, TXN, MSG, DETAIL, READY = range(0x41, 0x49)  # the word
 REPLICA_BEGIN, REPLICA_ERROR = 0x61, 0x62  # of a replica
 LAST_BYTES = 6  # that an origin ends with: TXN, how many pages its database has, END
 TEXT_BYTES_MAX = 1024 * 1024  # of an ERROR or MSG: longer ones are no sqlite3_rsync's
-ERROR_CHARACTERS_KEPT = 1_000
+ERROR_CHARS_MAX = 1_000
 PAGE_SIZE_LOG2_MAX = 16
 
 _HEAD_BYTES = {BEGIN: 7, END: 1, ERROR: 5, PAGE: 5, TXN: 5, MSG: 5, DETAIL: 9, READY: 1}
@@ -99,7 +99,7 @@ class OriginStream:
 
     def _note_error(self) -> None:
         text = bytes(self._error_bytes or b"").decode("utf-8", "replace").strip()
-        self.error = text[:ERROR_CHARACTERS_KEPT] or "the origin failed without a word"
+        self.error = text[:ERROR_CHARS_MAX] or "the origin failed without a word"
         self._error_bytes = None
 
 

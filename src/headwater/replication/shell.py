@@ -6,17 +6,13 @@ there, in the middle of a transaction."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import os
 import re
 import select
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
 
 from headwater.errors import Corrupt, DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
 from headwater.replication.tools import OWN_GROUP, binary
@@ -27,9 +23,6 @@ ANSWER_BYTES_MAX = 64 * 1024
 EXIT_S_MAX = 10.0  # to close the database
 ROOM_BYTES_MIN = 128 * 1024  # for the index of a write-ahead log
 STOP_S_MAX = 1.0  # the same when nobody waits for its answer any more
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _DONE = b"that is all\n"
 _FAULT = re.compile(r"(?:Parse |Runtime )?[Ee]rror\b.*?: (.*)")
@@ -122,7 +115,7 @@ def quoted(path: str) -> str:
 
 
 def fault_of(why: str, where: str) -> HeadwaterError:
-    """What SQLite says, which it does in English everywhere, as one of our errors."""
+    """SQLite's message, always in English, as one of our errors."""
     if "not a database" in why:
         return NotADatabase("this is no SQLite database", where=where, next="Name another file")
     if "malformed" in why:
@@ -142,31 +135,3 @@ def _is_full(path: str) -> bool:
         return shutil.disk_usage(os.path.dirname(path)).free < ROOM_BYTES_MIN
     except OSError:
         return False
-
-
-async def stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
-    """Work on a thread that heeds `stop`, which is set when this is cancelled."""
-    working = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.gather(working, return_exceptions=True)
-        raise
-
-
-async def to_the_end(work: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
-    """For what writes: when this is cancelled, however often, it still waits. Whoever is cancelled takes away what the
-    thread works with, and says what became of it."""
-    loop = asyncio.get_running_loop()
-    working = loop.run_in_executor(None, functools.partial(work, *values, **named))  # no task: only we could cancel it
-    cancelled: asyncio.CancelledError | None = None
-    while not working.done():
-        try:
-            await asyncio.wait({working})
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if cancelled is not None:
-        working.exception()  # else it would be told as one that nobody has looked at
-        raise cancelled
-    return working.result()

@@ -12,15 +12,14 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import urllib.parse
-from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
 from headwater.errors import DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
+from headwater.replication.database_file import remove_database, shape_seen_by
 from headwater.replication.local_files import identity_of
-from headwater.replication.shell import Shell, quoted, stoppable
+from headwater.replication.shell import Shell, quoted
+from headwater.replication.threads import stoppable
 from headwater.replication.tools import OWN_GROUP
 
 LOOK_S = 0.002  # between two looks at a child process and `stop`
@@ -32,11 +31,8 @@ RESTARTS_MAX = 3  # by writers, before the copy is made in one go
 SPARE_BYTES = 16 * 1024 * 1024  # to leave free on the disk
 SAID_BYTES_MAX = 1000  # of what a child process complained
 
-SIDECARS = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a database while it is in use
 LOG_HEADER_BYTES = 32
 COOKIE = slice(40, 44)  # of the schema, in the header of a database
-COUNTERS = (slice(24, 28), slice(92, 100))  # in the header: they count commits, and differ between copies
-SETTLING_S_MAX = 5.0  # to open a database after a child that was killed; others may hold it
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +66,7 @@ def snapshot(path: str, into: str, stop: threading.Event | None = None) -> Snaps
 
 def _snapshot(path: str, into: str, stop: threading.Event) -> Snapshot:
     with Shell(path, stop) as source:
-        page_size, pages, is_wal = _shape(source)
+        page_size, pages, is_wal = shape_seen_by(source)
         if pages == 0:
             raise NotADatabase("this database is empty", where=path, next="Create a table first")
         size = page_size * pages
@@ -105,53 +101,6 @@ async def snapshot_aside(path: str, into: str) -> Snapshot:
     except asyncio.CancelledError:
         remove_database(into)
         raise
-
-
-async def shape_aside(path: str) -> Shape:
-    """Of a database that has to be there, or NotADatabase. When cancelled, it ends soon."""
-    stop = threading.Event()
-    shape = await stoppable(asyncio.to_thread(shape_of, path, stop), stop)
-    if shape is None:
-        is_there = os.path.exists(path)
-        raise NotADatabase(
-            "this database is empty" if is_there else "there is no such file",
-            where=path,
-            next="Create a table first" if is_there else "Check the path",
-        )
-    return shape
-
-
-async def settle(path: str) -> None:
-    """After a child that may have been killed while it had the database at `path` open. Whoever opens it next rolls
-    back what was half done, and takes the log and the journal away; so that is us, and they do not stay behind."""
-    path = os.path.realpath(path)
-    if not any(os.path.exists(path + end) for end in SIDECARS):
-        return
-    stop = threading.Event()
-    asyncio.get_running_loop().call_later(SETTLING_S_MAX, stop.set)
-    with contextlib.suppress(HeadwaterError, OSError):
-        await stoppable(asyncio.to_thread(_settle, path, stop), stop)
-
-
-def _settle(path: str, stop: threading.Event) -> None:
-    with Shell(path, stop) as shell:
-        is_wal = _shape(shell).is_wal
-        if not is_wal and os.path.exists(path + "-journal"):  # one that was not begun: nobody would take it away
-            shell.ask("PRAGMA journal_mode = TRUNCATE; PRAGMA journal_mode = DELETE;")  # it does, unless it is in use
-
-
-def remove_if_empty(path: str) -> None:
-    """What a replica that failed has made; but not what somebody else has put there meanwhile. Blocks."""
-    with contextlib.suppress(HeadwaterError):
-        if shape_of(path) is None:  # asking rolls back what it left half done
-            remove_database(path)
-
-
-def remove_database(path: str) -> None:
-    """A file that nobody has open, with what SQLite left beside it. Whether or not it is there."""
-    for end in ("", *SIDECARS):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path + end)
 
 
 def _without_room(live: Snapshot, is_wal: bool) -> Snapshot:
@@ -203,8 +152,8 @@ def _copied_in_steps(source: Shell, path: str, into: str, stop: threading.Event)
             restarts += bool(at)
             at = 0
             remove_database(into)
-            _, page_size, pages = source.ask(_SHAPE)
-            size = int(page_size) * int(pages)
+            shape = shape_seen_by(source)
+            size = shape.page_size * shape.pages
         step = STEP_BYTES if restarts < RESTARTS_MAX else size
         blocks = (f"skip={at // BLOCK_BYTES}", f"seek={at // BLOCK_BYTES}", f"count={-(-step // BLOCK_BYTES)}")
         _run(["dd", f"if={path}", f"of={into}", f"bs={BLOCK_BYTES}", *blocks, "conv=notrunc"], into, stop)
@@ -271,7 +220,7 @@ def _set_cookie(path: str, cookie: int) -> None:
 def _settled(path: str) -> tuple[int, int]:
     """Play a copied log back into the copy; its page size and how many pages it has."""
     with Shell(path) as copy:
-        page_size, pages, _ = _shape(copy)
+        page_size, pages, _ = shape_seen_by(copy)
         if os.path.exists(path + "-wal"):
             copy.ask("PRAGMA synchronous = OFF; PRAGMA wal_checkpoint(TRUNCATE);")
     _set_count(path, pages)
@@ -297,69 +246,3 @@ def _size_of(path: str) -> int:
         return os.path.getsize(path)
     except FileNotFoundError:
         return 0
-
-
-class Shape(NamedTuple):
-    page_size: int
-    pages: int
-    is_wal: bool
-
-
-_SHAPE = "PRAGMA journal_mode; PRAGMA page_size; PRAGMA page_count;"
-
-
-def shape_of(path: str, stop: threading.Event | None = None) -> Shape | None:
-    """Of the database there; None if there is no file, or an empty one. Blocks."""
-    if not os.path.exists(path):
-        return None
-    with Shell(path, stop) as shell:
-        shape = _shape(shell)
-        return shape if shape.pages else None
-
-
-def _shape(shell: Shell) -> Shape:
-    mode, page_size, pages = shell.ask(_SHAPE)
-    return Shape(int(page_size), int(pages), mode == "wal")
-
-
-def replace_content(source: str, target: Shell, before: Callable[[], None] = lambda: None) -> None:
-    """Make the live database `target` the same as `source`, whatever its page size is. In one transaction; nobody
-    else may have `target` open in WAL mode, for that mode keeps its page size. `before` is called when nobody else can
-    write it any more, and may refuse. Blocks."""
-    path = urllib.parse.quote(os.fsencode(os.path.realpath(source)))
-    place = f"file:{path}?mode=rw"  # should it not be there, it is not made, empty, and copied
-    (mode,) = target.ask("PRAGMA journal_mode;")
-    _lock(target, mode)
-    before()  # now, for a change of the mode counts as a write at times
-    try:
-        if mode == "wal":
-            target.ask("PRAGMA journal_mode = DELETE;")
-        target.ask(f".restore main {quoted(place)}")
-        if target.ask("PRAGMA journal_mode;") == ["wal"]:
-            mode = "wal"  # the source has it, and so has the copy
-    except BaseException:
-        with contextlib.suppress(HeadwaterError):
-            _unlock(target, mode)
-        raise
-    _unlock(target, mode)
-
-
-def _lock(shell: Shell, mode: str) -> None:
-    """Until it is unlocked, or closed."""
-    shell.ask("PRAGMA locking_mode = EXCLUSIVE;")
-    if mode == "wal":
-        shell.ask("PRAGMA busy_timeout = 0;")  # whoever has it open does so for long
-    try:
-        shell.ask("BEGIN EXCLUSIVE; COMMIT;")  # in this locking mode the lock stays
-    except Locked as exc:
-        if mode != "wal":
-            raise
-        next = "Close all programs that use it, and try again"
-        raise Locked("its page size changes, and somebody has it open", where=exc.where, next=next) from exc
-
-
-def _unlock(shell: Shell, mode: str) -> None:
-    shell.ask("PRAGMA journal_mode = DELETE;")  # while it is locked; else the journal of WAL content would stay
-    shell.ask("PRAGMA locking_mode = NORMAL; PRAGMA schema_version;")  # it is let go with the next read
-    if mode == "wal":
-        shell.ask("PRAGMA journal_mode = WAL;")

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 from headwater.errors import InvalidOption
-from headwater.replication.copying import CopyOptions, copy
+from headwater.replication.copying import copy
+from headwater.replication.line import LINE_PONG_S_MAX
 from headwater.replication.link import Link
 from headwater.replication.local_files import require_file, require_place_for
 from headwater.replication.names import Local, Remote, VersionName, place_of
@@ -45,7 +46,6 @@ class Keys(NamedTuple):
 
 
 NO_KEYS = Keys()
-LINE_PONG_S_MAX = 20.0  # of a subscription, which carries little: one that is gone is noticed soon
 
 
 class Sync:
@@ -94,7 +94,7 @@ class Sync:
             case Remote() as remote, Local(path):
                 return await pull(remote, path, self._pull_options(), on_progress)
             case Local(path), Local(to):
-                return await copy(path, to, CopyOptions(dry=self.dry), on_progress)
+                return await copy(path, to, on_progress, dry=self.dry)
         raise AssertionError(self.way)
 
     def follow(
@@ -142,7 +142,7 @@ class Sync:
                     remote,
                     path,
                     self._pull_options(),
-                    timers=dict(given or {}),
+                    asked_spans=dict(given or {}),
                     connect=self._connect,
                     on_outcome=on_outcome,
                     on_progress=on_progress,

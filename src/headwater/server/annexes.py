@@ -8,7 +8,7 @@ from typing import Any
 
 from headwater.broker.core import Core
 from headwater.broker.flow import run_async
-from headwater.ports.endpoint import Annex, FrameGuest, Surroundings
+from headwater.ports.annex import Annex, FrameGuest, Surroundings
 from headwater.server.door import Admitted
 from headwater.server.http import path_of
 from headwater.server.logger import logger

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from websockets.http11 import Request
 
 from headwater.configuration import Limits
-from headwater.ports.endpoint import Refusal, UpgradeRequest
+from headwater.ports.annex import Refusal, UpgradeRequest
 from headwater.protocol.websocket import VANISHED, ServerSocket
 from headwater.server.http import Answering, HttpExchange
 from headwater.server.logger import logger

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from headwater.ports.endpoint import HttpRequest, HttpResponse
+from headwater.ports.annex import HttpRequest, HttpResponse
 from headwater.server.logger import logger
 
 HTTP_BODY_BYTES_MAX = 1024 * 1024

@@ -11,7 +11,7 @@ from headwater.broker.committer import NO_SUBSCRIPTION
 from headwater.broker.flow import run_async
 from headwater.configuration import ServerSettings
 from headwater.errors import HeadwaterError
-from headwater.ports.endpoint import HttpRequest, HttpResponse
+from headwater.ports.annex import HttpRequest, HttpResponse
 from headwater.server.http import path_of
 from headwater.server.metrics import CONTENT_TYPE
 from headwater.server.parts import Parts

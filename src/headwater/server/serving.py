@@ -16,7 +16,7 @@ from headwater.broker.core import Core
 from headwater.broker.flow import run_async
 from headwater.configuration import Limits, Settings
 from headwater.errors import InvalidConfiguration, InvalidOption
-from headwater.ports.endpoint import Annex, HttpRequest, HttpResponse, Refusal, UpgradeRequest
+from headwater.ports.annex import Annex, HttpRequest, HttpResponse, Refusal, UpgradeRequest
 from headwater.server.annexes import Annexes, TokenRights
 from headwater.server.connection import Connection, Wire
 from headwater.server.door import Admission, Admitted, Door, SocketWire
@@ -172,10 +172,10 @@ class Server:
         parts = self._parts
         if parts is None or self._pages is None or not self._pages.ready:
             return self._refuse(request, 503, "not_ready", "the server is not ready")
-        annex = self._annexes.at(request.path)
-        if annex is None and path_of(request.path) not in RPC_PATHS:
+        annex = self._annexes.at(request.target)
+        if annex is None and path_of(request.target) not in RPC_PATHS:
             no_replicas = "this server keeps no replicas; the setting replicas.directory says where it should"
-            is_sapi = path_of(request.path).startswith("/sapi/")
+            is_sapi = path_of(request.target).startswith("/sapi/")
             return self._refuse(request, 404, "path", no_replicas if is_sapi else "JSON-RPC is at /rpc")
         if not self._origin_is_welcome(request.headers):
             return self._refuse(request, 403, "origin", NOT_THIS_ORIGIN)

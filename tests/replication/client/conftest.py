@@ -9,10 +9,11 @@ from typing import Any
 
 import apsw
 import pytest
+from child_processes import children_of
 from served import RunningServer
 from websockets.asyncio.server import ServerConnection, serve
 
-from headwater.replication.copying import CopyOptions, copy
+from headwater.replication.copying import copy
 from headwater.replication.names import Remote, place_of
 from headwater.replication.outcome import Outcome
 from headwater.replication.pull import PullOptions, pull
@@ -66,7 +67,7 @@ class Client:
 
     def copy(self, source: str, target: str, **options: Any) -> Outcome:
         places = (str(self._directory / source), str(self._directory / target))
-        return asyncio.run(copy(*places, CopyOptions(**options)))
+        return asyncio.run(copy(*places, **options))
 
 
 @pytest.fixture
@@ -109,10 +110,7 @@ def children() -> Callable[[], list[str]]:
     """Which of SQLite's tools, and `cp`, run as children of this process. The servers of other tests are its, too."""
 
     def running() -> list[str]:
-        found = []
-        for task in os.listdir("/proc/self/task"):
-            for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
-                found.append(Path(f"/proc/{pid}/comm").read_text().strip())
+        found = [child.name for child in children_of(os.getpid())]
         return [name for name in found if name.startswith("sqlite3_") or name in ("cp", "dd")]
 
     return running

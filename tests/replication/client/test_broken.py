@@ -297,17 +297,19 @@ def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving: Any) 
 def test_a_server_that_says_nothing_is_given_up(
     make: Any, misbehaving: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str | None
 ) -> None:
-    monkeypatch.setattr(link, "SILENCE_S_MAX", 0.2)
+    patience_s = link.SILENCE_S_MAX if says else 0.2
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
         if says:
             await connection.send(OFFER if "/pull/" in connection.request.path else says)  # type: ignore[union-attr]
+            monkeypatch.setattr(link, "SILENCE_S_MAX", 0.2)  # not before: however late that comes, it is heard
         await connection.wait_closed()
 
     async def session() -> None:
         async with misbehaving(answer) as remote:
             for work in (push(make().path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
+                monkeypatch.setattr(link, "SILENCE_S_MAX", patience_s)
                 with pytest.raises(HeadwaterError, match="said nothing") as told:
                     await asyncio.wait_for(work, 20)
                 assert is_partial(told.value) == bool(says)

@@ -17,7 +17,7 @@ import pytest
 from headwater.errors import InvalidOption, NotADatabase, ReplicationFailed
 from headwater.replication import copying, tools
 from headwater.replication.beside import Beside, Noted
-from headwater.replication.copying import CopyOptions, copy
+from headwater.replication.copying import copy
 from headwater.replication.names import place_of
 from headwater.replication.outcome import Progress
 from headwater.replication.proof import dbhash
@@ -74,7 +74,7 @@ def test_a_copy_that_is_cancelled_leaves_nothing_beside_either_of_the_two(make: 
             if moved.sent > 1_000_000:
                 is_moving.set()
 
-        copying = asyncio.create_task(copy(source.path, target.path, CopyOptions(), progress))
+        copying = asyncio.create_task(copy(source.path, target.path, progress))
         await is_moving.wait()
         copying.cancel()
         await asyncio.wait({copying})
@@ -107,7 +107,7 @@ def test_a_copy_with_another_page_size_that_is_cancelled_is_made_or_not_made(
     monkeypatch.setattr(Shell, "ask", slowly)
 
     async def cancelled() -> None:
-        copying = asyncio.create_task(copy(source.path, target.path, CopyOptions()))
+        copying = asyncio.create_task(copy(source.path, target.path))
         assert await asyncio.to_thread(is_begun.wait, 60)
         for _ in range(2):  # as a user does
             copying.cancel()

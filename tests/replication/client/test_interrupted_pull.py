@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from headwater.errors import Locked, ReplicationFailed
 from headwater.replication import shell as shell_module
 from headwater.replication.beside import Beside, Noted
-from headwater.replication.copying import CopyOptions, copy
+from headwater.replication.copying import copy
 from headwater.replication.names import Remote, place_of
 from headwater.replication.proof import dbhash
 from headwater.replication.pull import PullOptions, pull
@@ -153,7 +153,7 @@ def test_who_is_cancelled_while_somebody_has_the_database_does_not_wait_for_them
     monkeypatch.setattr(Shell, "ask", asked)
 
     async def session() -> None:
-        work = pull(remote, database.path, PULL) if way == "pull" else copy(source.path, database.path, CopyOptions())
+        work = pull(remote, database.path, PULL) if way == "pull" else copy(source.path, database.path)
         working = asyncio.create_task(work)
         assert await asyncio.to_thread(is_asking.wait, 60)
         working.cancel()

@@ -14,8 +14,9 @@ import pytest
 
 from headwater.errors import DiskFull, Locked, NotADatabase, ReplicationFailed
 from headwater.replication import snapshot as snapshots
+from headwater.replication.database_file import remove_database, replace_content, shape_of
 from headwater.replication.shell import Shell
-from headwater.replication.snapshot import remove_database, replace_content, shape_of, snapshot
+from headwater.replication.snapshot import snapshot
 
 MODES = ("wal", "delete")
 SNAPSHOTS = 25

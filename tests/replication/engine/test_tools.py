@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from headwater.errors import ReplicationFailed
-from headwater.replication.copying import CopyOptions, copy
+from headwater.replication.copying import copy
 from headwater.replication.rsync_stream import ERROR, REPLICA_ERROR, error_at_the_end
 from headwater.replication.tools import End, join
 
@@ -52,7 +52,7 @@ def test_a_local_copy_of_a_hammered_rollback_database_is_whole_too(
     stop = hammer(path)
     seen: list[int] = []
     while len(seen) < 5 or len(set(seen)) < 2:
-        asyncio.run(copy(path, target, CopyOptions()))
+        asyncio.run(copy(path, target))
         seen.append(look.moves(target))
     stop()
     assert seen == sorted(seen)
@@ -118,19 +118,20 @@ def test_a_replica_killed_in_the_middle_is_as_it_was(make: Any, look: Any, tmp_p
 
     async def killed() -> None:
         one, other = await End.origin(path), await End.replica(replica)
+
+        async def back() -> None:
+            while data := await other.read():
+                await one.write(data)
+
+        answering = asyncio.create_task(back())
         written = 0
         while written < 2_000_000:
-            heard = asyncio.create_task(other.read())
             data = await one.read()
+            assert data, "the origin ended too early"
             written += len(data)
             await other.write(data)
-            if heard.done():
-                await one.write(await heard)
-            else:
-                answers, _ = await asyncio.wait({heard}, timeout=0.5) if written < 10_000 else (set(), set())
-                if answers:
-                    await one.write(await heard)
-                heard.cancel()
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
         await other.gone()
         await one.gone()
 

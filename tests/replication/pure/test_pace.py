@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.replication.host.pace import BYTES_A_SECOND_MIN, PATIENCE_S, Pace
@@ -56,6 +56,7 @@ def test_what_our_side_takes_is_not_the_client_s() -> None:
     assert pace.left_s(2 * DAY_S + 30) == PATIENCE_S - 31  # two waits at once count once
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, BYTES_A_SECOND_MIN // 2)), min_size=1))
 def test_nobody_holds_on_at_half_the_least_rate(steps: list[tuple[int, int]]) -> None:
     pace, now_s = Pace(0), 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import apsw.sqlite_extra
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import ReplicationFailed
@@ -24,6 +24,7 @@ PAGES = b"".join(b"\x44" + u32(number) + b"\x44" * 4096 for number in (1, 7))
 TAIL = b"\x45" + u32(9) + b"\x42"
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=30))
 def test_however_it_is_cut_the_talk_passes_and_the_pages_are_counted(sizes: list[int]) -> None:
     stream, passed = OriginStream(), b""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidOption
@@ -41,6 +41,7 @@ def test_other_spellings_are_refused(text: str) -> None:
         span_ms_of(text)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**12))
 def test_a_span_is_told_as_it_is_read(seconds: int) -> None:
     if seconds < 7 * 86400 * 10**9:

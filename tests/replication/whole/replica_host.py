@@ -15,6 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 import server_process
+from child_processes import tools_at
+from eventually import eventually
 from server_process import PATIENCE_S, ServerProcess
 
 import headwater
@@ -140,8 +142,7 @@ class ReplicaHost(ServerProcess):
                 homes[shelf.get(name).id] = sorted(files)
                 found.append(versions)
             assert {replica.name for replica in shelf.list()} == set(names)
-        assert self.files() == homes
-        assert self.ends() == []
+        self.wait_for_files(homes)
         for name, versions in zip(names, found, strict=True):
             self.check_messages(name, versions)
         return found[0]
@@ -153,17 +154,10 @@ class ReplicaHost(ServerProcess):
         assert {name for name in others if not name.startswith("catalogue.db")} == {"serving.lock"}
         return {home.name: sorted(file.name for file in home.iterdir()) for home in homes}
 
-    def ends(self) -> list[str]:
-        """Children at work in the data directory, of this server or of one that was killed."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(self.directory) in command and "sqlite3_" in command:
-                found.append(command)
-        return found
+    def wait_for_files(self, homes: dict[str, list[str]]) -> None:
+        """Until only these are left, and nobody is at work there, for this server or for one that was killed: a kill
+        or an error is told before all is swept up."""
+        eventually(lambda: (self.files(), tools_at(self.directory)), (homes, []))
 
     def check_messages(self, name: ReplicaName, versions: list[Version]) -> None:
         """What a crash left untold is told soon after the start, so this waits."""

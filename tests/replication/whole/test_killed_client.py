@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from child_processes import tools_at
+from eventually import eventually
 from fault_lane import Direction
 from fault_proxy import FaultProxy
 from hammered import make_books, read_books, write_books
@@ -24,6 +26,7 @@ PATIENCE_S = 60.0
 DATABASE_BYTES = 30_000_000
 KILL_BYTES_MAX = 12_000_000  # the rest does not fit into buffers on the way
 PULLED_BYTES = 5_000_000
+PULLED_BYTES_A_SECOND = 5_000_000
 PUSH_KILLS = 3
 
 Sync = Callable[..., "subprocess.Popen[bytes]"]
@@ -68,7 +71,7 @@ def test_in_the_middle_of_a_push(host: ReplicaHost, tmp_path: Path, sync: Sync, 
             kill(process)
             proxy.heal()
             read_books(path)
-            proxy.wait_until(lambda counts: counts.open == 0)
+            proxy.wait_until(lambda counts: counts.open == 0, PATIENCE_S)
             assert host.newest(NAME) == newest
             if number:
                 newest += 1
@@ -117,10 +120,14 @@ def test_in_the_middle_of_a_pull(
         through = remote.replace(str(shared_host.port), str(proxy.port))
         before = None
         for number in range(kills):
-            kill_at = proxy.counts.to_client_bytes + dice.randrange(1_000, PULLED_BYTES)
+            kill_at = proxy.counts.to_client_bytes + dice.randrange(1_000, PULLED_BYTES * 3 // 4)
+            proxy.throttle(PULLED_BYTES_A_SECOND, Direction.TO_CLIENT)
             process = sync(through, copy)
             proxy.wait_until(lambda counts, kill_at=kill_at: counts.to_client_bytes >= kill_at, PATIENCE_S)
+            proxy.throttle(10_000, Direction.TO_CLIENT)  # the rest does not come while we reach for it
             kill(process)
+            proxy.heal()
+            eventually(lambda: tools_at(copy), [])  # its end takes back what it has not committed, and goes too
             if before is None:
                 assert not copy.exists() or copy.stat().st_size == 0 or read_books(copy) == read_books(path)
             else:

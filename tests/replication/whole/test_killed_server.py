@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fault_lane import Direction
 from fault_proxy import FaultProxy
 from hammered import make_books, read_books, write_books
 from replica_host import AFTER_COMMIT, BEFORE_COMMIT, ReplicaHost
+from server_process import PATIENCE_S
 
 import headwater
 from headwater.errors import ReplicationFailed, Unreachable
@@ -18,6 +20,7 @@ from headwater.replication.names import ReplicaName
 
 KILLS = 3
 DATABASE_BYTES = 12_000_000
+KILL_BYTES_MAX = DATABASE_BYTES * 3 // 4
 NAME = ReplicaName("shop", "books.db")
 
 
@@ -78,17 +81,19 @@ def test_while_pages_come_the_newest_version_stays(
         newest = 0
         for number in range(KILLS):
             before = proxy.counts.to_server_bytes
-            kill_at = before + dice.randrange(1_000, DATABASE_BYTES)
+            kill_at = before + dice.randrange(1_000, KILL_BYTES_MAX)
             push = pool.submit(headwater.sync, path, remote)
-            proxy.wait_until(lambda counts, kill_at=kill_at: counts.to_server_bytes >= kill_at)
+            proxy.wait_until(lambda counts, kill_at=kill_at: counts.to_server_bytes >= kill_at, PATIENCE_S)
+            proxy.throttle(10_000, Direction.TO_SERVER)  # it does not get the rest while we reach for it
             host.restart()
+            proxy.heal()
             with pytest.raises((ReplicationFailed, Unreachable)):
                 push.result()
             assert host.newest(NAME) == newest
             if newest:
                 host.check(NAME, verify_all=False)
             else:
-                assert host.files() == {}
+                host.wait_for_files({})
             if number == 1:
                 newest += 1
                 assert headwater.sync(path, remote).version == newest

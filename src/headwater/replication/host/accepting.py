@@ -16,8 +16,9 @@ from functools import partial
 from typing import NamedTuple
 
 from headwater.errors import Corrupt, InputOutput, InvalidOption, NotADatabase, ReplicationFailed, TooLarge
+from headwater.replication.database_file import SIDECARS
 from headwater.replication.host import disk
-from headwater.replication.host.catalogue import REPLICAS_MAX, Catalogue
+from headwater.replication.host.catalogue import Catalogue
 from headwater.replication.host.layout import Layout
 from headwater.replication.host.pages import Delta, Sums, refuse_other_count, shape_of, sums_of, write_delta
 from headwater.replication.host.records import Accepted, Facts, Version
@@ -25,7 +26,6 @@ from headwater.replication.host.room import refuse_to_fill
 from headwater.replication.host.scratch import Scratch
 from headwater.replication.names import MESSAGE_CHARS_MAX
 from headwater.replication.proof import check_integrity
-from headwater.replication.snapshot import SIDECARS
 
 DBHASH_CHARS_MAX = 128
 DATABASE_BYTES_MAX = 10 * 1024**3
@@ -47,8 +47,8 @@ class Accepting:
         layout: Layout,
         catalogue: Catalogue,
         checkpoint: Checkpoint,
-        bytes_max: int = DATABASE_BYTES_MAX,
-        replicas_max: int = REPLICAS_MAX,
+        bytes_max: int,
+        replicas_max: int,
     ) -> None:
         self._layout = layout
         self._catalogue = catalogue

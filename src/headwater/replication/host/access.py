@@ -1,4 +1,4 @@
-"""Who may do what with a replica.
+"""Who comes, and who may do what with a replica.
 
 Without tokens and keys, everybody may. A replica with keys, or a server with tokens, asks for its push or pull key, or
 for a token whose scopes allow the topic of the replica.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from headwater.ports.endpoint import Refusal, Rights
+from headwater.ports.annex import Refusal, Rights
 from headwater.replication.host.keys import is_key
 from headwater.replication.host.records import Replica
+from headwater.replication.host.scratch import CLIENT_CHARS_MAX
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.visit import UNAUTHORIZED, Abort
 from headwater.replication.names import ReplicaName, Session
@@ -26,6 +27,12 @@ class Access(NamedTuple):
     is_stranger: bool = False
     """Came without a key or token that is known here, where one is needed."""
     key_came: bool = False
+
+
+def client_of(headers: dict[str, str], address: str) -> str:
+    """What a client calls itself, as far as it can be shown; else where it comes from."""
+    said = headers.get("x-clientid", "").strip()[:CLIENT_CHARS_MAX]
+    return said if said and said.isprintable() else address
 
 
 def access_to(

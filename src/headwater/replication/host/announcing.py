@@ -13,7 +13,7 @@ from typing import Protocol
 
 from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import HeadwaterError
-from headwater.ports.endpoint import Publish
+from headwater.ports.annex import Publish
 from headwater.replication.host.records import Replica, Unannounced, Version
 from headwater.replication.host.words import document_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from headwater.errors import DiskFull, HeadwaterError, InputOutput, ReadOnly
-from headwater.replication.snapshot import SIDECARS
+from headwater.replication.database_file import SIDECARS
 
 COPY_BYTES = 1024 * 1024
 

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from headwater.errors import Closed, HeadwaterError, InvalidInput, UnknownReplica
-from headwater.ports.clock import Clock
-from headwater.ports.endpoint import (
+from headwater.ports.annex import (
     FrameGuest,
     FrameWire,
     HttpRequest,
@@ -29,22 +28,25 @@ from headwater.ports.endpoint import (
     Surroundings,
     UpgradeRequest,
 )
+from headwater.ports.clock import Clock
 from headwater.protocol.websocket import GOING_AWAY, NORMAL
-from headwater.replication.host.access import Access, access_to, refusal_of, refuse_no_more
+from headwater.replication.host.access import Access, access_to, client_of, refusal_of, refuse_no_more
 from headwater.replication.host.announcing import Announcer
-from headwater.replication.host.figures import Figures, Outcome, outcome_of
+from headwater.replication.host.figures import Figures, SessionEnd, outcome_of
 from headwater.replication.host.gathering import Gatherings
-from headwater.replication.host.hosting import Hosting, Threads, wait_out
-from headwater.replication.host.listing import after_of, list_replicas
+from headwater.replication.host.hosting import Hosting
+from headwater.replication.host.http_answers import refused, text
+from headwater.replication.host.listing import after_of, list_replicas, list_versions
 from headwater.replication.host.pulling import Pull
 from headwater.replication.host.pushing import Push
 from headwater.replication.host.records import Replica
-from headwater.replication.host.reports import client_of, list_versions, refused, store_report, text
+from headwater.replication.host.reports import store_report
 from headwater.replication.host.room import Room
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.subscribing import Subscription
 from headwater.replication.host.visit import FRAME_BYTES_MAX, Abort, Gone, Visit, abort_of
 from headwater.replication.names import PREFIX, ReplicaName, Session, VersionName, split_version
+from headwater.replication.threads import Threads, wait_out
 
 SESSIONS: tuple[Session, ...] = ("push", "pull", "subscribe")
 PULLS_MAX = 32  # at once
@@ -89,7 +91,7 @@ class ReplicaEndpoint:
         self._running = running = dict.fromkeys(SESSIONS, 0)
         figures = Figures(surroundings.meter, running.__getitem__, self._most["push"])
         room = Room(shelf.directory)
-        self._hosting = Hosting(shelf, clock, threads, announcer, Gatherings(clock), figures, room, self._bytes_max)
+        self._hosting = Hosting(shelf, threads, announcer, Gatherings(clock), figures, room, self._bytes_max)
         keepers = (
             announcer.run(),
             self._keep(self._hosting),
@@ -161,7 +163,7 @@ class ReplicaEndpoint:
         self, request: UpgradeRequest, wire: FrameWire, bearer: str | None, rights: Rights | None
     ) -> FrameGuest | Refusal:
         try:
-            asked = _asked(request.path)
+            asked = _asked(request.target)
         except InvalidInput as exc:
             return Refusal(400, f"{exc}\n")
         if asked is None:
@@ -219,7 +221,7 @@ class ReplicaEndpoint:
         return access_to(shelf, name, replica, bearer, rights, needs_token=self._needs_token)
 
     async def _run(self, session: Session, visit: Visit, work: _Work, figures: Figures) -> None:
-        outcome: Outcome = "failed"
+        outcome: SessionEnd = "failed"
         try:
             await work.run()
             visit.close(NORMAL, "")

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from headwater.errors import HeadwaterError
-from headwater.ports.endpoint import Meter
+from headwater.ports.annex import Meter
 from headwater.replication.host.records import Totals
 from headwater.replication.host.visit import Abort
 from headwater.replication.names import Session
@@ -17,9 +17,9 @@ from headwater.replication.names import Session
 TOTALS_S_MIN = 5.0  # between two looks at how much there is
 _REFUSALS = ("TOO_LARGE", "DISK_FULL", "CORRUPT", "BUSY", "UNAUTHORIZED")  # of aborts; any other is a failure
 
-Outcome = Literal["accepted", "unchanged", "done", "dry", "conflict", "refused", "failed"]
-PUSHED: tuple[Outcome, ...] = ("accepted", "unchanged", "dry", "conflict", "refused", "failed")
-PULLED: tuple[Outcome, ...] = ("done", "dry", "refused", "failed")
+SessionEnd = Literal["accepted", "unchanged", "done", "dry", "conflict", "refused", "failed"]
+PUSHED: tuple[SessionEnd, ...] = ("accepted", "unchanged", "dry", "conflict", "refused", "failed")
+PULLED: tuple[SessionEnd, ...] = ("done", "dry", "refused", "failed")
 
 logger = logging.getLogger("headwater")
 
@@ -49,7 +49,7 @@ class Figures:
         meter.gauge("replica_versions", "Their versions.", lambda: self._look().versions)
         meter.gauge("replica_stored_bytes", "What these take on disk.", lambda: self._look().stored_bytes)
 
-    def ended(self, session: Session, outcome: Outcome) -> None:
+    def ended(self, session: Session, outcome: SessionEnd) -> None:
         if session in self._ended:
             self._ended[session](outcome)
 
@@ -70,7 +70,7 @@ class Figures:
             await self._stirred.wait()
 
 
-def outcome_of(abort: Abort) -> Outcome:
+def outcome_of(abort: Abort) -> SessionEnd:
     if abort.code == "VERSION_CONFLICT":
         return "conflict"
     return "refused" if abort.code in _REFUSALS else "failed"

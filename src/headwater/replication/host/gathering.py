@@ -11,11 +11,11 @@ from headwater.replication.host.records import Replica
 from headwater.replication.names import CLAIM, LATEST, RELEASE, ReplicaName
 from headwater.replication.spans import seconds_text
 
-GATHERINGS_MAX = 20_000  # above it, a claim is forgotten when nobody is there, and its holder neither
+GATHERINGS_MAX = 20_000  # above it, a claim whose holder has left is forgotten at once
 FORGET_S_MIN = 1.0  # between two looks whether a claim that nobody waits for has ended
 
 
-class Follower(Protocol):
+class Member(Protocol):
     client: str
     claims: bool
     """Whether it takes part in the claims."""
@@ -29,7 +29,7 @@ class Gathering:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.desk = ClaimDesk()
-        self.followers: set[Follower] = set()
+        self.members: set[Member] = set()
         self.pushes = 0
         self.timer: asyncio.TimerHandle | None = None
         self._told = ("", 0)
@@ -39,40 +39,40 @@ class Gathering:
         if self._told[0] == replica_id and number <= self._told[1]:
             return
         self._told = (replica_id, number)
-        for follower in list(self.followers):
-            follower.tell(f"{LATEST} {number}")
+        for member in list(self.members):
+            member.tell(f"{LATEST} {number}")
 
-    def join(self, follower: Follower) -> None:
-        self.followers.add(follower)
-        if follower.claims:
-            remaining_ms = self.desk.join(follower.client, self._clock.now_ms())
+    def join(self, member: Member) -> None:
+        self.members.add(member)
+        if member.claims:
+            remaining_ms = self.desk.join(member.client, self._clock.now_ms())
             if remaining_ms is not None:
-                follower.tell(f"{CLAIM} {seconds_text(remaining_ms)}")
+                member.tell(f"{CLAIM} {seconds_text(remaining_ms)}")
 
-    def leave(self, follower: Follower) -> None:
-        self.followers.discard(follower)
-        if follower.claims:
-            self.desk.leave(follower.client, self._clock.now_ms())
+    def leave(self, member: Member) -> None:
+        self.members.discard(member)
+        if member.claims:
+            self.desk.leave(member.client, self._clock.now_ms())
 
-    def claim(self, follower: Follower, span_ms: int) -> None:
-        answer = self.desk.claim(follower.client, span_ms, self._clock.now_ms())
+    def claim(self, member: Member, span_ms: int) -> None:
+        answer = self.desk.claim(member.client, span_ms, self._clock.now_ms())
         if not answer.granted:
-            follower.tell(f"{CLAIM} {seconds_text(answer.remaining_ms)}")
+            member.tell(f"{CLAIM} {seconds_text(answer.remaining_ms)}")
             return
-        follower.tell(CLAIM)
-        self._tell_others(follower, f"{CLAIM} {seconds_text(answer.remaining_ms)}")
+        member.tell(CLAIM)
+        self._tell_others(member, f"{CLAIM} {seconds_text(answer.remaining_ms)}")
 
-    def release(self, follower: Follower) -> None:
-        if self.desk.release(follower.client, self._clock.now_ms()):
-            self._tell_others(follower, RELEASE)
+    def release(self, member: Member) -> None:
+        if self.desk.release(member.client, self._clock.now_ms()):
+            self._tell_others(member, RELEASE)
 
-    def _tell_others(self, follower: Follower, text: str) -> None:
-        for other in list(self.followers):
-            if other.claims and other.client != follower.client:
+    def _tell_others(self, member: Member, text: str) -> None:
+        for other in list(self.members):
+            if other.claims and other.client != member.client:
                 other.tell(text)
 
     def is_needed(self) -> bool:
-        return bool(self.followers or self.pushes or self.desk.holder(self._clock.now_ms()))
+        return bool(self.members or self.pushes or self.desk.holder(self._clock.now_ms()))
 
 
 class Gatherings:
@@ -85,13 +85,13 @@ class Gatherings:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def join(self, name: ReplicaName, follower: Follower) -> Gathering:
+    def join(self, name: ReplicaName, member: Member) -> Gathering:
         gathering = self._of(name)
-        gathering.join(follower)
+        gathering.join(member)
         return gathering
 
-    def leave(self, name: ReplicaName, follower: Follower) -> None:
-        self._of(name).leave(follower)
+    def leave(self, name: ReplicaName, member: Member) -> None:
+        self._of(name).leave(member)
         self._forget(name)
 
     def push_began(self, name: ReplicaName, client: str) -> None:
@@ -116,7 +116,7 @@ class Gatherings:
 
     def _forget(self, name: ReplicaName) -> None:
         gathering = self._by_name.get(name)
-        if gathering is None or gathering.followers or gathering.pushes:
+        if gathering is None or gathering.members or gathering.pushes:
             return
         if gathering.timer is not None:
             gathering.timer.cancel()

@@ -3,7 +3,8 @@
 catalogue.db                      what there is
 serving.lock                      held by the one server of this directory
 removed-<replica id>/             a replica on its way out
-<replica id>/new                  no version of it was ever accepted, which goes with the first; or it is being removed
+<replica id>/new                  marks a replica without an accepted version (removed with the first one), or one that
+                                  is being removed
 <replica id>/<n>.db               its newest version, whole
 <replica id>/<n>.pages            an older version, as a delta against the next
 <replica id>/scratch-<uuid>.db    a push under way, and `.pages` its delta

@@ -1,4 +1,4 @@
-"""Which replicas there are, as far as the one who asks may know: those that it may pull."""
+"""Lists: the replicas, as far as the one who asks may know of them: those that it may pull; and the versions of one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from headwater.errors import UnknownReplica
 from headwater.message.times import iso
-from headwater.ports.endpoint import HttpResponse, Rights
+from headwater.ports.annex import HttpResponse, Rights
 from headwater.replication.host.access import Access
+from headwater.replication.host.http_answers import JSON, refused, text
 from headwater.replication.host.records import Listed, Replica
-from headwater.replication.host.reports import JSON, refused, text
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.words import document_of
-from headwater.replication.names import ReplicaName
+from headwater.replication.names import ReplicaName, VersionName
 
 LISTED_MAX = 1_000  # in one answer; `?after=` asks for the next
 AFTER = "after"
@@ -46,6 +47,17 @@ def list_replicas(
         return refusal
     shown = [_document(each) for each in found[:LISTED_MAX]]
     return HttpResponse(200, JSON, msgspec.json.encode({"replicas": shown, "isCut": len(found) > LISTED_MAX}))
+
+
+def list_versions(shelf: Shelf, replica: Replica, upto: VersionName) -> HttpResponse:
+    """Newest first from `upto` on, a page of them. Blocking."""
+    number = upto.number_from(replica.newest)
+    try:
+        versions = shelf.versions(replica.name, below=number + 1)
+    except UnknownReplica:  # removed just now
+        versions = []
+    documents = [document_of(replica, version) for version in versions]
+    return HttpResponse(200, JSON, msgspec.json.encode(documents))
 
 
 def after_of(query: str) -> ReplicaName | None:

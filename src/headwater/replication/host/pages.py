@@ -17,8 +17,8 @@ from typing import BinaryIO, NamedTuple, Protocol
 import msgspec
 
 from headwater.errors import Corrupt
+from headwater.replication.database_file import COUNTERS
 from headwater.replication.host.disk import copy, remove, write_all
-from headwater.replication.snapshot import COUNTERS
 
 BLOCK_BYTES = 1024 * 1024  # compared at once; a multiple of every page size
 GROUP_BYTES_MAX = 1024 * 1024  # of pages before they are deflated

@@ -6,14 +6,15 @@ from contextlib import nullcontext
 
 from headwater.errors import ReplicationFailed
 from headwater.message.times import iso
-from headwater.replication.host.figures import Outcome
-from headwater.replication.host.hosting import Hosting, end_is_well, together
+from headwater.replication.host.figures import SessionEnd
+from headwater.replication.host.hosting import Hosting, end_is_well
 from headwater.replication.host.reading import Materialised
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
 from headwater.replication.host.words import PullComplete, PullConfig, config, config_of
 from headwater.replication.names import ReplicaName
 from headwater.replication.rsync_stream import ERROR, OriginStream
+from headwater.replication.threads import together
 from headwater.replication.tools import End
 
 HASHES_PART = 4  # a replica's hashes are far less than a quarter of the pages
@@ -27,7 +28,7 @@ class Pull:
         self._name = name
         self._number = number
         self._is_complete = False
-        self.outcome: Outcome | None = None
+        self.outcome: SessionEnd | None = None
 
     async def run(self) -> None:
         first = await self._visit.next(FIRST_FRAME_S)
@@ -119,11 +120,9 @@ class Pull:
             self._visit.worked()
             if through:
                 await self._visit.send_binary(through)
-        if stream.error is not None:
-            raise ReplicationFailed(stream.error)
-        if not stream.ended:
-            await end.wait()
-            raise ReplicationFailed("the server's end gave up before all was counted")
+        if not stream.ended and stream.error is None:
+            await end.wait()  # which knows better why
+        stream.finish()
         raise _Counted
 
     async def _hear_dry(self, end: End, size: int) -> None:

@@ -12,8 +12,8 @@ import signal
 from collections.abc import Callable
 
 from headwater.errors import HeadwaterError, ReplicationFailed, UnknownReplica
-from headwater.replication.host.figures import Outcome
-from headwater.replication.host.hosting import Hosting, end_is_well, to_its_end, together
+from headwater.replication.host.figures import SessionEnd
+from headwater.replication.host.hosting import Hosting, end_is_well
 from headwater.replication.host.records import Facts
 from headwater.replication.host.room import refuse_to_fill
 from headwater.replication.host.scratch import Scratch
@@ -21,6 +21,7 @@ from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
 from headwater.replication.host.words import PushComplete, PushConfig, config, config_of
 from headwater.replication.names import MESSAGE, MESSAGE_CHARS_MAX, ReplicaName
 from headwater.replication.rsync_stream import END, LAST_BYTES, TXN
+from headwater.replication.threads import to_its_end, together
 from headwater.replication.tools import End
 
 try:
@@ -50,7 +51,7 @@ class Push:
         self._sent = 0
         self._last_heard = b""
         self._complete: PushComplete | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: SessionEnd | None = None
 
     async def run(self) -> None:
         message, coming = await self._announcement()

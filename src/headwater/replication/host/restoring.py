@@ -10,13 +10,13 @@ import stat
 import uuid
 
 from headwater.errors import Corrupt, InvalidOption, NotADatabase
+from headwater.replication.database_file import remove_database, replace_content, shape_of
 from headwater.replication.host import disk
 from headwater.replication.host.pages import sums_of
 from headwater.replication.host.reading import Materialised
 from headwater.replication.local_files import require_place_for
 from headwater.replication.proof import check_integrity
 from headwater.replication.shell import Shell
-from headwater.replication.snapshot import remove_database, replace_content, shape_of
 
 BY_HAND_S_MAX = 24 * 3600.0  # somebody waits for it, and may give up; a slow disk is no reason not to restore
 

@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 
 from headwater.errors import Corrupt, InvalidOption
+from headwater.replication.database_file import remove_database
 from headwater.replication.host import disk
 from headwater.replication.host.layout import Layout
 from headwater.replication.host.records import Replica, Version
-from headwater.replication.snapshot import remove_database
 
 PUSH_ID_CHARS_MAX = 128
 CLIENT_CHARS_MAX = 300

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from headwater.errors import HeadwaterError
 from headwater.replication.host.access import Access, no_more
-from headwater.replication.host.figures import Outcome
+from headwater.replication.host.figures import SessionEnd
 from headwater.replication.host.gathering import Gathering
 from headwater.replication.host.hosting import Hosting
 from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
@@ -25,14 +25,14 @@ logger = logging.getLogger("headwater")
 
 
 class Subscription:
-    """A `Follower`, too."""
+    """A `Member` of a gathering, too."""
 
     def __init__(
         self, hosting: Hosting, visit: Visit, name: ReplicaName, access: Access, may_push: Callable[[], bool]
     ) -> None:
         self.client = visit.client
         self.claims = False
-        self.outcome: Outcome | None = None
+        self.outcome: SessionEnd | None = None
         self._hosting = hosting
         self._visit = visit
         self._name = name

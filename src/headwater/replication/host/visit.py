@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from headwater.errors import Corrupt, DiskFull, HeadwaterError, Overloaded, TooLarge, VersionConflict
-from headwater.ports.endpoint import FrameWire
+from headwater.ports.annex import FrameWire
 from headwater.protocol.websocket import NORMAL
 from headwater.replication.host.pace import BYTES_A_SECOND_MIN, Pace
 from headwater.replication.names import ABORT

@@ -42,8 +42,6 @@ class PushComplete(Struct, frozen=True):
 
     complete: bool
     dbhash: DbHash | None = None
-    sent: Number = 0
-    received: Number = 0
     dry: bool = False
 
 

@@ -27,7 +27,7 @@ class HttpResponse(NamedTuple):
 
 
 class UpgradeRequest(NamedTuple):
-    path: str
+    target: str
     headers: dict[str, str]
     address: str
 
