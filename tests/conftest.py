@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import psycopg
 import pytest
 from postgres_server import PostgresServer
 from redis_server import RedisServer
 from s3_server import CREDENTIALS, S3Server
+
+# How long one example takes says nothing on a machine that has other things to do.
+hypothesis.settings.register_profile(
+    "headwater", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("headwater")
 
 _EMPTY_LOG = """
 DO $$ DECLARE each text; BEGIN

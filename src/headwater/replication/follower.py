@@ -134,7 +134,8 @@ class Follower:
         self.join(timeout)
 
     def push_soon(self) -> None:
-        """Push now, whatever the timers say; `on_outcome` tells when it has come through."""
+        """Push now, whatever the timers say, or with `coordinate` as soon as it is its turn. `on_outcome` tells when it
+        has come through."""
         if not isinstance(self._subscription, PushSubscription):
             raise InvalidOption("this one pulls", where=self._name)
         with self._lock:

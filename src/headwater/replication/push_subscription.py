@@ -112,7 +112,7 @@ class PushSubscription(Following):
             raise self._fault
 
     def push_soon(self) -> None:
-        """Whatever the timers say. On the event loop."""
+        """Whatever the timers say; with others, when it is our turn. On the event loop."""
         self._schedule.want_push(_now_ms())
         self._stirred.set()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from by_hand import Hosted, rows_of, write
+from small_disk import fill, small_file_system
 
 from headwater.errors import DiskFull
 from headwater.ports.clock import SystemClock
@@ -26,23 +26,13 @@ NAME = "ns/app.db"
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB for the replicas."""
-    (tmp_path / "replicas").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=64,mode=0700", "tmpfs", str(tmp_path / "replicas")]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no `mount` here")
-    if mounted.returncode:
-        pytest.skip("this user may not mount a file system")
-    yield tmp_path / "replicas"
-    subprocess.run(["umount", "--lazy", str(tmp_path / "replicas")], check=True)
+    with small_file_system(tmp_path / "replicas", "8m", "nr_inodes=64") as directory:
+        yield directory
 
 
-def fill(directory: Path, *, also_names: bool) -> None:
+def leave_no_room(directory: Path, *, also_names: bool) -> None:
     """Not a byte more, and not a name of a file."""
-    with open(directory / "catalogue.db-filler", "ab", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
+    fill(directory, "catalogue.db-filler")
     if also_names:
         for number in range(os.statvfs(directory).f_ffree):
             (directory / f"catalogue.db-filler-{number}").touch()
@@ -58,14 +48,15 @@ async def test_the_newest_version_comes_from_a_full_disk_and_an_older_one_says_w
         await server.push(database)
         write(database, 5)
         await server.push(database, base=1, pushID="push-2")
-        fill(small_disk, also_names=also_names)
+        leave_no_room(small_disk, also_names=also_names)
         await server.pull(tmp_path / "back.db")
         assert rows_of(tmp_path / "back.db") == rows_of(database)
         async with server.session(f"pull/{NAME}@1") as session:
             await session.send({"dry": False})
             assert await session.text() == "ABORT=DISK_FULL:the server's disk is full"
         assert server.files() == ["1.pages", "2.db"]
-    fill(small_disk, also_names=False)  # nor is there room for what the catalogue needs beside it, without the server
+    # Nor is there room for what the catalogue needs beside it, without the server.
+    leave_no_room(small_disk, also_names=False)
     with Shelf(small_disk, Policy(), SystemClock()).open() as shelf:
         shelf.restore(ReplicaName.parse(NAME), 2, tmp_path / "by-hand.db")
     assert rows_of(tmp_path / "by-hand.db") == rows_of(database)

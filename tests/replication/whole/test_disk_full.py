@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from eventually import eventually
 from hammered import make_books, read_books, write_books
 from replica_host import ReplicaHost
+from small_disk import small_file_system
 
 import headwater
 from headwater.errors import DiskFull, ReplicationFailed, TooLarge
@@ -28,19 +28,8 @@ def small_disk(tmp_path: Path) -> Iterator[ReplicaHost]:
     """A server whose replicas lie on a file system of 32 MiB."""
     (tmp_path / "server").mkdir()
     host = ReplicaHost(tmp_path / "server" / "log.db")
-    host.directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0700", "tmpfs", str(host.directory)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no `mount` here")
-    if mounted.returncode:
-        pytest.skip("this user may not mount a file system")
-    try:
-        with host:
-            yield host
-    finally:
-        subprocess.run(["umount", "--lazy", str(host.directory)], check=True)
+    with small_file_system(host.directory, DISK), host:
+        yield host
 
 
 def test_on_a_file_system_without_room(small_disk: ReplicaHost, tmp_path: Path) -> None:
