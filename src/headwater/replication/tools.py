@@ -25,7 +25,6 @@ OWN_GROUP = 0  # of processes: Ctrl-C at a terminal is for the program, which le
 READ_BYTES = 256 * 1024  # at a time; also the largest frame of a session
 PIPE_BYTES = 1024 * 1024
 STDERR_BYTES_MAX = 4096  # of what an end complained, as told to the user
-DISMISSAL_S_MAX = 2.0  # for an origin that has said little to go by itself
 EXIT_S_MAX = 60.0  # for an end to go after its last byte: it commits and checkpoints then
 
 
@@ -161,14 +160,6 @@ class End:
             self._process.kill()
         self._let_go()
 
-    async def dismissed(self) -> None:
-        """Of an origin that nobody needs: it closes its database when its input ends. Killed, it would leave the
-        `-wal` and `-shm` of a database at rest behind."""
-        self.close_input()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, DISMISSAL_S_MAX)
-        await self.gone()
-
     async def gone(self) -> None:
         """Kill it if need be, and wait until it has let go of its files."""
         self.kill()
@@ -205,7 +196,7 @@ async def both_ends(origin_path: str, replica_path: str) -> tuple[End, End]:
     try:
         return origin, await End.replica(replica_path)
     except BaseException:
-        await asyncio.shield(origin.dismissed())
+        await asyncio.shield(origin.gone())
         raise
 
 
