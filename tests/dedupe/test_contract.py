@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from headwater import ManualClock
+from headwater import ManualClock, open_dedupe
 from headwater.errors import Closed, InvalidOption
 from headwater.ports.dedupe import DedupeQueue
 
@@ -320,6 +322,25 @@ def test_of_racing_processes_one_is_first_at_each(url: str) -> None:
             worker.kill()
             worker.wait(PATIENCE_S)
     assert sorted(map(int, firsts)) == list(range(count))
+
+
+def test_a_file_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    """A change of the journal mode does not wait by itself."""
+    path, opened = str(tmp_path / "dedupe.db"), threading.Event()
+
+    def open_it() -> None:
+        with open_dedupe(path):
+            opened.set()
+
+    with closing(apsw.Connection(path)) as maker:
+        maker.execute("BEGIN IMMEDIATE; CREATE TABLE other (x)").fetchall()
+        opening = threading.Thread(target=open_it)
+        opening.start()
+        assert not opened.wait(0.1)
+        assert opening.is_alive()
+        maker.execute("ROLLBACK")
+    assert opened.wait(PATIENCE_S)
+    opening.join(PATIENCE_S)
 
 
 class Model:

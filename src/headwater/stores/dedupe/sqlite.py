@@ -10,7 +10,14 @@ from headwater.message import Span, span_ms
 from headwater.ports.clock import Clock
 from headwater.ports.dedupe import DEDUPE_AGE_S, DEDUPE_COUNT
 from headwater.stores.dedupe.sql import SQL, SqlQueue
-from headwater.stores.sqlite.connection import Durability, check_file, connect, refuse_unsafe_sqlite, translated
+from headwater.stores.sqlite.connection import (
+    Durability,
+    check_file,
+    connect,
+    refuse_unsafe_sqlite,
+    translated,
+    use_wal,
+)
 
 BUSY_TIMEOUT_S = 10.0
 
@@ -47,11 +54,10 @@ class SqliteDedupe(SqlQueue):
         self._turn = threading.Lock()
         self._synchronous = {True: "FULL" if durability == "full" else "NORMAL", False: "NORMAL"}
         with translated(self.path):
-            self._connection = connect(
-                self.path, durability=durability, busy_timeout_ms=span_ms(busy_timeout, "busy_timeout")
-            )
+            busy_timeout_ms = span_ms(busy_timeout, "busy_timeout")
+            self._connection = connect(self.path, durability=durability, busy_timeout_ms=busy_timeout_ms)
             try:
-                self._connection.pragma("journal_mode", "wal")
+                use_wal(self._connection, self.path, busy_timeout_ms)
                 self._transact(_SCHEMA, {})
             except BaseException:
                 self._connection.close()

@@ -118,3 +118,23 @@ def check_file(path: str) -> str:
     if not os.path.isdir(directory):
         raise StoreError("the directory does not exist", where=directory, next=f"mkdir -p {directory}")
     return absolute
+
+
+def use_wal(connection: apsw.Connection, path: str, busy_timeout_ms: int) -> None:
+    """Changing the journal mode does not wait for locks by itself, so two processes creating one file can collide."""
+    until = time.monotonic() + busy_timeout_ms / 1000
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").get
+        except apsw.BusyError as exc:
+            if time.monotonic() > until:
+                raise Locked("another process keeps the file locked", where=path, next="End it, or try again") from exc
+            time.sleep(0.002)
+            continue
+        if mode != "wal":
+            raise StoreError(
+                f"this file system cannot keep a write-ahead log (journal mode stays {mode})",
+                where=path,
+                next="Put the file on a local disk",
+            )
+        return

@@ -7,8 +7,9 @@ import time
 
 import apsw
 
-from headwater.errors import Locked, NewerSchema, NotALog, ReadOnly, StoreError
+from headwater.errors import NewerSchema, NotALog, ReadOnly
 from headwater.message import SALT_BITS
+from headwater.stores.sqlite.connection import use_wal
 from headwater.stores.sqlite.queries import SCHEMA, SQL
 
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
@@ -76,7 +77,7 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
         )
     if not found:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}; PRAGMA auto_vacuum = INCREMENTAL")
-    _use_wal(connection, path, busy_timeout_ms)
+    use_wal(connection, path, busy_timeout_ms)
     if version == SCHEMA_VERSION:
         return
     with _immediate(connection):
@@ -146,23 +147,3 @@ def _version(connection: apsw.Connection, tables: set[str]) -> int | None:
         return None
     found = connection.execute(SQL["fact"], ("schema_version",)).get
     return found if isinstance(found, int) else None
-
-
-def _use_wal(connection: apsw.Connection, path: str, busy_timeout_ms: int) -> None:
-    """Changing the journal mode does not wait for locks by itself, so two processes creating one log can collide."""
-    until = time.monotonic() + busy_timeout_ms / 1000
-    while True:
-        try:
-            mode = connection.execute("PRAGMA journal_mode = WAL").get
-        except apsw.BusyError as exc:
-            if time.monotonic() > until:
-                raise Locked("another process keeps the file locked", where=path, next="End it, or try again") from exc
-            time.sleep(0.002)
-            continue
-        if mode != "wal":
-            raise StoreError(
-                f"this file system cannot keep a write-ahead log (journal mode stays {mode})",
-                where=path,
-                next="Put the file on a local disk",
-            )
-        return
