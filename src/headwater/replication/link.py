@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
@@ -113,7 +114,8 @@ class Link:
     ) -> None:
         if self._socket is not None:
             if kind is not None:
-                self._socket.transport.abort()  # there is nothing more to say, and nothing to wait for
+                with contextlib.suppress(AttributeError):  # see `_send`
+                    self._socket.transport.abort()  # there is nothing more to say, and nothing to wait for
             await self._socket.close()
 
     async def send(self, data: bytes) -> None:
@@ -138,6 +140,10 @@ class Link:
             await self._socket.send(frame)
         except ConnectionClosed as exc:
             raise self._cut(exc) from exc
+        except AttributeError as exc:  # of asyncio: a transport that closed at this moment cannot be aborted any more
+            if not self._socket.transport.is_closing():
+                raise
+            raise Unreachable("the connection broke", where=self.shown, next="Try again") from exc
 
     async def next(self) -> str | bytes | None:
         """The next frame; None when the server closed in order. Raises Unreachable if the connection broke."""

@@ -7,6 +7,7 @@ import os
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from websockets.asyncio.server import ServerConnection
@@ -346,3 +347,12 @@ def test_what_a_server_said_before_it_closed_is_told_though_sending_failed_first
     monkeypatch.setattr(Link, "next", next)
     with pytest.raises(TooLarge, match="so it said"):
         client.push(database) if way == "push" else client.pull("ns/app.db@1", "copy.db")
+
+
+async def test_a_connection_that_closes_while_a_frame_is_sent_is_a_broken_one() -> None:
+    """asyncio's transport then fails with an AttributeError inside `websockets`."""
+    session = Link("ws://127.0.0.1:1/sapi/push/ns/app.db", key=None, ca=None, client_id="here:1")
+    transport = Mock(is_closing=Mock(return_value=True), abort=Mock(side_effect=AttributeError("call_soon")))
+    session._socket = Mock(send=AsyncMock(side_effect=AttributeError("call_soon")), transport=transport)
+    with pytest.raises(Unreachable, match="the connection broke"):
+        await session.send(b"pages")
