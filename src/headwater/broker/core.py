@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Unpack
 from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import COUNTS, NO_SUBSCRIPTION, Undo
+from headwater.broker.consumer import Consumer
 from headwater.broker.dead_letters import DeadLetters, end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow, Within, run_blocking, run_together
@@ -24,7 +25,7 @@ from headwater.broker.resuming import NOTHING_RESUMED, Resume, Resumed, resume
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
 from headwater.broker.transaction import OwnTransaction
-from headwater.broker.verbs import Consumer, RemoteVerbs
+from headwater.broker.verbs import RemoteVerbs
 from headwater.delivery.lease import Lease, release
 from headwater.delivery.retention import Limits
 from headwater.delivery.window import WindowState

@@ -229,6 +229,15 @@ def _block_on(step: Step) -> Any:
     return step.function(step.argument)
 
 
+def being_cancelled() -> bool:
+    """Whether this is a task that was asked to end; a CancelledError may also come out of what it awaits."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop here
+        return False
+    return task is not None and task.cancelling() > 0
+
+
 async def run_async(flow: Flow[T]) -> T:
     try:
         step = next(flow)

@@ -206,7 +206,7 @@ class LiveFeed(Listeners):
     def _run(self, tail: Tail) -> None:
         while True:
             try:
-                found = run_blocking(tail.fetch(PAGE, None))
+                found = run_blocking(tail.take(PAGE, None))
             except Closed:
                 return
             except Exception:

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from headwater.broker.claims import Claimed, taken_over
+from headwater.broker.consumer import Consumer
 from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Call, Flow
 from headwater.broker.subscriber import Subscriber
-from headwater.broker.verbs import Consumer
 from headwater.errors import InvalidOption
 from headwater.message import PublishOptions, make_draft
 from headwater.ports.store import Outside

@@ -11,15 +11,18 @@ from headwater.topics import Pattern, TopicTrie
 class Waiter:
     """Arm it, look at the log, and only then wait on the ticket: a wake-up in between is not lost."""
 
-    def __init__(self, pattern: Pattern, subscription: str, *, minds_settling: bool) -> None:
+    def __init__(self, pattern: Pattern, subscription: str, *, minds_settling: bool = False) -> None:
         self.pattern = pattern
         self.subscription = subscription
         self.minds_settling = minds_settling
         self._ticket: Ticket[None] = Ticket()
+        self._lock = threading.Lock()
 
     def arm(self) -> Ticket[None]:
         if self._ticket.done:
-            self._ticket = Ticket()
+            with self._lock:  # two that arm at once hear the same
+                if self._ticket.done:
+                    self._ticket = Ticket()
         return self._ticket
 
     def wake(self) -> None:

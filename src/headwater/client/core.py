@@ -12,13 +12,14 @@ from typing import Any, Unpack, cast
 import msgspec
 
 from headwater.broker.claims import Claimed
+from headwater.broker.consumer import Consumer
 from headwater.broker.flow import Flow, Ticket, finish, run_async
 from headwater.broker.housekeeping import Report
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec
 from headwater.broker.publish import Outgoing, parts_of
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
-from headwater.broker.verbs import Consumer, OutsideVerbs
+from headwater.broker.verbs import OutsideVerbs
 from headwater.client.consumer import RemoteConsumer
 from headwater.client.dead_letters import RemoteDeadLetters
 from headwater.client.link import Link

@@ -187,10 +187,17 @@ class SubscriptionIds(Params):
 
 
 class Release(Params):
-    """`unseen`: what was delivered and never looked at; it counts as no attempt."""
+    """`seen`: what was looked at and not settled. If it is given, all else in flight counts as no attempt."""
 
     subscription_id: str
-    unseen: list[int] = []
+    seen: list[int] | None = None
+
+
+class GiveBack(Params):
+    """For `rpc.release`: what was delivered and not looked at goes to others, and counts as no attempt."""
+
+    subscription_id: str
+    sequence_ids: list[int]
 
 
 class Acknowledge(Params):

@@ -115,7 +115,7 @@ async def pack(subscriber: Subscriber | Tail, found: Sequence[Claimed]) -> tuple
     while found and len(memoryview(packed.messages)) > FETCHED_BYTES_MAX:
         first, others = found[:1], found[1:]
         if others:
-            await run_async(subscriber.unfetch([*others]))
+            subscriber.put_back(others)
         else:
             why = f"it takes {len(memoryview(packed.messages))} bytes, the limit of an answer is {FETCHED_BYTES_MAX}"
             await run_async(subscriber.reject(first[0], Failure("processing_error", why)))

@@ -84,7 +84,7 @@ class LiveHub:
     async def _run(self, tail: Tail) -> None:
         while True:
             try:
-                found = await run_async(tail.fetch(PAGE, None))
+                found = await run_async(tail.take(PAGE, None))
             except Closed:
                 return
             except HeadwaterError as exc:

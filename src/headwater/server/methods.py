@@ -93,7 +93,7 @@ async def subscribe_batch(connection: Connection, params: wire.SubscribeBatch) -
 
 
 async def release(connection: Connection, params: wire.Release) -> dict[str, bool]:
-    await connection.subscriptions.release(params.subscription_id, params.unseen)
+    await connection.subscriptions.release(params.subscription_id, params.seen)
     return {"unsubscribed": True}
 
 
@@ -162,8 +162,13 @@ async def fetch(connection: Connection, params: wire.Fetch) -> Any:
     return await connection.subscriptions.fetch(params)
 
 
-async def end_fetches(connection: Connection, params: wire.SubscriptionId) -> dict[str, bool]:
-    await connection.subscriptions.end_fetches(params.subscription_id)
+def end_fetches(connection: Connection, params: wire.SubscriptionId) -> dict[str, bool]:
+    connection.subscriptions.end_fetches(params.subscription_id)
+    return OK
+
+
+def give_back(connection: Connection, params: wire.GiveBack) -> dict[str, bool]:
+    connection.subscriptions.give_back(params.subscription_id, params.sequence_ids)
     return OK
 
 
@@ -289,6 +294,7 @@ def _methods() -> dict[str, Method]:
         "rpc.extend": Method(wire.Settle, extend),
         "rpc.fetch": Method(wire.Fetch, fetch),
         "rpc.fetch.end": Method(wire.SubscriptionId, end_fetches),
+        "rpc.release": Method(wire.GiveBack, give_back),
         "rpc.subscription": Method(wire.SubscriptionId, subscription),
         "rpc.subscription.remove": Method(wire.SubscriptionId, remove_subscription),
         "rpc.seek": Method(wire.Seek, seek),

@@ -58,31 +58,28 @@ class Held:
         self.pump: asyncio.Task[None] | None = None
         self._usual_bytes = FIRST_GUESS_BYTES
         self._waits: set[asyncio.Task[list[Claimed]]] = set()
-        self._ending_waits = asyncio.Lock()
 
     async def take(self, count: int, wait_s: float | None) -> list[Claimed]:
-        """Fetch, but not more than may be sent at a time: about as many as fit, by the size of the last ones, and what
-        is too much after all is given back untouched."""
+        """Not more than may be sent at a time: about as many as fit, by the size of the last ones; what is too much
+        after all stays in the buffer."""
         most = min(count, max(1, TAKE_BYTES_MAX // self._usual_bytes))
-        found = await self._fetch(most, wait_s)
+        found = await self._take(most, wait_s)
         total, fit = 0, 0
         for claimed in found:
             total += claimed.message.size + len(memoryview(claimed.message.raw_headers))
             if fit and total > TAKE_BYTES_MAX:
-                await run_async(self.subscriber.unfetch(found[fit:]))
+                self.subscriber.put_back(found[fit:])
                 break
             fit += 1
         if fit:
             self._usual_bytes = max(1, total // fit)
         return found[:fit]
 
-    async def _fetch(self, most: int, wait_s: float | None) -> list[Claimed]:
-        async with self._ending_waits:
-            pass
-        fetching = run_async(self.subscriber.fetch(most, wait_s))
+    async def _take(self, most: int, wait_s: float | None) -> list[Claimed]:
+        taking = run_async(self.subscriber.take(most, wait_s))
         if not wait_s:
-            return await fetching
-        task = asyncio.ensure_future(fetching)
+            return await taking
+        task = asyncio.ensure_future(taking)
         self._waits.add(task)
         try:
             await asyncio.wait([task])
@@ -91,16 +88,10 @@ class Held:
             task.cancel()
         return [] if task.cancelled() else task.result()
 
-    async def end_waits(self) -> None:
-        """Let fetches that wait return with nothing. Afterwards what one of them was just taking is there again."""
-        async with self._ending_waits:
-            waits = list(self._waits)
-            for task in waits:
-                task.cancel()
-            if waits:
-                await asyncio.wait(waits)
-                # Behind what is given back.
-                await run_async(self.subscriber.engine.write(lambda writer, undo: None, touching=self.subscriber.id))
+    def end_waits(self) -> None:
+        """Let fetches that wait return with nothing. What one of them was just claiming is there for the next."""
+        for task in self._waits:
+            task.cancel()
 
 
 def stored_id(subscription_id: str) -> str:
@@ -209,23 +200,22 @@ class Subscriptions:
     async def _push(self, id: str, held: Held) -> None:
         """Deliver until the end: as many as may be in flight, and no faster than the client reads."""
         connection, subscriber = self._connection, held.subscriber
-        while True:
-            try:
-                await connection.writable()
-                await run_async(subscriber.cleared())
-                found = await held.take(PUSH_BATCH, None)
-                if found:
-                    await push(connection, id, subscriber, found)
-            except StoreError as exc:
-                logger.warning("subscription %s tries again: %s", subscriber.id, exc)
-                await asyncio.sleep(RETRY_S)
-                continue
-            except (LeaseLost, UnknownSubscription, Closed) as exc:
-                if not connection.is_gone:
-                    connection.notify("rpc.lost", wire.LostNotice(id, exc.why))
-                    self._held.pop(id, None)
-                    connection.core.forget(subscriber)
-                return
+        with subscriber.taking():
+            while True:
+                try:
+                    await connection.writable()
+                    found = await held.take(PUSH_BATCH, None)
+                    if found:
+                        await push(connection, id, subscriber, found)
+                except StoreError as exc:
+                    logger.warning("subscription %s tries again: %s", subscriber.id, exc)
+                    await asyncio.sleep(RETRY_S)
+                except (LeaseLost, UnknownSubscription, Closed) as exc:
+                    if not connection.is_gone:
+                        connection.notify("rpc.lost", wire.LostNotice(id, exc.why))
+                        self._held.pop(id, None)
+                        connection.core.forget(subscriber)
+                    return
 
     async def fetch(self, params: wire.Fetch) -> Any:
         connection = self._connection
@@ -238,9 +228,9 @@ class Subscriptions:
         connection.parts.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
         return answer
 
-    async def end_fetches(self, id: str) -> None:
+    def end_fetches(self, id: str) -> None:
         """Those that wait are answered now, as if their time were over."""
-        await self._find(id).end_waits()
+        self._find(id).end_waits()
 
     def _tell_gap(self, id: str, gap: Gap) -> None:
         notice = wire.GapNotice(id, gap.from_seq, gap.to_seq, gap.count, gap.why, iso(gap.at_ms))
@@ -261,7 +251,7 @@ class Subscriptions:
         known = {each.message.seq for each in claimed}
         late: list[int] = []
         if claimed:
-            late = yield subscriber.submit_ack(claimed, then=lambda: None)
+            late = yield subscriber.submit_ack(claimed)
         self._connection.parts.metrics.count_settled("ack", len(claimed) - len(late))
         if isinstance(subscriber, Tail):
             return []
@@ -300,9 +290,17 @@ class Subscriptions:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    async def release(self, id: str, unseen: Sequence[int] = ()) -> None:
+    def give_back(self, id: str, seqs: Sequence[int]) -> None:
+        """What the client has not looked at, for others to have."""
+        subscriber = self.find(id)
+        untouched = subscriber.still_in_flight(seqs)
+        if untouched:
+            subscriber.release(untouched)
+
+    async def release(self, id: str, seen: Sequence[int] | None = None) -> None:
+        """`seen`: all else that is in flight was not looked at, and counts as no attempt."""
         self.find(id)
-        await self._let_go(self._held.pop(id), unseen)
+        await self._let_go(self._held.pop(id), seen)
 
     async def stop_delivering(self) -> None:
         """No more deliveries; waiting fetches are answered with nothing. What is in flight can still be settled."""
@@ -321,10 +319,10 @@ class Subscriptions:
         except HeadwaterError as exc:  # it will be free when its lease runs out
             logger.warning("subscription %s could not be given back: %s", held.subscriber.id, exc)
 
-    async def _let_go(self, held: Held, unseen: Sequence[int] = (), *, vanished: bool = False) -> None:
+    async def _let_go(self, held: Held, seen: Sequence[int] | None = None, *, vanished: bool = False) -> None:
         await _cancel(held.pump)
         try:
-            await run_async(held.subscriber.close(unseen, vanished=vanished))
+            await run_async(held.subscriber.close(seen, vanished=vanished))
         finally:
             self._connection.core.forget(held.subscriber)
 

@@ -83,14 +83,21 @@ class MemoryReader:
     def subscriptions(self) -> list[SubscriptionRecord]:
         return sorted(self._tables.subscriptions.values(), key=lambda record: record.id)
 
-    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
-        rows = [row for row in _not_behind_their_key(self._rows(subscription)) if row.due_ms <= now_ms]
-        rows.sort(key=_ORDERS[order])
+    def due(
+        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+    ) -> list[Due]:
+        rows = [
+            row
+            for row in _not_behind_their_key(self._rows(subscription))
+            if row.due_ms <= now_ms and suspects in (None, row.token > 0)
+        ]
+        rows.sort(key=(lambda row: (row.due_ms, row.seq)) if suspects else _ORDERS[order])
         by_seq = self._tables.messages.by_seq
         return [Due(row, by_seq.get(row.seq)) for row in rows[:limit]]
 
-    def next_due_ms(self, subscription: str) -> int | None:
-        return min((row.due_ms for row in _not_behind_their_key(self._rows(subscription))), default=None)
+    def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
+        rows = _not_behind_their_key(self._rows(subscription))
+        return min((row.due_ms for row in rows if suspects or not row.token), default=None)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
         rows = self._tables.deliveries.get(subscription, {})
