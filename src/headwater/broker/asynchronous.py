@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from headwater.broker.claims import Failure
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
-from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
     Registration,
@@ -100,7 +99,8 @@ async def _transaction(inner: OwnTransaction) -> AsyncIterator[AsyncTransaction]
         # The thread cannot be cancelled; what it begins has to be ended, or nobody could write any more.
         beginning.add_done_callback(inner.abandon)
         raise
-    inside = in_transaction.set(True)
+    inside, me = inner.engine.in_transaction, asyncio.current_task()
+    inside.add(me)
     try:
         yield AsyncTransaction(inner)
     except BaseException as exc:
@@ -109,7 +109,7 @@ async def _transaction(inner: OwnTransaction) -> AsyncIterator[AsyncTransaction]
     else:
         await _off_loop(inner.commit, pool)
     finally:
-        in_transaction.reset(inside)
+        inside.discard(me)
 
 
 class AsyncTransaction:

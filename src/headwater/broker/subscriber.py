@@ -116,7 +116,7 @@ class Subscriber(Holding):
 
     def _claim_or_give_back(self, look: Callable[[Writer], Outlook | None]) -> Flow[Claim]:
         """A cancelled fetch may have claimed already, and nobody would ever see what: it is given back untouched."""
-        refuse_in_transaction()
+        refuse_in_transaction(self.engine)
         self.engine.refuse_closed()
         made: list[Claim] = []
 
