@@ -218,8 +218,7 @@ class AsyncLog(LogFace):
         self.dead_letters = AsyncDeadLetterBox(core)
         self._running: list[tuple[HandlerLoop, list[asyncio.Task[None]]]] = []
         self._stop_running = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        core.live.run_coroutine = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        core.live.loop = asyncio.get_running_loop()
 
     @property
     def remote(self) -> AsyncRemoteEnd:

@@ -47,7 +47,7 @@ class Engine:
         self.wakeups = Wakeups()
         self.timings = Timings(clock)
         with store.read() as reader:
-            self.wakeups.announced = reader.last_seq()
+            self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
         self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
         # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
