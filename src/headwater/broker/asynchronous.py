@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.consumer import PREFETCH, Consumer
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
-from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
     RemoteFace,
@@ -98,7 +97,8 @@ async def _transaction(inner: OwnTransaction) -> AsyncIterator[AsyncTransaction]
         # The thread cannot be cancelled; what it begins has to be ended, or nobody could write any more.
         beginning.add_done_callback(inner.abandon)
         raise
-    inside = in_transaction.set(True)
+    inside, me = inner.engine.in_transaction, asyncio.current_task()
+    inside.add(me)
     try:
         yield AsyncTransaction(inner)
     except BaseException as exc:
@@ -107,7 +107,7 @@ async def _transaction(inner: OwnTransaction) -> AsyncIterator[AsyncTransaction]
     else:
         await _off_loop(inner.commit, pool)
     finally:
-        in_transaction.reset(inside)
+        inside.discard(me)
 
 
 class AsyncTransaction:
@@ -215,8 +215,7 @@ class AsyncLog(LogFace):
     def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
         super().__init__(core, tracing)
         self.dead_letters = AsyncDeadLetterBox(core)
-        loop = self._loop = asyncio.get_running_loop()
-        core.live.run_coroutine = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        self._loop = core.live.loop = asyncio.get_running_loop()
 
     @property
     def remote(self) -> AsyncRemoteEnd:

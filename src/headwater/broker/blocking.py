@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.consumer import PREFETCH, Consumer
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
-from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
     RemoteFace,
@@ -88,7 +87,8 @@ class ReceivedMessage(Received, gc=False, eq=False):
 @contextmanager
 def _transaction(inner: OwnTransaction) -> Iterator[Transaction]:
     inner.begin()
-    inside = in_transaction.set(True)
+    inside, me = inner.engine.in_transaction, threading.get_ident()
+    inside.add(me)
     try:
         yield Transaction(inner)
     except BaseException as exc:
@@ -97,7 +97,7 @@ def _transaction(inner: OwnTransaction) -> Iterator[Transaction]:
     else:
         inner.commit()
     finally:
-        in_transaction.reset(inside)
+        inside.discard(me)
 
 
 class Transaction:

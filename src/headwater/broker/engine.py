@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import contextvars
 import itertools
 import os
 import random
@@ -29,9 +29,6 @@ READERS_MAX = 4
 READS_MAX = 3  # how often a read is tried whose connection breaks
 TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
 
-# True inside `with message.transaction()`: waiting there for the committer would wait for oneself.
-in_transaction: contextvars.ContextVar[bool] = contextvars.ContextVar("headwater_in_transaction", default=False)
-
 
 class Engine:
     def __init__(
@@ -50,13 +47,14 @@ class Engine:
         self.wakeups = Wakeups()
         self.timings = Timings(clock)
         with store.read() as reader:
-            self.wakeups.announced = reader.last_seq()
+            self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
         self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
         # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
         # their turn do so on another, so that they never take the thread that the open one needs to end.
         self.turns = ThreadPoolExecutor(1, thread_name_prefix="headwater-turn")
         self.transactions = ThreadPoolExecutor(1, thread_name_prefix="headwater-transaction")
+        self.in_transaction: set[object] = set()  # threads and asyncio tasks inside a `transaction()` block
         self._notifier: Notifier | None = None
         self._make_notifier: Callable[[Callable[[], None]], Notifier] | None = None
         self._notifier_lock = threading.Lock()
@@ -70,7 +68,7 @@ class Engine:
         return f"{self.owner}:{next(self._holders)}"
 
     def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
-        refuse_in_transaction()
+        refuse_in_transaction(self)
         self.refuse_closed()
         outcome: T = yield self.committer.submit(work, touching=touching)
         return outcome
@@ -140,9 +138,15 @@ class Engine:
         self.store.close()
 
 
-def refuse_in_transaction() -> None:
-    if in_transaction.get():
+def refuse_in_transaction(engine: Engine) -> None:
+    """A block that waits for the committer waits for its own end. Other threads and tasks wait for their turn, also
+    those that were started inside the block."""
+    inside = engine.in_transaction
+    if not inside:
+        return
+    if threading.get_ident() in inside or (asyncio._get_running_loop() and asyncio.current_task() in inside):
         raise InvalidOption(
             "this would wait for the transaction it is called in",
+            where=engine.store.name,
             next="Inside `transaction()` use the methods of the transaction itself (publish, execute)",
         )

@@ -20,6 +20,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from headwater.broker.logger import logger
+
 T = TypeVar("T")
 
 _PENDING = object()
@@ -108,7 +110,10 @@ class _Once:
             callback = self._callbacks.pop()
         except IndexError:
             return
-        callback(ticket)
+        try:
+            callback(ticket)
+        except Exception:  # the tickets that are finished with this one must have their outcome all the same
+            logger.exception("what follows a finished ticket failed")
 
 
 class Within(NamedTuple):

@@ -30,7 +30,7 @@ class OutsideTransactions:
 
     def publish(self, tx: Any, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
         engine, outside = self._engine, self._store_side()
-        refuse_in_transaction()
+        refuse_in_transaction(engine)
         engine.refuse_closed()
         now_ms = engine.clock.now_ms()
         draft = make_draft(check_topic(topic), data, options, now_ms)

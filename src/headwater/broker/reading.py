@@ -41,7 +41,7 @@ class LogReader(Consumer):
 
     def _look(self, limit: int) -> Flow[int | None]:
         """Claim what is there now; the outcome is when to look again at the latest, even if nothing wakes us."""
-        refuse_in_transaction()
+        refuse_in_transaction(self.engine)
         self.engine.refuse_closed()
         try:
             return (yield from self._claim_all(limit))

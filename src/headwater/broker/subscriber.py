@@ -264,7 +264,7 @@ class Subscriber(Holding):
             raise
 
     def close(self, seen: Collection[int] | None = None, *, vanished: bool = False) -> Flow[None]:
-        refuse_in_transaction()  # it would wait for itself
+        refuse_in_transaction(self.engine)  # it would wait for itself
         return super().close(seen, vanished=vanished)
 
     def _submit_close(self, closing: Ticket[None], seen: Collection[int] | None, vanished: bool) -> None:

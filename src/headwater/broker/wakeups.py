@@ -30,13 +30,14 @@ class Waiter:
 
 
 class Wakeups:
-    """Waiters by pattern. `announced` is the highest seq of which all waiters have been told."""
+    """Waiters by pattern. `announced` is the highest seq of which all waiters have been told, `last_known` the highest
+    that is known to be stored."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._trie: TopicTrie[Waiter] = TopicTrie()
         self._waiters: set[Waiter] = set()
-        self.announced = 0
+        self.announced = self.last_known = 0
 
     def add(self, pattern: Pattern, subscription: str, *, minds_settling: bool) -> Waiter:
         """`minds_settling`: what others ack, nack or release may make something deliverable here."""
@@ -53,6 +54,7 @@ class Wakeups:
 
     def published(self, topics: set[str], first_seq: int, last_seq: int) -> None:
         with self._lock:
+            self.last_known = max(self.last_known, last_seq)
             # Seqs below ours that we have not announced are another process's: leave them to the watcher.
             if first_seq <= self.announced + 1:
                 self.announced = max(self.announced, last_seq)

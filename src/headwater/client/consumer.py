@@ -164,9 +164,8 @@ class RemoteConsumer(Consumer):
         has_other_holder = error is None or isinstance(error, SubscriptionActive)
         why = error if isinstance(error, SubscriptionError) and not has_other_holder else taken_over(self.id)
         super().lose(why)
+        self._link.refuse_waiting(self, why)
         self._ready = True  # what is still asked for gets its refusal from the server
-        with contextlib.suppress(RuntimeError):  # the loop has been closed, and all that waited there refused
-            self._link.loop.call_soon_threadsafe(partial(self._link.refuse_waiting, self, why))
 
     # --- fetching -----------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ import msgspec
 
 from headwater.broker.claims import Claimed
 from headwater.broker.consumer import Consumer
-from headwater.broker.flow import Flow, Ticket, finish, run_async
+from headwater.broker.flow import Flow, run_async
 from headwater.broker.housekeeping import Report
+from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec
 from headwater.broker.publish import Outgoing, parts_of
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
@@ -28,7 +29,7 @@ from headwater.client.methods import Offered
 from headwater.client.options import read_options
 from headwater.client.params import start_on_the_wire, subscribe_params
 from headwater.client.request import Request
-from headwater.errors import HeadwaterError, InvalidInput, InvalidOption, TooLarge
+from headwater.errors import InvalidInput, InvalidOption, TooLarge
 from headwater.message import (
     BATCH_MESSAGES_MAX,
     PublishOptions,
@@ -303,10 +304,11 @@ class RemoteCore:
     async def _close(self) -> None:
         if self._heart is not None:
             self._heart.cancel()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS_MAX):
-                closing = [run_async(consumer.close()) for consumer in list(self._consumers.values())]
-                await asyncio.gather(*closing, return_exceptions=True)
+        if self._link.state == "connected":  # else the server has let go of them
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS_MAX):
+                    closing = [run_async(consumer.close()) for consumer in list(self._consumers.values())]
+                    await asyncio.gather(*closing, return_exceptions=True)
         await self._link.close()
 
     def close(self) -> None:
@@ -353,46 +355,40 @@ def new_publisher() -> str:
 async def open_on_this_loop(link: Link, clock: Clock) -> RemoteCore:
     core = RemoteCore(link, clock, None)
     link.start()
-    await _first_connection(link)
+    try:
+        await link.first_connection.wait_async()
+        link.first_connection.result()
+    except BaseException:
+        await link.close()
+        raise
     return core
 
 
 def open_on_a_thread(make_link: Callable[[asyncio.AbstractEventLoop], Link], clock: Clock) -> RemoteCore:
     """For those who have no event loop: one on a thread of its own."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=_run_loop, args=(loop,), name="headwater-link", daemon=True)
-    thread.start()
     link = make_link(loop)
+    thread = threading.Thread(target=_run_loop, args=(loop, link), name="headwater-link", daemon=True)
+    thread.start()
     core = RemoteCore(link, clock, thread)
-    started: Ticket[None] = Ticket()
-
-    def start() -> None:
-        link.start()
-        finish([(started, None, None)])
-
-    loop.call_soon_threadsafe(start)
-    started.wait()
-    link.first_connection.wait()
+    loop.call_soon_threadsafe(link.start)
     try:
+        link.first_connection.wait()
         link.first_connection.result()
-    except HeadwaterError:
+    except BaseException:
         core.close()
         raise
     return core
 
 
-async def _first_connection(link: Link) -> None:
-    await link.first_connection.wait_async()
-    try:
-        link.first_connection.result()
-    except HeadwaterError:
-        await link.close()
-        raise
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, link: Link) -> None:
     asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    is_stopped = False
+    while not is_stopped:
+        try:
+            loop.run_forever()
+            is_stopped = True
+        except BaseException:  # SystemExit in a callback: on this thread it ends no program, and all wait for the loop
+            logger.exception("the event loop of the connection goes on")
+    loop.close()
+    link.refuse_stranded()
