@@ -287,6 +287,29 @@ def not_in_flight(reader: Reader, record: SubscriptionRecord, seq: int) -> NotDe
     )
 
 
+def acked_before(reader: Reader, record: SubscriptionRecord, seqs: Sequence[int]) -> set[int]:
+    """Which of these the subscription has settled, and not by a dead letter. A message that retention deleted meanwhile
+    counts: an ack may be repeated after that, too."""
+    rows = reader.deliveries(record.id, seqs)
+    messages = reader.messages(seqs)
+    selection = selection_of(record.spec)
+    settled = {
+        seq
+        for seq in seqs
+        if seq > 0
+        and record.window.is_settled(seq)
+        and seq not in rows
+        and (seq not in messages or selection.keeps(messages[seq]))
+    }
+    dead: set[int] = set()
+    after = 0
+    query = DeadLetterQuery(subscription=record.id, seqs=tuple(settled))
+    while record.buried and (page := reader.dead_letters(query, after, RECOVERY_PAGE)):
+        dead.update(letter.message.seq for letter in page)
+        after = page[-1].id
+    return settled - dead
+
+
 def renewed(record: SubscriptionRecord, now_ms: int) -> SubscriptionRecord:
     """The holder has just shown that it lives."""
     if record.spec.mode != "exclusive":

@@ -330,6 +330,13 @@ class Result(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
     id: Raw
 
 
+class Notice(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
+    """A notification on its way out. Some clients take any JSON value as params, so none is refused here."""
+
+    method: str
+    params: Any
+
+
 class _Refusal(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
     error: ErrorObject
     id: Raw

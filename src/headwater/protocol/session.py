@@ -28,6 +28,7 @@ from headwater.protocol.jsonrpc import (
     ErrorObject,
     Fault,
     Frame,
+    Notice,
     Result,
     encode,
     error_text,
@@ -301,12 +302,15 @@ class Session:
         self._check_size(method, text)
         self._add(text, alone)
 
-    def notify_many(self, method: str, params: Sequence[Any], *, batch: bool) -> None:
-        """Many notifications at once: in arrays, or each in a frame of its own for those who know no batches."""
-        texts = [_encoded(method, each) + b"}" for each in params]
-        if not texts:
+    def notify_many(self, notices: Sequence[Notice], *, batch: bool) -> None:
+        """Many notifications at once: in arrays, or each in a frame of its own for clients that read no batches."""
+        if not notices:
             return
-        self._check_size(method, max(texts, key=len))
+        try:
+            texts = list(map(encode, notices))
+        except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+            raise InvalidData(f"params are not JSON: {exc}", where=notices[0].method) from exc
+        self._check_size(notices[0].method, max(texts, key=len))
         was_idle = not self.has_something_to_send
         if batch:
             self._packer.add_all(texts)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
 from msgspec import UNSET
 
 from headwater.broker.claims import Claimed, Failure
@@ -124,6 +123,10 @@ class Subscriptions:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def topics(self) -> set[str]:
+        """The topics and patterns as the client subscribed to them."""
+        return {held.subscriber.spec.pattern for held in self._held.values()}
 
     def find(self, id: str) -> Subscriber | Tail:
         return self._find(id).subscriber
@@ -248,14 +251,16 @@ class Subscriptions:
 
     # --- settling -----------------------------------------------------------------------------------------------
 
-    def acknowledge(self, id: str, seqs: Sequence[int]) -> Flow[None]:
+    def acknowledge(self, id: str, seqs: Sequence[int]) -> Flow[Mapping[int, HeadwaterError]]:
+        """Ack what is in flight. An ack may be repeated; returns why each of the others was not acked."""
+        late = yield from self.acknowledge_leniently(id, seqs)
         subscriber = self.find(id)
-        claimed = yield from subscriber.handed_out(seqs)
-        yield from subscriber.ack(claimed)
-        self._connection.parts.metrics.count_settled("ack", len(seqs))
+        if not late or isinstance(subscriber, Tail):
+            return {}
+        return (yield from subscriber.why_not_acked(late))
 
     def acknowledge_leniently(self, id: str, seqs: Sequence[int]) -> Flow[list[int]]:
-        """Ack what is still in flight; the others come back to be named."""
+        """Ack what is still in flight, and return the seqs of the others, also of those that were acked before."""
         subscriber = self.find(id)
         claimed = subscriber.still_in_flight(seqs)
         known = {each.message.seq for each in claimed}
@@ -377,7 +382,3 @@ def start_of(given: str | int) -> Start:
         raise InvalidOption(
             f"start is first, new, a seq or a moment, not {given!r}", next="Write a moment like 2030-01-31T12:00:00Z"
         ) from exc
-
-
-def results_of(begun: list[wire.Subscribed]) -> dict[str, Any]:
-    return {"subscriptions": [msgspec.to_builtins(each) for each in begun]}
