@@ -32,6 +32,7 @@ from headwater.protocol.jsonrpc import (
     Result,
     encode,
     error_text,
+    frame_too_long,
     read_frame,
 )
 
@@ -254,8 +255,7 @@ class Session:
 
     def _check_length(self, length: int) -> None:
         if length > self.frame_bytes_max:
-            why = f"the frame is longer than {self.frame_bytes_max} bytes"
-            raise Fault(TOO_LARGE, why, {"where": "frame", "why": why, "next": "Send it in parts"})
+            raise frame_too_long(self.frame_bytes_max)
 
     def _note_stray(self, answer: Answer) -> None:
         self.strays += 1

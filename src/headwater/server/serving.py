@@ -193,7 +193,7 @@ class Server:
         self.metrics.connections.inc()
         self.metrics.connected.inc()
         logger.debug("client connected", extra=client.who)
-        return Admitted(client)
+        return Admitted(client, speaks_rpc=True)
 
     async def _admit_to(
         self, annex: Annex, request: UpgradeRequest, wire: SocketWire, token: str | None, grant: Grant | None
