@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -44,6 +44,7 @@ TAKE_BYTES_MAX = 4 * 1024 * 1024  # of data sent at a time: fits into a frame, a
 FIRST_GUESS_BYTES = 4 * 1024
 RETRY_S = 1.0
 UNDELIVERED_COUNTED_MAX = 10_000
+COUNT_S = 1.0  # for counting them
 HOLDER_CHARS_MAX = 32
 HOLDER_NAME = re.compile(r"[A-Za-z0-9-]{8,128}")
 _NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
@@ -120,6 +121,7 @@ class Subscriptions:
         self._connection = connection
         self._held: dict[str, Held] = {}
         self._beginning: set[str] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -168,18 +170,34 @@ class Subscriptions:
         finally:
             self._beginning.discard(id)
         if connection.is_gone:  # it left while we were at it
-            await self._give_back(Held(subscriber), vanished=True)
+            self._in_background(self._give_back(Held(subscriber), vanished=True))
             raise Closed("the connection is gone", where=id)
         held = self._held[id] = Held(subscriber)
         subscriber.on_gap = partial(self._tell_gap, id)
-        undelivered = await run_async(_count_undelivered(subscriber))
+        try:
+            undelivered = await self._count_undelivered(subscriber)
+        except BaseException:  # such as its time limit: the client believes that it holds nothing, and tries again
+            if self._held.get(id) is held:
+                del self._held[id]
+                self._in_background(self._give_back(held, vanished=False))
+            raise
         if params.deliver == "push":
             held.pump = asyncio.create_task(self._push(id, held))
         return _subscribed(params, subscriber, undelivered)
 
+    async def _count_undelivered(self, subscriber: Subscriber | Tail) -> int:
+        """A courtesy, for which no subscription fails: what cannot be counted quickly is not counted."""
+        limit_s = min(COUNT_S, self._connection.parts.limits.request_timeout / 4)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await run_async(_undelivered(subscriber))
+        except (TimeoutError, StoreError):
+            return 0
+
     async def begin_all(self, params: wire.SubscribeBatch) -> list[wire.Subscribed]:
         """All or none: what was begun is undone when one of them is refused."""
-        before = {info.id for info in await run_async(self._connection.core.subscription_infos())}
+        engine = self._connection.core.engine
+        before = await run_async(engine.read(lambda reader: {record.id for record in reader.subscriptions()}))
         begun: list[wire.Subscribed] = []
         try:
             for each in params.subscriptions:
@@ -307,7 +325,19 @@ class Subscriptions:
 
     async def release(self, id: str, unseen: Sequence[int] = ()) -> None:
         self.find(id)
-        await self._let_go(self._held.pop(id), unseen)
+        await asyncio.shield(self._in_background(self._let_go(self._held.pop(id), unseen)))
+
+    def _in_background(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """What gives back must not end half-way, whatever becomes of the call that needs it."""
+        task = asyncio.create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen by the call that waited for it, if there was one
 
     async def stop_delivering(self) -> None:
         """No more deliveries; waiting fetches are answered with nothing. What is in flight can still be settled."""
@@ -340,7 +370,7 @@ async def _cancel(task: asyncio.Task[None] | None) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _count_undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
+def _undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
     """How much is waiting, up to a limit."""
     if isinstance(subscriber, Tail):
         return 0
