@@ -250,12 +250,8 @@ class RemoteConsumer:
         if self.spec.mode == "ephemeral":
             return
         self._refuse_strangers(settled)
-        seqs = [claimed.message.seq for claimed in settled]
-        again = [seq for seq in seqs if seq not in self._in_flight]  # over the wire an ack may be repeated, here not
-        late = yield self._send_acks(Acks(seqs, strict=True))
-        self._forget([claimed for claimed in settled if claimed.message.seq not in late])
-        if late or again:
-            raise self._not_in_flight([*late, *again][0])
+        yield self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
+        self._forget(settled)
 
     def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
         if self.spec.mode == "ephemeral" or self._closed:
@@ -282,7 +278,7 @@ class RemoteConsumer:
         return self._link.enqueue(request)
 
     def _ack_params(self, acks: Acks) -> wire.Acknowledge:
-        return wire.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict)
+        return wire.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict, strict=acks.strict)
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         delay_s = None if delay_ms is None else delay_ms / 1000
@@ -329,15 +325,12 @@ class RemoteConsumer:
         for claimed in settled:
             seq = claimed.message.seq
             if self._closed or not self._was_handed_out_last(claimed):
-                raise self._not_in_flight(seq)
-
-    def _not_in_flight(self, seq: int) -> LeaseLost:
-        return LeaseLost(
-            f"message {seq} is not in flight for '{self.id}' any more: it was settled already, or its time ran out and "
-            "it was passed on",
-            where=self.id,
-            next="Drop it; if handlers take long, raise ack_wait or call extend()",
-        )
+                raise LeaseLost(
+                    f"message {seq} is not in flight for '{self.id}' any more: it was settled already, or its time ran "
+                    "out and it was passed on",
+                    where=self.id,
+                    next="Drop it; if handling takes long, set a longer ack_wait, or extend it in time",
+                )
 
     def _was_handed_out_last(self, claimed: Claimed) -> bool:
         return self._in_flight.get(claimed.message.seq, claimed) is claimed

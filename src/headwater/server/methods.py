@@ -111,7 +111,10 @@ def acknowledge(connection: Connection, params: wire.Acknowledge) -> Flow[Any]:
     """One seq that cannot be acked does not keep the others from being acked; the answer names it. If none can be, the
     call is refused."""
     seqs = _seqs(params)
-    if params.lenient:
+    late: list[int] = []
+    if params.strict:
+        yield from connection.subscriptions.acknowledge_strictly(params.subscription_id, seqs)
+    elif params.lenient:
         late = yield from connection.subscriptions.acknowledge_leniently(params.subscription_id, seqs)
     else:
         refused = yield from connection.subscriptions.acknowledge(params.subscription_id, seqs)

@@ -277,6 +277,13 @@ class Subscriptions:
             return {}
         return (yield from subscriber.why_not_acked(late))
 
+    def acknowledge_strictly(self, id: str, seqs: Sequence[int]) -> Flow[None]:
+        """All or none of what is in flight."""
+        subscriber = self.find(id)
+        claimed = yield from subscriber.handed_out(seqs)
+        yield from subscriber.ack(claimed)
+        self._connection.parts.metrics.count_settled("ack", len(seqs))
+
     def acknowledge_leniently(self, id: str, seqs: Sequence[int]) -> Flow[list[int]]:
         """Ack what is still in flight, and return the seqs of the others, also of those that were acked before."""
         subscriber = self.find(id)
