@@ -59,7 +59,7 @@ def load(reader: Reader, id: str) -> SubscriptionRecord:
         raise UnknownSubscription(
             f"there is no subscription {id!r}",
             where=id,
-            next="Create it with subscribe(); `headwater subscriptions` lists them",
+            next="Subscribe first, which creates it; `headwater subscriptions` lists those there are",
         )
     return record
 
@@ -96,8 +96,8 @@ def acquire(writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int)
         left_s = (record.lease.until_ms - now_ms) / 1000
         raise already_active(
             record,
-            f"Close it there, or pass wait= to wait for it (a dead holder's lease ends in {left_s:.0f} s), "
-            "or use mode='shared' to share the work",
+            f"Close it there, or set the option wait to wait for it (a dead holder's lease ends in {left_s:.0f} s), "
+            "or the option mode to shared to share the work",
         )
     writer.put_deliveries(record.id, [*_left_in_flight(writer, record, now_ms)])
     writer.end_leases(record.id, now_ms)
@@ -277,13 +277,13 @@ def not_in_flight(reader: Reader, record: SubscriptionRecord, seq: int) -> NotDe
         return NotDelivered(
             f"message {seq} was never delivered to '{record.id}'",
             where=record.id,
-            next="Settle only what was fetched",
+            next="Settle only what was delivered",
         )
     return LeaseLost(
         f"message {seq} is not in flight for '{record.id}' any more: it was settled already, or its time ran out "
         "and it was passed on",
         where=record.id,
-        next="Drop it; if handlers take long, raise ack_wait or call extend()",
+        next="Drop it; if handling takes long, set a longer ack_wait, or extend it in time",
     )
 
 

@@ -144,5 +144,5 @@ def refuse_in_transaction() -> None:
     if in_transaction.get():
         raise InvalidOption(
             "this would wait for the transaction it is called in",
-            next="Inside `transaction()` use the methods of the transaction itself (publish, execute)",
+            next="Inside a transaction use its own methods: publish, execute",
         )

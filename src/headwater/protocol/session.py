@@ -356,7 +356,7 @@ def _encoded(method: str, params: Any) -> bytes:
     except (TypeError, ValueError, RecursionError, OverflowError) as exc:
         raise InvalidData(f"params are not JSON: {exc}", where=method, next="Send JSON values only") from exc
     if encoded[:1] not in (b"{", b"["):
-        raise InvalidData("params are neither an object nor an array", where=method, next="Pass a dict or a list")
+        raise InvalidData("params are neither an object nor an array", where=method, next="Pass an object or an array")
     return b'%b,"params":%b' % (head, encoded)
 
 
