@@ -59,7 +59,7 @@ def load(reader: Reader, id: str) -> SubscriptionRecord:
         raise UnknownSubscription(
             f"there is no subscription {id!r}",
             where=id,
-            next="Create it with subscribe(); `headwater subscriptions` lists them",
+            next="Subscribe first, which creates it; `headwater subscriptions` lists those there are",
         )
     return record
 
@@ -96,8 +96,8 @@ def acquire(writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int)
         left_s = (record.lease.until_ms - now_ms) / 1000
         raise already_active(
             record,
-            f"Close it there, or pass wait= to wait for it (a dead holder's lease ends in {left_s:.0f} s), "
-            "or use mode='shared' to share the work",
+            f"Close it there, or set the option wait to wait for it (a dead holder's lease ends in {left_s:.0f} s), "
+            "or the option mode to shared to share the work",
         )
     writer.put_deliveries(record.id, [*_left_in_flight(writer, record, now_ms)])
     writer.end_leases(record.id, now_ms)
@@ -294,14 +294,37 @@ def not_in_flight(reader: Reader, record: SubscriptionRecord, seq: int) -> NotDe
         return NotDelivered(
             f"message {seq} was never delivered to '{record.id}'",
             where=record.id,
-            next="Settle only what was fetched",
+            next="Settle only what was delivered",
         )
     return LeaseLost(
         f"message {seq} is not in flight for '{record.id}' any more: it was settled already, or its time ran out "
         "and it was passed on",
         where=record.id,
-        next="Drop it; if handlers take long, raise ack_wait or call extend()",
+        next="Drop it; if handling takes long, set a longer ack_wait, or extend it in time",
     )
+
+
+def acked_before(reader: Reader, record: SubscriptionRecord, seqs: Sequence[int]) -> set[int]:
+    """Which of these the subscription has settled, and not by a dead letter. A message that retention deleted meanwhile
+    counts: an ack may be repeated after that, too."""
+    rows = reader.deliveries(record.id, seqs)
+    messages = reader.messages(seqs)
+    selection = selection_of(record.spec)
+    settled = {
+        seq
+        for seq in seqs
+        if seq > 0
+        and record.window.is_settled(seq)
+        and seq not in rows
+        and (seq not in messages or selection.keeps(messages[seq]))
+    }
+    dead: set[int] = set()
+    after = 0
+    query = DeadLetterQuery(subscription=record.id, seqs=tuple(settled))
+    while record.buried and (page := reader.dead_letters(query, after, RECOVERY_PAGE)):
+        dead.update(letter.message.seq for letter in page)
+        after = page[-1].id
+    return settled - dead
 
 
 def renewed(record: SubscriptionRecord, now_ms: int) -> SubscriptionRecord:

@@ -67,6 +67,7 @@ class Consumer(ABC):
         self._lock = threading.RLock()  # what is asked of the log may be answered at once, on the same thread
         self._buffer: deque[Claimed] = deque()
         self._buffered_ms = self._extended_ms = 0
+        self._deliveries = 0  # how often something entered the buffer
         self._gaps: deque[Gap] = deque()
         self._takers = 0
         self._filling = False
@@ -154,6 +155,7 @@ class Consumer(ABC):
         if found and self._error is None:
             self._buffered_ms = self._extended_ms = self._now_ms()
             self._prefetch.filled(len(found))
+            self._deliveries += 1
             self._buffer.extend(found)
             self._pass_on()
             self._give_back_idle()

@@ -356,5 +356,5 @@ def _refuse_other_purpose(stored: SubscriptionSpec, asked: SubscriptionSpec, id:
             raise SubscriptionMismatch(
                 f"subscription '{id}' was created with {name} {had!r}, not {wants!r}",
                 where=id,
-                next="Use another id, or unsubscribe it first and start anew",
+                next="Use another id, or remove the subscription first and start anew",
             )

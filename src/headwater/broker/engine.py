@@ -148,5 +148,5 @@ def refuse_in_transaction(engine: Engine) -> None:
         raise InvalidOption(
             "this would wait for the transaction it is called in",
             where=engine.store.name,
-            next="Inside `transaction()` use the methods of the transaction itself (publish, execute)",
+            next="Inside a transaction use its own methods: publish, execute",
         )

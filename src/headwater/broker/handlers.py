@@ -143,7 +143,7 @@ class Handlers:
     def run(self, timeout_s: float | None) -> Flow[None]:
         """Until asked to stop, or until a handler fails: then its error comes out of here."""
         if not self._declared:
-            raise InvalidOption("there is no handler to run", next="Declare one with @log.on(pattern) first")
+            raise InvalidOption("there is no handler to run", next="Declare one with the decorator log.on first")
         if self._over.done:
             self._over = Ticket()
         try:

@@ -54,6 +54,16 @@ class Holding(LogReader):
     def still_in_flight(self, seqs: Sequence[int]) -> list[Claimed]:
         return [self._in_flight[seq] for seq in seqs if seq in self._in_flight]
 
+    def why_not_acked(self, seqs: Sequence[int]) -> Flow[dict[int, NotDelivered | LeaseLost]]:
+        """Of seqs that are not in flight here: why each was not acked, but for those that were acked before."""
+
+        def look(reader: Reader) -> dict[int, NotDelivered | LeaseLost]:
+            record = self._held(reader)
+            acked = claims.acked_before(reader, record, seqs)
+            return {seq: claims.not_in_flight(reader, record, seq) for seq in seqs if seq not in acked}
+
+        return self.engine.read(look)
+
     def _why_not(self, reader: Reader, seq: int) -> NotDelivered | LeaseLost:
         return claims.not_in_flight(reader, self._held(reader), seq)
 

@@ -28,12 +28,13 @@ class LogReader(Consumer):
 
     def _fill(self, limit: int, until_s: float | None) -> Flow[None]:
         while True:
-            ticket = self._waiter.arm()
+            ticket, deliveries = self._waiter.arm(), self._deliveries
             if self._buffer or self._has_ended:
                 return
             look_again_ms = yield from self._look(limit)
             left_s = None if until_s is None else until_s - time.monotonic()
-            if self._buffer or (left_s is not None and left_s <= 0):
+            # Others may have taken all that came: then there may be more.
+            if self._deliveries != deliveries or (left_s is not None and left_s <= 0):
                 return
             self._tell_gaps()
             due_s = None if look_again_ms is None else (look_again_ms - self._now_ms()) / 1000

@@ -270,7 +270,7 @@ class RemoteConsumer(Consumer):
         return self._link.enqueue(request)
 
     def _ack_params(self, acks: Acks) -> wire.Acknowledge:
-        return wire.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict)
+        return wire.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict, strict=acks.strict)
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         delay_s = None if delay_ms is None else delay_ms / 1000
@@ -321,7 +321,7 @@ class RemoteConsumer(Consumer):
                     f"message {seq} is not in flight for '{self.id}' any more: it was settled already, or its time ran "
                     "out and it was passed on",
                     where=self.id,
-                    next="Drop it; if handlers take long, raise ack_wait or call extend()",
+                    next="Drop it; if handling takes long, set a longer ack_wait, or extend it in time",
                 )
 
     def _was_handed_out_last(self, claimed: Claimed) -> bool:

@@ -201,13 +201,15 @@ class GiveBack(Params):
 
 
 class Acknowledge(Params):
-    """One seq or many. `lenient`: what is no longer in flight does not keep the others from being acked; the result
-    names it."""
+    """One seq or many. Those that cannot be acked do not keep the others from being acked; the result names them. If
+    none can be, the call is refused. An ack may be repeated. `lenient`: the call is not refused, and the result names
+    also what had been acked before. `strict`: all or none, and nothing that had been acked before."""
 
     subscription_id: str
     sequence_id: int | None = None
     sequence_ids: list[int] | None = None
     lenient: bool = False
+    strict: bool = False
 
 
 class Acknowledged(msgspec.Struct, gc=False, omit_defaults=True):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
 from msgspec import UNSET
 
 from headwater.broker.claims import Claimed, Failure
@@ -45,6 +44,7 @@ TAKE_BYTES_MAX = 4 * 1024 * 1024  # of data sent at a time: fits into a frame, a
 FIRST_GUESS_BYTES = 4 * 1024
 RETRY_S = 1.0
 UNDELIVERED_COUNTED_MAX = 10_000
+COUNT_S = 1.0  # for counting them
 HOLDER_CHARS_MAX = 32
 HOLDER_NAME = re.compile(r"[A-Za-z0-9-]{8,128}")
 _NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
@@ -112,9 +112,14 @@ class Subscriptions:
         self._connection = connection
         self._held: dict[str, Held] = {}
         self._beginning: set[str] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def topics(self) -> set[str]:
+        """The topics and patterns as the client subscribed to them."""
+        return {held.subscriber.spec.pattern for held in self._held.values()}
 
     def find(self, id: str) -> Subscriber | Tail:
         return self._find(id).subscriber
@@ -156,18 +161,34 @@ class Subscriptions:
         finally:
             self._beginning.discard(id)
         if connection.is_gone:  # it left while we were at it
-            await self._give_back(Held(subscriber), vanished=True)
+            self._in_background(self._give_back(Held(subscriber), vanished=True))
             raise Closed("the connection is gone", where=id)
         held = self._held[id] = Held(subscriber)
         subscriber.on_gap = partial(self._tell_gap, id)
-        undelivered = await run_async(_count_undelivered(subscriber))
+        try:
+            undelivered = await self._count_undelivered(subscriber)
+        except BaseException:  # such as its time limit: the client believes that it holds nothing, and tries again
+            if self._held.get(id) is held:
+                del self._held[id]
+                self._in_background(self._give_back(held, vanished=False))
+            raise
         if params.deliver == "push":
             held.pump = asyncio.create_task(self._push(id, held))
         return _subscribed(params, subscriber, undelivered)
 
+    async def _count_undelivered(self, subscriber: Subscriber | Tail) -> int:
+        """A courtesy, for which no subscription fails: what cannot be counted quickly is not counted."""
+        limit_s = min(COUNT_S, self._connection.parts.limits.request_timeout / 4)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await run_async(_undelivered(subscriber))
+        except (TimeoutError, StoreError):
+            return 0
+
     async def begin_all(self, params: wire.SubscribeBatch) -> list[wire.Subscribed]:
         """All or none: what was begun is undone when one of them is refused."""
-        before = {info.id for info in await run_async(self._connection.core.subscription_infos())}
+        engine = self._connection.core.engine
+        before = await run_async(engine.read(lambda reader: {record.id for record in reader.subscriptions()}))
         begun: list[wire.Subscribed] = []
         try:
             for each in params.subscriptions:
@@ -238,14 +259,23 @@ class Subscriptions:
 
     # --- settling -----------------------------------------------------------------------------------------------
 
-    def acknowledge(self, id: str, seqs: Sequence[int]) -> Flow[None]:
+    def acknowledge(self, id: str, seqs: Sequence[int]) -> Flow[Mapping[int, HeadwaterError]]:
+        """Ack what is in flight. An ack may be repeated; returns why each of the others was not acked."""
+        late = yield from self.acknowledge_leniently(id, seqs)
+        subscriber = self.find(id)
+        if not late or isinstance(subscriber, Tail):
+            return {}
+        return (yield from subscriber.why_not_acked(late))
+
+    def acknowledge_strictly(self, id: str, seqs: Sequence[int]) -> Flow[None]:
+        """All or none of what is in flight."""
         subscriber = self.find(id)
         claimed = yield from subscriber.handed_out(seqs)
         yield from subscriber.ack(claimed)
         self._connection.parts.metrics.count_settled("ack", len(seqs))
 
     def acknowledge_leniently(self, id: str, seqs: Sequence[int]) -> Flow[list[int]]:
-        """Ack what is still in flight; the others come back to be named."""
+        """Ack what is still in flight, and return the seqs of the others, also of those that were acked before."""
         subscriber = self.find(id)
         claimed = subscriber.still_in_flight(seqs)
         known = {each.message.seq for each in claimed}
@@ -300,7 +330,19 @@ class Subscriptions:
     async def release(self, id: str, seen: Sequence[int] | None = None) -> None:
         """`seen`: all else that is in flight was not looked at, and counts as no attempt."""
         self.find(id)
-        await self._let_go(self._held.pop(id), seen)
+        await asyncio.shield(self._in_background(self._let_go(self._held.pop(id), seen)))
+
+    def _in_background(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """What gives back must not end half-way, whatever becomes of the call that needs it."""
+        task = asyncio.create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen by the call that waited for it, if there was one
 
     async def stop_delivering(self) -> None:
         """No more deliveries; waiting fetches are answered with nothing. What is in flight can still be settled."""
@@ -333,7 +375,7 @@ async def _cancel(task: asyncio.Task[None] | None) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _count_undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
+def _undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
     """How much is waiting, up to a limit."""
     if isinstance(subscriber, Tail):
         return 0
@@ -375,7 +417,3 @@ def start_of(given: str | int) -> Start:
         raise InvalidOption(
             f"start is first, new, a seq or a moment, not {given!r}", next="Write a moment like 2030-01-31T12:00:00Z"
         ) from exc
-
-
-def results_of(begun: list[wire.Subscribed]) -> dict[str, Any]:
-    return {"subscriptions": [msgspec.to_builtins(each) for each in begun]}

@@ -178,10 +178,12 @@ def _dead_letter_test(query: DeadLetterQuery) -> Callable[[DeadLetter], bool]:
             f"not a regular expression: {exc}", where="error", next="Mend it; it is in Python's `re` spelling"
         ) from exc
     ids = None if query.ids is None else set(query.ids)
+    seqs = None if query.seqs is None else set(query.seqs)
 
     def matches(letter: DeadLetter) -> bool:
         return (
             (ids is None or letter.id in ids)
+            and (seqs is None or letter.message.seq in seqs)
             and (query.subscription is None or letter.subscription == query.subscription)
             and (query.topic is None or query.topic.matches(letter.message.topic))
             and (query.type is None or letter.message.type == query.type)

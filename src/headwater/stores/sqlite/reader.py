@@ -282,6 +282,8 @@ def _letters_condition(query: DeadLetterQuery) -> tuple[Condition, bool]:
     parts = [topics]
     if query.ids is not None:
         parts.append(Condition("id IN (SELECT value FROM json_each(?))", (_json(list(query.ids)),)))
+    if query.seqs is not None:
+        parts.append(Condition("seq IN (SELECT value FROM json_each(?))", (_json(list(query.seqs)),)))
     for column, value in (
         ("subscription", query.subscription),
         ("type", query.type),
