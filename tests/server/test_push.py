@@ -206,7 +206,8 @@ async def check_dead(server: Any, why: str) -> None:
         await client.subscribe("s", "a", max_attempts=2)
         await client.publish("a", "new")
         assert (await client.delivery())["data"] == "new"
-        letters = await client.call("rpc.dead_letters")
+        while len(letters := await client.call("rpc.dead_letters")) < 3:
+            pass  # suspects are looked at one at a time
         assert [why in letter["error"] for letter in letters] == [True, True, True]
 
 
