@@ -151,10 +151,10 @@ class AsyncSubscription(SubscriptionFace):
 
     async def ack_many(self, messages: Sequence[AsyncReceivedMessage], *, wait: bool = True) -> None:
         if wait:
-            await run_async(self._consumer.ack(claimed_of(messages)))
+            await run_async(self._ack_all(messages))
         else:
             self._consumer.ack_soon(claimed_of(messages))
-        mark_settled(messages)
+            mark_settled(messages)
 
     async def nack(self, message: AsyncReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
         await message.nack(delay, error=error)
@@ -169,7 +169,7 @@ class AsyncSubscription(SubscriptionFace):
         return await run_async(self._core.describe(self._consumer))
 
     async def close(self) -> None:
-        await run_async(self._close())
+        await run_async(self._consumer.close())
 
     async def __aenter__(self) -> Self:
         return self

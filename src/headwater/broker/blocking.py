@@ -144,10 +144,10 @@ class Subscription(SubscriptionFace):
     def ack_many(self, messages: Sequence[ReceivedMessage], *, wait: bool = True) -> None:
         """Done with all of these, in one transaction: all acks hold, or the error says which does not and none does."""
         if wait:
-            run_blocking(self._consumer.ack(claimed_of(messages)))
+            run_blocking(self._ack_all(messages))
         else:
             self._consumer.ack_soon(claimed_of(messages))
-        mark_settled(messages)
+            mark_settled(messages)
 
     def nack(self, message: ReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
         message.nack(delay, error=error)
@@ -162,7 +162,7 @@ class Subscription(SubscriptionFace):
         return run_blocking(self._core.describe(self._consumer))
 
     def close(self) -> None:
-        run_blocking(self._close())
+        run_blocking(self._consumer.close())
 
     def __enter__(self) -> Self:
         return self

@@ -77,7 +77,10 @@ class Consumer(ABC):
         self._acking: Ticket[list[int]] | None = None
         self._interrupted = False
         self._error: HeadwaterError | None = None  # why there is nothing to take any more
-        self._closing: Ticket[None] | None = None
+        self._closing = False
+        self.gone: Ticket[None] = Ticket()
+        """Done when it is closed: all that it had is given back."""
+        self._releasing: Ticket[None] | None = None
 
     # --- taking -------------------------------------------------------------------------------------------------
 
@@ -102,7 +105,10 @@ class Consumer(ABC):
             self._refuse_ended()
             if self._buffer and self._now_ms() - self._extended_ms >= self.spec.ack_wait_ms:
                 # No heartbeat came: this process was asleep. They are overdue, and perhaps another's by now.
-                yield self.release(self._pop(len(self._buffer)))
+                self._releasing = self.release(self._pop(len(self._buffer)))
+            if self._releasing is not None:  # so that a look finds what was given back before
+                yield Within(self._releasing, None)
+                self._releasing = None
             missing = limit - len(self._buffer)
             is_short = 0 < missing < limit and not ahead  # filled up, redeliveries and new ones together
             if (is_short or (wait_s == 0 and missing > 0)) and not self._interrupted:
@@ -139,7 +145,7 @@ class Consumer(ABC):
     def pop(self) -> Claimed | None:
         """The next of the buffer, if there is one: what an iterator does for most messages."""
         try:
-            return None if self._closing is not None else self._buffer.popleft()
+            return None if self._closing else self._buffer.popleft()
         except IndexError:
             return None
 
@@ -184,16 +190,16 @@ class Consumer(ABC):
 
     def _give_back_idle(self) -> None:
         """The buffer, where it would keep messages from others and no taker is there for them."""
-        if self._buffer and self._closing is None:
+        if self._buffer and not self._closing:
             with self._lock:
                 idle = self._interrupted or (self._takers == 0 and self.spec.mode == "shared")
                 untouched = self._pop(len(self._buffer)) if idle else []
             if untouched:
                 with contextlib.suppress(Closed):  # then closing gives it back
-                    self.release(untouched)
+                    self._releasing = self.release(untouched)
 
     def _refuse_ended(self) -> None:
-        if self._closing is not None:
+        if self._closing:
             raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
         if self._error is not None:
             raise self._error
@@ -225,7 +231,7 @@ class Consumer(ABC):
 
     @property
     def closed(self) -> bool:
-        return self._closing is not None
+        return self._closing
 
     @property
     def lost(self) -> bool:
@@ -234,7 +240,7 @@ class Consumer(ABC):
 
     @property
     def _has_ended(self) -> bool:
-        return self._interrupted or self._error is not None or self._closing is not None
+        return self._interrupted or self._error is not None or self._closing
 
     def interrupt(self) -> None:
         """Take nothing more: every take returns, now and later, and the buffer is given back."""
@@ -302,7 +308,7 @@ class Consumer(ABC):
             self._submit_acks()
 
     @abstractmethod
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
+    def ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
         """All or none: an error if one of them is not in flight here."""
 
     @abstractmethod
@@ -333,15 +339,15 @@ class Consumer(ABC):
         harmless."""
         self._submit_acks()
         with self._lock:
-            is_first, self._closing = self._closing is None, self._closing or Ticket()
+            is_first, self._closing = not self._closing, True
         if is_first:
             try:
-                self._submit_close(self._closing, seen, vanished)
+                self._submit_close(seen, vanished)
             except HeadwaterError as exc:
-                finish([(self._closing, None, exc)])
+                finish([(self.gone, None, exc)])
             self._wake()
-        yield self._closing
+        yield self.gone
 
     @abstractmethod
-    def _submit_close(self, closing: Ticket[None], seen: Collection[int] | None, vanished: bool) -> None:
-        """Ask for it, behind the acks that are under way, and finish `closing` when it is done."""
+    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+        """Ask for it, behind the acks that are under way; when it is done, this one is `gone`."""

@@ -116,6 +116,7 @@ class Core:
         else:
             subscriber = yield from self._take_up(id, spec, entry, wait_s)
         self._subscribers.add(subscriber)
+        subscriber.gone.watch(lambda _: self._subscribers.discard(subscriber))
         if self._keeper is not None:
             self._keeper.poke()
         return subscriber
@@ -195,10 +196,6 @@ class Core:
             for other in list(self._subscribers):
                 if isinstance(other, Subscriber) and other.id == record.id and other.fence != record.lease.fence:
                     other.lose()
-
-    def forget(self, consumer: Consumer) -> None:
-        if isinstance(consumer, Subscriber | Tail):
-            self._subscribers.discard(consumer)
 
     def unsubscribe(self, id: str) -> Flow[None]:
         """Remove a subscription with all its state; its dead letters stay."""

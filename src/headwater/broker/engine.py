@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from headwater.broker.committer import Committer, Work
-from headwater.broker.flow import Blocking, Flow
+from headwater.broker.flow import Blocking, Flow, Ticket
 from headwater.broker.timings import Timings
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.dedupe import DedupeWindow
@@ -67,10 +67,13 @@ class Engine:
         """A name for one holder: two of the same process are two."""
         return f"{self.owner}:{next(self._holders)}"
 
-    def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
+    def submit(self, work: Work[T], *, touching: str | None = None) -> Ticket[T]:
         refuse_in_transaction(self)
         self.refuse_closed()
-        outcome: T = yield self.committer.submit(work, touching=touching)
+        return self.committer.submit(work, touching=touching)
+
+    def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
+        outcome: T = yield self.submit(work, touching=touching)
         return outcome
 
     def read(self, work: Callable[[Reader], T]) -> Flow[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.broker.claims import Claimed, Failure
@@ -123,11 +123,18 @@ class SubscriptionFace:
         self._consumer.on_gap = callback
         return callback
 
-    def _close(self) -> Flow[None]:
+    def _ack_all(self, messages: Sequence[Received]) -> Flow[None]:
+        """An ack that is asked for cannot be taken back: one that is cancelled and repeated waits for the first."""
+        ack = messages[0]._ack if messages else None
+        if ack is None or ack.error is not None or any(message._ack is not ack for message in messages):
+            ack = self._consumer.ack(claimed_of(messages))
         try:
-            yield from self._consumer.close()
-        finally:
-            self._core.forget(self._consumer)
+            yield ack
+        except BaseException:
+            for message in messages:
+                message._ack = ack
+            raise
+        mark_settled(messages)
 
 
 class RemoteFace:

@@ -12,7 +12,6 @@ process, in PostgreSQL or behind a server.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import os
@@ -26,11 +25,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.consumer import Consumer
-from headwater.broker.flow import Call, Flow, Ticket, Within, being_cancelled, finish
+from headwater.broker.flow import Attempt, Flow, Ticket, Within, finish
 from headwater.broker.handled_once import HandledOnce
 from headwater.broker.logger import logger
 from headwater.broker.options import SubscribeOptions
 from headwater.broker.verbs import LogVerbs
+from headwater.delivery.retry import Reason
 from headwater.errors import (
     HeadwaterError,
     InvalidData,
@@ -290,6 +290,8 @@ class RunningHandler:
             self._consumer.interrupt()
 
     def stop(self, until_s: float | None) -> Flow[None]:
+        if self.has_ended:  # or was given up: a thread that outlasted an earlier stop is not waited for again
+            return
         for worker in list(self._workers):
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
             if not (yield Within(worker.ended, left_s)):
@@ -303,7 +305,6 @@ class RunningHandler:
                 yield from self._consumer.close()
             except HeadwaterError as exc:  # it is free when its lease runs out
                 logger.warning("subscription %s could not be given back: %s", self.id, exc)
-            self._log.forget(self._consumer)
         self._state = "stopped" if self.error is None else "failed"
 
     # --- working ------------------------------------------------------------------------------------------------
@@ -344,22 +345,14 @@ class RunningHandler:
 
     def _run(self, consumer: Consumer, claimed: Claimed) -> Flow[None]:
         message = self._receive(claimed)
-        failure: Failure | None = None
-        again = False
-        try:
-            yield Call(self._registration.handler, message)
-        except Reject as exc:
-            failure = self._failure("rejected", exc)
-        except InvalidData as exc:  # an undecodable payload stays so
-            failure = self._failure("processing_error", exc)
-        except (Exception, SystemExit, asyncio.CancelledError) as exc:  # one that wants to exit has failed, too
-            if isinstance(exc, asyncio.CancelledError) and being_cancelled():
-                raise
+        error: BaseException | None = yield Attempt(self._registration.handler, message)
+        failure = None if error is None else self._failure(error)
+        again = not isinstance(error, Reject | InvalidData)  # an undecodable payload stays so
+        if error is not None and again:
             attempts = f"attempt {claimed.attempt} of {consumer.spec.retry.max_attempts}"
             logger.warning(
-                "handler %s failed on message %d, %s", self._name, claimed.message.seq, attempts, exc_info=exc
+                "handler %s failed on message %d, %s", self._name, claimed.message.seq, attempts, exc_info=error
             )
-            failure, again = self._failure("processing_error", exc), True
         if self._once is not None:
             done = failure is None and not message.declined
             yield from (self._once.finish if done else self._once.release)(claimed.message.id)
@@ -376,8 +369,9 @@ class RunningHandler:
                 raise
             logger.warning("%s", exc)  # it took too long and will be, or has been, delivered again
 
-    def _failure(self, reason: Any, exc: BaseException) -> Failure:
+    def _failure(self, exc: BaseException) -> Failure:
         stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
+        reason: Reason = "rejected" if isinstance(exc, Reject) else "processing_error"
         return Failure(reason, f"{type(exc).__name__}: {exc}", stack, self._name)
 
 

@@ -67,8 +67,8 @@ class Holding(LogReader):
     def _why_not(self, reader: Reader, seq: int) -> NotDelivered | LeaseLost:
         return claims.not_in_flight(reader, self._held(reader), seq)
 
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
-        return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled), touching=self.id)
+    def ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
+        return self.engine.submit(lambda writer, undo: self.ack_in(writer, undo, settled), touching=self.id)
 
     def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
         def work(writer: Writer, undo: Undo) -> list[int]:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 
 from headwater.broker.consumer import Consumer
 from headwater.broker.engine import Engine, refuse_in_transaction
-from headwater.broker.flow import Flow, Within
+from headwater.broker.flow import Flow, Within, finish
 from headwater.errors import LeaseLost
 from headwater.ports.records import SubscriptionSpec, selection_of
 
@@ -53,7 +53,8 @@ class LogReader(Consumer):
     @abstractmethod
     def _claim_all(self, limit: int) -> Flow[int | None]: ...
 
-    def _leave(self) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self._buffer.clear()
         self.engine.wakeups.remove(self._waiter)
         self.engine.wakeups.settled()
+        finish([(self.gone, None, error)])

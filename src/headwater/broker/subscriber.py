@@ -10,7 +10,7 @@ from headwater.broker import claims
 from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import Undo
 from headwater.broker.engine import Engine, refuse_in_transaction
-from headwater.broker.flow import Flow, Ticket, finish
+from headwater.broker.flow import Flow
 from headwater.broker.holding import Holding
 from headwater.broker.resuming import NOTHING_RESUMED, Resumed
 from headwater.delivery.lease import release
@@ -112,7 +112,7 @@ class Subscriber(Holding):
         def work(writer: Writer, undo: Undo) -> Claim:
             outlook = look(writer)
             # Closed since it was asked for: closing has given back all that there was.
-            if outlook is None or self._closing is not None:
+            if outlook is None or self._closing:
                 return Claim([])
             return self._claim(writer, undo, outlook)
 
@@ -267,7 +267,7 @@ class Subscriber(Holding):
         refuse_in_transaction(self.engine)  # it would wait for itself
         return super().close(seen, vanished=vanished)
 
-    def _submit_close(self, closing: Ticket[None], seen: Collection[int] | None, vanished: bool) -> None:
+    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
             record = writer.subscription(self.id)
@@ -291,8 +291,4 @@ class Subscriber(Holding):
                 record = replace(record, window=self._window.state())
             writer.save_subscription(replace(record, active_ms=now_ms))
 
-        def closed(done: Ticket[None]) -> None:
-            self._leave()
-            finish([(closing, None, done.error)])
-
-        self.engine.committer.submit(work, touching=self.id).watch(closed)
+        self.engine.committer.submit(work, touching=self.id).watch(lambda done: self._leave(done.error))

@@ -52,8 +52,8 @@ class Tail(LogReader):
     def still_in_flight(self, seqs: Sequence[int]) -> list[Claimed]:
         return []
 
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
-        return _nothing_to_do()
+    def ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
+        return _done(None)
 
     def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
         return _done([])
@@ -76,6 +76,5 @@ class Tail(LogReader):
     def heartbeat(self) -> Flow[None]:
         return _nothing_to_do()
 
-    def _submit_close(self, closing: Ticket[None], seen: Collection[int] | None, vanished: bool) -> None:
-        self._leave()
-        finish([(closing, None, None)])
+    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+        self._leave(None)

@@ -85,18 +85,10 @@ class RemoteConsumer(Consumer):
                     raise
         self.resumed_from = self._last_seq = done.resumed_from_seq
 
-    def abandon(self, then: Callable[[], None]) -> None:
-        """Nobody waits for it to begin any more; should it do so all the same, it is given back."""
-
-        def begun(ticket: Ticket[Any]) -> None:
-            if ticket.error is not None:
-                then()
-            else:
-                self._link.enqueue(self._unsubscribe([])).watch(lambda _: then())
-
-        self._closing = Ticket()
-        finish([(self._closing, None, None)])
-        self._begun.watch(begun)
+    def abandon(self) -> None:
+        """Its subscribe was refused or cancelled; should it begin all the same, it is given back."""
+        self._closing = True
+        self._begun.watch(partial(self._give_back, ()))
 
     def _request(self) -> Request:
         return Request("rpc.subscribe.persistent", self._params_now, self._take_up, alone=True)
@@ -243,12 +235,13 @@ class RemoteConsumer(Consumer):
 
     # --- settling -----------------------------------------------------------------------------------------------
 
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
+    def ack(self, settled: Sequence[Claimed]) -> Ticket[Any]:
         if self.spec.mode == "ephemeral":
-            return
+            return self.submit_ack(settled)
         self._refuse_strangers(settled)
-        yield self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
-        self._forget(settled)
+        ticket = self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
+        ticket.watch(lambda _: self._forget(settled) if ticket.error is None else None)
+        return ticket
 
     def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
         if self.spec.mode == "ephemeral" or self.closed:
@@ -364,33 +357,37 @@ class RemoteConsumer(Consumer):
         self.deliver([], [Gap(self.id, notice.from_, notice.to, notice.count, notice.why, at_ms)])
         self._wake()
 
-    def _submit_close(self, closing: Ticket[None], seen: Collection[int] | None, vanished: bool) -> None:
+    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
         self._leaves_s = time.monotonic() + LEAVE_S
 
-        def closed(done: Ticket[None]) -> None:
-            # Without a connection, or if it is another's by now, it has been given back already.
-            is_over = isinstance(done.error, Unreachable | SubscriptionError | Closed)
-            finish([(closing, None, None if is_over else done.error)])
-
-        def send(_: Ticket[Any]) -> None:
+        def acked(_: Ticket[Any]) -> None:
             if self in self._link.resuming:
                 self._link.resuming.remove(self)
-            if not self._ready:  # the server let go of it when the connection broke
-                finish([(closing, None, None)])
-                return
-            unseen = set(self._unseen())
-            looked_at = self._in_flight.copy() if seen is None else seen
-            self._link.enqueue(self._unsubscribe([seq for seq in looked_at if seq not in unseen])).watch(closed)
+            if self._ready or self._subscribing is None:
+                self._give_back(seen)
+            else:  # it may be taken up again on a new connection just now
+                self._subscribing.ticket.watch(partial(self._give_back, seen))
 
         if self._acking is None:
-            send(closing)
+            acked(self.gone)
         else:
-            self._acking.watch(send)
+            self._acking.watch(acked)
 
-    def _unsubscribe(self, seen: list[int]) -> Request:
+    def _give_back(self, seen: Collection[int] | None, taken_up: Ticket[Any] | None = None) -> None:
         """What the server has sent and did not arrive is not among the seen, so it counts as no attempt."""
-        params = wire.Release(self.wire_id, seen)
-        return Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)
+
+        def done(answer: Ticket[Any]) -> None:
+            # Without a connection, or if it is another's by now, it has been given back already.
+            is_over = isinstance(answer.error, Unreachable | SubscriptionError | Closed)
+            finish([(self.gone, None, None if is_over else answer.error)])
+
+        if not self._ready or (taken_up is not None and taken_up.error is not None):
+            finish([(self.gone, None, None)])  # the server let go of it when the connection broke
+            return
+        unseen = set(self._unseen())
+        looked_at = self._in_flight.copy() if seen is None else seen
+        params = wire.Release(self.wire_id, [seq for seq in looked_at if seq not in unseen])
+        self._link.enqueue(Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)).watch(done)
 
 
 def new_holder() -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from headwater.broker.claims import Claimed
 from headwater.broker.consumer import Consumer
-from headwater.broker.flow import Flow, run_async
+from headwater.broker.flow import Flow, Within, run_async
 from headwater.broker.housekeeping import Report
 from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec
@@ -184,7 +184,10 @@ class RemoteCore:
         check_subscription_id(id)
         spec_options = {name: value for name, value in options.items() if name not in ("start", "wait", "takeover")}
         spec = make_spec(pattern, spec_options)
+        for former in [each for each in list(self._consumers.values()) if each.id == id and each.closed]:
+            yield Within(former.gone, self._link.settings.timeout_s)  # it is being given back
         consumer = RemoteConsumer(self._link, id, spec, subscribe_params(id, pattern, options))
+        consumer.gone.watch(lambda _: self._consumers.__delitem__(consumer.wire_id))
         number = 1
         while self._consumers.setdefault(consumer.wire_id, consumer) is not consumer:  # this log holds it already
             number += 1
@@ -194,14 +197,10 @@ class RemoteCore:
             yield from consumer.begin()
         except BaseException:
             self._link.resuming.remove(consumer)
-            consumer.abandon(then=lambda: self.forget(consumer))
+            consumer.abandon()
             raise
         self._link.loop.call_soon_threadsafe(self._beat_in_time)
         return consumer
-
-    def forget(self, consumer: Consumer) -> None:
-        if isinstance(consumer, RemoteConsumer) and self._consumers.get(consumer.wire_id) is consumer:
-            del self._consumers[consumer.wire_id]
 
     def unsubscribe(self, id: str) -> Flow[None]:
         return self._ask("rpc.subscription.remove", wire.SubscriptionId(id), _nothing, again=False)

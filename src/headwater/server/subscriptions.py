@@ -235,7 +235,7 @@ class Subscriptions:
                     if not connection.is_gone:
                         connection.notify("rpc.lost", wire.LostNotice(id, exc.why))
                         self._held.pop(id, None)
-                        connection.core.forget(subscriber)
+                        self._in_background(self._give_back(held, vanished=False))
                     return
 
     async def fetch(self, params: wire.Fetch) -> Any:
@@ -271,7 +271,7 @@ class Subscriptions:
         """All or none of what is in flight."""
         subscriber = self.find(id)
         claimed = yield from subscriber.handed_out(seqs)
-        yield from subscriber.ack(claimed)
+        yield subscriber.ack(claimed)
         self._connection.parts.metrics.count_settled("ack", len(seqs))
 
     def acknowledge_leniently(self, id: str, seqs: Sequence[int]) -> Flow[list[int]]:
@@ -363,10 +363,7 @@ class Subscriptions:
 
     async def _let_go(self, held: Held, seen: Sequence[int] | None = None, *, vanished: bool = False) -> None:
         await _cancel(held.pump)
-        try:
-            await run_async(held.subscriber.close(seen, vanished=vanished))
-        finally:
-            self._connection.core.forget(held.subscriber)
+        await run_async(held.subscriber.close(seen, vanished=vanished))
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:

@@ -98,7 +98,6 @@ def _ask(
                     return read_event(cls, message)
     finally:
         yield from consumer.close()
-        verbs.forget(consumer)
     raise NoReply(
         f"no reply within {wait_s:g} s",
         where=f"{type(asked).__headwater__.type} on {request.topic}",

@@ -109,8 +109,6 @@ class Source:
             run_blocking(consumer.close(seen=()))
         except HeadwaterError as exc:  # its lease runs out by itself
             logger.warning("forwarder %s could not give back its subscription: %s", self.id, exc)
-        finally:
-            self._log.forget(consumer)
 
 
 def same_log(one: str, other: str) -> bool:
