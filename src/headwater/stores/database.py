@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from headwater.delivery.lease import Lease
 from headwater.delivery.window import WindowState
 from headwater.message import Draft, MessageDocument, from_document
-from headwater.ports.records import DeadLetter, SubscriptionRecord, SubscriptionSpec
+from headwater.ports.records import DeadLetter, SubscriptionRecord, SubscriptionSpec, TopicCount
 
 OWN_TABLES = frozenset(
     [
@@ -34,6 +34,7 @@ OWN_TABLES = frozenset(
 _spec = msgspec.json.Decoder(SubscriptionSpec)
 _settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _document = msgspec.json.Decoder(MessageDocument)
+_topic_counts = msgspec.json.Decoder(list[TopicCount])
 
 
 def record_of(row: tuple[Any, ...]) -> SubscriptionRecord:
@@ -67,6 +68,61 @@ def letter_of(row: tuple[Any, ...]) -> DeadLetter:
         bool(redriving),
         redrive_error,
     )
+
+
+class _Tail(NamedTuple):
+    """The messages in (counted_to, upto] by topic; `mark` is what tells the message `upto` from another one there."""
+
+    counted_to: int = 0
+    upto: int = 0
+    mark: str | None = None
+    counts: Mapping[str, TopicCount] = {}
+
+
+class TopicTail:
+    """Counts by topic: those stored, and the tail above them as far as this store object has counted it, so that each
+    call looks only at what came since the last one. A message of the tail does not change, and before one is deleted
+    the tail up to it is stored, which moves `counted_to`: as long as that stays, so does what was counted. The mark
+    finds out a server that lost its last commits and gave their seqs to other messages. What a DELETE by hand takes out
+    of the tail is missed when the tail is stored."""
+
+    def __init__(self) -> None:
+        self._tail = _Tail()
+
+    def topic_counts(self, row: Callable[..., tuple[Any, ...]], *, keep: bool) -> list[TopicCount]:
+        """`row` runs a named query; `keep` is for what has been committed."""
+        tail = self._tail
+        counted_to, last, mark, stored = row("topic_counts", tail.upto)
+        if (counted_to, mark) != (tail.counted_to, tail.mark) or tail.upto > last:
+            tail = _Tail(counted_to, counted_to)
+        if tail.upto < last:
+            new, mark = row("topic_counts_between", last, tail.upto, last)
+            tail = _Tail(counted_to, last, mark, _added(tail.counts, _topic_counts.decode(new)))
+            if keep:
+                self._tail = tail
+        counts = _topic_counts.decode(stored)
+        if not tail.counts:
+            return counts
+        by_topic = _added({each.topic: each for each in counts}, tail.counts.values())
+        return sorted(by_topic.values(), key=lambda each: each.topic)
+
+
+def _added(counts: Mapping[str, TopicCount], later: Iterable[TopicCount]) -> dict[str, TopicCount]:
+    total = dict(counts)
+    for new in later:
+        old = total.get(new.topic)
+        total[new.topic] = (
+            new
+            if old is None
+            else TopicCount(
+                new.topic,
+                old.count + new.count,
+                old.bytes + new.bytes,
+                new.last_seq,
+                max(old.last_published_ms, new.last_published_ms),
+            )
+        )
+    return total
 
 
 class Numbered(NamedTuple):

@@ -31,7 +31,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
-from headwater.stores.database import letter_of, record_of, seq_before
+from headwater.stores.database import TopicTail, letter_of, record_of, seq_before
 from headwater.stores.postgres.conditions import EVERYTHING, Condition, topic_condition
 from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.rows import (
@@ -44,7 +44,6 @@ from headwater.stores.postgres.rows import (
     SEQS,
     TEXTS,
     TIMINGS,
-    TOPIC_COUNTS,
     UNREADABLE,
     array_of,
     untyped,
@@ -63,9 +62,12 @@ _Answer = TypeVar("_Answer")
 class PostgresReader:
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
-    def __init__(self, connection: psycopg.Connection, salt: int) -> None:
+    _keeps_counts = True
+
+    def __init__(self, connection: psycopg.Connection, salt: int, topics: TopicTail | None = None) -> None:
         self.connection = connection
         self._salt = str(salt)
+        self._topics = topics or TopicTail()
         self._seen_last: int | None = None  # what a scan told by the way
 
     def last_seq(self) -> int:
@@ -202,7 +204,7 @@ class PostgresReader:
         return int(_first(self._execute(_with(SQL["count"], condition), (after, *condition.params, most))))
 
     def topic_counts(self) -> list[TopicCount]:
-        return TOPIC_COUNTS.decode(self._value("topic_counts"))
+        return self._topics.topic_counts(self._row, keep=self._keeps_counts)
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         return TEXTS.decode(self._value("distinct_topics", after, upto))

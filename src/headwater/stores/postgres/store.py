@@ -19,6 +19,7 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from headwater.errors import Closed, Conflict, NotALog, StoreError, Unavailable
+from headwater.stores.database import TopicTail
 from headwater.stores.postgres.connection import (
     SERVER_VERSION_MIN,
     Durability,
@@ -98,6 +99,7 @@ class PostgresStore:
         self._tell = tell.as_bytes()
         self._outcomes = Outcomes(self.place, self.sender, self.connect)
         self._turn = threading.Lock()
+        self._topics = TopicTail()
         self._closed = False
         self.ahead_ms = 0
         """How far the server's clock is ahead of this host's, as the last transaction found it."""
@@ -173,7 +175,7 @@ class PostgresStore:
         with self._turn:
             self._refuse_closed()
             xid = self._begin_writing(alone)
-            writer = PostgresWriter(self._connection, self.salt, alone)
+            writer = PostgresWriter(self._connection, self.salt, alone, self._topics)
             try:
                 with self._whole_or_conflict():
                     yield writer
@@ -257,7 +259,7 @@ class PostgresStore:
         self._refuse_closed()
         connection = self._begin_reading()
         try:
-            yield PostgresReader(connection, self.salt)
+            yield PostgresReader(connection, self.salt, self._topics)
             connection.execute("COMMIT")  # after a ROLLBACK psycopg would prepare all statements anew
         except psycopg.Error as exc:
             told = translate(exc, self.name)

@@ -30,7 +30,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
-from headwater.stores.database import letter_of, record_of, seq_before
+from headwater.stores.database import TopicTail, letter_of, record_of, seq_before
 from headwater.stores.sqlite.conditions import (
     EVERYTHING,
     Condition,
@@ -46,7 +46,6 @@ SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read 
 _messages = msgspec.json.Decoder(list[Message])
 _due = msgspec.json.Decoder(list[tuple[DeliveryRow, Message | None]])
 _rows = msgspec.json.Decoder(list[DeliveryRow])
-_topic_counts = msgspec.json.Decoder(list[TopicCount])
 _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 _limits = msgspec.json.Decoder(Limits)
 _receipts = msgspec.json.Decoder(list[Receipt])
@@ -62,9 +61,12 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class SqliteReader:
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
-    def __init__(self, connection: apsw.Connection, salt: int) -> None:
+    _keeps_counts = True
+
+    def __init__(self, connection: apsw.Connection, salt: int, topics: TopicTail | None = None) -> None:
         self._connection = connection
         self._salt = salt
+        self._topics = topics or TopicTail()
 
     def last_seq(self) -> int:
         return int(self._value("last_seq"))
@@ -153,7 +155,7 @@ class SqliteReader:
         return min(total, most)
 
     def topic_counts(self) -> list[TopicCount]:
-        return _topic_counts.decode(self._value("topic_counts"))
+        return self._topics.topic_counts(self._row, keep=self._keeps_counts)
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         found: list[str] = msgspec.json.decode(self._value("distinct_topics", after, upto))
