@@ -55,8 +55,8 @@ class Reader(Protocol):
         """A position that divides the log at a time: messages at or below it were published before, those above it
         not. Assumes a clock that runs forward."""
 
-    def count(self, selection: Selection, after: int, most: int) -> int:
-        """How many messages above `after` match, counting no further than `most`."""
+    def count(self, selection: Selection, after: int, upto: int) -> int:
+        """How many messages in (after, upto] match. Looks at all of them and at no others: the caller bounds it."""
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         """The distinct topics of the messages in (after, upto]."""

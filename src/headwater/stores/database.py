@@ -10,7 +10,8 @@ import msgspec
 from headwater.delivery.lease import Lease
 from headwater.delivery.window import WindowState
 from headwater.message import Draft, MessageDocument, from_document
-from headwater.ports.records import DeadLetter, SubscriptionRecord, SubscriptionSpec, TopicCount
+from headwater.ports.records import DeadLetter, Selection, SubscriptionRecord, SubscriptionSpec, TopicCount
+from headwater.ports.store import Reader
 
 OWN_TABLES = frozenset(
     [
@@ -30,6 +31,8 @@ OWN_TABLES = frozenset(
         "headwater",
     ]
 )
+
+COUNT_PAGE = 1_000  # messages that are read at a time to be counted
 
 _spec = msgspec.json.Decoder(SubscriptionSpec)
 _settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
@@ -122,6 +125,15 @@ def _added(counts: Mapping[str, TopicCount], later: Iterable[TopicCount]) -> dic
                 max(old.last_published_ms, new.last_published_ms),
             )
         )
+    return total
+
+
+def count_by_scanning(reader: Reader, selection: Selection, after: int, upto: int) -> int:
+    """Where the database cannot decide alone what matches."""
+    total, upto = 0, min(upto, reader.last_seq())
+    while after < upto:
+        found, after = reader.scan(selection, after, COUNT_PAGE, upto)
+        total += len(found)
     return total
 
 

@@ -63,8 +63,8 @@ class MemoryReader:
     def seq_before(self, at_ms: int) -> int:
         return self._tables.messages.seq_before(at_ms)
 
-    def count(self, selection: Selection, after: int, most: int) -> int:
-        return sum(1 for _ in islice(self._matching(selection, after, self.last_seq()), most))
+    def count(self, selection: Selection, after: int, upto: int) -> int:
+        return sum(1 for _ in self._matching(selection, after, upto))
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         return sorted({message.topic for message in self._tables.messages.between(after, upto)})

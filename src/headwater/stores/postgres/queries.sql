@@ -89,8 +89,8 @@ FROM messages WHERE seq = %s
 SELECT '[' || string_agg('[' || seq || ',' || to_json(topic) || ',' || {size} || ',' || published_at || ']', ',') || ']'
 FROM (SELECT * FROM messages WHERE seq > %s AND {condition} ORDER BY seq LIMIT %s) AS page
 
--- :count: how many match in a seq range, counting no further than a limit
-SELECT count(*) FROM (SELECT 1 FROM messages WHERE seq > %s AND {condition} LIMIT %s) AS matching
+-- :count: how many match in a seq range
+SELECT count(*) FROM messages WHERE seq > %s AND seq <= %s AND {condition}
 
 -- :at_or_after: the first message at or after a seq, for the search by time
 SELECT seq, published_at FROM messages WHERE seq >= %s ORDER BY seq LIMIT 1

@@ -31,7 +31,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
-from headwater.stores.database import TopicTail, letter_of, record_of, seq_before
+from headwater.stores.database import TopicTail, count_by_scanning, letter_of, record_of, seq_before
 from headwater.stores.postgres.conditions import EVERYTHING, Condition, topic_condition
 from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.rows import (
@@ -188,20 +188,16 @@ class PostgresReader:
         first, high = self._row("bounds")
         return seq_before(first, high, at_ms, lambda seq: self._row("at_or_after", seq))
 
-    def count(self, selection: Selection, after: int, most: int) -> int:
+    def count(self, selection: Selection, after: int, upto: int) -> int:
         wanted = wanted_by(selection)
         if wanted.exact:
-            counted, exact = self._tried(wanted, lambda condition: self._count(condition, after, most))
+            counted, exact = self._tried(wanted, lambda condition: self._count(condition, after, upto))
             if exact:
                 return counted
-        total, last = 0, self.last_seq()
-        while after < last and total < most:
-            found, after = self.scan(selection, after, 1_000)
-            total += len(found)
-        return min(total, most)
+        return count_by_scanning(self, selection, after, upto)
 
-    def _count(self, condition: Condition, after: int, most: int) -> int:
-        return int(_first(self._execute(_with(SQL["count"], condition), (after, *condition.params, most))))
+    def _count(self, condition: Condition, after: int, upto: int) -> int:
+        return int(_first(self._execute(_with(SQL["count"], condition), (after, upto, *condition.params))))
 
     def topic_counts(self) -> list[TopicCount]:
         return self._topics.topic_counts(self._row, keep=self._keeps_counts)

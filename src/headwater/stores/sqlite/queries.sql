@@ -38,8 +38,8 @@ FROM messages WHERE seq = ?
 SELECT json_group_array(json_array(seq, topic, size, published_at))
 FROM (SELECT seq, topic, size, published_at FROM messages WHERE seq > ? AND {condition} ORDER BY seq LIMIT ?)
 
--- :count: how many match in a seq range, counting no further than a limit
-SELECT count(*) FROM (SELECT 1 FROM messages WHERE seq > ? AND {condition} LIMIT ?)
+-- :count: how many match in a seq range
+SELECT count(*) FROM messages WHERE seq > ? AND seq <= ? AND {condition}
 
 -- :at_or_after: the first message at or after a seq, for the search by time
 SELECT seq, published_at FROM messages WHERE seq >= ? ORDER BY seq LIMIT 1

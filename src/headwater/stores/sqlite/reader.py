@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -30,7 +31,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
-from headwater.stores.database import TopicTail, letter_of, record_of, seq_before
+from headwater.stores.database import TopicTail, count_by_scanning, letter_of, record_of, seq_before
 from headwater.stores.sqlite.conditions import (
     EVERYTHING,
     Condition,
@@ -143,16 +144,14 @@ class SqliteReader:
         first, high = self._row("bounds")
         return seq_before(first, high, at_ms, lambda seq: self._row("at_or_after", seq))
 
-    def count(self, selection: Selection, after: int, most: int) -> int:
+    def count(self, selection: Selection, after: int, upto: int) -> int:
         condition, exact = _condition_of(selection)
         if exact:
             sql = SQL["count"].replace("{condition}", condition.sql)
-            return int(self._connection.execute(sql, (after, *condition.params, most)).get)
-        total, last = 0, self.last_seq()
-        while after < last and total < most:
-            found, after = self.scan(selection, after, 1_000)
-            total += len(found)
-        return min(total, most)
+            # Where SQLite cannot read a payload as JSON, `scan` leaves `where` to Python.
+            with contextlib.suppress(apsw.SQLError):
+                return int(self._connection.execute(sql, (after, upto, *condition.params)).get)
+        return count_by_scanning(self, selection, after, upto)
 
     def topic_counts(self) -> list[TopicCount]:
         return self._topics.topic_counts(self._row, keep=self._keeps_counts)
