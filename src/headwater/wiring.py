@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from headwater.broker.tracing import Tracing
     from headwater.configuration import Settings
     from headwater.ports.annex import Annex
-    from headwater.ports.transport import Transport
     from headwater.server.serving import Server
+    from headwater.transports.base import BaseTransport
     from headwater.typed import AsyncBus, Bus
 
 HOUSEKEEPING_S = 60.0
@@ -185,7 +185,7 @@ class Connecting:
             await self._log.close()
 
 
-def open_transport(url: str | os.PathLike[str], **options: Any) -> Transport:
+def open_transport(url: str | os.PathLike[str], **options: Any) -> BaseTransport:
     """What carries copies to another system: `redis://…`, `s3://bucket/prefix`, `file:///path.jsonl`, another log, …;
     `docs/transports.md` has them all, with their options."""
     from headwater.transports.opening import open_transport as open_by_url

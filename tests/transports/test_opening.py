@@ -181,10 +181,11 @@ def test_errors_hold_no_secrets() -> None:
 def test_the_code_of_the_docs_runs_in_order_in_a_fresh_directory(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "transports.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     with headwater.open(tmp_path / "events.db") as log:  # a full batch, which waits for nothing
         log.publish_many([("orders.new", number) for number in range(100)])
     program = [sys.executable, "-c", "\n".join(blocks)]
     ran = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert [message.data for message in read_lines(tmp_path / "orders.jsonl")] == list(range(100))
+    for name in ("orders.jsonl", "copies.jsonl"):
+        assert [message.data for message in read_lines(tmp_path / name)] == list(range(100))
