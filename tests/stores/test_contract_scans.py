@@ -231,6 +231,18 @@ def test_oldest(store: Store) -> None:
         assert [kept.seq for kept in reader.oldest(parse_pattern("#.z", "amqp"), 0, 10)] == [4]
 
 
+def test_oldest_looks_no_further_than_upto(store: Store) -> None:
+    append(store, *[draft("b")] * 10, draft("a"))
+    few = rows_looked_at(store, lambda reader: reader.oldest(parse_pattern("a"), 0, 10, 11))
+    append(store, *[draft("b")] * 5_000, draft("a"))
+
+    with store.read() as reader:
+        assert [kept.seq for kept in reader.oldest(parse_pattern("a"), 0, 10, 11)] == [11]
+        assert reader.oldest(parse_pattern("a"), 0, 10, 10) == reader.oldest(parse_pattern("*"), 5, 10, 5) == []
+        assert [kept.seq for kept in reader.oldest(parse_pattern("#.a", "amqp"), 0, 1, 11)] == [11]
+    assert rows_looked_at(store, lambda reader: reader.oldest(parse_pattern("a"), 0, 10, 11)) <= few + 20
+
+
 def test_oldest_finds_matches_behind_many_others(store: Store) -> None:
     append(store, *(draft("common" if n < 3_000 else "a.rare") for n in range(3_002)))
 

@@ -19,7 +19,7 @@ _ALL = parse_pattern(">")
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):
     """`lag` is all that matches and is not settled: not yet delivered, in flight, or waiting for another attempt.
-    `lag_is_least` says that there is more than was looked at, so that `lag` and the age of the oldest are no less."""
+    `lag_is_least`: counting stopped at LAG_LOOKED_AT_MAX messages, so the lag may be greater."""
 
     id: str
     pattern: str
@@ -53,13 +53,13 @@ class Waiting(NamedTuple):
 
 
 def count_waiting(reader: Reader, selection: Selection, after: int, most: int) -> Waiting:
-    """How many messages above `after` match; of those it looks at no more than the first `most`, matching or not."""
-    upto, last = _bounded(reader, after, most), reader.last_seq()
+    """How many messages above `after` match, among the first `most` messages of any topic."""
+    upto, last = look_upto(reader, after, most), reader.last_seq()
     return Waiting(reader.count(selection, after, upto), upto < last)
 
 
-def _bounded(reader: Reader, after: int, most: int) -> int:
-    """Up to where to look, so that it is at so many messages at most. What retention deleted costs nothing."""
+def look_upto(reader: Reader, after: int, most: int) -> int:
+    """The seq up to which there are at most `most` messages above `after`; deleted ones at the front do not count."""
     first = reader.oldest(_ALL, after, 1)
     return min(reader.last_seq(), first[0].seq - 1 + most) if first else reader.last_seq()
 
@@ -68,7 +68,7 @@ def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Subscri
     selection, window = selection_of(record.spec), record.window
     counts = reader.delivery_counts(record.id)
     undelivered = count_waiting(reader, selection, window.delivered, LAG_LOOKED_AT_MAX)
-    bound = _bounded(reader, window.floor, LAG_LOOKED_AT_MAX)
+    bound = look_upto(reader, window.floor, LAG_LOOKED_AT_MAX)
     in_flight = counts.in_flight + _in_window(reader, record, min(window.delivered, bound))
     oldest = _oldest_unacked_ms(reader, record, counts.first_seq, bound)
     return SubscriptionInfo(

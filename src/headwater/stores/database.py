@@ -86,8 +86,8 @@ class TopicTail:
     """Counts by topic: those stored, and the tail above them as far as this store object has counted it, so that each
     call looks only at what came since the last one. A message of the tail does not change, and before one is deleted
     the tail up to it is stored, which moves `counted_to`: as long as that stays, so does what was counted. The mark
-    finds out a server that lost its last commits and gave their seqs to other messages. What a DELETE by hand takes out
-    of the tail is missed when the tail is stored."""
+    detects a server that lost its last commits and gave their seqs to other messages. A DELETE by hand of a message in
+    the tail shows when housekeeping stores the tail."""
 
     def __init__(self) -> None:
         self._tail = _Tail()

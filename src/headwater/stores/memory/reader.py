@@ -27,6 +27,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
+from headwater.ports.store import SEQ_MAX
 from headwater.stores.memory.tables import Tables
 from headwater.topics import Pattern
 
@@ -51,8 +52,8 @@ class MemoryReader:
         by_seq = self._tables.messages.by_seq
         return {seq: by_seq[seq] for seq in seqs if seq in by_seq}
 
-    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
-        matching = self._matching(Selection(pattern), after, self.last_seq())
+    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
+        matching = self._matching(Selection(pattern), after, upto)
         return [
             Kept(message.seq, message.topic, message.size, message.published_ms) for message in islice(matching, limit)
         ]

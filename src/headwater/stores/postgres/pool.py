@@ -1,5 +1,5 @@
-"""Connections that threads share by turns. The pool of psycopg tells the application's log of every failure, which here
-the caller is told by an error; so this one has no threads and no logger."""
+"""A pool of connections without threads and without a logger. The one of psycopg logs every failed attempt to connect
+as a warning; here the error that the caller gets says it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headwater.stores.postgres.connection import is_broken
 Begin = Callable[[psycopg.Connection], object]
 
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 1.0
-IDLE_S_MAX = 600.0  # how long a connection is kept that nothing is done with
+IDLE_S_MAX = 600.0  # an idle connection is closed after this long
 
 
 class PoolTimeout(Exception):
-    """All connections are busy, and stayed so."""
+    """No connection became free in time."""
 
 
 class Pool:
@@ -33,8 +33,8 @@ class Pool:
 
     @contextmanager
     def connection(self, begin: Begin, timeout_s: float) -> Iterator[psycopg.Connection]:
-        """One that `begin` has succeeded on. Those that broke while they lay here are passed over, and a server that is
-        away is waited for."""
+        """A connection on which `begin` has succeeded. Idle ones that broke are dropped; an unreachable server is tried
+        again until the time is over. Raises PoolTimeout, or psycopg's error."""
         until = time.monotonic() + timeout_s
         if not self._free.acquire(timeout=timeout_s):
             raise PoolTimeout(f"no connection became free in {timeout_s:.0f} s")
@@ -84,7 +84,7 @@ class Pool:
         connection.close()
 
     def close(self) -> None:
-        """Close those that are idle now; the others when they are given back."""
+        """Close idle connections now, and those in use when they come back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -87,7 +87,7 @@ FROM messages WHERE seq = %s
 
 -- :oldest: what retention looks at, in seq order
 SELECT '[' || string_agg('[' || seq || ',' || to_json(topic) || ',' || {size} || ',' || published_at || ']', ',') || ']'
-FROM (SELECT * FROM messages WHERE seq > %s AND {condition} ORDER BY seq LIMIT %s) AS page
+FROM (SELECT * FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s) AS page
 
 -- :count: how many match in a seq range
 SELECT count(*) FROM messages WHERE seq > %s AND seq <= %s AND {condition}

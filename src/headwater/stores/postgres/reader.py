@@ -31,6 +31,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
+from headwater.ports.store import SEQ_MAX
 from headwater.stores.database import TopicTail, count_by_scanning, letter_of, record_of, seq_before
 from headwater.stores.postgres.conditions import EVERYTHING, Condition, topic_condition
 from headwater.stores.postgres.queries import SQL
@@ -170,13 +171,13 @@ class PostgresReader:
                 found.append(Message(*columns))
         return found
 
-    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
+    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         condition, exact = topic_condition(pattern)
         after = self._quiet_upto(condition, after)
         sql = _with(SQL["oldest"], condition)
         found: list[Kept] = []
         while len(found) < limit:
-            text = _first(self._execute(sql, (after, *condition.params, limit)))
+            text = _first(self._execute(sql, (after, upto, *condition.params, limit)))
             page = [Kept(*kept) for kept in KEPT.decode(text)] if text else []
             found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
             if len(page) < limit:

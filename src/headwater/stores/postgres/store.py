@@ -43,6 +43,7 @@ OPENINGS_MAX = 5  # how often a log is opened whose connection breaks meanwhile
 
 PATIENCE_S_MIN = 1.0  # for connections, which take a while to make
 DEAD_DELIVERIES_MAX = 50_000  # what housekeeping leaves to autovacuum
+VACUUM_MS_MAX = 2_000  # limits how long close() waits for it; autovacuum does the rest
 CLOCK_JITTER_MS = 20  # what a round trip may take is no difference of clocks
 
 _XID_AND_TIME = "pg_current_xact_id()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -280,7 +281,9 @@ class PostgresStore:
             row = connection.execute(_DEAD_DELIVERIES, (f"{self.place.schema}.deliveries",)).fetchone()
             if row is not None and row[0] > DEAD_DELIVERIES_MAX:
                 table = sql.Identifier(self.place.schema, "deliveries")
-                connection.execute(sql.SQL("VACUUM (TRUNCATE FALSE) {}").format(table))
+                connection.execute(sql.SQL("SET statement_timeout = {}").format(sql.Literal(VACUUM_MS_MAX)))
+                with contextlib.suppress(psycopg.errors.QueryCanceled):
+                    connection.execute(sql.SQL("VACUUM (TRUNCATE FALSE) {}").format(table))
         return False
 
     def journal_bytes(self) -> int:

@@ -36,7 +36,9 @@ FROM messages WHERE seq = ?
 
 -- :oldest: what retention looks at, in seq order
 SELECT json_group_array(json_array(seq, topic, size, published_at))
-FROM (SELECT seq, topic, size, published_at FROM messages WHERE seq > ? AND {condition} ORDER BY seq LIMIT ?)
+FROM (
+    SELECT seq, topic, size, published_at FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
+)
 
 -- :count: how many match in a seq range
 SELECT count(*) FROM messages WHERE seq > ? AND seq <= ? AND {condition}

@@ -31,6 +31,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
+from headwater.ports.store import SEQ_MAX
 from headwater.stores.database import TopicTail, count_by_scanning, letter_of, record_of, seq_before
 from headwater.stores.sqlite.conditions import (
     EVERYTHING,
@@ -127,12 +128,12 @@ class SqliteReader:
                 found.append(Message(*columns))
         return found
 
-    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
+    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         condition, exact = topic_condition(pattern)
         sql = SQL["oldest"].replace("{condition}", condition.sql)
         found: list[Kept] = []
         while len(found) < limit:
-            text = self._connection.execute(sql, (after, *condition.params, limit)).get
+            text = self._connection.execute(sql, (after, upto, *condition.params, limit)).get
             page = [Kept(*kept) for kept in _kept.decode(text)]
             found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
             if len(page) < limit:
