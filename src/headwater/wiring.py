@@ -79,7 +79,7 @@ def serve(url: str | os.PathLike[str] | None = None, **flags: Any) -> Server:
     log_options = {name: flags.pop(name) for name in OpenOptions.__annotations__ if name in flags}
     paths = {_setting_path(name): value for name, value in flags.items() if name not in ("config", "profile")}
     if url is not None:
-        paths["server.log"] = os.fspath(url)
+        paths["server.log"] = os.fsdecode(url)
     settings = load_settings(
         config=flags.get("config"),
         profile=flags.get("profile"),
@@ -307,7 +307,7 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
     housekeeping = options.get("housekeeping", HOUSEKEEPING_S)
     if housekeeping is not None:
         housekeeping = span_ms(housekeeping, "housekeeping") / 1000
-    opened = _open_store(os.fspath(url), options)
+    opened = _open_store(os.fsdecode(url), options)
     try:
         engine = Engine(opened.store, options.get("clock") or opened.clock(), dedupe=window)
     except BaseException:

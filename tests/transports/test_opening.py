@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -176,6 +177,13 @@ def test_errors_hold_no_secrets() -> None:
         with pytest.raises(InvalidOption) as refused:
             opened(url)
         assert "pass" not in str(refused.value).replace("Pass opener", "")
+
+
+def test_a_path_in_bytes_is_a_path(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "out.jsonl")
+    headwater.open_transport(path).close()  # type: ignore[arg-type]
+    with headwater.open(os.fsencode(tmp_path / "log.db"), housekeeping=None) as log:  # type: ignore[arg-type]
+        assert log.publish("a", 1) == 1
 
 
 def test_the_code_of_the_docs_runs_in_order_in_a_fresh_directory(tmp_path: Path) -> None:

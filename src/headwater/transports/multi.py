@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from headwater.errors import AllTransportsFailed, Closed, InvalidOption, PublishOnly, TransportFailed, Unsent
 from headwater.message import Message
-from headwater.ports.transport import Following, Handle, Subscribable, Transport, buffers, logs_fed_by
+from headwater.ports.transport import Following, Handle, Subscribable, Transport, buffers, check_transport, logs_fed_by
 from headwater.transports.base import BaseTransport
 from headwater.transports.lines import publish_only
 
@@ -24,7 +24,8 @@ class MultiTransport(BaseTransport):
     lost there: it is logged, and the error kept in `last_errors` under that one's name until it takes one again. Where
     every target must have every message, feed each with a forwarder of its own."""
 
-    def __init__(self, transports: Sequence[Transport], *, name: str = "multi") -> None:
+    def __init__(self, transports: Iterable[Transport], *, name: str = "multi") -> None:
+        transports = [check_transport(each, name) for each in transports]
         if not 1 <= len(transports) <= TRANSPORTS_MAX:
             raise InvalidOption(f"1 to {TRANSPORTS_MAX} transports, not {len(transports)}", where=name)
         if len(set(map(id, transports))) < len(transports):

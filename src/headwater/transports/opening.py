@@ -47,7 +47,7 @@ def open_transport(
     breaker before it, `batch` (True, or size, wait, max_buffered) a buffer before that; in a query they read
     `breaker=on` or `batch=size:100,wait:5`.
     """
-    text = os.fspath(url)
+    text = os.fsdecode(url)
     where = without_secrets(text)
     text, wraps = cut_wraps(text)
     for name in ("breaker", "batch"):
