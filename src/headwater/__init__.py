@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headwater.replication.follower import follow
     from headwater.replication.synchronise import sync
     from headwater.stores.dedupe.opening import open_dedupe
+    from headwater.transports.multi import MultiTransport
     from headwater.typed import Event
 
 __version__ = VERSION
@@ -35,6 +36,7 @@ __version__ = VERSION
 _LATER = {
     "Event": "headwater.typed",
     "Forwarder": "headwater.broker.forwarding",
+    "MultiTransport": "headwater.transports.multi",
     "follow": "headwater.replication.follower",
     "open_dedupe": "headwater.stores.dedupe.opening",
     "sync": "headwater.replication.synchronise",
@@ -60,6 +62,7 @@ __all__ = [
     "ManualClock",
     "Message",
     "Middleware",
+    "MultiTransport",
     "ReceivedMessage",
     "Reject",
     "ShortCircuit",

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from headwater.broker.tracing import Tracing
     from headwater.configuration import Settings
     from headwater.ports.annex import Annex
-    from headwater.ports.transport import Transport
     from headwater.server.serving import Server
+    from headwater.transports.base import BaseTransport
     from headwater.typed import AsyncBus, Bus
 
 HOUSEKEEPING_S = 60.0
@@ -79,7 +79,7 @@ def serve(url: str | os.PathLike[str] | None = None, **flags: Any) -> Server:
     log_options = {name: flags.pop(name) for name in OpenOptions.__annotations__ if name in flags}
     paths = {_setting_path(name): value for name, value in flags.items() if name not in ("config", "profile")}
     if url is not None:
-        paths["server.log"] = os.fspath(url)
+        paths["server.log"] = os.fsdecode(url)
     settings = load_settings(
         config=flags.get("config"),
         profile=flags.get("profile"),
@@ -185,7 +185,7 @@ class Connecting:
             await self._log.close()
 
 
-def open_transport(url: str | os.PathLike[str], **options: Any) -> Transport:
+def open_transport(url: str | os.PathLike[str], **options: Any) -> BaseTransport:
     """What carries copies to another system: `redis://…`, `s3://bucket/prefix`, `file:///path.jsonl`, another log, …;
     `docs/transports.md` has them all, with their options."""
     from headwater.transports.opening import open_transport as open_by_url
@@ -307,7 +307,7 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
     housekeeping = options.get("housekeeping", HOUSEKEEPING_S)
     if housekeeping is not None:
         housekeeping = span_ms(housekeeping, "housekeeping") / 1000
-    opened = _open_store(os.fspath(url), options)
+    opened = _open_store(os.fsdecode(url), options)
     try:
         engine = Engine(opened.store, options.get("clock") or opened.clock(), dedupe=window)
     except BaseException:

@@ -23,6 +23,7 @@ EXPORTED = [
     "ManualClock",
     "Message",
     "Middleware",
+    "MultiTransport",
     "ReceivedMessage",
     "Reject",
     "ShortCircuit",

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from rows_looked_at import rows_looked_at
 
 from headwater import Log, ManualClock
+from headwater.broker import statistics
 from headwater.errors import InvalidTopic, UnknownSubscription
 
 
@@ -89,6 +91,38 @@ def test_info_says_what_the_subscription_is(log: Log, mode: Any, clock: ManualCl
     )
     assert info == log.subscription("s")
     assert log.subscriptions() == [info]
+
+
+def test_counting_what_waits_looks_at_a_bounded_number_of_messages(log: Log, mode: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(statistics, "LAG_LOOKED_AT_MAX", 50)
+    store = log._core.engine.store
+    subscription = log.subscribe("s", "a", mode=mode)
+    log.publish("a", 1)
+    subscription.fetch()  # in flight, so that the window stays open
+    log.publish_many([("b", n) for n in range(60)])
+    log.topics()  # counts what is new
+    few = rows_looked_at(store, lambda reader: statistics.log_statistics(reader, 0))
+    log.publish_many([("b", n) for n in range(3_000)])
+    log.publish("a", 2)
+    log.topics()
+
+    info = subscription.info()
+    assert (info.lag, info.lag_is_least, info.in_flight) == (1, True, 1)
+    assert rows_looked_at(store, lambda reader: statistics.log_statistics(reader, 0)) <= few + 200
+    monkeypatch.undo()
+    info = subscription.info()
+    assert (info.lag, info.lag_is_least, info.in_flight) == (2, False, 1)
+
+
+def test_what_retention_deleted_does_not_count_as_looked_at(log: Log, monkeypatch: Any) -> None:
+    monkeypatch.setattr(statistics, "LAG_LOOKED_AT_MAX", 50)
+    subscription = log.subscribe("s", "a")
+    log.publish_many([("b", n) for n in range(100)])
+    log.publish("a", 1)
+    log.retain("b", max_count=10)
+    log.housekeep()
+    info = subscription.info()
+    assert (info.lag, info.lag_is_least) == (1, False)
 
 
 def test_an_unknown_subscription_has_no_info(log: Log) -> None:

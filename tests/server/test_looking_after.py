@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from foreign_client import Client, Serve, connect
 
 from headwater import ManualClock
+from headwater.server import subscriptions
 
 
 async def test_topics_and_seqs(serve: Serve) -> None:
@@ -21,6 +23,18 @@ async def test_topics_and_seqs(serve: Serve) -> None:
         assert await client.call("rpc.topic_max_seq", {"topic": "never"}) == {"sequence_id": 0}
         assert await client.code("rpc.topic_max_seq", {"topic": "a.*"}) == -32004
         assert await client.call("rpc.last_seq") == {"sequence_id": 4}
+
+
+async def test_subscribing_counts_what_waits_among_a_bounded_number_of_messages(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "UNDELIVERED_LOOKED_AT_MAX", 5)
+    async with serve() as server, connect(server) as client:
+        await client.publish_many("a", 3)
+        await client.publish_many("b", 10)
+        await client.publish_many("a", 1)
+        assert (await client.subscribe("s", "a"))["undelivered_count"] == 3
+        assert (await client.subscribe("t", "b"))["undelivered_count"] == 2
 
 
 async def test_subscriptions_as_they_are(serve: Serve) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from rows_looked_at import rows_looked_at
 
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.entity_filter import parse_entity_filter
@@ -230,6 +231,18 @@ def test_oldest(store: Store) -> None:
         assert [kept.seq for kept in reader.oldest(parse_pattern("#.z", "amqp"), 0, 10)] == [4]
 
 
+def test_oldest_looks_no_further_than_upto(store: Store) -> None:
+    append(store, *[draft("b")] * 10, draft("a"))
+    few = rows_looked_at(store, lambda reader: reader.oldest(parse_pattern("a"), 0, 10, 11))
+    append(store, *[draft("b")] * 5_000, draft("a"))
+
+    with store.read() as reader:
+        assert [kept.seq for kept in reader.oldest(parse_pattern("a"), 0, 10, 11)] == [11]
+        assert reader.oldest(parse_pattern("a"), 0, 10, 10) == reader.oldest(parse_pattern("*"), 5, 10, 5) == []
+        assert [kept.seq for kept in reader.oldest(parse_pattern("#.a", "amqp"), 0, 1, 11)] == [11]
+    assert rows_looked_at(store, lambda reader: reader.oldest(parse_pattern("a"), 0, 10, 11)) <= few + 20
+
+
 def test_oldest_finds_matches_behind_many_others(store: Store) -> None:
     append(store, *(draft("common" if n < 3_000 else "a.rare") for n in range(3_002)))
 
@@ -261,15 +274,26 @@ def test_seq_before_among_what_is_left(store: Store) -> None:
             assert left_before == [seq for seq in (3, 5, 6) if seq <= n]
 
 
-def test_count_goes_no_further_than_asked(store: Store) -> None:
-    append(store, *(draft("a" if n % 2 else "b") for n in range(10)))
+COUNTED = [selection("a"), selection("*", where="topic == 'a'"), selection(">", from_="/^ann/")]
+
+
+@pytest.mark.parametrize("counted", COUNTED, ids=["topic", "where", "regex"])
+def test_count_of_a_range(store: Store, counted: Selection) -> None:
+    append(store, *(draft("a", from_="anna") if n % 2 else draft("b") for n in range(10)))
 
     with store.read() as reader:
-        assert reader.count(selection("a"), 0, 100) == 5
-        assert reader.count(selection("a"), 0, 3) == 3
-        assert reader.count(selection("a"), 4, 100) == 3
-        assert reader.count(selection("*", where="topic == 'a'"), 0, 2) == 2
-        assert reader.count(EVERYTHING, 10, 100) == 0
+        assert reader.count(counted, 0, 100) == 5
+        assert reader.count(counted, 0, 3) == 1
+        assert reader.count(counted, 4, 100) == 3
+        assert reader.count(counted, 10, 100) == reader.count(counted, 4, 4) == reader.count(counted, 6, 4) == 0
+
+
+@pytest.mark.parametrize("counted", COUNTED, ids=["topic", "where", "regex"])
+def test_count_looks_at_nothing_outside_its_range(store: Store, counted: Selection) -> None:
+    append(store, *[draft("b")] * 10)
+    few = rows_looked_at(store, lambda reader: reader.count(counted, 5, 10))
+    append(store, *[draft("b")] * 5_000)
+    assert rows_looked_at(store, lambda reader: reader.count(counted, 5, 10)) <= few + 20
 
 
 def test_topics_between(store: Store) -> None:

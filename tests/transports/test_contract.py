@@ -1,5 +1,6 @@
 """One contract, every transport. A new one joins with one line in CARRIERS."""
 
+import asyncio
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from redis_followers import Collected
 
 import headwater
 from headwater import ManualClock, Message
-from headwater.errors import Closed, PublishOnly
-from headwater.ports.transport import Subscribable, Transport
+from headwater.errors import Closed, InvalidMessage, PublishOnly
+from headwater.ports.transport import Subscribable
+from headwater.transports.base import BaseTransport
 from headwater.transports.batching import BatchingTransport
 from headwater.transports.file import FileTransport, read_lines
 from headwater.transports.guarded import GuardedTransport
@@ -33,7 +35,7 @@ REQUEST = pytest.FixtureRequest
 
 
 class Carrier(NamedTuple):
-    transport: Transport
+    transport: BaseTransport
     arrived: Callable[[], list[Message]]
     """What its target holds, in order."""
 
@@ -183,6 +185,34 @@ def test_messages_arrive_in_their_order(carrier: Carrier, make: MAKE) -> None:
     carrier.transport.publish_many(given[20:])
     assert told(carrier.arrived()) == told(given)
     assert carrier.transport.connected
+
+
+async def fetched_async() -> list[headwater.AsyncReceivedMessage]:
+    async with headwater.connect("memory:", housekeeping=None) as log:
+        await log.publish("b", 2)
+        async with await log.subscribe("s", ">") as subscription:
+            return await subscription.fetch(10)
+
+
+def test_what_was_fetched_from_a_log_is_published_as_it_is(carrier: Carrier, make: MAKE) -> None:
+    with headwater.open("memory:", housekeeping=None) as log:
+        log.publish("a", 1, headers={"tenant": "x"})
+        with log.subscribe("s", ">") as subscription:
+            [received] = subscription.fetch(10)
+            [received_async] = asyncio.run(fetched_async())
+            carrier.transport.publish(received)
+            carrier.transport.publish_many(iter([received_async, make(3)]))
+            arrived = carrier.arrived()
+    assert [message.data for message in arrived] == [1, 2, 3]
+    assert told(arrived[:2]) == told([received.message, received_async.message])
+
+
+@pytest.mark.parametrize("other", [{"topic": "a", "data": 1}, "text", None, ("a", 1)], ids=repr)
+def test_what_is_no_message_is_refused_by_name(carrier: Carrier, other: Any, make: MAKE) -> None:
+    with pytest.raises(InvalidMessage, match=f"expected a message, got {type(other).__name__}") as refused:
+        carrier.transport.publish_many([make(1), other])
+    assert refused.value.where == carrier.transport.name
+    assert carrier.arrived() == []
 
 
 def test_every_field_arrives(carrier: Carrier, make: MAKE, clock: ManualClock) -> None:

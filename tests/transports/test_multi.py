@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import headwater
 from headwater import Message
 from headwater.errors import AllTransportsFailed, Closed, InvalidOption, PublishOnly, TransportFailed, Unsent
 from headwater.transports import multi as multi_room
@@ -24,6 +25,28 @@ def test_all_of_three_get_one_each(targets: TARGETS, make: MAKE) -> None:
     multi.publish(make(1))
     assert [each.data for each in three] == [[1], [1], [1]]
     assert multi.last_errors == {}
+    multi.close()
+
+
+@pytest.mark.parametrize("given", [["memory:"], [None], {"a": 1}, [MemoryTransport]], ids=repr)
+def test_what_is_no_transport_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(InvalidOption, match="expected a transport, got ") as refused:
+        MultiTransport(given)
+    assert "open_transport" in str(refused.value)
+
+
+def test_a_log_is_no_transport() -> None:
+    with headwater.open("memory:", housekeeping=None) as log:
+        for other in (log, "memory:"):
+            with pytest.raises(InvalidOption, match="expected a transport"):
+                headwater.Forwarder(log, other, id="copy")  # type: ignore[arg-type]
+
+
+def test_any_iterable_of_transports_will_do(targets: TARGETS, make: MAKE) -> None:
+    two = targets("a", "b")
+    multi = MultiTransport(iter(two))
+    multi.publish(make(1))
+    assert [each.data for each in two] == [[1], [1]]
     multi.close()
 
 

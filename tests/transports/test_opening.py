@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -178,13 +179,21 @@ def test_errors_hold_no_secrets() -> None:
         assert "pass" not in str(refused.value).replace("Pass opener", "")
 
 
+def test_a_path_in_bytes_is_a_path(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "out.jsonl")
+    headwater.open_transport(path).close()  # type: ignore[arg-type]
+    with headwater.open(os.fsencode(tmp_path / "log.db"), housekeeping=None) as log:  # type: ignore[arg-type]
+        assert log.publish("a", 1) == 1
+
+
 def test_the_code_of_the_docs_runs_in_order_in_a_fresh_directory(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "transports.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     with headwater.open(tmp_path / "events.db") as log:  # a full batch, which waits for nothing
         log.publish_many([("orders.new", number) for number in range(100)])
     program = [sys.executable, "-c", "\n".join(blocks)]
     ran = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert [message.data for message in read_lines(tmp_path / "orders.jsonl")] == list(range(100))
+    for name in ("orders.jsonl", "copies.jsonl"):
+        assert [message.data for message in read_lines(tmp_path / name)] == list(range(100))

@@ -297,7 +297,7 @@ class Core:
         return self.engine.read(lambda reader: reader.retention())
 
     def housekeep(self) -> Flow[housekeeping.Report]:
-        return housekeeping.housekeep(self.engine)
+        return housekeeping.housekeep(self.engine, lambda: self._closed)
 
     # --- living and ending --------------------------------------------------------------------------------------
 

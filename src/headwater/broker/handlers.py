@@ -149,6 +149,7 @@ class Handlers:
         try:
             yield from self.start()
             yield self._over
+            logger.info("the handlers of %s are stopping", self._log.name)
         finally:
             yield from self.stop(timeout_s)
         for running in self._running.values():

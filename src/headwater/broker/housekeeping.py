@@ -1,14 +1,14 @@
 """Keeping the log within its limits: retention, forgotten ids, old timings, idle subscriptions, disk space.
 
 Every process that has a log open may do it; a lease in the database lets one at a time. All work is cut into small
-transactions, so that publishers wait for one of them at most.
+transactions, so that publishers and `close()` wait for one of them at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from headwater.broker.dead_letters import end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow
 from headwater.broker.logger import logger
+from headwater.broker.statistics import look_upto
 from headwater.delivery.lease import release, take
 from headwater.delivery.retention import Kept, Total, surplus
 from headwater.ports.records import Gap, RetentionPolicy, SubscriptionRecord, selection_of
@@ -27,6 +28,7 @@ from headwater.topics import Pattern, overlaps, parse_pattern
 LEASE = "housekeeping"
 LEASE_MS = 60_000
 PRUNE_PAGE = 2_000
+LOOKED_AT_MAX = 50_000  # messages, matching or not, in which a page of what has to go is looked for
 COUNT_PAGE = 50_000
 IDS_PAGE = 20_000
 VACUUM_PAGES = 256
@@ -44,13 +46,31 @@ class Report(msgspec.Struct):
     skipped: bool = False  # another process is at it
 
 
-def housekeep(engine: Engine) -> Flow[Report]:
+def housekeep(engine: Engine, stopping: Callable[[], bool]) -> Flow[Report]:
+    """One round of pages. When `stopping` returns True it begins no further page and gives its lease back."""
     report = Report()
     if engine.timings:
         yield from engine.write(engine.timings.save, touching=COUNTS)
     if not (yield from engine.write(partial(_take_turn, engine))):
         report.skipped = True
         return report
+    yield from _until(stopping, _round(engine, report))
+    yield from engine.write(partial(_end_turn, engine))
+    return report
+
+
+def _until(stopping: Callable[[], bool], flow: Flow[None]) -> Flow[None]:
+    outcome: Any = None
+    try:
+        while not stopping():
+            outcome = yield flow.send(outcome)
+    except StopIteration:
+        pass
+    finally:
+        flow.close()
+
+
+def _round(engine: Engine, report: Report) -> Flow[None]:
     while (yield from engine.write(lambda writer, _: writer.fold_topic_counts(COUNT_PAGE))) == COUNT_PAGE:
         pass
     policies = yield from engine.read(lambda reader: reader.retention())
@@ -72,8 +92,6 @@ def housekeep(engine: Engine) -> Flow[Report]:
         pass
     while (yield Blocking(lambda: engine.store.reclaim_space(VACUUM_PAGES), engine.readers)):
         pass
-    yield from engine.write(partial(_end_turn, engine))
-    return report
 
 
 def _forget_receipts(engine: Engine, writer: Writer, undo: Undo) -> int:
@@ -106,9 +124,9 @@ def _enforce(engine: Engine, policy: RetentionPolicy, report: Report) -> Flow[No
     while after is not None:
         place = _Place(policy, after, spared, engine.clock.now_ms())
         # Looked for beside the writers: in a large log, to find that nothing is too much can take a second.
-        too_much, _ = yield from engine.read(partial(_too_much, place=place))
+        too_much, after = yield from engine.read(partial(_too_much, place=place))
         if not too_much:
-            return
+            continue
         after, pruned, gaps, spared = yield from engine.write(partial(_prune_page, place=place))
         report.gaps += gaps
         if pruned:
@@ -128,21 +146,27 @@ class _Place(NamedTuple):
         return parse_pattern(self.policy.pattern, self.policy.dialect)
 
 
-def _too_much(reader: Reader, *, place: _Place) -> tuple[list[Kept], bool]:
-    """A page of what has to go, and whether that is all of it."""
-    page = reader.oldest(place.pattern, place.after, PRUNE_PAGE)
+def _too_much(reader: Reader, *, place: _Place) -> tuple[list[Kept], int | None]:
+    """A page of what has to go, and where to go on; None if that is all of it."""
+    upto = look_upto(reader, place.after, LOOKED_AT_MAX)
+    rest = None if upto == reader.last_seq() else upto
+    page = reader.oldest(place.pattern, place.after, PRUNE_PAGE, upto)
+    if not page:
+        return [], rest
     stored = _total(reader, place.pattern)
     total = Total(stored.messages - place.spared.messages, stored.bytes - place.spared.bytes)
     too_much = page[: surplus(place.policy.limits, page, total, place.now_ms)]
-    return too_much, len(too_much) < len(page) or len(page) < PRUNE_PAGE
+    if len(too_much) < len(page):
+        return too_much, None
+    return too_much, rest if len(page) < PRUNE_PAGE else page[-1].seq
 
 
 def _prune_page(writer: Writer, undo: Undo, *, place: _Place) -> tuple[int | None, int, int, Total]:
     """Delete up to a page of what is too much: where to go on (or None), how many were deleted, how many of them
     somebody had yet to settle, and what had to be spared so far."""
-    too_much, finished = _too_much(writer, place=place)
+    too_much, go_on = _too_much(writer, place=place)
     if not too_much:
-        return None, 0, 0, place.spared
+        return go_on, 0, 0, place.spared
     subscriptions = [
         record for record in writer.subscriptions() if overlaps(selection_of(record.spec).pattern, place.pattern)
     ]
@@ -153,7 +177,7 @@ def _prune_page(writer: Writer, undo: Undo, *, place: _Place) -> tuple[int | Non
         place.spared.messages + len(too_much) - len(gone),
         place.spared.bytes + sum(kept.size for kept in too_much) - sum(kept.size for kept in gone),
     )
-    return (None if finished else too_much[-1].seq), len(gone), lost, spared
+    return go_on, len(gone), lost, spared
 
 
 def _total(reader: Reader, pattern: Pattern) -> Total:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from headwater.message import Message
-from headwater.ports.records import SubscriptionRecord, TopicCount, selection_of
+from headwater.ports.records import Selection, SubscriptionRecord, TopicCount, selection_of
 from headwater.ports.store import Reader
-from headwater.topics import check_topic
+from headwater.topics import check_topic, parse_pattern
 
 WINDOW_LISTED_MAX = 20_000
-LAG_COUNTED_MAX = 1_000_000  # beyond it the exact number would cost more than it tells
+LAG_LOOKED_AT_MAX = 1_000_000  # messages, matching or not; beyond it the exact number would cost more than it tells
+
+_ALL = parse_pattern(">")
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):
     """`lag` is all that matches and is not settled: not yet delivered, in flight, or waiting for another attempt.
-    `lag_is_least` says that counting stopped at the limit."""
+    `lag_is_least`: counting stopped at LAG_LOOKED_AT_MAX messages, so the lag may be greater."""
 
     id: str
     pattern: str
@@ -43,19 +47,37 @@ class LogStatistics(msgspec.Struct, frozen=True):
     subscriptions: list[SubscriptionInfo]
 
 
+class Waiting(NamedTuple):
+    messages: int
+    is_least: bool
+
+
+def count_waiting(reader: Reader, selection: Selection, after: int, most: int) -> Waiting:
+    """How many messages above `after` match, among the first `most` messages of any topic."""
+    upto, last = look_upto(reader, after, most), reader.last_seq()
+    return Waiting(reader.count(selection, after, upto), upto < last)
+
+
+def look_upto(reader: Reader, after: int, most: int) -> int:
+    """The seq up to which there are at most `most` messages above `after`; deleted ones at the front do not count."""
+    first = reader.oldest(_ALL, after, 1)
+    return min(reader.last_seq(), first[0].seq - 1 + most) if first else reader.last_seq()
+
+
 def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> SubscriptionInfo:
     selection, window = selection_of(record.spec), record.window
     counts = reader.delivery_counts(record.id)
-    undelivered = reader.count(selection, window.delivered, LAG_COUNTED_MAX)
-    in_flight = counts.in_flight + _in_window(reader, record, undelivered)
-    oldest = _oldest_unacked_ms(reader, record, counts.first_seq)
+    undelivered = count_waiting(reader, selection, window.delivered, LAG_LOOKED_AT_MAX)
+    bound = look_upto(reader, window.floor, LAG_LOOKED_AT_MAX)
+    in_flight = counts.in_flight + _in_window(reader, record, min(window.delivered, bound))
+    oldest = _oldest_unacked_ms(reader, record, counts.first_seq, bound)
     return SubscriptionInfo(
         id=record.id,
         pattern=record.spec.pattern,
         mode=record.spec.mode,
         position=window.floor if counts.first_seq is None else min(window.floor, counts.first_seq - 1),
-        lag=undelivered + in_flight + counts.waiting,
-        lag_is_least=undelivered >= LAG_COUNTED_MAX,
+        lag=undelivered.messages + in_flight + counts.waiting,
+        lag_is_least=undelivered.is_least or window.floor < bound < window.delivered,
         in_flight=in_flight,
         waiting=counts.waiting,
         oldest_unacked_ms=None if oldest is None else max(0, now_ms - oldest),
@@ -69,28 +91,27 @@ def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Subscri
     )
 
 
-def _in_window(reader: Reader, record: SubscriptionRecord, undelivered: int) -> int:
+def _in_window(reader: Reader, record: SubscriptionRecord, upto: int) -> int:
     window = record.window
-    if not window.settled and window.delivered - window.floor > WINDOW_LISTED_MAX:  # a batch of a pipeline
-        return max(0, reader.count(selection_of(record.spec), window.floor, LAG_COUNTED_MAX) - undelivered)
-    return sum(not window.is_settled(message.seq) for message in _between(reader, record))
+    if not window.settled and upto - window.floor > WINDOW_LISTED_MAX:  # a batch of a pipeline
+        return reader.count(selection_of(record.spec), window.floor, upto)
+    return sum(not window.is_settled(message.seq) for message in _between(reader, record, upto))
 
 
-def _between(reader: Reader, record: SubscriptionRecord) -> list[Message]:
-    window = record.window
+def _between(reader: Reader, record: SubscriptionRecord, upto: int) -> list[Message]:
     found: list[Message] = []
-    after = window.floor
-    while after < window.delivered:
-        messages, after = reader.scan(selection_of(record.spec), after, 1_000, window.delivered)
+    after = record.window.floor
+    while after < upto:
+        messages, after = reader.scan(selection_of(record.spec), after, 1_000, upto)
         found += messages
     return found
 
 
-def _oldest_unacked_ms(reader: Reader, record: SubscriptionRecord, first_row: int | None) -> int | None:
-    after, last = record.window.floor, reader.last_seq()
+def _oldest_unacked_ms(reader: Reader, record: SubscriptionRecord, first_row: int | None, upto: int) -> int | None:
+    after = record.window.floor
     candidates = [] if first_row is None else list(reader.messages([first_row]).values())
-    while after < last:
-        messages, after = reader.scan(selection_of(record.spec), after, 100)
+    while after < upto:
+        messages, after = reader.scan(selection_of(record.spec), after, 100, upto)
         open_ones = [message for message in messages if not record.window.is_settled(message.seq)]
         if open_ones:
             candidates.append(open_ones[0])

@@ -39,7 +39,9 @@ def run(directory: str | None = None) -> None:
     narrator = Narrator()
     narrator.tell(f"A log is one SQLite file; this one is {path}. No server runs.")
     began = time.monotonic()
-    logging.getLogger("headwater").setLevel(logging.ERROR)  # the failures below are meant
+    logger = logging.getLogger("headwater")
+    level_before = logger.level
+    logger.setLevel(logging.ERROR)  # the failures below are meant
     try:
         with headwater.open(path) as log:
             publish_orders(narrator, log)
@@ -48,7 +50,7 @@ def run(directory: str | None = None) -> None:
             insert_with_sql(narrator, log, path)
             look_around(narrator, log, path)
     finally:
-        logging.getLogger("headwater").setLevel(logging.NOTSET)
+        logger.setLevel(level_before)
     narrator.tell(f"{narrator.checked} claims checked in {time.monotonic() - began:.1f} s.")
 
 

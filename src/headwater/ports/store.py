@@ -34,6 +34,8 @@ from headwater.ports.records import (
 )
 from headwater.topics import Dialect, Pattern
 
+SEQ_MAX = 2**63 - 1
+
 
 class Reader(Protocol):
     """A view of one moment: everything read through it was true at the same time."""
@@ -48,15 +50,15 @@ class Reader(Protocol):
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         """Those of the given seqs that exist."""
 
-    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
-        """What retention looks at: the first matching messages above `after`, without their payload."""
+    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
+        """What retention looks at: the first matching messages in (after, upto], without their payload."""
 
     def seq_before(self, at_ms: int) -> int:
         """A position that divides the log at a time: messages at or below it were published before, those above it
         not. Assumes a clock that runs forward."""
 
-    def count(self, selection: Selection, after: int, most: int) -> int:
-        """How many messages above `after` match, counting no further than `most`."""
+    def count(self, selection: Selection, after: int, upto: int) -> int:
+        """How many messages in (after, upto] match. Looks at all of them and at no others: the caller bounds it."""
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         """The distinct topics of the messages in (after, upto]."""

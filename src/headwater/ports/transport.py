@@ -9,8 +9,9 @@ keeps things; if one raises, any part of what it was given may have arrived, and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from headwater.errors import InvalidOption
 from headwater.message import Message
 
 
@@ -33,6 +34,18 @@ class Transport(Protocol):
     def close(self) -> None:
         """Let go of connections, after what was given has been sent. Raises Unsent if something could not be. Twice is
         harmless."""
+
+
+def check_transport(given: Any, where: str) -> Transport:
+    """That it has the verbs of a transport, so that a url or a log in its place is refused at once."""
+    if isinstance(given, type) or not all(hasattr(given, name) for name in ("name", "recognises_ids", "publish_many")):
+        raise InvalidOption(
+            f"expected a transport, got {type(given).__name__}",
+            where=where,
+            next="Open one with headwater.open_transport(url); another log is headwater:path",
+        )
+    transport: Transport = given
+    return transport
 
 
 def buffers(transport: Transport) -> bool:

@@ -60,8 +60,15 @@ PageSize = Annotated[int, msgspec.Meta(ge=512, le=65_536)]
 T = TypeVar("T")
 U = TypeVar("U")
 
-_logger = logging.getLogger("headwater.replication.link")
-_logger.setLevel(logging.INFO)  # below it, the library tells all headers, with the key in them
+
+class _WithoutHeaders(logging.LoggerAdapter[logging.Logger]):
+    """Below INFO, websockets tells all headers, with the key in them; whatever level the application has set."""
+
+    def isEnabledFor(self, level: int) -> bool:
+        return level >= logging.INFO and super().isEnabledFor(level)
+
+
+_logger = _WithoutHeaders(logging.getLogger("headwater.replication.link"), {})
 
 
 class _Straight(connect):

@@ -169,8 +169,8 @@ def end_fetches(connection: Connection, params: wire.SubscriptionId) -> dict[str
     return OK
 
 
-def give_back(connection: Connection, params: wire.GiveBack) -> dict[str, bool]:
-    connection.subscriptions.give_back(params.subscription_id, params.sequence_ids)
+def give_back(connection: Connection, params: wire.GiveBack) -> Flow[dict[str, bool]]:
+    yield from connection.subscriptions.give_back(params.subscription_id, params.sequence_ids)
     return OK
 
 

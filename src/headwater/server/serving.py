@@ -8,7 +8,7 @@ import errno
 import ipaddress
 import signal
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -319,14 +319,11 @@ class Server:
     async def serve_until_stopped(self, on_ready: Callable[[Server], None] | None = None) -> None:
         """Serve until SIGTERM, SIGINT or `ask_to_stop`."""
         self._stop_asked = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not on every thread
-                loop.add_signal_handler(number, self.ask_to_stop)
-        async with self:
-            if on_ready is not None:
-                on_ready(self)
-            await self._stop_asked.wait()
+        with _on_signals(self.ask_to_stop):
+            async with self:
+                if on_ready is not None:
+                    on_ready(self)
+                await self._stop_asked.wait()
 
     def run(self, on_ready: Callable[[Server], None] | None = None) -> None:
         """The same, blocking."""
@@ -357,6 +354,25 @@ class ServedConnection(Connection):
 
     def on_closed(self, *, vanished: bool) -> None:
         self._server.client_left(self, vanished=vanished)
+
+
+@contextlib.contextmanager
+def _on_signals(act: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT call `act`; afterwards they do what they did before."""
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        former = signal.getsignal(number)
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not on every thread
+            loop.add_signal_handler(number, act)
+            before[number] = former
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            loop.remove_signal_handler(number)
+            if former is not None:  # it was not installed by Python, and cannot be
+                signal.signal(number, former)
 
 
 def is_unmistakable(name: str, own_host: str) -> bool:

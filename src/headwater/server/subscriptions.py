@@ -15,6 +15,7 @@ from headwater.broker.claims import Claimed, Failure
 from headwater.broker.flow import Flow, run_async
 from headwater.broker.options import Start, SubscribeOptions
 from headwater.broker.resuming import Resume
+from headwater.broker.statistics import count_waiting
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
 from headwater.delivery.retry import Reason
@@ -43,7 +44,7 @@ PUSH_BATCH = 500
 TAKE_BYTES_MAX = 4 * 1024 * 1024  # of data sent at a time: fits into a frame, and a slow reader is noticed in time
 FIRST_GUESS_BYTES = 4 * 1024
 RETRY_S = 1.0
-UNDELIVERED_COUNTED_MAX = 10_000
+UNDELIVERED_LOOKED_AT_MAX = 50_000  # messages, matching or not
 COUNT_S = 1.0  # for counting them
 HOLDER_CHARS_MAX = 32
 HOLDER_NAME = re.compile(r"[A-Za-z0-9-]{8,128}")
@@ -320,12 +321,10 @@ class Subscriptions:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    def give_back(self, id: str, seqs: Sequence[int]) -> None:
+    def give_back(self, id: str, seqs: Sequence[int]) -> Flow[None]:
         """What the client has not looked at, for others to have."""
         subscriber = self.find(id)
-        untouched = subscriber.still_in_flight(seqs)
-        if untouched:
-            subscriber.release(untouched)
+        yield subscriber.release(subscriber.still_in_flight(seqs))
 
     async def release(self, id: str, seen: Sequence[int] | None = None) -> None:
         """`seen`: all else that is in flight was not looked at, and counts as no attempt."""
@@ -373,7 +372,7 @@ async def _cancel(task: asyncio.Task[None] | None) -> None:
 
 
 def _undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
-    """How much is waiting, up to a limit."""
+    """How much is waiting, among so many messages that it costs no more than a fetch."""
     if isinstance(subscriber, Tail):
         return 0
     selection = selection_of(subscriber.spec)
@@ -383,7 +382,7 @@ def _undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
         rows = reader.delivery_counts(subscriber.id)
         # A new holder's rows in flight are those that the last one left; sharers have rows of their own.
         left = rows.in_flight - len(subscriber.resumed.held) if subscriber.spec.mode == "exclusive" else 0
-        return reader.count(selection, after, UNDELIVERED_COUNTED_MAX) + rows.waiting + left
+        return count_waiting(reader, selection, after, UNDELIVERED_LOOKED_AT_MAX).messages + rows.waiting + left
 
     return (yield from subscriber.engine.read(look))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,7 +10,8 @@ import msgspec
 from headwater.delivery.lease import Lease
 from headwater.delivery.window import WindowState
 from headwater.message import Draft, MessageDocument, from_document
-from headwater.ports.records import DeadLetter, SubscriptionRecord, SubscriptionSpec
+from headwater.ports.records import DeadLetter, Selection, SubscriptionRecord, SubscriptionSpec, TopicCount
+from headwater.ports.store import Reader
 
 OWN_TABLES = frozenset(
     [
@@ -31,9 +32,12 @@ OWN_TABLES = frozenset(
     ]
 )
 
+COUNT_PAGE = 1_000  # messages that are read at a time to be counted
+
 _spec = msgspec.json.Decoder(SubscriptionSpec)
 _settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _document = msgspec.json.Decoder(MessageDocument)
+_topic_counts = msgspec.json.Decoder(list[TopicCount])
 
 
 def record_of(row: tuple[Any, ...]) -> SubscriptionRecord:
@@ -67,6 +71,70 @@ def letter_of(row: tuple[Any, ...]) -> DeadLetter:
         bool(redriving),
         redrive_error,
     )
+
+
+class _Tail(NamedTuple):
+    """The messages in (counted_to, upto] by topic; `mark` is what tells the message `upto` from another one there."""
+
+    counted_to: int = 0
+    upto: int = 0
+    mark: str | None = None
+    counts: Mapping[str, TopicCount] = {}
+
+
+class TopicTail:
+    """Counts by topic: those stored, and the tail above them as far as this store object has counted it, so that each
+    call looks only at what came since the last one. A message of the tail does not change, and before one is deleted
+    the tail up to it is stored, which moves `counted_to`: as long as that stays, so does what was counted. The mark
+    detects a server that lost its last commits and gave their seqs to other messages. A DELETE by hand of a message in
+    the tail shows when housekeeping stores the tail."""
+
+    def __init__(self) -> None:
+        self._tail = _Tail()
+
+    def topic_counts(self, row: Callable[..., tuple[Any, ...]], *, keep: bool) -> list[TopicCount]:
+        """`row` runs a named query; `keep` is for what has been committed."""
+        tail = self._tail
+        counted_to, last, mark, stored = row("topic_counts", tail.upto)
+        if (counted_to, mark) != (tail.counted_to, tail.mark) or tail.upto > last:
+            tail = _Tail(counted_to, counted_to)
+        if tail.upto < last:
+            new, mark = row("topic_counts_between", last, tail.upto, last)
+            tail = _Tail(counted_to, last, mark, _added(tail.counts, _topic_counts.decode(new)))
+            if keep:
+                self._tail = tail
+        counts = _topic_counts.decode(stored)
+        if not tail.counts:
+            return counts
+        by_topic = _added({each.topic: each for each in counts}, tail.counts.values())
+        return sorted(by_topic.values(), key=lambda each: each.topic)
+
+
+def _added(counts: Mapping[str, TopicCount], later: Iterable[TopicCount]) -> dict[str, TopicCount]:
+    total = dict(counts)
+    for new in later:
+        old = total.get(new.topic)
+        total[new.topic] = (
+            new
+            if old is None
+            else TopicCount(
+                new.topic,
+                old.count + new.count,
+                old.bytes + new.bytes,
+                new.last_seq,
+                max(old.last_published_ms, new.last_published_ms),
+            )
+        )
+    return total
+
+
+def count_by_scanning(reader: Reader, selection: Selection, after: int, upto: int) -> int:
+    """Where the database cannot decide alone what matches."""
+    total, upto = 0, min(upto, reader.last_seq())
+    while after < upto:
+        found, after = reader.scan(selection, after, COUNT_PAGE, upto)
+        total += len(found)
+    return total
 
 
 class Numbered(NamedTuple):

@@ -21,6 +21,7 @@ from headwater.errors import Closed, HeadwaterError, InvalidInput, InvalidOption
 from headwater.message import BATCH_MESSAGES_MAX, Message, Span, check_whole, span_ms
 from headwater.ports.clock import Clock
 from headwater.ports.transport import Following, Handle, Subscribable, Transport
+from headwater.transports.base import BaseTransport, Holder
 from headwater.transports.lines import publish_only
 
 logger = logging.getLogger("headwater")
@@ -35,7 +36,7 @@ LOGGED_IDS_MAX = 1_000
 OnUnsent = Callable[[Sequence[Message], Exception], None]
 
 
-class BatchingTransport:
+class BatchingTransport(BaseTransport):
     """Sends when `size` messages are waiting, or the first has waited for `wait`; after a failure, `wait` later.
 
     `on_unsent(messages, error)` is told of each failed try, on the thread that tried; the messages are still in the
@@ -92,22 +93,19 @@ class BatchingTransport:
         """How many are in the buffer."""
         return len(self._buffer)
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         """Put them into the buffer, all or none. Raises TransportFailed if it is full: the target has been away, or is
         slower than the publishers."""
         self._put(messages)
 
-    def publish_and_wait(self, message: Message) -> None:
+    def publish_and_wait(self, message: Message | Holder) -> None:
         """Returns when the message has arrived, with all that were given before it; raises if it did not. After a
         failure it still is in the buffer, unless the target refused it as such."""
-        number = self._put([message])
-        self._send_up_to(number)
+        given = self._message_of(message)
+        self._send_up_to(self._put([given]))
         with self._changed:
             for at, (refused, error) in enumerate(self._refused):
-                if refused is message:
+                if refused is given:
                     del self._refused[at]
                     raise error
 

@@ -20,6 +20,7 @@ from headwater.errors import Closed, HeadwaterError, InvalidData, InvalidOption,
 from headwater.message import Message, Span, check_whole, span_ms
 from headwater.ports.clock import Clock
 from headwater.ports.transport import Handle
+from headwater.transports.base import BaseTransport
 from headwater.transports.lines import LINE_BEGIN, LINE_BYTES_MAX, from_line, publish_only, to_line
 
 logger = logging.getLogger("headwater")
@@ -32,7 +33,7 @@ WRITE_BYTES = 4 * 1024 * 1024
 TAIL_BLOCK = 64 * 1024
 
 
-class FileTransport:
+class FileTransport(BaseTransport):
     """`max_bytes`, `max_age`: when the file is rotated, by what it would hold and by when it was begun; looked at with
     every publish. `keep`: how many rotated files stay, None for all. `sync`: whether a publish returns only when its
     lines are on disk, or already when the system has them."""
@@ -78,10 +79,7 @@ class FileTransport:
     def connected(self) -> bool:
         return self._connected and not self._closed
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         lines = list(map(to_line, messages))
         with self._lock:
             if self._closed:

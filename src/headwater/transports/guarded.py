@@ -20,12 +20,13 @@ from headwater.errors import CircuitOpen, Closed, InvalidInput
 from headwater.message import Message, iso
 from headwater.ports.clock import Clock
 from headwater.ports.transport import Following, Handle, Subscribable, Transport, buffers, logs_fed_by
+from headwater.transports.base import BaseTransport
 from headwater.transports.lines import publish_only
 
 logger = logging.getLogger("headwater")
 
 
-class GuardedTransport:
+class GuardedTransport(BaseTransport):
     """`on_state` is told each new state, in order and while others wait for it: let it be short."""
 
     def __init__(
@@ -57,10 +58,7 @@ class GuardedTransport:
         """As it was left; an open one whose time is over turns half-open with the next publish."""
         return self._breaker.state
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         """Raises CircuitOpen without trying, or whatever the transport raises."""
         if self._closed or not messages:  # neither asks the target anything
             self.inner.publish_many(messages)

@@ -19,6 +19,7 @@ from headwater.errors import (
 )
 from headwater.message import BATCH_MESSAGES_MAX, HEADERS_BYTES_MAX, Message, iso, readable
 from headwater.ports.transport import Handle
+from headwater.transports.base import BaseTransport
 from headwater.transports.lines import publish_only
 
 logger = logging.getLogger("headwater")
@@ -44,7 +45,7 @@ class OpenedLog(Protocol):
     def close(self) -> None: ...
 
 
-class HeadwaterTransport:
+class HeadwaterTransport(BaseTransport):
     """A copy keeps everything but its seq and the time it was published, which the other log gives; the origin's
     stand in the free headers `origin-seq` and `origin-published-at`, those of the first log if it is copied on.
 
@@ -79,10 +80,7 @@ class HeadwaterTransport:
         """The other log, if it is open: a forwarder sees to it that this is not the one it reads."""
         return () if self._log is None else (self._log,)
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         """In one transaction of the other log; in several above BATCH_BYTES_MAX. What the other log cannot hold is
         refused with its own InvalidInput: to give it again will not help."""
         if self._closed:

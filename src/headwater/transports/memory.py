@@ -12,6 +12,7 @@ from headwater.errors import Closed, InvalidOption, TransportFailed
 from headwater.message import Message, check_whole
 from headwater.ports.transport import Handle
 from headwater.topics import Pattern, parse_pattern
+from headwater.transports.base import BaseTransport
 
 logger = logging.getLogger("headwater")
 
@@ -23,7 +24,7 @@ GROUP_ATTEMPTS_MAX = 5
 Overflow = Literal["drop_oldest", "refuse"]
 
 
-class MemoryTransport:
+class MemoryTransport(BaseTransport):
     """Holds the last `max_messages`; when full it drops the oldest, counted in `dropped`, or refuses the new."""
 
     name = "memory"
@@ -50,10 +51,7 @@ class MemoryTransport:
     def connected(self) -> bool:
         return not self._closed
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         with self._lock:
             self._refuse_closed()
             new = {message.id: message for message in messages if message.id not in self._held}

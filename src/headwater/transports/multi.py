@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from headwater.errors import AllTransportsFailed, Closed, InvalidOption, PublishOnly, TransportFailed, Unsent
 from headwater.message import Message
-from headwater.ports.transport import Following, Handle, Subscribable, Transport, buffers, logs_fed_by
+from headwater.ports.transport import Following, Handle, Subscribable, Transport, buffers, check_transport, logs_fed_by
+from headwater.transports.base import BaseTransport
 from headwater.transports.lines import publish_only
 
 logger = logging.getLogger("headwater")
@@ -18,12 +19,13 @@ logger = logging.getLogger("headwater")
 TRANSPORTS_MAX = 64
 
 
-class MultiTransport:
+class MultiTransport(BaseTransport):
     """Publishes to all at the same time and returns when the slowest is done. A copy that one of them did not take is
     lost there: it is logged, and the error kept in `last_errors` under that one's name until it takes one again. Where
     every target must have every message, feed each with a forwarder of its own."""
 
-    def __init__(self, transports: Sequence[Transport], *, name: str = "multi") -> None:
+    def __init__(self, transports: Iterable[Transport], *, name: str = "multi") -> None:
+        transports = [check_transport(each, name) for each in transports]
         if not 1 <= len(transports) <= TRANSPORTS_MAX:
             raise InvalidOption(f"1 to {TRANSPORTS_MAX} transports, not {len(transports)}", where=name)
         if len(set(map(id, transports))) < len(transports):
@@ -42,10 +44,7 @@ class MultiTransport:
         """Whether any of them is."""
         return any(lane.transport.connected for lane in self._lanes.values())
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         """Raises AllTransportsFailed if none took it."""
         with self._lock:  # so that all of them get what several threads publish in the same order
             if self._closed:

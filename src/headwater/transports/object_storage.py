@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from headwater.errors import Closed, Corrupt, InvalidOption, TransportFailed
 from headwater.message import Message, Span, check_whole, span_ms
 from headwater.ports.clock import Clock, SystemClock
+from headwater.transports.base import BaseTransport
 from headwater.transports.lines import publish_only
 from headwater.transports.object_layout import (
     OBJECT_BYTES_LEAST,
@@ -58,7 +59,7 @@ class Swept(NamedTuple):
     bytes: int
 
 
-class ObjectStorage:
+class ObjectStorage(BaseTransport):
     """One writer of an archive; there may be others. The store is asked for the first time at the first publish."""
 
     recognises_ids = True
@@ -100,11 +101,7 @@ class ObjectStorage:
     def connected(self) -> bool:
         return self._objects.answers and not self._closed
 
-    def publish(self, message: Message) -> None:
-        """An object and an entry of its own: put a batching transport before it."""
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         with self._lock:
             if self._closed:
                 raise Closed("the transport is closed", where=self.name, next="Open another")

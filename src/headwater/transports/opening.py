@@ -14,7 +14,7 @@ from headwater.delivery.breaker import BreakerPolicy
 from headwater.errors import InvalidOption
 from headwater.message import span_ms
 from headwater.ports.clock import Clock
-from headwater.ports.transport import Transport
+from headwater.transports.base import BaseTransport
 from headwater.transports.headwater_log import HeadwaterTransport, OpenedLog
 
 Opener = Callable[..., OpenedLog]
@@ -38,7 +38,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)
 
 def open_transport(
     url: str | os.PathLike[str], *, clock: Clock, opener: Opener | None = None, **options: Any
-) -> Transport:
+) -> BaseTransport:
     """`memory:`, `stdout:`, `file:///path.jsonl` or a path that ends in .jsonl, `redis://…`, `redis+pubsub://…`,
     `archive+postgres://…`, `s3://bucket/prefix`, `objects+file:///directory`; or another log: `headwater:events.db`,
     `sqlite:…`, `postgres://…`, `ws://…`, which `opener` opens.
@@ -47,7 +47,7 @@ def open_transport(
     breaker before it, `batch` (True, or size, wait, max_buffered) a buffer before that; in a query they read
     `breaker=on` or `batch=size:100,wait:5`.
     """
-    text = os.fspath(url)
+    text = os.fsdecode(url)
     where = without_secrets(text)
     text, wraps = cut_wraps(text)
     for name in ("breaker", "batch"):
@@ -72,7 +72,7 @@ def open_transport(
         raise
 
 
-def _open(url: str, where: str, clock: Clock, opener: Opener | None, options: dict[str, Any]) -> Transport:
+def _open(url: str, where: str, clock: Clock, opener: Opener | None, options: dict[str, Any]) -> BaseTransport:
     found = _SCHEME.match(url)
     scheme = found[1].lower() if found else ""
     if scheme == "file" or (not found and url.endswith(".jsonl")):
@@ -95,7 +95,7 @@ def _open(url: str, where: str, clock: Clock, opener: Opener | None, options: di
                 where=where,
                 next=f"pip install 'headwater[{extra}]'",
             ) from exc
-        return cast(Transport, made.from_url(url, options))
+        return cast(BaseTransport, made.from_url(url, options))
     if scheme in _LOGS:
         if opener is None:
             raise InvalidOption("nothing is given that opens logs", where=where, next="Pass opener=headwater.open")
@@ -110,7 +110,7 @@ def _open(url: str, where: str, clock: Clock, opener: Opener | None, options: di
     )
 
 
-def _open_file(url: str, where: str, clock: Clock, options: dict[str, Any]) -> Transport:
+def _open_file(url: str, where: str, clock: Clock, options: dict[str, Any]) -> BaseTransport:
     from headwater.transports.file import FileTransport
 
     known: dict[str, Reader] = {"max_bytes": _whole, "max_age": _seconds, "keep": _whole, "sync": _switch}

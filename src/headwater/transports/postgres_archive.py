@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.errors import Closed, InvalidData, InvalidOption, TransportFailed
 from headwater.message import Message, datetime_of, to_document
+from headwater.transports.base import BaseTransport
 from headwater.transports.lines import publish_only
 
 TABLE = "archive"
@@ -76,7 +77,7 @@ _OTHER_SHAPE = (
 )
 
 
-class PostgresArchive:
+class PostgresArchive(BaseTransport):
     """Batches are one transaction each: all of it is there, or nothing. One connection, made when it is needed."""
 
     recognises_ids = True
@@ -109,10 +110,7 @@ class PostgresArchive:
     def connected(self) -> bool:
         return self._connection is not None and not self._connection.closed
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         rows = [_row(message, self.name) for message in messages]
         with self._lock:
             if self._closed:

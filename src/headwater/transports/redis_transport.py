@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from headwater.errors import Closed, TransportFailed
 from headwater.message import Message
+from headwater.transports.base import BaseTransport
 from headwater.transports.redis_connection import RedisAddress, translated
 from headwater.transports.redis_following import RedisFollowing
 
 FollowingT = TypeVar("FollowingT", bound=RedisFollowing)
 
 
-class RedisTransport(ABC):
+class RedisTransport(BaseTransport):
     """`ports.transport.Transport`. `retries`: how often the client may ask again by itself."""
 
     def __init__(self, address: RedisAddress, *, recognises_ids: bool, retries: int) -> None:
@@ -37,10 +38,7 @@ class RedisTransport(ABC):
     def _report(self, good: bool) -> None:
         self._connected = good and not self._closed
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         if not messages:
             self._check_open()
             return

@@ -11,10 +11,11 @@ from typing import Never, TextIO
 from headwater.errors import Closed, TransportFailed
 from headwater.message import Message
 from headwater.ports.transport import Handle
+from headwater.transports.base import BaseTransport
 from headwater.transports.lines import publish_only, to_line
 
 
-class StdoutTransport:
+class StdoutTransport(BaseTransport):
     """One JSON document per line, flushed per batch. The stream is the caller's: `close` leaves it open."""
 
     recognises_ids = False
@@ -30,10 +31,7 @@ class StdoutTransport:
     def connected(self) -> bool:
         return self._connected and not self._closed
 
-    def publish(self, message: Message) -> None:
-        self.publish_many([message])
-
-    def publish_many(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[Message]) -> None:
         text = b"".join(map(to_line, messages)).decode()
         with self._lock:
             if self._closed:

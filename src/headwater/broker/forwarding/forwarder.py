@@ -19,7 +19,7 @@ from headwater.delivery.retry import ATTEMPTS_MAX, RetryPolicy
 from headwater.errors import HeadwaterError, InvalidOption, RemoteError, StoreError, UnknownSubscription
 from headwater.message import Span, check_whole, span_ms
 from headwater.ports.clock import Clock, SystemClock
-from headwater.ports.transport import Transport, buffers, logs_fed_by
+from headwater.ports.transport import Transport, buffers, check_transport, logs_fed_by
 from headwater.topics import Dialect
 
 BATCH = 100
@@ -83,6 +83,7 @@ class Forwarder:
                 next=f"Its subscription takes {', '.join(SourceOptions.__annotations__)}",
             )
         self.id = check_subscription_id(id)
+        check_transport(transport, id)
         if buffers(transport):
             raise InvalidOption(
                 "a forwarder makes batches by itself, and what it acked would be lost with a buffer",

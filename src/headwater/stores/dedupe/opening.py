@@ -14,7 +14,7 @@ from headwater.ports.dedupe import DedupeQueue
 def open_dedupe(url: str | os.PathLike[str], **options: Any) -> DedupeQueue:
     """`memory:`, a file path or `sqlite:path`, `postgres://…`, `redis://…`. Options: `max_count`, `max_age`, `clock`,
     and what its kind has besides."""
-    text = os.fspath(url)
+    text = os.fsdecode(url)
     scheme, found, rest = text.partition("://")
     if text == "memory:":
         from headwater.stores.dedupe.memory import MemoryDedupe

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import ConnectionPool, PoolTimeout
 
 from headwater.errors import Conflict, InvalidOption, StoreError, Unavailable
 from headwater.message import Span
 from headwater.ports.clock import Clock
 from headwater.ports.dedupe import DEDUPE_AGE_S, DEDUPE_COUNT
 from headwater.stores.dedupe.sql import SQL, SqlQueue
+from headwater.stores.postgres.pool import Pool, PoolTimeout
 
 CONNECTIONS_MAX = 4
 CONNECT_S = 10.0
@@ -54,23 +55,8 @@ class PostgresDedupe(SqlQueue):
         conninfo, schema, shown = _read_url(url)
         super().__init__(shown, max_count=max_count, max_age=max_age, clock=clock)
         self._schema = schema
-        self._pool = ConnectionPool(
-            conninfo,
-            min_size=1,
-            max_size=CONNECTIONS_MAX,
-            kwargs={"autocommit": True, "application_name": "headwater-dedupe"},
-            configure=self._configure,
-            check=ConnectionPool.check_connection,
-            timeout=CONNECT_S,
-            open=False,
-            name="headwater-dedupe",
-        )
-        try:
-            self._prepare(conninfo)
-            self._pool.open()
-        except BaseException:
-            self._pool.close()
-            raise
+        self._pool = Pool(partial(self._connect, conninfo), CONNECTIONS_MAX)
+        self._prepare(conninfo)
 
     def _prepare(self, conninfo: str) -> None:
         try:
@@ -83,12 +69,21 @@ class PostgresDedupe(SqlQueue):
         except psycopg.Error as exc:
             raise self._translated(exc) from exc
 
-    def _configure(self, connection: psycopg.Connection) -> None:
+    def _connect(self, conninfo: str) -> psycopg.Connection:
+        return psycopg.connect(
+            conninfo,
+            autocommit=True,
+            connect_timeout=int(CONNECT_S),
+            application_name="headwater-dedupe",
+        )
+
+    def _set_up(self, connection: psycopg.Connection) -> None:
+        """Each time, which also shows that the connection is still there: what it fails in later is not run again."""
         connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema)))
 
     def _run(self, name: str, *, durable: bool = True, **bindings: Any) -> list[tuple[Any, ...]]:
         try:
-            with self._pool.connection() as connection:
+            with self._pool.connection(self._set_up, CONNECT_S) as connection:
                 cursor = connection.execute(_STATEMENTS[name], bindings)
                 return cursor.fetchall() if cursor.description else []
         except psycopg.errors.DeadlockDetected as exc:

@@ -27,6 +27,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
+from headwater.ports.store import SEQ_MAX
 from headwater.stores.memory.tables import Tables
 from headwater.topics import Pattern
 
@@ -51,8 +52,8 @@ class MemoryReader:
         by_seq = self._tables.messages.by_seq
         return {seq: by_seq[seq] for seq in seqs if seq in by_seq}
 
-    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
-        matching = self._matching(Selection(pattern), after, self.last_seq())
+    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
+        matching = self._matching(Selection(pattern), after, upto)
         return [
             Kept(message.seq, message.topic, message.size, message.published_ms) for message in islice(matching, limit)
         ]
@@ -63,8 +64,8 @@ class MemoryReader:
     def seq_before(self, at_ms: int) -> int:
         return self._tables.messages.seq_before(at_ms)
 
-    def count(self, selection: Selection, after: int, most: int) -> int:
-        return sum(1 for _ in islice(self._matching(selection, after, self.last_seq()), most))
+    def count(self, selection: Selection, after: int, upto: int) -> int:
+        return sum(1 for _ in self._matching(selection, after, upto))
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         return sorted({message.topic for message in self._tables.messages.between(after, upto)})

@@ -52,6 +52,10 @@ CASE
         )::text, 2)
 END
 
+-- :counted_between: the messages of a seq range by topic, in their order, so that rows are locked in one
+SELECT topic, count(*) AS count, sum({size}) AS bytes, max(seq) AS last_seq, max(published_at) AS last_published_at
+FROM messages WHERE seq > %s AND seq <= %s GROUP BY topic ORDER BY topic
+
 -- :size: how many bytes the data of a message has
 coalesce(size, octet_length(data::text))
 
@@ -83,10 +87,10 @@ FROM messages WHERE seq = %s
 
 -- :oldest: what retention looks at, in seq order
 SELECT '[' || string_agg('[' || seq || ',' || to_json(topic) || ',' || {size} || ',' || published_at || ']', ',') || ']'
-FROM (SELECT * FROM messages WHERE seq > %s AND {condition} ORDER BY seq LIMIT %s) AS page
+FROM (SELECT * FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s) AS page
 
--- :count: how many match in a seq range, counting no further than a limit
-SELECT count(*) FROM (SELECT 1 FROM messages WHERE seq > %s AND {condition} LIMIT %s) AS matching
+-- :count: how many match in a seq range
+SELECT count(*) FROM messages WHERE seq > %s AND seq <= %s AND {condition}
 
 -- :at_or_after: the first message at or after a seq, for the search by time
 SELECT seq, published_at FROM messages WHERE seq >= %s ORDER BY seq LIMIT 1
@@ -138,22 +142,23 @@ DELETE FROM receipts WHERE ctid = ANY(ARRAY(
     SELECT ctid FROM receipts WHERE at < %s LIMIT %s FOR UPDATE SKIP LOCKED
 ))
 
--- :topic_counts: stored counts and the uncounted tail together
-SELECT coalesce(json_agg(json_build_array(topic, count, bytes, last_seq, last_published_at)), '[]')::text FROM (
-    SELECT topic, sum(count) AS count, sum(bytes) AS bytes, max(last_seq) AS last_seq,
-        max(last_published_at) AS last_published_at
-    FROM (
-        SELECT topic, count, bytes, last_seq, last_published_at FROM topic_counts
-        UNION ALL
-        SELECT topic, count(*), sum({size}), max(seq), max(published_at) FROM messages
-        WHERE seq > (SELECT value FROM headwater WHERE name = 'counted_to') GROUP BY topic
-    ) AS parts GROUP BY topic ORDER BY topic
-) AS counts
+-- :topic_counts: how far messages are counted, the last seq, the mark of a message, and the stored counts
+SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
+    SELECT coalesce(
+        json_agg(json_build_array(topic, count, bytes, last_seq, last_published_at) ORDER BY topic), '[]'
+    )::text FROM topic_counts
+)
+
+-- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
+SELECT coalesce(json_agg(json_build_array(topic, count, bytes, last_seq, last_published_at)), '[]')::text, ({mark})
+FROM ({counted_between}) AS counted
+
+-- :mark: what tells a message from another one that has the same seq after a restore
+SELECT concat_ws(' ', xmin, published_at, topic) FROM messages WHERE seq = %s
 
 -- :fold_topic_counts: take a seq range into the stored counts
 INSERT INTO topic_counts AS stored (topic, count, bytes, last_seq, last_published_at)
-SELECT topic, count(*), sum({size}), max(seq), max(published_at) FROM messages WHERE seq > %s AND seq <= %s
-GROUP BY topic ORDER BY topic
+{counted_between}
 ON CONFLICT (topic) DO UPDATE SET
     count = stored.count + excluded.count, bytes = stored.bytes + excluded.bytes, last_seq = excluded.last_seq,
     last_published_at = greatest(stored.last_published_at, excluded.last_published_at)

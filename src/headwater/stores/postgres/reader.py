@@ -31,7 +31,8 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
-from headwater.stores.database import letter_of, record_of, seq_before
+from headwater.ports.store import SEQ_MAX
+from headwater.stores.database import TopicTail, count_by_scanning, letter_of, record_of, seq_before
 from headwater.stores.postgres.conditions import EVERYTHING, Condition, topic_condition
 from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.rows import (
@@ -44,7 +45,6 @@ from headwater.stores.postgres.rows import (
     SEQS,
     TEXTS,
     TIMINGS,
-    TOPIC_COUNTS,
     UNREADABLE,
     array_of,
     untyped,
@@ -64,9 +64,12 @@ _Answer = TypeVar("_Answer")
 class PostgresReader:
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
-    def __init__(self, connection: psycopg.Connection, salt: int) -> None:
+    _keeps_counts = True
+
+    def __init__(self, connection: psycopg.Connection, salt: int, topics: TopicTail | None = None) -> None:
         self.connection = connection
         self._salt = str(salt)
+        self._topics = topics or TopicTail()
         self._seen_last: int | None = None  # what a scan told by the way
 
     def last_seq(self) -> int:
@@ -169,13 +172,13 @@ class PostgresReader:
                 found.append(Message(*columns))
         return found
 
-    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
+    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         condition, exact = topic_condition(pattern)
         after = self._quiet_upto(condition, after)
         sql = _with(SQL["oldest"], condition)
         found: list[Kept] = []
         while len(found) < limit:
-            text = _first(self._execute(sql, (after, *condition.params, limit)))
+            text = _first(self._execute(sql, (after, upto, *condition.params, limit)))
             page = [Kept(*kept) for kept in KEPT.decode(text)] if text else []
             found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
             if len(page) < limit:
@@ -187,23 +190,19 @@ class PostgresReader:
         first, high = self._row("bounds")
         return seq_before(first, high, at_ms, lambda seq: self._row("at_or_after", seq))
 
-    def count(self, selection: Selection, after: int, most: int) -> int:
+    def count(self, selection: Selection, after: int, upto: int) -> int:
         wanted = wanted_by(selection)
         if wanted.exact:
-            counted, exact = self._tried(wanted, lambda condition: self._count(condition, after, most))
+            counted, exact = self._tried(wanted, lambda condition: self._count(condition, after, upto))
             if exact:
                 return counted
-        total, last = 0, self.last_seq()
-        while after < last and total < most:
-            found, after = self.scan(selection, after, 1_000)
-            total += len(found)
-        return min(total, most)
+        return count_by_scanning(self, selection, after, upto)
 
-    def _count(self, condition: Condition, after: int, most: int) -> int:
-        return int(_first(self._execute(_with(SQL["count"], condition), (after, *condition.params, most))))
+    def _count(self, condition: Condition, after: int, upto: int) -> int:
+        return int(_first(self._execute(_with(SQL["count"], condition), (after, upto, *condition.params))))
 
     def topic_counts(self) -> list[TopicCount]:
-        return TOPIC_COUNTS.decode(self._value("topic_counts"))
+        return self._topics.topic_counts(self._row, keep=self._keeps_counts)
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         return TEXTS.decode(self._value("distinct_topics", after, upto))

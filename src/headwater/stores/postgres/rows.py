@@ -10,11 +10,10 @@ import msgspec
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Limits
 from headwater.message import Message
-from headwater.ports.records import DeliveryRow, Timing, TopicCount
+from headwater.ports.records import DeliveryRow, Timing
 
 MESSAGES = msgspec.json.Decoder(list[Message])
 DELIVERIES = msgspec.json.Decoder(list[DeliveryRow])
-TOPIC_COUNTS = msgspec.json.Decoder(list[TopicCount])
 KEPT = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 LIMITS = msgspec.json.Decoder(Limits)
 RECEIPTS = msgspec.json.Decoder(list[Receipt])

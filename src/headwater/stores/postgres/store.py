@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import random
 import threading
@@ -16,9 +15,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
-from psycopg_pool import ConnectionPool, PoolTimeout
 
 from headwater.errors import Closed, Conflict, NotALog, StoreError, Unavailable
+from headwater.stores.database import TopicTail
 from headwater.stores.postgres.connection import (
     SERVER_VERSION_MIN,
     Durability,
@@ -34,18 +33,17 @@ from headwater.stores.postgres.health import health_of
 from headwater.stores.postgres.migrations import prepare
 from headwater.stores.postgres.outcome import Outcomes
 from headwater.stores.postgres.outside import PostgresOutside
+from headwater.stores.postgres.pool import RECONNECT_S_MAX, RECONNECT_S_MIN, Pool, PoolTimeout
 from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.reader import PostgresReader
 from headwater.stores.postgres.writer import PostgresWriter
 
-logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # what it has to say, the caller is told by an error
-
 READERS_MAX = 8  # connections that read, at most
-RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 1.0
 OPENINGS_MAX = 5  # how often a log is opened whose connection breaks meanwhile
 
 PATIENCE_S_MIN = 1.0  # for connections, which take a while to make
 DEAD_DELIVERIES_MAX = 50_000  # what housekeeping leaves to autovacuum
+VACUUM_MS_MAX = 2_000  # limits how long close() waits for it; autovacuum does the rest
 CLOCK_JITTER_MS = 20  # what a round trip may take is no difference of clocks
 
 _XID_AND_TIME = "pg_current_xact_id()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -98,28 +96,14 @@ class PostgresStore:
         self._tell = tell.as_bytes()
         self._outcomes = Outcomes(self.place, self.sender, self.connect)
         self._turn = threading.Lock()
+        self._topics = TopicTail()
         self._closed = False
         self.ahead_ms = 0
         """How far the server's clock is ahead of this host's, as the last transaction found it."""
         self.salt = self._open(create)
         self.outside = PostgresOutside(self.place, self.salt)
         self._pid = os.getpid()
-        self._readers = ConnectionPool(
-            self.place.conninfo,
-            min_size=1,
-            max_size=readers_max,
-            open=True,
-            timeout=self._patience_s,
-            name="headwater-readers",
-            num_workers=1,
-            reconnect_timeout=self._patience_s,
-            configure=self._set_up,
-            kwargs={
-                "autocommit": True,
-                "application_name": "headwater reader",
-                "prepare_threshold": None if poll_only else 5,
-            },
-        )
+        self._readers = Pool(lambda: self.connect("reader"), readers_max)
 
     def _open(self, create: bool, tries: int = OPENINGS_MAX) -> int:
         """Connect, make or upgrade the tables, and tell the salt. A server that is not there is told at once; a
@@ -143,12 +127,13 @@ class PostgresStore:
 
     def connect(self, purpose: str) -> psycopg.Connection:
         connection = connect(self.place, application=f"headwater {purpose}", prepare=not self._poll_only)
-        self._set_up(connection)
-        return connection
-
-    def _set_up(self, connection: psycopg.Connection) -> None:
         if not self._poll_only:
-            connection.execute(self._settings, prepare=False)
+            try:
+                connection.execute(self._settings, prepare=False)
+            except BaseException:
+                connection.close()
+                raise
+        return connection
 
     def _refuse_old_server(self) -> None:
         version = self._connection.info.server_version
@@ -173,7 +158,7 @@ class PostgresStore:
         with self._turn:
             self._refuse_closed()
             xid = self._begin_writing(alone)
-            writer = PostgresWriter(self._connection, self.salt, alone)
+            writer = PostgresWriter(self._connection, self.salt, alone, self._topics)
             try:
                 with self._whole_or_conflict():
                     yield writer
@@ -255,41 +240,31 @@ class PostgresStore:
     @contextmanager
     def read(self) -> Iterator[PostgresReader]:
         self._refuse_closed()
-        connection = self._begin_reading()
         try:
-            yield PostgresReader(connection, self.salt)
-            connection.execute("COMMIT")  # after a ROLLBACK psycopg would prepare all statements anew
+            with self._readers.connection(self._begin_reading, self._patience_s) as connection:
+                try:
+                    yield PostgresReader(connection, self.salt, self._topics)
+                    connection.execute("COMMIT")  # after a ROLLBACK psycopg would prepare all statements anew
+                except psycopg.Error as exc:
+                    told = translate(exc, self.name)
+                    if is_broken(connection, exc):
+                        raise Conflict(
+                            f"the connection broke ({told.why})", where=self.name, next="Read again"
+                        ) from exc
+                    raise told from exc
+                finally:
+                    with contextlib.suppress(psycopg.Error):
+                        if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
+                            connection.execute("ROLLBACK")
         except psycopg.Error as exc:
-            told = translate(exc, self.name)
-            if is_broken(connection, exc):
-                raise Conflict(f"the connection broke ({told.why})", where=self.name, next="Read again") from exc
-            raise told from exc
-        finally:
-            with contextlib.suppress(psycopg.Error):
-                if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
-                    connection.execute("ROLLBACK")
-            self._readers.putconn(connection)
+            raise translate(exc, self.name) from exc
+        except PoolTimeout as exc:
+            raise Unavailable(
+                str(exc), where=self.name, next="All connections to read with are busy; read fewer things at once"
+            ) from exc
 
-    def _begin_reading(self) -> psycopg.Connection:
-        """One that broke while it lay in the pool is passed over."""
-        until = time.monotonic() + self._patience_s
-        while True:
-            try:
-                connection = self._readers.getconn(max(0.001, until - time.monotonic()))
-            except PoolTimeout as exc:
-                raise Unavailable(
-                    f"no connection to read with became free in {self._patience_s:.0f} s",
-                    where=self.name,
-                    next="Check that the server runs and can be reached; if it does, its readers are all busy",
-                ) from exc
-            try:
-                connection.execute(self._begin_read, prepare=False)
-                return connection
-            except psycopg.Error as exc:
-                broken = is_broken(connection, exc)
-                self._readers.putconn(connection)
-                if not broken:
-                    raise translate(exc, self.name) from exc
+    def _begin_reading(self, connection: psycopg.Connection) -> None:
+        connection.execute(self._begin_read, prepare=False)
 
     # --- the rest -----------------------------------------------------------------------------------------------
 
@@ -306,7 +281,9 @@ class PostgresStore:
             row = connection.execute(_DEAD_DELIVERIES, (f"{self.place.schema}.deliveries",)).fetchone()
             if row is not None and row[0] > DEAD_DELIVERIES_MAX:
                 table = sql.Identifier(self.place.schema, "deliveries")
-                connection.execute(sql.SQL("VACUUM (TRUNCATE FALSE) {}").format(table))
+                connection.execute(sql.SQL("SET statement_timeout = {}").format(sql.Literal(VACUUM_MS_MAX)))
+                with contextlib.suppress(psycopg.errors.QueryCanceled):
+                    connection.execute(sql.SQL("VACUUM (TRUNCATE FALSE) {}").format(table))
         return False
 
     def journal_bytes(self) -> int:

@@ -28,7 +28,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.database import number, record_of
+from headwater.stores.database import TopicTail, number, record_of
 from headwater.stores.postgres import users_sql
 from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.reader import PostgresReader
@@ -49,8 +49,10 @@ class PostgresWriter(PostgresReader):
     """`ports.store.Writer` over a connection that is inside a transaction. Unless it is `alone`, it locks the rows that
     it reads in order to change them."""
 
-    def __init__(self, connection: psycopg.Connection, salt: int, alone: bool) -> None:
-        super().__init__(connection, salt)
+    _keeps_counts = False  # it may yet be rolled back
+
+    def __init__(self, connection: psycopg.Connection, salt: int, alone: bool, topics: TopicTail | None = None) -> None:
+        super().__init__(connection, salt, topics)
         self._alone = alone
         self._last: int | None = None  # known while nobody else can publish
         self._locked: dict[str, SubscriptionRecord] = {}  # nobody else can change them until we are done

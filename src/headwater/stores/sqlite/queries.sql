@@ -36,10 +36,12 @@ FROM messages WHERE seq = ?
 
 -- :oldest: what retention looks at, in seq order
 SELECT json_group_array(json_array(seq, topic, size, published_at))
-FROM (SELECT seq, topic, size, published_at FROM messages WHERE seq > ? AND {condition} ORDER BY seq LIMIT ?)
+FROM (
+    SELECT seq, topic, size, published_at FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
+)
 
--- :count: how many match in a seq range, counting no further than a limit
-SELECT count(*) FROM (SELECT 1 FROM messages WHERE seq > ? AND {condition} LIMIT ?)
+-- :count: how many match in a seq range
+SELECT count(*) FROM messages WHERE seq > ? AND seq <= ? AND {condition}
 
 -- :at_or_after: the first message at or after a seq, for the search by time
 SELECT seq, published_at FROM messages WHERE seq >= ? ORDER BY seq LIMIT 1
@@ -88,21 +90,25 @@ DELETE FROM receipts WHERE publisher = ? AND number + length <= ?
 DELETE FROM receipts
 WHERE (publisher, number) IN (SELECT publisher, number FROM receipts WHERE at < ? LIMIT ?)
 
--- :topic_counts: stored counts and the uncounted tail together
-SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at)) FROM (
-    SELECT topic, sum(count) AS count, sum(bytes) AS bytes, max(last_seq) AS last_seq,
-        max(last_published_at) AS last_published_at
-    FROM (
-        SELECT topic, count, bytes, last_seq, last_published_at FROM topic_counts
-        UNION ALL
-        SELECT topic, 1, size, seq, published_at FROM messages
-        WHERE seq > (SELECT value FROM headwater WHERE name = 'counted_to')
-    ) GROUP BY topic ORDER BY topic
+-- :topic_counts: how far messages are counted, the last seq, the mark of a message, and the stored counts
+SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
+    SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at))
+    FROM (SELECT * FROM topic_counts ORDER BY topic)
 )
+
+-- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
+SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at)), ({mark}) FROM ({counted_between})
+
+-- :counted_between: the messages of a seq range by topic
+SELECT topic, count(*) AS count, sum(size) AS bytes, max(seq) AS last_seq, max(published_at) AS last_published_at
+FROM messages WHERE seq > ? AND seq <= ? GROUP BY topic
+
+-- :mark: what tells a message from another one that has the same seq after a restore
+SELECT published_at || ' ' || topic FROM messages WHERE seq = ?
 
 -- :fold_topic_counts: take a seq range into the stored counts
 INSERT INTO topic_counts (topic, count, bytes, last_seq, last_published_at)
-SELECT topic, count(*), sum(size), max(seq), max(published_at) FROM messages WHERE seq > ? AND seq <= ? GROUP BY topic
+{counted_between}
 ON CONFLICT (topic) DO UPDATE SET
     count = count + excluded.count, bytes = bytes + excluded.bytes, last_seq = excluded.last_seq,
     last_published_at = max(last_published_at, excluded.last_published_at)

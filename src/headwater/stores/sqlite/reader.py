@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -30,7 +31,8 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
-from headwater.stores.database import letter_of, record_of, seq_before
+from headwater.ports.store import SEQ_MAX
+from headwater.stores.database import TopicTail, count_by_scanning, letter_of, record_of, seq_before
 from headwater.stores.sqlite.conditions import (
     EVERYTHING,
     Condition,
@@ -46,7 +48,6 @@ SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read 
 _messages = msgspec.json.Decoder(list[Message])
 _due = msgspec.json.Decoder(list[tuple[DeliveryRow, Message | None]])
 _rows = msgspec.json.Decoder(list[DeliveryRow])
-_topic_counts = msgspec.json.Decoder(list[TopicCount])
 _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 _limits = msgspec.json.Decoder(Limits)
 _receipts = msgspec.json.Decoder(list[Receipt])
@@ -73,9 +74,12 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class SqliteReader:
     """`ports.store.Reader` over a connection that is inside a transaction."""
 
-    def __init__(self, connection: apsw.Connection, salt: int) -> None:
+    _keeps_counts = True
+
+    def __init__(self, connection: apsw.Connection, salt: int, topics: TopicTail | None = None) -> None:
         self._connection = connection
         self._salt = salt
+        self._topics = topics or TopicTail()
 
     def last_seq(self) -> int:
         return int(self._value("last_seq"))
@@ -135,12 +139,12 @@ class SqliteReader:
                 found.append(Message(*columns))
         return found
 
-    def oldest(self, pattern: Pattern, after: int, limit: int) -> list[Kept]:
+    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         condition, exact = topic_condition(pattern)
         sql = SQL["oldest"].replace("{condition}", condition.sql)
         found: list[Kept] = []
         while len(found) < limit:
-            text = self._connection.execute(sql, (after, *condition.params, limit)).get
+            text = self._connection.execute(sql, (after, upto, *condition.params, limit)).get
             page = [Kept(*kept) for kept in _kept.decode(text)]
             found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
             if len(page) < limit:
@@ -152,19 +156,17 @@ class SqliteReader:
         first, high = self._row("bounds")
         return seq_before(first, high, at_ms, lambda seq: self._row("at_or_after", seq))
 
-    def count(self, selection: Selection, after: int, most: int) -> int:
+    def count(self, selection: Selection, after: int, upto: int) -> int:
         condition, exact = _condition_of(selection)
         if exact:
             sql = SQL["count"].replace("{condition}", condition.sql)
-            return int(self._connection.execute(sql, (after, *condition.params, most)).get)
-        total, last = 0, self.last_seq()
-        while after < last and total < most:
-            found, after = self.scan(selection, after, 1_000)
-            total += len(found)
-        return min(total, most)
+            # Where SQLite cannot read a payload as JSON, `scan` leaves `where` to Python.
+            with contextlib.suppress(apsw.SQLError):
+                return int(self._connection.execute(sql, (after, upto, *condition.params)).get)
+        return count_by_scanning(self, selection, after, upto)
 
     def topic_counts(self) -> list[TopicCount]:
-        return _topic_counts.decode(self._value("topic_counts"))
+        return self._topics.topic_counts(self._row, keep=self._keeps_counts)
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         found: list[str] = msgspec.json.decode(self._value("distinct_topics", after, upto))

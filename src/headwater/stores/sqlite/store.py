@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 
 from headwater.errors import Closed
+from headwater.stores.database import TopicTail
 from headwater.stores.sqlite.connection import (
     Durability,
     check_file,
@@ -54,6 +55,7 @@ class SqliteStore:
         self._vfs = vfs
         self._closed = False
         self._turn = threading.Lock()
+        self._topics = TopicTail()
         self._idle_readers: list[apsw.Connection] = []
         self._reading: dict[int, tuple[float, str]] = {}  # who reads since when, for `health`
         with translated(self.path):
@@ -80,7 +82,7 @@ class SqliteStore:
                 connection.execute("ROLLBACK")
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield SqliteWriter(connection, self.salt)
+                yield SqliteWriter(connection, self.salt, self._topics)
                 connection.execute("COMMIT")
             except BaseException:
                 try:
@@ -99,7 +101,7 @@ class SqliteStore:
             self._reading[key] = (time.monotonic(), threading.current_thread().name)
             try:
                 connection.execute("BEGIN")
-                yield SqliteReader(connection, self.salt)
+                yield SqliteReader(connection, self.salt, self._topics)
             finally:
                 self._reading.pop(key, None)
                 if connection.in_transaction:

@@ -67,6 +67,8 @@ _CONTROLS = {
 class SqliteWriter(SqliteReader):
     """`ports.store.Writer` over a connection that is inside BEGIN IMMEDIATE."""
 
+    _keeps_counts = False  # it may yet be rolled back
+
     def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
         last = self.last_seq()
         plain = {*map(_extras, drafts), *map(_id, drafts)} == {None}
