@@ -332,11 +332,11 @@ class Consumer(ABC):
     def release(self, untouched: Sequence[Claimed]) -> Ticket[None]:
         """Give back what is still in flight of them, as if it had never been claimed."""
 
-    def close(self, seen: Collection[int] | None = None, *, vanished: bool = False) -> Flow[None]:
+    def close(self, seen: Collection[tuple[int, int]] | None = None, *, vanished: bool = False) -> Flow[None]:
         """Give everything back: what is in flight is deliverable at once, and what was not looked at counts as no
-        attempt: the buffer, or all but `seen`. What a consumer had that `vanished` comes back one at a time, for one of
-        them may have killed it. All is asked for before this waits, so cancelling it does no harm; twice is
-        harmless."""
+        attempt: the buffer, or all but `seen`, (seq, attempt) each. What a consumer had that `vanished` comes back one
+        at a time, for one of them may have killed it. All is asked for before this waits, so cancelling it does no
+        harm; twice is harmless."""
         self._submit_acks()
         with self._lock:
             is_first, self._closing = not self._closing, True
@@ -349,5 +349,5 @@ class Consumer(ABC):
         yield self.gone
 
     @abstractmethod
-    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+    def _submit_close(self, seen: Collection[tuple[int, int]] | None, vanished: bool) -> None:
         """Ask for it, behind the acks that are under way; when it is done, this one is `gone`."""

@@ -44,9 +44,11 @@ class Holding(LogReader):
         """How far the log has been handed out here."""
         return self._window.delivered
 
-    def handed_out(self, seqs: Sequence[int]) -> Flow[list[Claimed]]:
-        """What this holder was given under these seqs, for those who settle by seq; an error if one was not."""
-        stranger = next((seq for seq in seqs if seq not in self._in_flight), None)
+    def handed_out(self, seqs: Sequence[int], attempt: int | None = None) -> Flow[list[Claimed]]:
+        """What this holder was given under these seqs, for those who settle by seq; an error if one was not, or with
+        another attempt."""
+        held = [(seq, self._in_flight.get(seq)) for seq in seqs]
+        stranger = next((seq for seq, each in held if each is None or attempt not in (None, each.attempt)), None)
         if stranger is not None:
             raise (yield from self.engine.read(lambda reader: self._why_not(reader, stranger)))
         return [self._in_flight[seq] for seq in seqs]

@@ -263,11 +263,11 @@ class Subscriber(Holding):
             self.lose(exc)
             raise
 
-    def close(self, seen: Collection[int] | None = None, *, vanished: bool = False) -> Flow[None]:
+    def close(self, seen: Collection[tuple[int, int]] | None = None, *, vanished: bool = False) -> Flow[None]:
         refuse_in_transaction(self.engine)  # it would wait for itself
         return super().close(seen, vanished=vanished)
 
-    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+    def _submit_close(self, seen: Collection[tuple[int, int]] | None, vanished: bool) -> None:
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
             record = writer.subscription(self.id)
@@ -278,7 +278,8 @@ class Subscriber(Holding):
                     return
                 record = replace(record, lease=release(record.lease))
             # Looked at here, for an earlier claim may have been committed since it was asked for.
-            unseen = set(self._unseen() if seen is None else self._in_flight.keys() - seen)
+            in_flight = {(seq, claimed.attempt): seq for seq, claimed in self._in_flight.items()}
+            unseen = set(self._unseen() if seen is None else map(in_flight.get, in_flight.keys() - set(seen)))
             rows = writer.deliveries(self.id, list(self._in_flight))
             released = []
             for seq, claimed in self._in_flight.items():

@@ -45,7 +45,7 @@ class Tail(LogReader):
             if self._buffer or self._position >= last_seq:
                 return None
 
-    def handed_out(self, seqs: Sequence[int]) -> Flow[list[Claimed]]:
+    def handed_out(self, seqs: Sequence[int], attempt: int | None = None) -> Flow[list[Claimed]]:
         return []
         yield  # makes this a flow
 
@@ -76,5 +76,5 @@ class Tail(LogReader):
     def heartbeat(self) -> Flow[None]:
         return _nothing_to_do()
 
-    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+    def _submit_close(self, seen: Collection[tuple[int, int]] | None, vanished: bool) -> None:
         self._leave(None)

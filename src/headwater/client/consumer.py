@@ -97,11 +97,13 @@ class RemoteConsumer(Consumer):
         if self.spec.mode == "ephemeral":
             start = self._last_seq if self._has_begun else self._params.start
             return msgspec.structs.replace(self._params, start=start)
-        held = [(seq, claimed.attempt) for seq, claimed in self._in_flight.copy().items()]
-        resume = wire.ResumeFrom(self._holder, held)
+        resume = wire.ResumeFrom(self._holder, self._held())
         if not self._has_begun:
             return msgspec.structs.replace(self._params, resume=resume)
         return msgspec.structs.replace(self._params, resume=resume, wait=0.0, takeover=msgspec.UNSET)
+
+    def _held(self) -> list[tuple[int, int]]:
+        return [(seq, claimed.attempt) for seq, claimed in self._in_flight.copy().items()]
 
     def _take_up(self, raw: Any) -> wire.Subscribed:
         done = read_subscribed(raw)
@@ -279,6 +281,7 @@ class RemoteConsumer(Consumer):
         params = wire.Settle(
             self.wire_id,
             claimed.message.seq,
+            claimed.attempt,
             delay=delay_s,
             reason=failure.error,
             stack=failure.stack,
@@ -292,7 +295,8 @@ class RemoteConsumer(Consumer):
             yield ticket
         finally:
             self._settling.pop(claimed.message.seq, None)
-        self._forget([claimed])
+        if self._in_flight.get(claimed.message.seq) is claimed:  # else it has come again by now
+            del self._in_flight[claimed.message.seq]
 
     def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
         if self.spec.mode == "ephemeral":
@@ -357,7 +361,7 @@ class RemoteConsumer(Consumer):
         self.deliver([], [Gap(self.id, notice.from_, notice.to, notice.count, notice.why, at_ms)])
         self._wake()
 
-    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+    def _submit_close(self, seen: Collection[tuple[int, int]] | None, vanished: bool) -> None:
         self._leaves_s = time.monotonic() + LEAVE_S
 
         def acked(_: Ticket[Any]) -> None:
@@ -373,7 +377,7 @@ class RemoteConsumer(Consumer):
         else:
             self._acking.watch(acked)
 
-    def _give_back(self, seen: Collection[int] | None, taken_up: Ticket[Any] | None = None) -> None:
+    def _give_back(self, seen: Collection[tuple[int, int]] | None, taken_up: Ticket[Any] | None = None) -> None:
         """What the server has sent and did not arrive is not among the seen, so it counts as no attempt."""
 
         def done(answer: Ticket[Any]) -> None:
@@ -385,8 +389,8 @@ class RemoteConsumer(Consumer):
             finish([(self.gone, None, None)])  # the server let go of it when the connection broke
             return
         unseen = set(self._unseen())
-        looked_at = self._in_flight.copy() if seen is None else seen
-        params = wire.Release(self.wire_id, [seq for seq in looked_at if seq not in unseen])
+        looked_at = self._held() if seen is None else seen
+        params = wire.Release(self.wire_id, [(seq, attempt) for seq, attempt in looked_at if seq not in unseen])
         self._link.enqueue(Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)).watch(done)
 
 

@@ -187,10 +187,11 @@ class SubscriptionIds(Params):
 
 
 class Release(Params):
-    """`seen`: what was looked at and not settled. If it is given, all else in flight counts as no attempt."""
+    """`seen`: what was looked at and not settled, (seq, attempt) each. If it is given, all else in flight counts as no
+    attempt."""
 
     subscription_id: str
-    seen: list[int] | None = None
+    seen: list[tuple[int, int]] | None = None
 
 
 class GiveBack(Params):
@@ -227,11 +228,13 @@ class AcknowledgeBatch(Params):
 
 
 class Settle(Params):
-    """For `rpc.nack`, `rpc.reject` and `rpc.extend`. `lenient`: extend what is still in flight, whatever became of the
-    others. `failed`: it is rejected because it cannot be processed, not because somebody said so."""
+    """For `rpc.nack`, `rpc.reject` and `rpc.extend`. `attempt`: which delivery of the message is meant; without it, the
+    last. `lenient`: extend what is still in flight, whatever became of the others. `failed`: it is rejected because it
+    cannot be processed, not because somebody said so."""
 
     subscription_id: str
     sequence_id: int | None = None
+    attempt: int | None = None
     sequence_ids: list[int] | None = None
     delay: float | None = None
     by: float | None = None

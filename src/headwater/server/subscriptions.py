@@ -316,7 +316,7 @@ class Subscriptions:
             raise InvalidOption("give either sequence_id or sequence_ids", where=params.subscription_id)
         seqs = [params.sequence_id] if params.sequence_id is not None else params.sequence_ids or []
         subscriber = self.find(params.subscription_id)
-        claimed = yield from subscriber.handed_out(seqs)
+        claimed = yield from subscriber.handed_out(seqs, params.attempt)
         return subscriber, claimed
 
     # --- ending -------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class Subscriptions:
         subscriber = self.find(id)
         yield subscriber.release(subscriber.still_in_flight(seqs))
 
-    async def release(self, id: str, seen: Sequence[int] | None = None) -> None:
+    async def release(self, id: str, seen: Sequence[tuple[int, int]] | None = None) -> None:
         """`seen`: all else that is in flight was not looked at, and counts as no attempt."""
         self.find(id)
         await asyncio.shield(self._in_background(self._let_go(self._held.pop(id), seen)))
@@ -360,7 +360,9 @@ class Subscriptions:
         except HeadwaterError as exc:  # it will be free when its lease runs out
             logger.warning("subscription %s could not be given back: %s", held.subscriber.id, exc)
 
-    async def _let_go(self, held: Held, seen: Sequence[int] | None = None, *, vanished: bool = False) -> None:
+    async def _let_go(
+        self, held: Held, seen: Sequence[tuple[int, int]] | None = None, *, vanished: bool = False
+    ) -> None:
         await _cancel(held.pump)
         await run_async(held.subscriber.close(seen, vanished=vanished))
 
