@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+
+from consumer_bench import PATIENCE_S, Api, Place, eventually_true
 
 import headwater
 from headwater import ManualClock
@@ -22,3 +25,17 @@ def test_what_an_ephemeral_reader_has_read_ahead_does_not_grow_stale() -> None:
         iterator.close()
         clock.advance(60_000)
         assert [message.data for message in subscription.fetch(10)] == [1, 2, 3, 4]
+
+
+async def test_takers_whose_time_is_up_leave_nothing_behind(api: Api, near_place: Place) -> None:
+    """While another one waits for messages that do not come, for days perhaps."""
+    async with api.opened(near_place) as log:
+        subscription = await api.do(log.subscribe, "s", "a")
+        consumer = subscription._consumer
+        waiting = asyncio.create_task(api.do(subscription.fetch, 1, wait=None))
+        await eventually_true(lambda: consumer._filling, "one waits")
+        for _ in range(5):
+            assert await api.do(subscription.fetch, 1, wait=0.001) == []
+        assert consumer._waiting == []
+        await api.do(log.publish, "a", 1)
+        assert len(await asyncio.wait_for(waiting, PATIENCE_S)) == 1

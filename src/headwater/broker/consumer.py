@@ -129,7 +129,10 @@ class Consumer(ABC):
                     if not is_mine:
                         self._waiting.append(turn)
                 if not is_mine:
-                    yield Within(turn, left_s)
+                    try:
+                        yield Within(turn, left_s)
+                    finally:
+                        self._leave_queue(turn)
                     continue
                 try:
                     yield from self._fill(self._how_many(limit, ahead), until)
@@ -188,6 +191,10 @@ class Consumer(ABC):
             waiting, self._waiting = self._waiting, []
         if waiting:
             finish([(turn, None, None) for turn in waiting])
+
+    def _leave_queue(self, turn: Ticket[None]) -> None:
+        with self._lock, contextlib.suppress(ValueError):  # then it was woken
+            self._waiting.remove(turn)
 
     def _give_back_idle(self) -> None:
         """The buffer, where it would keep messages from others and no taker is there for them."""
