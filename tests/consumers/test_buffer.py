@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from consumer_bench import PATIENCE_S, Api, Place, eventually_true
 
 import headwater
 from headwater import ManualClock
+from headwater.broker import reading
 
 
 def messages(count: int) -> list[tuple[str, int]]:
@@ -39,3 +41,40 @@ async def test_takers_whose_time_is_up_leave_nothing_behind(api: Api, near_place
         assert consumer._waiting == []
         await api.do(log.publish, "a", 1)
         assert len(await asyncio.wait_for(waiting, PATIENCE_S)) == 1
+
+
+async def test_what_is_put_back_goes_at_once_to_the_one_that_waits(
+    api: Api, near_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "NET_POLL_S", 3_600)
+    async with api.opened(near_place) as log:
+        await api.do(log.publish, "a", 1)
+        subscription = await api.do(log.subscribe, "s", "a")
+        consumer = subscription._consumer
+        [message] = await api.do(subscription.fetch, 1)
+        waiting = asyncio.create_task(api.do(subscription.fetch, 1, wait=None))
+        await eventually_true(lambda: consumer._filling, "one waits")
+        consumer.put_back([message._claimed])
+        [again] = await asyncio.wait_for(waiting, PATIENCE_S)
+        assert (again.seq, again.attempt) == (1, 1)
+
+
+def test_a_message_that_came_again_is_extended_though_its_first_handling_ends() -> None:
+    """The first one took longer than the ack wait, for the process was asleep."""
+    clock = ManualClock()
+    with headwater.open("memory:", clock=clock, housekeeping=None) as log:
+        log.publish("a", 1)
+        subscription = log.subscribe("s", "a", ack_wait=30)
+        consumer, core = subscription._consumer, log._core
+        [first] = subscription.fetch()
+        consumer.began(first._claimed)
+        clock.advance(30_000)
+        [again] = subscription.fetch()
+        assert again.attempt == 2
+        consumer.began(again._claimed)
+        consumer.ended(first._claimed)
+        clock.advance(20_000)
+        core.heartbeat()  # type: ignore[attr-defined]
+        clock.advance(20_000)
+        assert subscription.fetch() == []
+        again.ack()

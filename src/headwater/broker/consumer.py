@@ -72,7 +72,7 @@ class Consumer(ABC):
         self._takers = 0
         self._filling = False
         self._waiting: list[Ticket[None]] = []  # takers, while another one claims
-        self._running: dict[int, tuple[Claimed, int]] = {}  # being handled, and since when
+        self._running: dict[int, tuple[Claimed, int]] = {}  # being handled, and since when; one seq may be so twice
         self._acks: list[Claimed] = []  # to be acked when the acks under way are done
         self._acking: Ticket[list[int]] | None = None
         self._interrupted = False
@@ -107,9 +107,10 @@ class Consumer(ABC):
             if self._buffer and is_stale and self.spec.mode != "ephemeral":
                 # No heartbeat came: this process was asleep. They are overdue, and perhaps another's by now.
                 self._releasing = self.release(self._pop(len(self._buffer)))
-            if self._releasing is not None:  # so that a look finds what was given back before
-                yield Within(self._releasing, None)
-                self._releasing = None
+            if (releasing := self._releasing) is not None:  # so that a look finds what was given back before
+                yield Within(releasing, None)
+                if self._releasing is releasing:  # else more was given back meanwhile
+                    self._releasing = None
             missing = limit - len(self._buffer)
             is_short = 0 < missing < limit and not ahead  # filled up, redeliveries and new ones together
             if (is_short or (wait_s == 0 and missing > 0)) and not self._interrupted:
@@ -156,7 +157,7 @@ class Consumer(ABC):
     def put_back(self, untouched: Sequence[Claimed]) -> None:
         """What was taken and not looked at is the next to be taken."""
         self._buffer.extendleft(reversed(untouched))
-        self._pass_on()
+        self._wake()  # also the one that waits for new ones
         self._give_back_idle()
 
     def deliver(self, found: Sequence[Claimed], gaps: Iterable[Gap] = ()) -> None:
@@ -273,10 +274,10 @@ class Consumer(ABC):
 
     def began(self, claimed: Claimed) -> None:
         """Extend it with every heartbeat until it `ended`."""
-        self._running[claimed.message.seq] = claimed, self._now_ms()
+        self._running[id(claimed)] = claimed, self._now_ms()
 
     def ended(self, claimed: Claimed) -> None:
-        self._running.pop(claimed.message.seq, None)
+        self._running.pop(id(claimed), None)
 
     def _to_extend(self) -> list[Claimed]:
         """What is handled or waits to be, unless it takes too long. What has waited for too long is given back."""
