@@ -315,6 +315,37 @@ async def test_stop_called_by_a_handler_ends_run(api: Api, place: Place) -> None
         assert (info.acked, info.in_flight, info.lag) == (1, 0, 2)
 
 
+async def test_stop_called_by_a_handler_of_another_log_waits(api: Api) -> None:
+    place = Place("memory", "memory:", {"housekeeping": None})
+    async with api.opened(place) as one, api.opened(place) as other:
+        order = Noted()
+        gate = threading.Event()
+
+        def begin(message: Any) -> None:
+            order("began")
+
+        async def stop_other(message: Any) -> None:
+            await other.stop()
+            order("stopped")
+
+        def stop_other_blocking(message: Any) -> None:
+            other.stop()
+            order("stopped")
+
+        other.on("a", id="h", **OPTIONS)(api.handler(begin, gate))
+        one.on("a", id="h", **OPTIONS)(stop_other if api.awaits else stop_other_blocking)
+        await api.do(other.start)
+        await api.do(other.publish, "a", 1)
+        await order.reach(1)
+        await api.do(one.start)
+        await api.do(one.publish, "a", 1)
+        await eventually_true(lambda: not other._handlers._started, "it is asked to stop")
+        assert order.seen == ["began"]
+        gate.set()
+        await order.reach(2)
+        assert (await api.do(other.subscription, "h")).acked == 1
+
+
 async def test_a_cancelled_run_gives_everything_back(place: Place) -> None:
     """A cancelled `run()` stops its handlers, as any end of it does."""
     async with headwater.connect(place.url, **place.options) as log:

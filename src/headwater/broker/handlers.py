@@ -54,8 +54,8 @@ Handler = Callable[[Any], Any]
 Spawn = Callable[[Flow[None], str], "Worker"]
 State = Literal["declared", "running", "standby", "restarting", "stopped", "failed"]
 
-# Inside a worker, and in what it starts: waiting there for the worker to end would be waiting for oneself.
-_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("headwater_inside_a_handler", default=False)
+# The logs whose workers this runs in, or was started in: waiting there for those to end would be waiting for oneself.
+_inside: contextvars.ContextVar[tuple[LogVerbs, ...]] = contextvars.ContextVar("headwater_inside_handlers", default=())
 
 
 class Received(Protocol):
@@ -167,7 +167,7 @@ class Handlers:
         """Wait until the handlers have finished the messages they are at, but not for longer than this. Called by a
         handler, it only asks, since it cannot wait for itself."""
         self.ask_to_stop()
-        if _inside.get():
+        if self._log in _inside.get():
             return
         until = None if timeout_s is None else time.monotonic() + timeout_s
         for running in list(self._running.values()):
@@ -258,7 +258,7 @@ class RunningHandler:
 
     def _supervised(self, flow: Flow[None]) -> Flow[None]:
         """No worker ends unnoticed. The last one to end gives the subscription back."""
-        _inside.set(True)
+        _inside.set((*_inside.get(), self._log))
         try:
             yield from flow
         except GeneratorExit:  # abandoned with its event loop: nothing can be waited for any more
