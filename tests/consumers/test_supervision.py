@@ -14,7 +14,7 @@ from served import RunningServer
 
 import headwater
 from headwater import Reject
-from headwater.errors import HeadwaterError, LeaseLost
+from headwater.errors import HeadwaterError, LeaseLost, SubscriptionMismatch
 
 
 def declare(api: Api, log: Any, body: Callable[[Any], None], *, id: str = "h", **options: Any) -> None:
@@ -230,6 +230,44 @@ async def test_run_can_be_called_again_after_it_raised(api: Api, lasting_place: 
         await api.do(log.publish, "a", 1)
         await seen.reach(2)
         assert await state_of(api, log) == "running"
+        await stop_and_join(api, log, run)
+
+
+async def test_start_can_be_called_again_after_it_raised(api: Api, lasting_place: Place) -> None:
+    async with api.opened(lasting_place) as log:
+        seen = Noted()
+        await api.do((await api.do(log.subscribe, "h", "a", mode="shared")).close)
+        declare(api, log, seen.message)
+        with pytest.raises(SubscriptionMismatch):
+            await api.do(log.start)
+        health = (await api.do(log.health))["handlers"]["h"]
+        assert health["state"] == "failed"
+        assert "SubscriptionMismatch" in health["error"]
+        await api.do(log.unsubscribe, "h")
+        await api.do(log.start)
+        await api.do(log.publish, "a", 1)
+        await seen.reach(1)
+        assert await state_of(api, log) == "running"
+
+
+async def test_a_handler_that_was_asked_to_stop_and_is_not_done_starts_again(api: Api, place: Place) -> None:
+    async with api.opened(place) as log:
+        seen, gate = Noted(), threading.Event()
+
+        def ask(message: Any) -> None:
+            log._handlers.ask_to_stop()  # as stop() does, called by a handler
+            seen.message(message)
+
+        declared = api.handler(lambda message: ask(message) if message.seq == 1 else seen.message(message), gate)
+        log.on("a", id="h", **OPTIONS)(declared)
+        await api.do(log.start)
+        await api.do(log.publish, "a", 1)
+        await seen.reach(1)
+        run = running(api, log)
+        await eventually_true(lambda: log._handlers._started, "it is started again")
+        gate.set()
+        await api.do(log.publish, "a", 2)
+        assert await seen.reach(2) == [(1, 1), (2, 1)]
         await stop_and_join(api, log, run)
 
 

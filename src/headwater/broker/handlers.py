@@ -128,11 +128,12 @@ class Handlers:
         self._started = True
         for registration in list(self._declared.values()):
             running = self._running.get(registration.id)
-            if running is None or running.has_ended:
+            if running is None or running.is_stopping:
                 yield from self._add(registration).start()
 
     def _add(self, registration: Registration) -> RunningHandler:
-        running = RunningHandler(self._log, registration, self._spawn, self.end_run)
+        former = self._running.get(registration.id)
+        running = RunningHandler(self._log, registration, self._spawn, self.end_run, former)
         self._running[registration.id] = running
         return running
 
@@ -175,9 +176,17 @@ class Handlers:
 
 
 class RunningHandler:
-    """One handler at work: its subscription, and the workers that share its buffer."""
+    """One handler at work: its subscription, and the workers that share its buffer. `former`: one that may not have
+    ended yet, whose workers are waited for like its own."""
 
-    def __init__(self, log: LogVerbs, registration: Registration, spawn: Spawn, failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        log: LogVerbs,
+        registration: Registration,
+        spawn: Spawn,
+        failed: Callable[[], None],
+        former: RunningHandler | None = None,
+    ) -> None:
         self.id = registration.id
         self.error: BaseException | None = None
         self._log = log
@@ -188,7 +197,7 @@ class RunningHandler:
         self._consumer: Consumer | None = None
         self._once: HandledOnce | None = None
         self._receive: Callable[[Claimed], Received]
-        self._workers: list[Worker] = []
+        self._workers: list[Worker] = [] if former is None or former.has_ended else list(former._workers)
         self._lock = threading.Lock()
         self._left = 0  # workers that have not ended
         self._state: State = "declared"
@@ -197,6 +206,11 @@ class RunningHandler:
     @property
     def has_ended(self) -> bool:
         return self._state in ("stopped", "failed")
+
+    @property
+    def is_stopping(self) -> bool:
+        """Or has ended: it takes nothing any more."""
+        return self._stopped.done
 
     def health(self) -> dict[str, Any]:
         error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
@@ -212,6 +226,10 @@ class RunningHandler:
             logger.info("handler of subscription %s stands by: %s", self.id, exc.why)
             self._state = "standby"
             self._begin_worker(self._stand_by(), "standby")
+        except BaseException as exc:
+            self._fail(exc)
+            yield from self._close()
+            raise
         else:
             self._begin(consumer)
 
