@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from consumer_bench import LONG_S, OPTIONS, PATIENCE_S, Api, Noted, Place, left_
 from eventually import eventually
 
 import headwater
+from headwater.broker import asynchronous, blocking
 
 CHILD = Path(__file__).with_name("runner_child.py")
 COUNT = 10
@@ -295,3 +297,37 @@ def test_a_second_process_stands_by_and_takes_over(
     second.hear("ended")
     second.hear("returned", [])
     assert second.end() == 0, second.errors()
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_signal_at_the_very_beginning_of_run_is_not_overlooked(
+    tmp_path: Path, awaits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes as soon as run() takes signals, also the second time."""
+
+    @contextmanager
+    def signalled(ask_to_stop: Callable[[], object]) -> Iterator[None]:
+        ask_to_stop()
+        yield
+
+    monkeypatch.setattr(asynchronous if awaits else blocking, "stopped_by_signals", signalled)
+
+    async def run_twice() -> None:
+        async with headwater.connect(str(tmp_path / "log.db")) as log:
+            log.on("a", id="h")(print)
+            for _ in range(2):
+                await asyncio.wait_for(log.run(), PATIENCE_S)
+
+    def run_twice_blocking() -> None:
+        with headwater.open(str(tmp_path / "log.db")) as log:
+            log.on("a", id="h")(print)
+            for _ in range(2):
+                running = threading.Thread(target=log.run, daemon=True)
+                running.start()
+                running.join(PATIENCE_S)
+                assert not running.is_alive()
+
+    if awaits:
+        asyncio.run(run_twice())
+    else:
+        run_twice_blocking()

@@ -501,6 +501,15 @@ async def test_a_handler_that_stands_by_can_be_stopped(api: Api, lasting_place: 
         await seen.reach(1)
 
 
+async def test_stop_ends_run_also_where_a_handler_was_told_to_wait(api: Api, lasting_place: Place) -> None:
+    async with api.opened(lasting_place) as log, api.opened(lasting_place) as other:
+        await api.do(other.subscribe, "h", "a", **OPTIONS)
+        declare(api, log, print, wait=3_600)
+        run = running(api, log)
+        await eventually_true(lambda: "h" in log._handlers._running, "it is being started")
+        await stop_and_join(api, log, run)
+
+
 async def test_shared_handlers_do_not_stand_by(api: Api, lasting_place: Place) -> None:
     async with api.opened(lasting_place) as first, api.opened(lasting_place) as second:
         gate = threading.Event()

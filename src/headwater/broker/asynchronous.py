@@ -263,8 +263,9 @@ class AsyncLog(LogFace):
 
     async def run(self, shutdown_timeout: float | None = SHUTDOWN_TIMEOUT_S) -> None:
         end_run = partial(self._loop.call_soon_threadsafe, self._handlers.end_run)  # wakes the loop, too
+        running = self._handlers.run(shutdown_timeout)  # first: no signal may be overlooked
         with stopped_by_signals(end_run):
-            await run_async(self._handlers.run(shutdown_timeout))
+            await run_async(running)
 
     async def stop(self, timeout: float | None = None) -> None:
         await run_async(self._handlers.stop(timeout))

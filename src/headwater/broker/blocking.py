@@ -274,8 +274,9 @@ class Log(LogFace):
         """Run the declared handlers until `stop()`, SIGTERM or SIGINT: then nothing new is taken, handlers have so many
         seconds to finish the messages they are at, and all else is given back. A second signal ends the process at
         once. If a handler cannot go on, this raises the reason."""
+        running = self._handlers.run(shutdown_timeout)  # first: no signal may be overlooked
         with stopped_by_signals(self._handlers.end_run):
-            run_blocking(self._handlers.run(shutdown_timeout))
+            run_blocking(running)
 
     def stop(self, timeout: float | None = None) -> None:
         """Let the handlers finish the message they are at, then give the rest back; after `timeout` seconds that one,

@@ -142,14 +142,19 @@ class Handlers:
         finish([(self._over, None, None)])
 
     def run(self, timeout_s: float | None) -> Flow[None]:
-        """Until asked to stop, or until a handler fails: then its error comes out of here."""
+        """Until asked to stop, or until a handler fails: then its error comes out of here. It is asked from this call
+        on, also before the flow begins."""
         if not self._declared:
             raise InvalidOption("there is no handler to run", next="Declare one with the decorator log.on first")
         if self._over.done:
             self._over = Ticket()
+        return self._run(timeout_s)
+
+    def _run(self, timeout_s: float | None) -> Flow[None]:
         try:
             yield from self.start()
             yield self._over
+            self.ask_to_stop()
             logger.info("the handlers of %s are stopping", self._log.name)
         finally:
             yield from self.stop(timeout_s)
@@ -221,7 +226,7 @@ class RunningHandler:
     def start(self) -> Flow[None]:
         """Subscribe and begin. Where another process holds an exclusive subscription, stand by for it."""
         try:
-            consumer = yield from self._subscribe()
+            consumer = yield from self._subscribe(0.0)  # who stands by waits, and can be told to stop meanwhile
         except SubscriptionActive as exc:
             logger.info("handler of subscription %s stands by: %s", self.id, exc.why)
             self._state = "standby"
@@ -237,9 +242,9 @@ class RunningHandler:
         """The same without waiting."""
         self._begin_worker(self.start(), "start")
 
-    def _subscribe(self, wait_s: float | None = None) -> Flow[Consumer]:
+    def _subscribe(self, wait_s: float) -> Flow[Consumer]:
         given = self._registration
-        options: SubscribeOptions = given.options if wait_s is None else {**given.options, "wait": wait_s}
+        options: SubscribeOptions = {**given.options, "wait": wait_s}
         return self._log.subscribe(given.id, given.pattern, **options)
 
     def _stand_by(self) -> Flow[None]:
