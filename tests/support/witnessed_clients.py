@@ -247,7 +247,7 @@ class HandlerHost(Consumer):
         async def handle(message: headwater.AsyncReceivedMessage) -> None:
             about = {"subscription": self.id, "holder": self.holder}
             found = ((message.seq, message.attempt, message.data["token"]),)
-            self.note(Received, began=began, found=found, by_handler=True, **about)
+            self.note(Received, began=began, found=found, fetched_ahead=True, **about)
             how = "nack" if self.dice.random() < NACKED else "ack"
             self.note(Settling, how=how, keys=((message.seq, message.attempt),), **about)
             if how == "nack":
