@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,10 +17,9 @@ from headwater.broker.subscriber import Subscriber
 def test_the_handler_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     submit_ack = Subscriber.submit_ack
 
-    def answered_at_once(self: Subscriber, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
-        ticket = submit_ack(self, settled, lambda: None)
+    def answered_at_once(self: Subscriber, settled: Sequence[Claimed]) -> Ticket[list[int]]:
+        ticket = submit_ack(self, settled)
         ticket.wait(30)
-        then()
         return ticket
 
     monkeypatch.setattr(Subscriber, "submit_ack", answered_at_once)

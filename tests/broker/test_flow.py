@@ -345,3 +345,22 @@ def test_then_on_a_loop_that_is_closed_harms_nobody() -> None:
     finish([(ticket, None, None)])
     assert ticket.done
     assert called == []
+
+
+def test_what_follows_a_ticket_may_fail_and_the_others_are_finished() -> None:
+    first: Ticket[int] = Ticket()
+    second: Ticket[int] = Ticket()
+
+    def fail(ticket: Ticket[int]) -> None:
+        raise RuntimeError("mine alone")
+
+    async def story() -> None:
+        first.watch(fail)
+        first.then(asyncio.get_running_loop(), fail)
+        waiting = asyncio.ensure_future(second.wait_async())
+        await asyncio.sleep(0)
+        finish([(first, 1, None), (second, 2, None)])
+        assert await waiting
+
+    asyncio.run(story())
+    assert (first.result(), second.result()) == (1, 2)

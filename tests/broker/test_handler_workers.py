@@ -56,11 +56,12 @@ def test_no_ack_is_put_off_until_the_next_message(log: Log, monkeypatch: pytest.
     log.start()
     assert quick.wait(TIME_LIMIT_S)
     gate.clear()
-    [(loop, _)] = log._running
-    while loop._ack is None or not loop._filling:
+    [handler] = log._handlers._running.values()
+    consumer: Any = handler._consumer
+    while consumer._acking is None or not consumer._filling:
         pass  # until the quick one's ack is on its way, and its worker fetches
     slow.set()
-    while not loop._waiting:
+    while not consumer._waiting:
         pass  # until the slow one's worker has nothing to do
     gate.set()
     for _ in range(200):

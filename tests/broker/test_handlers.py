@@ -185,7 +185,7 @@ def test_stop_gives_back_the_unseen_without_an_attempt(log: Log) -> None:
     assert entered.wait(TIME_LIMIT_S)
     stopping = threading.Thread(target=log.stop)
     stopping.start()
-    while not log._running[0][0]._stopping:
+    while not log._handlers._running["h"]._stopped.done:
         pass
     go_on.set()
     stopping.join(TIME_LIMIT_S)

@@ -101,6 +101,10 @@ async def test_somebody_who_speaks_no_websocket() -> None:
         ("ws://", {}),
         ("ws://user:secret@host:1", {}),
         ("ws://host:99999999", {}),
+        ("ws://my..host:1", {"connect_timeout": 0.2}),
+        (f"ws://{64 * 'a'}:1", {}),
+        ("ws://[::1", {}),
+        ("ws://user:secret@ho\u2100st:1", {}),
         ("ws://host", {"durability": "full"}),
         ("ws://host", {"reconnect": "now and then"}),
         ("ws://host", {"reconnect_min": 2, "reconnect_max": 1}),
@@ -112,6 +116,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_tried(url: str, optio
     with pytest.raises(InvalidOption) as raised:
         headwater.open(url, **options)
     assert "secret" not in str(raised.value)
+    assert isinstance(asyncio.run(refusal(url, **options)), InvalidOption)
 
 
 # --- who it is ------------------------------------------------------------------------------------------------------

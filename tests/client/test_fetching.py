@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,6 @@ from served import RunningServer
 
 import headwater
 from headwater import AsyncLog
-from headwater.broker.flow import Ticket, run_blocking
 from headwater.errors import LeaseLost, NotDelivered, SubscriptionActive
 from headwater.server.serving import Server
 
@@ -89,7 +88,7 @@ async def test_a_fetch_that_is_interrupted_returns(serve: Any) -> None:
         subscription = await log.subscribe("s", "a")
         fetching = asyncio.ensure_future(subscription.fetch(10, wait=None))
         await asyncio.sleep(0.01)
-        subscription._subscriber.interrupt()
+        subscription._consumer.interrupt()
         assert await asyncio.wait_for(fetching, QUICKLY_S) == []
 
 
@@ -99,37 +98,6 @@ async def test_what_is_fetched_while_another_fetch_waits_goes_to_one_of_them(ser
         await log.publish_many([("a", n) for n in range(5)])
         found = await asyncio.wait_for(asyncio.gather(*fetching), QUICKLY_S)
         assert sorted(message.seq for each in found for message in each) == [1, 2, 3, 4, 5]
-
-
-class AnsweredMeanwhile(Ticket[None]):
-    """Its answer comes right after the first look at whether it has come."""
-
-    def __init__(self, arrive: Callable[[], None]) -> None:
-        super().__init__()
-        self._arrive = arrive
-
-    @property
-    def done(self) -> bool:
-        was_done = super().done
-        if not was_done:
-            self._arrive()
-            self._value = None
-        return was_done
-
-
-def test_an_answer_that_comes_between_two_looks_is_taken(server: RunningServer, monkeypatch: Any) -> None:
-    with headwater.open(server.url) as log:
-        log.publish("a", 1)
-        consumer: Any = log.subscribe("s", "a")._subscriber
-        [claimed] = run_blocking(consumer.fetch(1, 0.0))
-        answered = AnsweredMeanwhile(lambda: consumer._arrived.add([claimed]))
-        monkeypatch.setattr(consumer, "_ask", lambda limit, wait_s: answered)
-        fetching = consumer.fetch(1, 0.0)
-        next(fetching)
-        fetching.send(True)  # woken for somebody else
-        with pytest.raises(StopIteration) as returned:
-            fetching.send(True)
-        assert returned.value.value == [claimed]
 
 
 async def test_the_first_heartbeat_is_not_due_at_once(serve: Any) -> None:
@@ -402,7 +370,7 @@ async def test_two_clients_with_the_same_exclusive_id(serve: Any) -> None:
         with pytest.raises(SubscriptionActive) as raised:
             await other.subscribe("s", "a")
         assert raised.value.why == "Subscription 's' is already active on another connection"
-        assert "wait=" in raised.value.next
+        assert "option wait" in raised.value.next
         waiting = asyncio.ensure_future(other.subscribe("s", "a", wait=QUICKLY_S))
         await asyncio.sleep(0)
         await first.close()

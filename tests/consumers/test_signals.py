@@ -278,6 +278,7 @@ def test_a_second_process_stands_by_and_takes_over(
     eventually(lambda: second.errors().count("stand"), 1)  # it says so, once
     if end == "signal":
         first.process.send_signal(signal.SIGTERM)
+        eventually(lambda: log.subscription("h").in_flight, 1)
         first.let_a_handler_end()
         first.hear("ended", 1)
         first.hear("returned", [])
@@ -289,6 +290,7 @@ def test_a_second_process_stands_by_and_takes_over(
         assert (seq, attempt) == (1, 2)  # what was in the hands of the one that vanished comes first
     assert second.errors().count("stand") == 1, second.errors()
     second.process.send_signal(signal.SIGTERM)
+    eventually(lambda: log.subscription("h").in_flight, 1)
     second.let_a_handler_end()
     second.hear("ended")
     second.hear("returned", [])

@@ -43,6 +43,7 @@ class Delivery:
     attempts: int = 0
     due_ms: int = 0
     handle: Any = None  # the only one that may settle it
+    suspect: bool = False  # in flight, and the time before it was not settled: of these a consumer has one at a time
 
     def due(self, now_ms: int) -> bool:
         if self.state == UNREAD:
@@ -84,13 +85,29 @@ class Reader:
     def overdue(self, handle: Any, now_ms: int) -> bool:
         return self.deliveries[handle.seq].due_ms <= now_ms
 
-    def overlooked(self, now_ms: int) -> list[int]:
+    def overlooked(self, in_hand: Iterable[Any], now_ms: int) -> list[int]:
         """What an empty fetch should have returned, or buried."""
-        return [seq for seq, delivery in self.deliveries.items() if delivery.due(now_ms)]
+        waits = self._suspects(in_hand, now_ms)
+        return [
+            seq
+            for seq, delivery in self.deliveries.items()
+            if delivery.due(now_ms) and not (waits and delivery.state == FLIGHT)
+        ]
+
+    def _suspects(self, in_hand: Iterable[Any], now_ms: int) -> list[int]:
+        held = {id(handle) for handle in in_hand}
+        return [
+            seq
+            for seq, delivery in self.deliveries.items()
+            if delivery.suspect
+            and delivery.state == FLIGHT
+            and not delivery.due(now_ms)
+            and id(delivery.handle) in held
+        ]
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
-    def delivered(self, handle: Any, now_ms: int) -> None:
+    def delivered(self, handle: Any, in_hand: Iterable[Any], now_ms: int) -> None:
         seq = handle.seq
         assert seq in self.deliveries, f"message {seq} is none of this subscription's"
         delivery = self.deliveries[seq]
@@ -101,6 +118,9 @@ class Reader:
         if delivery.state == UNREAD and delivery.message.deliver_ms is None:
             assert not self._passed_over(seq, now_ms), f"message {seq} came before a lower one"
         self.redelivered += handle.attempt > 1
+        delivery.suspect = delivery.state == FLIGHT
+        others = self._suspects(in_hand, now_ms)
+        assert not (delivery.suspect and others), f"message {seq} came beside another suspect, {others}"
         delivery.state, delivery.attempts = FLIGHT, handle.attempt
         delivery.due_ms, delivery.handle = now_ms + self.ack_wait_ms, handle
 

@@ -26,7 +26,7 @@ class Client:
 
     def fetch(self, limit: int = 100, *, arriving: int = 100) -> Pairs:
         """What the server hands out; only so many of them get across."""
-        found = run_blocking(self.connection.fetch(limit, 0.0))
+        found = run_blocking(self.connection.take(limit, 0.0))
         self.hands.update({claimed.message.seq: claimed for claimed in found[:arriving]})
         return pairs(found)
 

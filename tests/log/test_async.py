@@ -270,6 +270,35 @@ def test_transactions(tmp_path: Path, clock: ManualClock) -> None:
     asyncio.run(asyncio.wait_for(story(), 30))
 
 
+def test_a_transaction_refuses_its_own_task_and_log_alone(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            headwater.connect(tmp_path / "log.db", housekeeping=None) as log,
+            headwater.connect("memory:", housekeeping=None) as other,
+        ):
+            async with log.transaction() as tx:
+                assert await other.publish("a", 1) == 1
+                with pytest.raises(InvalidOption, match="would wait for the transaction"):
+                    await log.publish("a", 1)
+                with pytest.raises(InvalidOption, match="would wait for the transaction"):
+                    async with log.transaction():
+                        pytest.fail("no transaction inside another")
+                during = asyncio.create_task(log.publish("a", "its turn comes after the block"))
+                ended = asyncio.Event()
+                after = asyncio.create_task(publish_after(ended, log))
+                assert await tx.publish("a", "from inside") == 1
+            assert await during == 2
+            ended.set()
+            assert await after == 3
+
+    async def publish_after(ended: asyncio.Event, log: AsyncLog) -> int:
+        await ended.wait()
+        async with log.transaction() as tx:
+            return await tx.publish("a", "from a task that was created inside")
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
 def test_a_closed_log_says_so(url: str, clock: ManualClock) -> None:
     async def story() -> None:
         async with headwater.connect(url, clock=clock, housekeeping=None, heartbeats=False) as log:

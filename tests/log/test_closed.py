@@ -87,7 +87,7 @@ def test_a_message_of_a_closed_subscription_has_been_given_back(log: Log, mode: 
 def test_closing_ends_a_fetch_that_waits(engine_here: None, log: Log, mode: Any, closing: str) -> None:
     subscription = log.subscribe("s", "a", mode=mode)
     ended = threading.Event()
-    subscription._subscriber._waiter.arm()
+    subscription._consumer._waiter.arm()
 
     def wait() -> None:
         with pytest.raises(Closed):

@@ -39,8 +39,7 @@ def test_closing_frees_it_at_once_and_gives_back_what_is_in_flight(open_again: A
     with holder.subscribe("s", "a") as subscription:
         subscription.fetch(2)[0].ack()
     successor = other.subscribe("s", "a")
-    assert [(message.seq, message.attempt) for message in successor.fetch()] == [(2, 2)]
-    assert seqs(successor.fetch()) == [3]
+    assert [(message.seq, message.attempt) for message in successor.fetch()] == [(2, 2), (3, 1)]
 
 
 def test_a_vanished_holder_is_replaced_when_its_lease_runs_out(open_again: Any, clock: ManualClock) -> None:
@@ -57,7 +56,8 @@ def test_a_vanished_holder_is_replaced_when_its_lease_runs_out(open_again: Any, 
     received: list[tuple[int, int]] = []
     while found := after.fetch():
         received += [(message.seq, message.attempt) for message in found]
-    assert received == [(1, 2), (3, 2), (4, 1)], "what was acked stays acked, what was in flight comes again"
+        after.ack_many(found)
+    assert received == [(4, 1), (1, 2), (3, 2)], "what was acked stays acked, what was in flight comes again"
 
 
 def test_the_late_holder_is_refused_in_everything(open_again: Any, clock: ManualClock) -> None:
@@ -73,7 +73,7 @@ def test_the_late_holder_is_refused_in_everything(open_again: Any, clock: Manual
     with pytest.raises(LeaseLost):
         late.ack_many(messages)
     late.close()
-    assert [message.seq for message in present.fetch()] == [1], "nothing the late one did has moved anything"
+    assert [message.seq for message in present.fetch()] == [4, 1], "nothing the late one did has moved anything"
     assert new_log.subscription("s").holder is not None
 
 
@@ -90,10 +90,7 @@ def test_one_log_is_no_exception(log: Log, clock: ManualClock) -> None:
         message.ack()
     with pytest.raises(LeaseLost):
         first.fetch()
-    received = []
-    while found := second.fetch():
-        received += [(each.seq, each.attempt) for each in found]
-    assert received == [(1, 2), (2, 1)]
+    assert [(each.seq, each.attempt) for each in second.fetch()] == [(2, 1), (1, 2)]
 
 
 def test_using_it_renews_the_lease(open_again: Any, clock: ManualClock) -> None:
@@ -152,5 +149,5 @@ def test_hundreds_left_in_flight_come_again_each_once(open_again: Any, clock: Ma
     while found := subscription.fetch():
         received += [(message.seq, message.attempt) for message in found]
         subscription.ack_many(found)
-    assert received == [(seq, 2) for seq in range(3, 251, 3)] + [(seq, 1) for seq in range(251, 301)]
+    assert sorted(received) == [(seq, 2) for seq in range(3, 251, 3)] + [(seq, 1) for seq in range(251, 301)]
     assert log.subscription("s").lag == 0

@@ -286,13 +286,13 @@ def test_what_is_said_twice_wakes_once(log: Log, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_waiting_reader_is_woken_once(log: Log) -> None:
-    subscriber: Any = log.subscribe("s", "a")._subscriber
-    bell = until_it_waits(subscriber.fetch(10, None))
+    subscriber: Any = log.subscribe("s", "a")._consumer
+    bell = until_it_waits(subscriber.take(10, None))
     send(log, "p", 1, "one")
     assert bell.done
-    [claimed] = run_blocking(subscriber.fetch(10, None))
+    [claimed] = run_blocking(subscriber.take(10, None))
     assert claimed.message.data == "one"
-    bell = until_it_waits(subscriber.fetch(10, None))
+    bell = until_it_waits(subscriber.take(10, None))
     send(log, "p", 1, "one")
     assert not bell.done
 

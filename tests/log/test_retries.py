@@ -150,24 +150,65 @@ def test_a_message_that_kills_the_process_is_dead_of_timeout(open_again: Any, mo
     assert [(letter.reason, letter.message.data) for letter in log.dead_letters.list()] == [("timeout", "poison")]
 
 
-def test_a_delivery_whose_holder_vanished_is_handed_out_alone(log: Log, mode: Any, clock: ManualClock) -> None:
-    log.publish_many([("a", n) for n in range(4)])
+def test_suspects_come_one_at_a_time_among_the_others(log: Log, mode: Any, clock: ManualClock) -> None:
+    """What was not settled in time may have killed its consumer, and takes no other suspect along."""
+    log.publish_many([("a", n) for n in range(6)])
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
-    subscription.fetch(3)
+    *_, retried = subscription.fetch(4)
+    retried.nack(5)
     clock.advance(5_000)
-    for expected in (1, 2, 3):
-        assert attempts(subscription.fetch()) == [(expected, 2)]
-    assert attempts(subscription.fetch()) == [(4, 1)]
+    for others, suspect in [([(4, 2), (5, 1), (6, 1)], (1, 2)), ([], (2, 2)), ([], (3, 2))]:
+        found = subscription.fetch()
+        assert attempts(found) == [*others, suspect], "the suspect last, when the others are probably done"
+        assert subscription.fetch() == []
+        found[-1].ack()
+    assert subscription.fetch() == []
 
 
-def test_a_delivery_whose_holder_vanished_takes_no_retry_along(log: Log, mode: Any, clock: ManualClock) -> None:
-    log.publish_many([("a", n) for n in range(2)])
+def test_one_that_is_never_acked_does_not_hold_up_the_rest(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(20)])
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=5, max_attempts=3, max_in_flight=8)
+    acked = set()
+    for _ in range(40):
+        for message in subscription.fetch():
+            if message.seq % 5 == 0:
+                message.ack()
+                acked.add(message.seq)
+        clock.advance(5_000)
+    assert acked == {5, 10, 15, 20}, "a slow acker makes progress"
+    letters = log.dead_letters.list()
+    seen = "not acked within ack_wait, 3 times" + (", or its consumer was gone" if mode == "shared" else "")
+    assert {(letter.reason, letter.error) for letter in letters} == {("timeout", seen)}
+    assert sorted(letter.message.seq for letter in letters) == [n for n in range(1, 21) if n % 5]
+
+
+def test_suspects_take_turns(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(3)])
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
-    _, other = subscription.fetch()
-    other.nack(5)
+    subscription.fetch()
+    came = []
+    for _ in range(6):
+        clock.advance(5_000)
+        came += attempts(subscription.fetch())
+    assert came == [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]
+
+
+def test_room_for_one_is_not_taken_by_new_messages_for_ever(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish_many([("a", n) for n in range(9)])
+    subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
+    subscription.fetch(1)
     clock.advance(5_000)
-    assert attempts(subscription.fetch()) == [(1, 2)]
-    assert attempts(subscription.fetch()) == [(2, 2)]
+    assert attempts(subscription.fetch(1)) == [(1, 2)]
+
+
+def test_a_fetch_is_filled_up_with_new_messages(log: Log, mode: Any) -> None:
+    log.publish_many([("a", n) for n in range(6)])
+    subscription = log.subscribe("s", "a", mode=mode)
+    for message in subscription.fetch():
+        message.nack(0)
+    log.publish_many([("a", n) for n in range(3)])
+    assert attempts(subscription.fetch(8)) == [(n, 2) for n in range(1, 7)] + [(7, 1), (8, 1)]
+    assert attempts(subscription.fetch(8)) == [(9, 1)]
 
 
 def test_a_message_that_ends_its_consumer_cleanly_stops_too(log: Log, mode: Any) -> None:

@@ -142,4 +142,5 @@ def test_consumers_survive_each_other_over_a_reopen(open_again: Any, clock: Manu
     received = []
     while found := subscription.fetch():
         received += [(message.seq, message.attempt) for message in found]
+        subscription.ack_many(found)
     assert received == [(2, 2), (3, 2), (4, 2)]

@@ -139,11 +139,12 @@ class LogMachine(RuleBasedStateMachine):
         self._note_burials(mode)
         assert len(found) <= n
         for handle in found:
-            reader.delivered(handle, self.now_ms)
+            reader.delivered(handle, self.in_hand[consumer], self.now_ms)
+            self.in_hand[consumer].append(handle)
         if not found:
-            assert reader.overlooked(self.now_ms) == [], "an empty fetch, yet there was something"
+            overlooked = reader.overlooked(self.in_hand[consumer], self.now_ms)
+            assert overlooked == [], "an empty fetch, yet there was something"
         assert self.told[mode] == reader.gaps
-        self.in_hand[consumer] += found
         return found
 
     def _note_burials(self, mode: str) -> None:
@@ -220,8 +221,11 @@ class LogMachine(RuleBasedStateMachine):
             self._take_over()
         else:
             self.advance(ACK_WAIT_MS)
-        while self._fetch({"alone": "alone", "left": "right", "right": "left"}[late], 3):
-            pass
+        reader = self.model.readers[CONSUMERS[late]]
+        while found := self._fetch({"alone": "alone", "left": "right", "right": "left"}[late], 3):
+            for message in found:
+                message.ack()
+                reader.ack(message)
         for message in messages:
             self._refused((late, subscription, message), getattr(message, verb))
 

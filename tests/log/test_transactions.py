@@ -2,12 +2,15 @@
 
 # ruff: noqa: PT012 (what a transaction refuses, it may refuse at the end of its block)
 
+import contextvars
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from served import ServedFile
 
+import headwater
 from headwater import Log, ManualClock
 from headwater.errors import InvalidOption, InvalidTopic, LeaseLost, SqlFailed
 
@@ -229,3 +232,21 @@ def test_an_ephemeral_message_has_nothing_to_ack(ledger: Log) -> None:
     [message] = ledger.subscribe("live", ">", mode="ephemeral", start="first").fetch()
     with pytest.raises(InvalidOption), message.transaction():
         pytest.fail("there is no transaction to be in")
+
+
+def test_another_log_is_another_matter(ledger: Log) -> None:
+    with headwater.open("memory:", housekeeping=None) as other, ledger.transaction() as tx:
+        assert other.publish("a", 1) == 1
+        tx.execute("INSERT INTO ledger VALUES (1, 'one')")
+        with pytest.raises(InvalidOption, match="would wait for the transaction"):
+            ledger.publish("a", 1)
+    assert rows(ledger) == [(1, "one")]
+
+
+def test_another_thread_waits_for_its_end(ledger: Log) -> None:
+    """Also one that was started inside, with a copy of the context."""
+    with ThreadPoolExecutor(1) as threads:
+        with ledger.transaction() as tx:
+            publishing = threads.submit(contextvars.copy_context().run, ledger.publish, "a", "from beside")
+            assert tx.publish("a", "from inside") == 2
+        assert publishing.result(30) == 3

@@ -220,7 +220,7 @@ def test_acks_do_not_wait_for_a_stranger_who_publishes(postgres_url: str) -> Non
         engine = log._core.engine  # type: ignore[attr-defined]
         with engine.store._turn:  # so that both become one group
             publishing = engine.committer.publish(Draft("a", "2", 1))
-            acking = message._subscription._subscriber.submit_ack([message._claimed], lambda: None)
+            acking = message._subscription._consumer.submit_ack([message._claimed])
         acking.wait(30)
         publishing.wait(30)
         assert acking.error is None

@@ -164,7 +164,7 @@ def test_an_ack_that_is_still_open_is_brought_back_by_nobody(
     subscription = log.subscribe("s", "a", mode="shared", ack_wait=30)
     (message,) = subscription.fetch()
     message.ack(tx=mine)
-    claimed, engine, subscriber = message._claimed, log._core.engine, subscription._subscriber  # type: ignore[attr-defined]
+    claimed, engine, subscriber = message._claimed, log._core.engine, subscription._consumer  # type: ignore[attr-defined]
     clock.advance(31_000)
     with engine.store.write(alone=True) as writer:
         if work == "heartbeat":

@@ -175,18 +175,18 @@ def test_the_limit_counts_what_is_invalid_too() -> None:
 
 
 @pytest.mark.parametrize("limit", [FRAME_BYTES_MIN, FRAME_BYTES_MAX])
-def test_a_frame_up_to_the_limit_is_served_and_a_longer_one_is_too_large(limit: int) -> None:
+def test_a_frame_up_to_the_limit_is_served_and_a_longer_one_is_refused(limit: int) -> None:
     fits = CALL % (b"x" * (limit - len(CALL % b"")))
     assert len(fits) == limit
     assert exchange_of(Session(frame_bytes_max=limit), fits).open == 1
-    assert only_error(serve(Session(frame_bytes_max=limit), fits + b" ", ECHO)) == (-32005, None)
-    assert only_error(serve(Session(frame_bytes_max=limit), (fits + b" ").decode(), ECHO)) == (-32005, None)
+    assert only_error(serve(Session(frame_bytes_max=limit), fits + b" ", ECHO)) == (-32600, None)
+    assert only_error(serve(Session(frame_bytes_max=limit), (fits + b" ").decode(), ECHO)) == (-32600, None)
 
 
 def test_a_frame_is_measured_in_bytes_not_in_characters() -> None:
     text = (CALL % b"").decode().replace('""', '"%s"' % ("é" * (FRAME_BYTES_MIN // 2)))
     assert len(text) < FRAME_BYTES_MIN
-    assert only_error(serve(Session(frame_bytes_max=FRAME_BYTES_MIN), text, ECHO)) == (-32005, None)
+    assert only_error(serve(Session(frame_bytes_max=FRAME_BYTES_MIN), text, ECHO)) == (-32600, None)
 
 
 @pytest.mark.parametrize("options", [{"frame_bytes_max": FRAME_BYTES_MIN - 1}, {"batch_max": 0}])

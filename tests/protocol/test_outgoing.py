@@ -17,6 +17,7 @@ from headwater.protocol import (
     METHOD_CHARS_MAX,
     Answer,
     Exchange,
+    Notice,
     Session,
 )
 
@@ -24,6 +25,10 @@ from headwater.protocol import (
 class Ack(msgspec.Struct):
     subscription_id: str
     sequence_id: int
+
+
+def notices(method: str, params: list[Any]) -> list[Notice]:
+    return [Notice(method, each) for each in params]
 
 
 def result(id: Any, value: Any = "done") -> dict[str, Any]:
@@ -111,7 +116,7 @@ def test_a_call_that_fits_no_frame_is_refused_and_leaves_no_trace() -> None:
     with pytest.raises(TooLarge):
         session.notify("m", ["x" * FRAME_BYTES_MIN])
     with pytest.raises(TooLarge):
-        session.notify_many("m", [["fine"], ["x" * FRAME_BYTES_MIN]], batch=True)
+        session.notify_many(notices("m", [["fine"], ["x" * FRAME_BYTES_MIN]]), batch=True)
     assert not session.has_something_to_send
 
 
@@ -122,10 +127,17 @@ def test_params_that_are_no_structure_of_json_are_refused_at_once(params: Any) -
         with pytest.raises(InvalidData) as caught:
             send("m", params)
         assert caught.value.where == "m"
-    with pytest.raises(InvalidData):
-        session.notify_many("m", [{}, params], batch=True)
     assert not session.has_something_to_send
     assert session.call("m") == 1
+
+
+@pytest.mark.parametrize("params", [object(), {"a": object()}, ["\ud800"]])
+def test_many_notifications_are_refused_together_if_one_is_not_json(params: Any) -> None:
+    session = Session()
+    with pytest.raises(InvalidData) as caught:
+        session.notify_many(notices("m", [{}, params]), batch=True)
+    assert caught.value.where == "m"
+    assert not session.has_something_to_send
 
 
 def test_a_method_has_a_name_that_the_other_end_takes() -> None:
@@ -165,10 +177,10 @@ def test_limits_too_low_to_say_anything_are_not_believed() -> None:
 def test_many_notifications_go_in_arrays_or_each_alone() -> None:
     session = Session(batch_max=4)
     deliveries = [{"sequence_id": number} for number in range(6)]
-    session.notify_many("n", deliveries, batch=True)
-    session.notify_many("n", deliveries[:2], batch=False)
-    session.notify_many("n", [], batch=True)
-    session.notify_many("n", [], batch=False)
+    session.notify_many(notices("n", deliveries), batch=True)
+    session.notify_many(notices("n", deliveries[:2]), batch=False)
+    session.notify_many(notices("n", []), batch=True)
+    session.notify_many(notices("n", []), batch=False)
     session.notify("n", {"sequence_id": 9})
     found = [parsed(text) for text in session.texts_to_send()]
     assert [type(each) for each in found] == [list, list, dict, dict, dict]
@@ -180,10 +192,10 @@ def test_many_notifications_go_in_arrays_or_each_alone() -> None:
 def test_many_notifications_join_what_waits_already() -> None:
     session = Session()
     session.notify("first", {})
-    session.notify_many("n", [{}, {}], batch=True)
+    session.notify_many(notices("n", [{}, {}]), batch=True)
     session.notify("last", {})
     assert [methods(text) for text in session.texts_to_send()] == [["first", "n", "n", "last"]]
-    session.notify_many("n", [{}, {}], batch=True)
+    session.notify_many(notices("n", [{}, {}]), batch=True)
     session.notify("last", {})
     assert [methods(text) for text in session.texts_to_send()] == [["n", "n", "last"]]
 
@@ -209,15 +221,15 @@ def test_the_shell_is_told_once_each_time_there_is_something_to_send() -> None:
     session.call("a")
     session.call("b")
     session.notify("c", alone=True)
-    session.notify_many("d", [{}], batch=True)
+    session.notify_many(notices("d", [{}]), batch=True)
     session.receive_text("not JSON")
     assert told == [True]
     session.texts_to_send()
     assert not session.has_something_to_send
     occasions: list[Callable[[], object]] = [
         lambda: session.notify("c", alone=True),
-        lambda: session.notify_many("d", [{}], batch=True),
-        lambda: session.notify_many("d", [{}], batch=False),
+        lambda: session.notify_many(notices("d", [{}]), batch=True),
+        lambda: session.notify_many(notices("d", [{}]), batch=False),
         lambda: session.receive_text("not JSON"),
         lambda: session.receive_text("[1]"),
     ]
@@ -225,7 +237,7 @@ def test_the_shell_is_told_once_each_time_there_is_something_to_send() -> None:
         send()
         assert told == [True] * (number + 2)
         session.texts_to_send()
-    session.notify_many("d", [], batch=True)
+    session.notify_many(notices("d", []), batch=True)
     session.receive_text('{"jsonrpc":"2.0","method":"m","id":1}')
     assert len(told) == 6
 

@@ -9,7 +9,7 @@ from frames import encoded, parsed, responses_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.protocol import FRAME_BYTES_MIN, METHOD_CHARS_MAX, Answer, Call, Exchange, Fault, Session
+from headwater.protocol import FRAME_BYTES_MIN, METHOD_CHARS_MAX, Answer, Call, Exchange, Fault, Notice, Session
 
 # --- two sessions, joined -------------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def test_calls_arrive_in_order_and_once_and_so_do_their_answers(
             client.notify("m", params(size), alone=flag)
         elif verb == "many":
             alone |= set() if flag else {len(put_in) + place for place in range(len(size))}
-            client.notify_many("m", [params(each) for each in size], batch=flag)
+            client.notify_many([Notice("m", params(each)) for each in size], batch=flag)
         else:
             frames += client.texts_to_send()
     frames += client.texts_to_send()

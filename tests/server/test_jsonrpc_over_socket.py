@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
-from foreign_client import Serve, connect, gone
+from foreign_client import PATIENCE_S, Serve, connect, gone
+from raw_http import UPGRADE, dial
+from websockets.frames import Frame, Opcode
 
 from headwater.server.connection import OUTGOING_BYTES_MAX
 
@@ -165,7 +168,13 @@ async def test_a_frame_over_the_limit_closes_with_1009_and_stores_nothing(serve:
             frame = json.dumps({**PUBLISH, "params": {"topic": "a", "data": fits}, "id": 1})
             assert len(frame) == 10_000
             assert (await client.exchange(frame))["result"]["sequence_id"] == 1
-            await client.send(frame + " ")
+            error = (await client.exchange(frame + " "))["error"]
+            assert error["code"] == -32600
+            assert error["data"] == {
+                "where": "frame",
+                "why": "the frame is longer than 10000 bytes",
+                "next": "Send it in parts",
+            }
             assert await client.close_code() == 1009
         async with connect(server) as client:
             assert (await client.call("rpc.last_seq"))["sequence_id"] == 1
@@ -174,7 +183,33 @@ async def test_a_frame_over_the_limit_closes_with_1009_and_stores_nothing(serve:
 async def test_the_limit_of_a_frame_also_holds_for_its_fragments_together(serve: Serve) -> None:
     async with serve(limits_frame_bytes=10_000) as server, connect(server) as client:
         await client.socket.send(["[" + " " * 4_000, " " * 4_000, " " * 4_000, "]"])
+        assert error_of(await client.frame(), None) == -32600
         assert await client.close_code() == 1009
+
+
+async def test_a_client_that_reads_when_it_has_sent_its_frame_learns_that_it_was_too_long(serve: Serve) -> None:
+    async with serve(limits_frame_bytes=10_000) as server, dial(server) as raw:
+        raw.send(f"GET /rpc HTTP/1.1\r\nHost: here\r\n{UPGRADE}\r\n")
+        assert (await raw.response()).status == 101
+        raw.send(Frame(Opcode.TEXT, b"x" * 20_000_000).serialize(mask=True))
+        async with asyncio.timeout(PATIENCE_S):
+            await raw.writer.drain()
+        await gone(server)  # what it held is free already
+        error, _, closing = (await raw.ended()).partition(b"\x88")
+        assert b"-32600" in error
+        assert closing[1:3] == (1009).to_bytes(2)
+
+
+OFFERS = [(["jsonrpc"], "jsonrpc"), (["chat", "jsonrpc"], "jsonrpc"), (["chat"], None), (None, None)]
+
+
+@pytest.mark.parametrize("path", ["/", "/rpc", "/jrow"])
+async def test_the_subprotocol_jsonrpc_is_accepted_when_offered(serve: Serve, path: str) -> None:
+    async with serve("memory:") as server:
+        for offered, taken in OFFERS:
+            async with connect(server, path, subprotocols=offered) as client:
+                assert client.socket.subprotocol == taken
+                assert await client.publish("a") > 0
 
 
 async def test_a_frame_may_come_in_fragments(serve: Serve) -> None:

@@ -183,7 +183,7 @@ async def test_what_a_client_had_when_it_closed_comes_back(serve: Serve) -> None
                 seqs = [(each["sequence_id"], each["attempt"]) for each in await client.deliveries(3)]
                 assert seqs == [(1, attempt), (2, attempt), (3, attempt)]
             await gone(server)
-        await check_dead(server, "was closed")
+        await check_dead(server, "given back unsettled")
 
 
 async def test_what_a_client_had_when_it_vanished_comes_back_one_at_a_time(serve: Serve) -> None:
@@ -197,7 +197,7 @@ async def test_what_a_client_had_when_it_vanished_comes_back_one_at_a_time(serve
                 assert [(each["sequence_id"], each["attempt"]) for each in found] == expected
                 client.vanish()
             await gone(server)
-        await check_dead(server, "died or hung")
+        await check_dead(server, "its consumer was gone")
 
 
 async def check_dead(server: Any, why: str) -> None:
@@ -206,7 +206,8 @@ async def check_dead(server: Any, why: str) -> None:
         await client.subscribe("s", "a", max_attempts=2)
         await client.publish("a", "new")
         assert (await client.delivery())["data"] == "new"
-        letters = await client.call("rpc.dead_letters")
+        while len(letters := await client.call("rpc.dead_letters")) < 3:
+            pass  # suspects are looked at one at a time
         assert [why in letter["error"] for letter in letters] == [True, True, True]
 
 

@@ -174,6 +174,8 @@ def many(store: Store) -> list[int]:
         (DeadLetterQuery(), [0, 1, 2, 3, 4]),
         (DeadLetterQuery(subscription="s"), [0, 3]),
         (DeadLetterQuery(subscription="none"), []),
+        (DeadLetterQuery(seqs=(1, 99)), [0]),
+        (DeadLetterQuery(seqs=()), []),
         (DeadLetterQuery(topic=parse_pattern("orders.*")), [0, 3, 4]),
         (DeadLetterQuery(topic=parse_pattern("#.eu", "amqp")), [1]),
         (DeadLetterQuery(topic=parse_pattern("stock.low")), [2]),

@@ -10,12 +10,11 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from headwater.broker.claims import Failure
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.consumer import PREFETCH, Consumer
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
-from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
-    Registration,
     RemoteFace,
     SubscriptionFace,
     by_id,
@@ -24,18 +23,16 @@ from headwater.broker.face import (
     nack_arguments,
     refuse_other_colour,
 )
-from headwater.broker.flow import run_async
-from headwater.broker.handlers import Handler, HandlerLoop
+from headwater.broker.flow import Flow, Ticket, finish, run_async
+from headwater.broker.handlers import SHUTDOWN_TIMEOUT_S, Handler, Worker, stopped_by_signals
 from headwater.broker.housekeeping import Report
-from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions
 from headwater.broker.publish import Outgoing
-from headwater.broker.reading import PREFETCH
 from headwater.broker.received import Received
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs
-from headwater.errors import Closed, HeadwaterError
+from headwater.errors import Closed
 from headwater.message import PublishOptions, Span, span_ms
 from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
@@ -62,7 +59,7 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
         if not self.settled and tx is not None:
             refuse_other_colour(tx, awaits=True)
             subscription = self._subscription
-            await run_async(subscription._core.outside.ack(tx, subscription._subscriber, self._claimed))
+            await run_async(subscription._core.outside.ack(tx, subscription._consumer, self._claimed))
             self.settled = True
         elif not self.settled:
             await self._subscription.ack_many([self], wait=wait)
@@ -70,22 +67,22 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
     async def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         if not self.settled:
             delay_ms, failure = nack_arguments(delay, error)
-            await run_async(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
+            await run_async(self._subscription._consumer.nack(self._claimed, delay_ms, failure))
             self.settled = self.declined = True
 
     async def reject(self, reason: str | None = None) -> None:
         if not self.settled:
-            await run_async(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
+            await run_async(self._subscription._consumer.reject(self._claimed, Failure("rejected", reason)))
             self.settled = self.declined = True
 
     async def extend(self, by: Span | None = None) -> None:
         by_ms = None if by is None else span_ms(by, "by")
-        await run_async(self._subscription._subscriber.extend([self._claimed], by_ms))
+        await run_async(self._subscription._consumer.extend([self._claimed], by_ms))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction]:
         subscription = self._subscription
-        async with _transaction(subscription._core.transaction(subscription._subscriber, self._claimed)) as tx:
+        async with _transaction(subscription._core.transaction(subscription._consumer, self._claimed)) as tx:
             yield tx
         self.settled = True
 
@@ -100,7 +97,8 @@ async def _transaction(inner: OwnTransaction) -> AsyncIterator[AsyncTransaction]
         # The thread cannot be cancelled; what it begins has to be ended, or nobody could write any more.
         beginning.add_done_callback(inner.abandon)
         raise
-    inside = in_transaction.set(True)
+    inside, me = inner.engine.in_transaction, asyncio.current_task()
+    inside.add(me)
     try:
         yield AsyncTransaction(inner)
     except BaseException as exc:
@@ -109,7 +107,7 @@ async def _transaction(inner: OwnTransaction) -> AsyncIterator[AsyncTransaction]
     else:
         await _off_loop(inner.commit, pool)
     finally:
-        in_transaction.reset(inside)
+        inside.discard(me)
 
 
 class AsyncTransaction:
@@ -130,32 +128,33 @@ class AsyncTransaction:
 
 class AsyncSubscription(SubscriptionFace):
     async def fetch(self, n: int = PREFETCH, wait: float | None = 0.0) -> list[AsyncReceivedMessage]:
-        found = await run_async(self._subscriber.fetch(n, wait))
+        found = await run_async(self._consumer.take(n, wait))
         return [AsyncReceivedMessage(claimed, self) for claimed in found]
 
     def __aiter__(self) -> AsyncIterator[AsyncReceivedMessage]:
         return self.messages(wait=None)
 
     async def messages(self, wait: float | None = 0.0) -> AsyncIterator[AsyncReceivedMessage]:
-        while True:
-            while self._buffer:
-                yield AsyncReceivedMessage(self._take(), self)
-            try:
-                found = await run_async(self._fetch_ahead(wait))
-            except Closed:
-                return
-            if not found:
-                return
+        consumer = self._consumer
+        with consumer.taking():
+            while True:
+                try:
+                    claimed = consumer.pop() or await run_async(consumer.take_next(wait))
+                except Closed:
+                    return
+                if claimed is None:
+                    return
+                yield AsyncReceivedMessage(claimed, self)
 
     async def ack(self, message: AsyncReceivedMessage, *, wait: bool = True) -> None:
         await message.ack(wait=wait)
 
     async def ack_many(self, messages: Sequence[AsyncReceivedMessage], *, wait: bool = True) -> None:
         if wait:
-            await run_async(self._subscriber.ack(claimed_of(messages)))
+            await run_async(self._ack_all(messages))
         else:
-            self._ack_soon(claimed_of(messages))
-        mark_settled(messages)
+            self._consumer.ack_soon(claimed_of(messages))
+            mark_settled(messages)
 
     async def nack(self, message: AsyncReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
         await message.nack(delay, error=error)
@@ -167,10 +166,10 @@ class AsyncSubscription(SubscriptionFace):
         await message.extend(by)
 
     async def info(self) -> SubscriptionInfo:
-        return await run_async(self._core.describe(self._subscriber))
+        return await run_async(self._core.describe(self._consumer))
 
     async def close(self) -> None:
-        await run_async(self._close())
+        await run_async(self._consumer.close())
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,10 +215,7 @@ class AsyncLog(LogFace):
     def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
         super().__init__(core, tracing)
         self.dead_letters = AsyncDeadLetterBox(core)
-        self._running: list[tuple[HandlerLoop, list[asyncio.Task[None]]]] = []
-        self._stop_running = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        core.live.run_coroutine = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        self._loop = core.live.loop = asyncio.get_running_loop()
 
     @property
     def remote(self) -> AsyncRemoteEnd:
@@ -263,47 +259,30 @@ class AsyncLog(LogFace):
         return self._declare(pattern, id, concurrency, auto_ack, on_gap, dedupe, options)
 
     async def start(self) -> None:
-        running = {loop.subscriber.id for loop, _ in self._running}
-        for registration in self._registrations:
-            if registration.id not in running:
-                self._ended.discard(registration.id)
-                await self._start(registration)
+        await run_async(self._handlers.start())
 
-    async def run(self) -> None:
-        self._require_handlers()
-        self._stop_running.clear()
-        await self.start()
-        try:
-            await self._stop_running.wait()
-        finally:
-            await self.stop()
+    async def run(self, shutdown_timeout: float | None = SHUTDOWN_TIMEOUT_S) -> None:
+        end_run = partial(self._loop.call_soon_threadsafe, self._handlers.end_run)  # wakes the loop, too
+        with stopped_by_signals(end_run):
+            await run_async(self._handlers.run(shutdown_timeout))
 
-    async def _start(self, registration: Registration) -> None:
-        subscription = await self.subscribe(registration.id, registration.pattern, **registration.options)
-        if registration.on_gap is not None:
-            subscription.on_gap(registration.on_gap)
-        loop = HandlerLoop(
-            subscription._subscriber,
-            registration.handler,
-            lambda claimed: AsyncReceivedMessage(claimed, subscription),
-            concurrency=registration.concurrency,
-            auto_ack=registration.auto_ack,
-            dedupe=registration.dedupe,
-        )
-        self._running.append((loop, [asyncio.create_task(_work(loop)) for _ in range(registration.concurrency)]))
+    async def stop(self, timeout: float | None = None) -> None:
+        await run_async(self._handlers.stop(timeout))
 
-    async def stop(self) -> None:
-        self._stop_running.set()
-        for loop, _ in self._running:
-            loop.stop()
-        if any(asyncio.current_task() in tasks for _, tasks in self._running):
-            return
-        for loop, tasks in self._running:
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await run_async(loop.subscriber.close(loop.unseen()))
-            self._core.forget(loop.subscriber)
-            self._ended.add(loop.subscriber.id)
-        self._running.clear()
+    def _spawn(self, flow: Flow[None], name: str) -> Worker:
+        task = self._loop.create_task(run_async(flow), name=name)
+        ended: Ticket[None] = Ticket()
+
+        def end(done: asyncio.Task[None]) -> None:
+            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            finish([(ended, None, error)])
+
+        task.add_done_callback(end)
+        return Worker(ended, task.cancel)
+
+    def _receiving(self, consumer: Consumer) -> Callable[[Claimed], AsyncReceivedMessage]:
+        subscription = AsyncSubscription(self._core, consumer)
+        return lambda claimed: AsyncReceivedMessage(claimed, subscription)
 
     async def subscriptions(self) -> list[SubscriptionInfo]:
         return await run_async(self._core.subscription_infos())
@@ -324,7 +303,7 @@ class AsyncLog(LogFace):
         return await run_async(self._core.statistics())
 
     async def health(self) -> dict[str, Any]:
-        return await run_async(self._core.health())
+        return self._with_handlers(await run_async(self._core.health()))
 
     async def retain(
         self,
@@ -365,10 +344,3 @@ class AsyncLog(LogFace):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-
-async def _work(loop: HandlerLoop) -> None:
-    try:
-        await run_async(loop.work())
-    except HeadwaterError as exc:
-        logger.error("a handler of subscription %s stopped: %s", loop.subscriber.id, exc)

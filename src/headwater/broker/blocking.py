@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from headwater.broker.claims import Failure
+from headwater.broker.claims import Claimed, Failure
+from headwater.broker.consumer import PREFETCH, Consumer
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
-from headwater.broker.engine import in_transaction
 from headwater.broker.face import (
     LogFace,
-    Registration,
     RemoteFace,
     SubscriptionFace,
     by_id,
@@ -22,18 +21,16 @@ from headwater.broker.face import (
     nack_arguments,
     refuse_other_colour,
 )
-from headwater.broker.flow import run_blocking
-from headwater.broker.handlers import Handler, HandlerLoop
+from headwater.broker.flow import Flow, Ticket, finish, run_blocking
+from headwater.broker.handlers import SHUTDOWN_TIMEOUT_S, Handler, Worker, stopped_by_signals
 from headwater.broker.housekeeping import Report
-from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions
 from headwater.broker.publish import Outgoing
-from headwater.broker.reading import PREFETCH
 from headwater.broker.received import Received
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs
-from headwater.errors import Closed, HeadwaterError
+from headwater.errors import Closed
 from headwater.message import PublishOptions, Span, span_ms
 from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, TopicCount
@@ -55,7 +52,7 @@ class ReceivedMessage(Received, gc=False, eq=False):
         if not self.settled and tx is not None:
             refuse_other_colour(tx, awaits=False)
             subscription = self._subscription
-            run_blocking(subscription._core.outside.ack(tx, subscription._subscriber, self._claimed))
+            run_blocking(subscription._core.outside.ack(tx, subscription._consumer, self._claimed))
             self.settled = True
         elif not self.settled:
             self._subscription.ack_many([self], wait=wait)
@@ -64,25 +61,25 @@ class ReceivedMessage(Received, gc=False, eq=False):
         """Try again: after `delay` seconds, or after the backoff of the subscription."""
         if not self.settled:
             delay_ms, failure = nack_arguments(delay, error)
-            run_blocking(self._subscription._subscriber.nack(self._claimed, delay_ms, failure))
+            run_blocking(self._subscription._consumer.nack(self._claimed, delay_ms, failure))
             self.settled = self.declined = True
 
     def reject(self, reason: str | None = None) -> None:
         """Never again: to the dead letters."""
         if not self.settled:
-            run_blocking(self._subscription._subscriber.reject(self._claimed, Failure("rejected", reason)))
+            run_blocking(self._subscription._consumer.reject(self._claimed, Failure("rejected", reason)))
             self.settled = self.declined = True
 
     def extend(self, by: Span | None = None) -> None:
         """More time to settle it, counted from now; the ack wait if not said otherwise."""
         by_ms = None if by is None else span_ms(by, "by")
-        run_blocking(self._subscription._subscriber.extend([self._claimed], by_ms))
+        run_blocking(self._subscription._consumer.extend([self._claimed], by_ms))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Your own writes in the log's database and this ack: both commit at the end of the block, or neither."""
         subscription = self._subscription
-        with _transaction(subscription._core.transaction(subscription._subscriber, self._claimed)) as tx:
+        with _transaction(subscription._core.transaction(subscription._consumer, self._claimed)) as tx:
             yield tx
         self.settled = True
 
@@ -90,7 +87,8 @@ class ReceivedMessage(Received, gc=False, eq=False):
 @contextmanager
 def _transaction(inner: OwnTransaction) -> Iterator[Transaction]:
     inner.begin()
-    inside = in_transaction.set(True)
+    inside, me = inner.engine.in_transaction, threading.get_ident()
+    inside.add(me)
     try:
         yield Transaction(inner)
     except BaseException as exc:
@@ -99,7 +97,7 @@ def _transaction(inner: OwnTransaction) -> Iterator[Transaction]:
     else:
         inner.commit()
     finally:
-        in_transaction.reset(inside)
+        inside.discard(me)
 
 
 class Transaction:
@@ -121,22 +119,24 @@ class Subscription(SubscriptionFace):
 
     def fetch(self, n: int = PREFETCH, wait: float | None = 0.0) -> list[ReceivedMessage]:
         """Up to `n` messages. Waits up to `wait` seconds for the first one; None waits for ever."""
-        return [ReceivedMessage(claimed, self) for claimed in run_blocking(self._subscriber.fetch(n, wait))]
+        return [ReceivedMessage(claimed, self) for claimed in run_blocking(self._consumer.take(n, wait))]
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         return self.messages(wait=None)
 
     def messages(self, wait: float | None = 0.0) -> Iterator[ReceivedMessage]:
-        """Message after message; ends when none comes for `wait` seconds (None: only when closed)."""
-        while True:
-            while self._buffer:
-                yield ReceivedMessage(self._take(), self)
-            try:
-                found = run_blocking(self._fetch_ahead(wait))
-            except Closed:
-                return
-            if not found:
-                return
+        """Message after message; ends when none comes for `wait` seconds (None: only when closed). Threads may share
+        the subscription: each message goes to one of them."""
+        consumer = self._consumer
+        with consumer.taking():
+            while True:
+                try:
+                    claimed = consumer.pop() or run_blocking(consumer.take_next(wait))
+                except Closed:
+                    return
+                if claimed is None:
+                    return
+                yield ReceivedMessage(claimed, self)
 
     def ack(self, message: ReceivedMessage, *, wait: bool = True) -> None:
         message.ack(wait=wait)
@@ -144,10 +144,10 @@ class Subscription(SubscriptionFace):
     def ack_many(self, messages: Sequence[ReceivedMessage], *, wait: bool = True) -> None:
         """Done with all of these, in one transaction: all acks hold, or the error says which does not and none does."""
         if wait:
-            run_blocking(self._subscriber.ack(claimed_of(messages)))
+            run_blocking(self._ack_all(messages))
         else:
-            self._ack_soon(claimed_of(messages))
-        mark_settled(messages)
+            self._consumer.ack_soon(claimed_of(messages))
+            mark_settled(messages)
 
     def nack(self, message: ReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
         message.nack(delay, error=error)
@@ -159,10 +159,10 @@ class Subscription(SubscriptionFace):
         message.extend(by)
 
     def info(self) -> SubscriptionInfo:
-        return run_blocking(self._core.describe(self._subscriber))
+        return run_blocking(self._core.describe(self._consumer))
 
     def close(self) -> None:
-        run_blocking(self._close())
+        run_blocking(self._consumer.close())
 
     def __enter__(self) -> Self:
         return self
@@ -216,8 +216,6 @@ class Log(LogFace):
     def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
         super().__init__(core, tracing)
         self.dead_letters = DeadLetterBox(core)
-        self._running: list[tuple[HandlerLoop, list[threading.Thread]]] = []
-        self._stop_running = threading.Event()
 
     @property
     def remote(self) -> RemoteEnd:
@@ -264,65 +262,43 @@ class Log(LogFace):
         dedupe: DedupeQueue | None = None,
         **options: Unpack[SubscribeOptions],
     ) -> Callable[[Handler], Handler]:
-        """Declare a handler. It runs once `start()` or `run()` is called; its name is the id if none is given. With a
-        `dedupe` queue, a message that it has handled once is only acked when it comes again."""
+        """Declare a handler. It runs once `start()` or `run()` is called, or at once if it has been; its name is the id
+        if none is given. With a `dedupe` queue, a message that it has handled is only acked when it comes again."""
         return self._declare(pattern, id, concurrency, auto_ack, on_gap, dedupe, options)
 
     def start(self) -> None:
-        """Run the declared handlers on threads of their own."""
-        running = {loop.subscriber.id for loop, _ in self._running}
-        for registration in self._registrations:
-            if registration.id not in running:
-                self._ended.discard(registration.id)
-                self._start(registration)
+        """Run the declared handlers on threads of their own. One whose subscription another process holds stands by."""
+        run_blocking(self._handlers.start())
 
-    def run(self) -> None:
-        """Run the declared handlers until `stop()` is called or the user interrupts."""
-        self._require_handlers()
-        self._stop_running.clear()
-        self.start()
-        try:
-            self._stop_running.wait()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self.stop()
+    def run(self, shutdown_timeout: float | None = SHUTDOWN_TIMEOUT_S) -> None:
+        """Run the declared handlers until `stop()`, SIGTERM or SIGINT: then nothing new is taken, handlers have so many
+        seconds to finish the messages they are at, and all else is given back. A second signal ends the process at
+        once. If a handler cannot go on, this raises the reason."""
+        with stopped_by_signals(self._handlers.end_run):
+            run_blocking(self._handlers.run(shutdown_timeout))
 
-    def _start(self, registration: Registration) -> None:
-        subscription = self.subscribe(registration.id, registration.pattern, **registration.options)
-        if registration.on_gap is not None:
-            subscription.on_gap(registration.on_gap)
-        loop = HandlerLoop(
-            subscription._subscriber,
-            registration.handler,
-            lambda claimed: ReceivedMessage(claimed, subscription),
-            concurrency=registration.concurrency,
-            auto_ack=registration.auto_ack,
-            dedupe=registration.dedupe,
-        )
-        threads = [
-            threading.Thread(target=_work, args=(loop,), name=f"headwater-{registration.id}-{number}", daemon=True)
-            for number in range(registration.concurrency)
-        ]
-        self._running.append((loop, threads))
-        for thread in threads:
-            thread.start()
+    def stop(self, timeout: float | None = None) -> None:
+        """Let the handlers finish the message they are at, then give the rest back; after `timeout` seconds that one,
+        too. Called by a handler, it only asks for that, since it cannot wait for itself."""
+        run_blocking(self._handlers.stop(timeout))
 
-    def stop(self) -> None:
-        """Let the handlers finish the message they are at, then give the rest back. Called by a handler, it only asks
-        for that, since it cannot wait for itself."""
-        self._stop_running.set()
-        for loop, _ in self._running:
-            loop.stop()
-        if any(threading.current_thread() in threads for _, threads in self._running):
-            return
-        for loop, threads in self._running:
-            for thread in threads:
-                thread.join()
-            run_blocking(loop.subscriber.close(loop.unseen()))
-            self._core.forget(loop.subscriber)
-            self._ended.add(loop.subscriber.id)
-        self._running.clear()
+    def _spawn(self, flow: Flow[None], name: str) -> Worker:
+        worker = Worker(Ticket())
+
+        def work() -> None:
+            error: BaseException | None = None
+            try:
+                run_blocking(flow)
+            except BaseException as exc:
+                error = exc
+            finish([(worker.ended, None, error)])
+
+        threading.Thread(target=work, name=name, daemon=True).start()
+        return worker
+
+    def _receiving(self, consumer: Consumer) -> Callable[[Claimed], ReceivedMessage]:
+        subscription = Subscription(self._core, consumer)
+        return lambda claimed: ReceivedMessage(claimed, subscription)
 
     def subscriptions(self) -> list[SubscriptionInfo]:
         return run_blocking(self._core.subscription_infos())
@@ -343,7 +319,8 @@ class Log(LogFace):
         return run_blocking(self._core.statistics())
 
     def health(self) -> dict[str, Any]:
-        return run_blocking(self._core.health())
+        """How the store is, and under `handlers` how each handler is: its state, and the error it failed with."""
+        return self._with_handlers(run_blocking(self._core.health()))
 
     def retain(
         self,
@@ -388,10 +365,3 @@ class Log(LogFace):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _work(loop: HandlerLoop) -> None:
-    try:
-        run_blocking(loop.work())
-    except HeadwaterError as exc:
-        logger.error("a handler of subscription %s stopped: %s", loop.subscriber.id, exc)

@@ -59,7 +59,7 @@ def load(reader: Reader, id: str) -> SubscriptionRecord:
         raise UnknownSubscription(
             f"there is no subscription {id!r}",
             where=id,
-            next="Create it with subscribe(); `headwater subscriptions` lists them",
+            next="Subscribe first, which creates it; `headwater subscriptions` lists those there are",
         )
     return record
 
@@ -96,8 +96,8 @@ def acquire(writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int)
         left_s = (record.lease.until_ms - now_ms) / 1000
         raise already_active(
             record,
-            f"Close it there, or pass wait= to wait for it (a dead holder's lease ends in {left_s:.0f} s), "
-            "or use mode='shared' to share the work",
+            f"Close it there, or set the option wait to wait for it (a dead holder's lease ends in {left_s:.0f} s), "
+            "or the option mode to shared to share the work",
         )
     writer.put_deliveries(record.id, [*_left_in_flight(writer, record, now_ms)])
     writer.end_leases(record.id, now_ms)
@@ -125,55 +125,70 @@ def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActive:
 
 
 class Handed(NamedTuple):
-    """`dropped`: some were dropped or buried instead, so there may be more behind them. `suspect`: the holder of the
-    last one vanished, perhaps because of it. `redriven`: the seqs of those that were dead before."""
+    """`suspect`: one whose last delivery was not settled, perhaps because it kills its consumer. `dropped`: some were
+    dropped or buried instead, so there may be more behind them. `redriven`: the seqs of those that were dead before."""
 
     record: SubscriptionRecord
     claimed: list[Claimed]
-    dropped: bool
-    suspect: bool
+    suspect: Claimed | None = None
+    dropped: bool = False
     redriven: frozenset[int] = frozenset()
 
+    @property
+    def size(self) -> int:
+        return len(self.claimed) + (self.suspect is not None)
 
-def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int) -> Handed:
-    """Hand out rows that are due: retries, delayed ones, and those whose holder vanished.
 
-    One whose holder vanished is handed out alone, so that a message that kills its process takes no others with it.
-    """
-    token = record.lease.fence
+def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int, *, suspects: bool) -> Handed:
+    """Hand out rows that are due: retries, delayed ones, and a suspect, if it may have one. Suspects come one at a time
+    among the others: a message that kills its consumer takes no other suspect with it, and one that is never settled
+    does not hold up the rest."""
+    spec, token = record.spec, record.lease.fence
     rows: list[DeliveryRow] = []
     claimed: list[Claimed] = []
+    suspect: Claimed | None = None
     buried: list[DeadLetter] = []
     gone: list[int] = []
-    suspect = False
-    for row, message in with_buried_copies(writer, writer.due(record.id, now_ms, limit, record.spec.order)):
-        lost_its_holder = row.token > 0
+    due = writer.due(record.id, now_ms, limit, spec.order)
+    if any(row.token for row, _ in due):
+        one = writer.due(record.id, now_ms, 1, spec.order, suspects=True) if suspects else []
+        room = limit - len(one)
+        due = [*(writer.due(record.id, now_ms, room, spec.order, suspects=False) if room else []), *one]
+    for row, message in with_buried_copies(writer, due):
         if message is None:
             gone.append(row.seq)
             writer.add_gap(Gap(record.id, row.seq, row.seq, 1, "deleted", now_ms))
-        elif isinstance(decision := decide_redelivery(record.spec.retry, row.attempts, lost_its_holder), Bury):
-            lost, closed = "the consumer died or hung", "the consumer was closed before it settled it"
-            error = f"delivered {row.attempts} times; the last time {lost if lost_its_holder else closed}"
-            buried.append(dead_letter(record.id, message, row, Failure(decision.reason, error), now_ms))
+        elif isinstance(decision := decide_redelivery(spec.retry, row.attempts, row.token > 0), Bury):
+            buried.append(dead_letter(record.id, message, row, Failure(decision.reason, _seen(record, row)), now_ms))
         elif is_expired(message, now_ms):
             gone.append(row.seq)
-            if record.spec.bury_expired or row.dead_letter is not None:
+            if spec.bury_expired or row.dead_letter is not None:
                 buried.append(dead_letter(record.id, message, row, Failure("expired"), now_ms))
-        elif lost_its_holder and claimed:
-            break
         else:
-            rows.append(replace(row, attempts=row.attempts + 1, due_ms=now_ms + record.spec.ack_wait_ms, token=token))
-            claimed.append(Claimed(message, row.attempts + 1, token))
-            if lost_its_holder:
-                suspect = True
-                break
+            rows.append(replace(row, attempts=row.attempts + 1, due_ms=now_ms + spec.ack_wait_ms, token=token))
+            if row.token:
+                suspect = Claimed(message, row.attempts + 1, token)
+            else:
+                claimed.append(Claimed(message, row.attempts + 1, token))
     writer.put_deliveries(record.id, rows)
     record = bury(writer, record, buried)
     writer.remove_deliveries(record.id, gone + [letter.message.seq for letter in buried])
     redelivered = sum(1 for row in rows if row.attempts > 1)
     record = replace(record, redelivered=record.redelivered + redelivered)
     redriven = frozenset(row.seq for row in rows if row.dead_letter is not None)
-    return Handed(record, claimed, bool(gone or buried), suspect, redriven)
+    return Handed(record, claimed, suspect, bool(gone or buried), redriven)
+
+
+def _seen(record: SubscriptionRecord, row: DeliveryRow) -> str:
+    """Why a message that has had all its attempts is dead. Sharers are not told apart, so of them both is said."""
+    times = "once" if row.attempts == 1 else f"{row.attempts} times"
+    if not row.token:
+        return f"delivered {times}, and given back unsettled the last time"
+    if record.spec.mode == "shared":
+        return f"not acked within ack_wait, {times}, or its consumer was gone"
+    if row.token < record.lease.fence:
+        return f"delivered {times}, and its consumer was gone the last time"
+    return f"not acked within ack_wait, {times}"
 
 
 def with_buried_copies(reader: Reader, due: list[Due]) -> list[Due]:
@@ -203,7 +218,9 @@ def claim_fresh(
     return replace(record, window=WindowState(cursor, cursor)), [Claimed(message, 1, token) for message in ready]
 
 
-def park_and_claim(writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int) -> Handed:
+def park_and_claim(
+    writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int, *, suspects: bool
+) -> Handed:
     """Where order is by key or priority, messages become rows first and the due rows say whose turn it is."""
     spec, cursor = record.spec, max(record.window.delivered, skip_to)
     path = None if spec.order_key is None else parse_path(spec.order_key)
@@ -220,7 +237,7 @@ def park_and_claim(writer: Writer, record: SubscriptionRecord, limit: int, skip_
         writer.put_deliveries(record.id, rows)
         record = bury_expired(writer, record, expired, now_ms)
         record = replace(record, window=WindowState(cursor, cursor))
-    return claim_due(writer, record, limit, now_ms)
+    return claim_due(writer, record, limit, now_ms, suspects=suspects)
 
 
 def _key_of(message: Message, path: Path) -> str | None:
@@ -277,14 +294,37 @@ def not_in_flight(reader: Reader, record: SubscriptionRecord, seq: int) -> NotDe
         return NotDelivered(
             f"message {seq} was never delivered to '{record.id}'",
             where=record.id,
-            next="Settle only what was fetched",
+            next="Settle only what was delivered",
         )
     return LeaseLost(
         f"message {seq} is not in flight for '{record.id}' any more: it was settled already, or its time ran out "
         "and it was passed on",
         where=record.id,
-        next="Drop it; if handlers take long, raise ack_wait or call extend()",
+        next="Drop it; if handling takes long, set a longer ack_wait, or extend it in time",
     )
+
+
+def acked_before(reader: Reader, record: SubscriptionRecord, seqs: Sequence[int]) -> set[int]:
+    """Which of these the subscription has settled, and not by a dead letter. A message that retention deleted meanwhile
+    counts: an ack may be repeated after that, too."""
+    rows = reader.deliveries(record.id, seqs)
+    messages = reader.messages(seqs)
+    selection = selection_of(record.spec)
+    settled = {
+        seq
+        for seq in seqs
+        if seq > 0
+        and record.window.is_settled(seq)
+        and seq not in rows
+        and (seq not in messages or selection.keeps(messages[seq]))
+    }
+    dead: set[int] = set()
+    after = 0
+    query = DeadLetterQuery(subscription=record.id, seqs=tuple(settled))
+    while record.buried and (page := reader.dead_letters(query, after, RECOVERY_PAGE)):
+        dead.update(letter.message.seq for letter in page)
+        after = page[-1].id
+    return settled - dead
 
 
 def renewed(record: SubscriptionRecord, now_ms: int) -> SubscriptionRecord:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Unpack
 from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import COUNTS, NO_SUBSCRIPTION, Undo
+from headwater.broker.consumer import Consumer
 from headwater.broker.dead_letters import DeadLetters, end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow, Within, run_blocking, run_together
@@ -24,7 +25,7 @@ from headwater.broker.resuming import NOTHING_RESUMED, Resume, Resumed, resume
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
 from headwater.broker.transaction import OwnTransaction
-from headwater.broker.verbs import Consumer, RemoteVerbs
+from headwater.broker.verbs import RemoteVerbs
 from headwater.delivery.lease import Lease, release
 from headwater.delivery.retention import Limits
 from headwater.delivery.window import WindowState
@@ -115,6 +116,7 @@ class Core:
         else:
             subscriber = yield from self._take_up(id, spec, entry, wait_s)
         self._subscribers.add(subscriber)
+        subscriber.gone.watch(lambda _: self._subscribers.discard(subscriber))
         if self._keeper is not None:
             self._keeper.poke()
         return subscriber
@@ -194,10 +196,6 @@ class Core:
             for other in list(self._subscribers):
                 if isinstance(other, Subscriber) and other.id == record.id and other.fence != record.lease.fence:
                     other.lose()
-
-    def forget(self, consumer: Consumer) -> None:
-        if isinstance(consumer, Subscriber | Tail):
-            self._subscribers.discard(consumer)
 
     def unsubscribe(self, id: str) -> Flow[None]:
         """Remove a subscription with all its state; its dead letters stay."""
@@ -355,5 +353,5 @@ def _refuse_other_purpose(stored: SubscriptionSpec, asked: SubscriptionSpec, id:
             raise SubscriptionMismatch(
                 f"subscription '{id}' was created with {name} {had!r}, not {wants!r}",
                 where=id,
-                next="Use another id, or unsubscribe it first and start anew",
+                next="Use another id, or remove the subscription first and start anew",
             )

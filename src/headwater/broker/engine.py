@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import contextvars
 import itertools
 import os
 import random
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from headwater.broker.committer import Committer, Work
-from headwater.broker.flow import Blocking, Flow
+from headwater.broker.flow import Blocking, Flow, Ticket
 from headwater.broker.timings import Timings
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.dedupe import DedupeWindow
@@ -28,9 +28,6 @@ T = TypeVar("T")
 READERS_MAX = 4
 READS_MAX = 3  # how often a read is tried whose connection breaks
 TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
-
-# True inside `with message.transaction()`: waiting there for the committer would wait for oneself.
-in_transaction: contextvars.ContextVar[bool] = contextvars.ContextVar("headwater_in_transaction", default=False)
 
 
 class Engine:
@@ -50,13 +47,14 @@ class Engine:
         self.wakeups = Wakeups()
         self.timings = Timings(clock)
         with store.read() as reader:
-            self.wakeups.announced = reader.last_seq()
+            self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
         self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
         # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
         # their turn do so on another, so that they never take the thread that the open one needs to end.
         self.turns = ThreadPoolExecutor(1, thread_name_prefix="headwater-turn")
         self.transactions = ThreadPoolExecutor(1, thread_name_prefix="headwater-transaction")
+        self.in_transaction: set[object] = set()  # threads and asyncio tasks inside a `transaction()` block
         self._notifier: Notifier | None = None
         self._make_notifier: Callable[[Callable[[], None]], Notifier] | None = None
         self._notifier_lock = threading.Lock()
@@ -69,10 +67,13 @@ class Engine:
         """A name for one holder: two of the same process are two."""
         return f"{self.owner}:{next(self._holders)}"
 
-    def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
-        refuse_in_transaction()
+    def submit(self, work: Work[T], *, touching: str | None = None) -> Ticket[T]:
+        refuse_in_transaction(self)
         self.refuse_closed()
-        outcome: T = yield self.committer.submit(work, touching=touching)
+        return self.committer.submit(work, touching=touching)
+
+    def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
+        outcome: T = yield self.submit(work, touching=touching)
         return outcome
 
     def read(self, work: Callable[[Reader], T]) -> Flow[T]:
@@ -140,9 +141,15 @@ class Engine:
         self.store.close()
 
 
-def refuse_in_transaction() -> None:
-    if in_transaction.get():
+def refuse_in_transaction(engine: Engine) -> None:
+    """A block that waits for the committer waits for its own end. Other threads and tasks wait for their turn, also
+    those that were started inside the block."""
+    inside = engine.in_transaction
+    if not inside:
+        return
+    if threading.get_ident() in inside or (asyncio._get_running_loop() and asyncio.current_task() in inside):
         raise InvalidOption(
             "this would wait for the transaction it is called in",
-            next="Inside `transaction()` use the methods of the transaction itself (publish, execute)",
+            where=engine.store.name,
+            next="Inside a transaction use its own methods: publish, execute",
         )

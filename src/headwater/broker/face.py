@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import threading
-import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.broker.claims import Claimed, Failure
+from headwater.broker.consumer import Consumer
 from headwater.broker.dead_letters import LetterFilter
-from headwater.broker.flow import Flow, Ticket, Within
-from headwater.broker.handlers import Handler, report_ack
+from headwater.broker.flow import Flow
+from headwater.broker.handlers import Handler, Handlers, Registration, Worker
 from headwater.broker.live import LiveVerbs
 from headwater.broker.options import SubscribeOptions, check_subscription_id, make_spec
-from headwater.broker.reading import Prefetch
 from headwater.broker.received import Received
-from headwater.broker.verbs import Consumer, LogVerbs, RemoteVerbs
+from headwater.broker.verbs import LogVerbs, RemoteVerbs
 from headwater.errors import InvalidOption
 from headwater.message import Span, check_whole, span_ms
 from headwater.ports.dedupe import DedupeQueue
@@ -30,27 +29,21 @@ CONCURRENCY_MAX = 1_000
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Registration(NamedTuple):
-    """A handler as declared with `@log.on(...)`."""
-
-    id: str
-    pattern: str
-    handler: Handler
-    concurrency: int
-    auto_ack: bool
-    on_gap: Callable[[Gap], None] | None
-    dedupe: DedupeQueue | None
-    options: SubscribeOptions
-
-
-class LogFace:
+class LogFace(ABC):
     _runs_coroutines = False
 
     def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
         self._core = core if tracing is None else tracing.of_log(core)
         self._tracing = tracing
-        self._registrations: list[Registration] = []
-        self._ended: set[str] = set()  # handlers that ran and were stopped
+        self._handlers = Handlers(self._core, self._spawn)
+
+    @abstractmethod
+    def _spawn(self, flow: Flow[None], name: str) -> Worker:
+        """Run a flow on a thread or in a task of its own."""
+
+    @abstractmethod
+    def _receiving(self, consumer: Consumer) -> Callable[[Claimed], Any]:
+        """How the claims of a consumer become messages for users."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -85,25 +78,19 @@ class LogFace:
                     f"{handler.__qualname__} is a coroutine function", where=pattern, next="Use headwater.connect()"
                 )
             name = check_subscription_id(id or str(getattr(handler, "__name__", "handler")))
-            known = [registration.id for registration in self._registrations]
-            if name in self._ended:  # it ran and was stopped: this one takes its place
-                self._ended.discard(name)
-                del self._registrations[known.index(name)]
-            elif name in known:
-                raise InvalidOption(
-                    f"there is a handler for subscription '{name}' already",
-                    where=pattern,
-                    next="Give this one another id; to do more at a time, raise concurrency",
-                )
             run = handler if self._tracing is None else self._tracing.of_handler(handler, awaits=self._runs_coroutines)
-            self._registrations.append(Registration(name, pattern, run, concurrency, auto_ack, on_gap, dedupe, options))
+            self._handlers.declare(
+                Registration(
+                    name, pattern, run, concurrency, auto_ack, on_gap, dedupe, options, receiving=self._receiving
+                )
+            )
             return handler
 
         return declare
 
-    def _require_handlers(self) -> None:
-        if not self._registrations:
-            raise InvalidOption("there is no handler to run", next="Declare one with @log.on(pattern) first")
+    def _with_handlers(self, health: dict[str, Any]) -> dict[str, Any]:
+        handlers = self._handlers.health()
+        return {**health, "handlers": handlers} if handlers else health
 
 
 def refuse_other_colour(tx: Any, *, awaits: bool) -> None:
@@ -114,67 +101,40 @@ def refuse_other_colour(tx: Any, *, awaits: bool) -> None:
 
 
 class SubscriptionFace:
-    def __init__(self, core: LogVerbs, subscriber: Consumer) -> None:
+    def __init__(self, core: LogVerbs, consumer: Consumer) -> None:
         self._core = core
-        self._subscriber = subscriber
-        self._prefetch = Prefetch(subscriber.spec, subscriber.prefetch)
-        self._buffer: list[Claimed] = []  # fetched ahead by the iterator, next one last
-        self._unawaited: list[Ticket[list[int]]] = []  # acks that nobody waits for
-        self._unawaited_lock = threading.Lock()
+        self._consumer = consumer
 
     def __repr__(self) -> str:
-        spec = self._subscriber.spec
+        spec = self._consumer.spec
         return f"<{type(self).__name__} {self.id}: {spec.pattern}, {spec.mode}>"
 
     @property
     def id(self) -> str:
-        return self._subscriber.id
+        return self._consumer.id
 
     @property
     def resumed_from(self) -> int:
         """Everything at or below this seq was settled when the subscription began here; 0 for a new one."""
-        return self._subscriber.resumed_from
+        return self._consumer.resumed_from
 
     def on_gap(self, callback: Callable[[Gap], None]) -> Callable[[Gap], None]:
         """Call this when messages were deleted before they were settled here."""
-        self._subscriber.on_gap = callback
+        self._consumer.on_gap = callback
         return callback
 
-    def _fetch_ahead(self, wait: float | None) -> Flow[list[Claimed]]:
-        """For the iterator: keep what is fetched ahead, and its leases, until the user gets to it."""
-        self._prefetch.emptied(time.monotonic())
-        found = yield from self._subscriber.fetch(self._prefetch.size, wait)
-        self._prefetch.filled(len(found), time.monotonic())
-        for claimed in found:
-            self._subscriber.began(claimed)
-        self._buffer = found[::-1]
-        return found
-
-    def _take(self) -> Claimed:
-        claimed = self._buffer.pop()
-        self._subscriber.ended(claimed)
-        return claimed
-
-    def _unseen(self) -> list[int]:
-        return [claimed.message.seq for claimed in self._buffer]
-
-    def _ack_soon(self, settled: list[Claimed]) -> None:
-        """Ask for an ack and go on; should it fail, that is logged with a later one, or at the end."""
-        with self._unawaited_lock:
-            self._unawaited.append(self._subscriber.submit_ack(settled, then=lambda: None))
-            done = [ack for ack in self._unawaited if ack.done]
-            self._unawaited = [ack for ack in self._unawaited if not ack.done]
-        for ack in done:
-            report_ack(self._subscriber, ack)
-
-    def _close(self) -> Flow[None]:
-        with self._unawaited_lock:
-            unawaited, self._unawaited = self._unawaited, []
-        for ack in unawaited:
-            yield Within(ack, None)
-            report_ack(self._subscriber, ack)
-        yield from self._subscriber.close(self._unseen())
-        self._core.forget(self._subscriber)
+    def _ack_all(self, messages: Sequence[Received]) -> Flow[None]:
+        """An ack that is asked for cannot be taken back: one that is cancelled and repeated waits for the first."""
+        ack = messages[0]._ack if messages else None
+        if ack is None or ack.error is not None or any(message._ack is not ack for message in messages):
+            ack = self._consumer.ack(claimed_of(messages))
+        try:
+            yield ack
+        except BaseException:
+            for message in messages:
+                message._ack = ack
+            raise
+        mark_settled(messages)
 
 
 class RemoteFace:

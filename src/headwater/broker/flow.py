@@ -7,6 +7,7 @@ use case is written twice. The steps:
     Within      the same, but no longer than so many seconds; the outcome is whether it came
     Blocking    work that may block: run in place by a thread, handed to a pool by an event loop
     Call        a user's function, which on an event loop may be a coroutine function
+    Attempt     the same; the outcome is what it raised, of whatever kind, or None
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
+
+from headwater.broker.logger import logger
 
 T = TypeVar("T")
 
@@ -108,7 +111,10 @@ class _Once:
             callback = self._callbacks.pop()
         except IndexError:
             return
-        callback(ticket)
+        try:
+            callback(ticket)
+        except Exception:  # the tickets that are finished with this one must have their outcome all the same
+            logger.exception("what follows a finished ticket failed")
 
 
 class Within(NamedTuple):
@@ -128,7 +134,14 @@ class Call(NamedTuple):
     argument: Any
 
 
-Step = Ticket[Any] | Within | Blocking | Call
+class Attempt(NamedTuple):
+    """Not raised inside the flow, where a GeneratorExit of the function could not be told from the flow's own."""
+
+    function: Callable[..., Any]
+    argument: Any
+
+
+Step = Ticket[Any] | Within | Blocking | Call | Attempt
 Flow = Generator[Step, Any, T]
 
 
@@ -226,6 +239,12 @@ def _block_on(step: Step) -> Any:
         return step.ticket.wait(step.timeout_s)
     if isinstance(step, Blocking):
         return step.work()
+    if isinstance(step, Attempt):
+        try:
+            step.function(step.argument)
+        except BaseException as exc:
+            return exc
+        return None
     return step.function(step.argument)
 
 
@@ -261,5 +280,21 @@ async def _await(step: Step) -> Any:
     if isinstance(step, Call):
         outcome = step.function(step.argument)
         return await outcome if inspect.isawaitable(outcome) else outcome
+    if isinstance(step, Attempt):
+        try:
+            outcome = step.function(step.argument)
+            if inspect.isawaitable(outcome):
+                await outcome
+        except BaseException as exc:
+            if isinstance(exc, asyncio.CancelledError) and _is_being_cancelled():
+                raise
+            return exc
+        return None
     await step.wait_async()
     return step.result()
+
+
+def _is_being_cancelled() -> bool:
+    """Whether this task was asked to end; a CancelledError may also come out of what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,27 +1,61 @@
-"""Running a user's function for every message: ack when it returns, retry with backoff when it raises."""
+"""Running users' functions for messages: ack when they return, retry with backoff when they raise.
+
+    on() ─► start() ─► running ──── stop(), a signal ────► stopped
+              │           │ ▲  a store or connection that is away: its workers try again
+              │           └─┘
+              └─► standby ─ the holder goes ─► running
+              any other error of a worker ─► failed: its siblings end, run() raises it, health() shows it
+
+Workers are flows: a thread or a task of its own runs each. All of it is the same for both APIs, and for a log in this
+process, in PostgreSQL or behind a server.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import os
+import signal
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Literal, NamedTuple, Protocol
 
 from headwater.broker.claims import Claimed, Failure
-from headwater.broker.flow import Call, Flow, Ticket, Within, finish
+from headwater.broker.consumer import Consumer
+from headwater.broker.flow import Attempt, Flow, Ticket, Within, finish
 from headwater.broker.handled_once import HandledOnce
 from headwater.broker.logger import logger
-from headwater.broker.reading import Prefetch
-from headwater.broker.verbs import Consumer
-from headwater.errors import Closed, InvalidData, LeaseLost, NotDelivered, Overloaded, RequestTimeout, StoreError
+from headwater.broker.options import SubscribeOptions
+from headwater.broker.verbs import LogVerbs
+from headwater.delivery.retry import Reason
+from headwater.errors import (
+    HeadwaterError,
+    InvalidData,
+    InvalidOption,
+    LeaseLost,
+    NotDelivered,
+    Overloaded,
+    RequestTimeout,
+    StoreError,
+    SubscriptionActive,
+)
 from headwater.ports.dedupe import DedupeQueue
+from headwater.ports.records import Gap
 
 STACK_CHARS_MAX = 8_000
 RETRY_S = 1.0
+STANDBY_S = 1.0  # how long one try to become the holder waits; then it looks whether it should stop
+SHUTDOWN_TIMEOUT_S = 30.0
 
 Handler = Callable[[Any], Any]
+Spawn = Callable[[Flow[None], str], "Worker"]
+State = Literal["declared", "running", "standby", "restarting", "stopped", "failed"]
+
+# Inside a worker, and in what it starts: waiting there for the worker to end would be waiting for oneself.
+_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("headwater_inside_a_handler", default=False)
 
 
 class Received(Protocol):
@@ -38,190 +72,332 @@ class Reject(Exception):
     """Raised by a handler: dead-letter this message now, trying again is no use."""
 
 
-class HandlerLoop:
-    """One subscription's handler, run by any number of workers. Each worker is a flow: `work()`."""
+class Worker(NamedTuple):
+    """A flow that a thread or a task runs. `ended` has its outcome; a thread cannot be cancelled."""
 
-    def __init__(
-        self,
-        subscriber: Consumer,
-        handler: Handler,
-        receive: Callable[[Claimed], Received],
-        *,
-        concurrency: int,
-        auto_ack: bool,
-        dedupe: DedupeQueue | None = None,
-    ) -> None:
-        self.subscriber = subscriber
-        self._once = None if dedupe is None else HandledOnce(dedupe, subscriber.id, subscriber.spec.ack_wait_ms)
-        self.concurrency = concurrency
-        self._handler = handler
-        self._name = getattr(handler, "__qualname__", repr(handler))
-        self._receive = receive
-        self._auto_ack = auto_ack
-        self._prefetch = Prefetch(subscriber.spec, subscriber.prefetch)
-        self._buffer: deque[Claimed] = deque()
-        self._lock = threading.RLock()  # an ack that is answered at once comes back to us while we ask for it
-        self._filling = False  # one worker fetches for all; the others wait here
-        self._waiting: list[Ticket[None]] = []
-        self._done: list[Claimed] = []  # handled, ack not yet asked for
-        self._ack: Ticket[list[int]] | None = None  # the last ack asked for
-        self._stopping = False
+    ended: Ticket[None]
+    cancel: Callable[[], object] = lambda: None
+
+
+class Registration(NamedTuple):
+    """A handler as declared with `@log.on(...)`."""
+
+    id: str
+    pattern: str
+    handler: Handler
+    concurrency: int
+    auto_ack: bool
+    on_gap: Callable[[Gap], None] | None
+    dedupe: DedupeQueue | None
+    options: SubscribeOptions
+    receiving: Callable[[Consumer], Callable[[Claimed], Received]]
+
+
+class Handlers:
+    """The handlers of one log: declared, started, supervised, stopped. `spawn` gives a flow a thread or a task."""
+
+    def __init__(self, log: LogVerbs, spawn: Spawn) -> None:
+        self._log = log
+        self._spawn = spawn
+        self._running: dict[str, RunningHandler] = {}  # those that ended stay until they are declared or started anew
+        self._declared: dict[str, Registration] = {}
+        self._started = False
+        self._over: Ticket[None] = Ticket()  # run() goes on: it was told to stop, or a handler failed
+
+    def declare(self, registration: Registration) -> None:
+        """It starts with the others; at once, if those are started already."""
+        id, running = registration.id, self._running.get(registration.id)
+        if id in self._declared and (running is None or not running.has_ended):
+            raise InvalidOption(
+                f"there is a handler for subscription '{id}' already",
+                where=registration.pattern,
+                next="Give this one another id; to do more at a time, raise concurrency",
+            )
+        self._running.pop(id, None)
+        self._declared[id] = registration
+        if self._started:
+            self._add(registration).start_by_itself()
+
+    def health(self) -> dict[str, Any]:
+        return {
+            id: self._running[id].health() if id in self._running else {"state": "declared", "error": None}
+            for id in self._declared
+        }
+
+    def start(self) -> Flow[None]:
+        self._started = True
+        for registration in list(self._declared.values()):
+            running = self._running.get(registration.id)
+            if running is None or running.has_ended:
+                yield from self._add(registration).start()
+
+    def _add(self, registration: Registration) -> RunningHandler:
+        running = RunningHandler(self._log, registration, self._spawn, self.end_run)
+        self._running[registration.id] = running
+        return running
+
+    def end_run(self) -> None:
+        """From any thread, or a signal handler."""
+        finish([(self._over, None, None)])
+
+    def run(self, timeout_s: float | None) -> Flow[None]:
+        """Until asked to stop, or until a handler fails: then its error comes out of here."""
+        if not self._declared:
+            raise InvalidOption("there is no handler to run", next="Declare one with the decorator log.on first")
+        if self._over.done:
+            self._over = Ticket()
+        try:
+            yield from self.start()
+            yield self._over
+        finally:
+            yield from self.stop(timeout_s)
+        for running in self._running.values():
+            if running.error is not None:
+                raise running.error
+
+    def ask_to_stop(self) -> None:
+        """Take nothing new, and give back at once what no handler has begun."""
+        self._started = False
+        for running in list(self._running.values()):
+            running.ask_to_stop()
+        self.end_run()
+
+    def stop(self, timeout_s: float | None) -> Flow[None]:
+        """Wait until the handlers have finished the messages they are at, but not for longer than this. Called by a
+        handler, it only asks, since it cannot wait for itself."""
+        self.ask_to_stop()
+        if _inside.get():
+            return
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for running in list(self._running.values()):
+            yield from running.stop(until)
+
+
+class RunningHandler:
+    """One handler at work: its subscription, and the workers that share its buffer."""
+
+    def __init__(self, log: LogVerbs, registration: Registration, spawn: Spawn, failed: Callable[[], None]) -> None:
+        self.id = registration.id
+        self.error: BaseException | None = None
+        self._log = log
+        self._registration = registration
+        self._spawn = spawn
+        self._on_failure = failed
+        self._name = getattr(registration.handler, "__qualname__", repr(registration.handler))
+        self._consumer: Consumer | None = None
+        self._once: HandledOnce | None = None
+        self._receive: Callable[[Claimed], Received]
+        self._workers: list[Worker] = []
+        self._lock = threading.Lock()
+        self._left = 0  # workers that have not ended
+        self._state: State = "declared"
         self._stopped: Ticket[None] = Ticket()
 
-    def stop(self) -> None:
-        """Workers end after the message they are at. What was fetched and not begun is given back untouched."""
-        self._stopping = True
-        finish([(self._stopped, None, None)])
-        self.subscriber.interrupt()
+    @property
+    def has_ended(self) -> bool:
+        return self._state in ("stopped", "failed")
 
-    def unseen(self) -> list[int]:
-        return [claimed.message.seq for claimed in self._buffer]
+    def health(self) -> dict[str, Any]:
+        error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        return {"state": self._state, "error": error}
 
-    def work(self) -> Flow[None]:
+    # --- beginning ----------------------------------------------------------------------------------------------
+
+    def start(self) -> Flow[None]:
+        """Subscribe and begin. Where another process holds an exclusive subscription, stand by for it."""
         try:
-            while not self._stopping:
-                try:
-                    claimed = yield from self._next()
-                    if claimed is None:
-                        return
-                    yield from self._handle(claimed)
-                except (StoreError, RequestTimeout, Overloaded) as exc:  # it passes, and nothing is lost meanwhile
-                    logger.warning("subscription %s tries again: %s", self.subscriber.id, exc)
-                    yield Within(self._stopped, RETRY_S)
-        finally:
-            self._submit_acks()
-            last = self._ack
-            if last is not None:
-                yield Within(last, None)
-                report_ack(self.subscriber, last)
+            consumer = yield from self._subscribe()
+        except SubscriptionActive as exc:
+            logger.info("handler of subscription %s stands by: %s", self.id, exc.why)
+            self._state = "standby"
+            self._begin_worker(self._stand_by(), "standby")
+        else:
+            self._begin(consumer)
 
-    def _next(self) -> Flow[Claimed | None]:
-        while not self._stopping:
-            ticket: Ticket[None] = Ticket()
-            with self._lock:
-                if self.subscriber.lost:
-                    self._buffer.clear()  # its new holder is at it; the fetch below says so
-                if self._buffer:
-                    return self._buffer.popleft()
-                my_turn = not self._filling
-                self._filling = True
-                if not my_turn:
-                    self._waiting.append(ticket)
-            if not my_turn:
-                self._submit_acks()  # nobody else may do it for a while
-                yield ticket
-                continue
+    def start_by_itself(self) -> None:
+        """The same without waiting."""
+        self._begin_worker(self.start(), "start")
+
+    def _subscribe(self, wait_s: float | None = None) -> Flow[Consumer]:
+        given = self._registration
+        options: SubscribeOptions = given.options if wait_s is None else {**given.options, "wait": wait_s}
+        return self._log.subscribe(given.id, given.pattern, **options)
+
+    def _stand_by(self) -> Flow[None]:
+        while not self._stopped.done:
             try:
-                yield from self._fill()
-            except (Closed, LeaseLost):
-                if not self._stopping:
-                    raise
-            finally:
-                with self._lock:
-                    self._filling = False
-                    waiting, self._waiting = self._waiting, []
-                finish([(each, None, None) for each in waiting])
-        return None
+                consumer = yield from self._subscribe(STANDBY_S)
+            except SubscriptionActive:
+                continue
+            except _PASSES as exc:
+                logger.warning("subscription %s tries again: %s", self.id, exc)
+                yield Within(self._stopped, RETRY_S)
+                continue
+            logger.info("handler of subscription %s takes over", self.id)
+            self._begin(consumer)
+            return
 
-    def _fill(self) -> Flow[None]:
-        self._submit_acks()  # rides in the same commit as the claim
-        self._prefetch.emptied(time.monotonic())
-        limit = min(self._prefetch.size * self.concurrency, self.subscriber.spec.max_in_flight)
-        found = yield from self.subscriber.fetch(limit, None)
-        self._prefetch.filled(len(found), time.monotonic())
-        for claimed in found:
-            self.subscriber.began(claimed)  # waiting in the buffer must not cost it its lease
+    def _begin(self, consumer: Consumer) -> None:
+        given = self._registration
+        consumer.on_gap = given.on_gap
+        self._receive = given.receiving(consumer)
+        if given.dedupe is not None:
+            self._once = HandledOnce(given.dedupe, consumer.id, consumer.spec.ack_wait_ms)
+        self._consumer = consumer
+        self._state = "running"
+        if self._stopped.done:
+            consumer.interrupt()
+        for number in range(given.concurrency):
+            self._begin_worker(self._work(consumer), str(number))
+
+    def _begin_worker(self, flow: Flow[None], name: str) -> None:
         with self._lock:
-            self._buffer.extend(found)
+            self._left += 1
+        self._workers.append(self._spawn(self._supervised(flow), f"headwater-{self.id}-{name}"))
 
-    def _acknowledge(self, claimed: Claimed) -> None:
-        """Ask for the ack and go on: the next handler runs while it is committed. What is done in the meantime goes
-        into the next ack, so a quick handler is not held to one commit a message."""
-        with self._lock:
-            self._done.append(claimed)
-            busy = self._ack is not None and not self._ack.done
-        if not busy:
-            self._submit_acks()
-
-    def _submit_acks(self) -> None:
-        with self._lock:
-            last, done = self._ack, self._done
-            if done:
-                # When it is committed, what was done meanwhile is asked for: the next handler may run for hours.
-                self._done = []
-                self._ack = self.subscriber.submit_ack(done, then=self._submit_acks)
-        if done and last is not None and last.done:
-            report_ack(self.subscriber, last)
-
-    def _handle(self, claimed: Claimed) -> Flow[None]:
-        self.subscriber.began(claimed)
+    def _supervised(self, flow: Flow[None]) -> Flow[None]:
+        """No worker ends unnoticed. The last one to end gives the subscription back."""
+        _inside.set(True)
         try:
-            if self._once is None:
-                yield from self._run(claimed)
-            else:
-                yield from self._run_once(claimed, self._once)
-        finally:
-            self.subscriber.ended(claimed)
+            yield from flow
+        except GeneratorExit:  # abandoned with its event loop: nothing can be waited for any more
+            raise
+        except BaseException as exc:
+            self._fail(exc)
+            yield from self._end_worker()
+            raise
+        yield from self._end_worker()
 
-    def _run_once(self, claimed: Claimed, once: HandledOnce) -> Flow[None]:
-        """Unless it was handled before: then the ack is all that is missing."""
+    def _end_worker(self) -> Flow[None]:
+        with self._lock:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            yield from self._close()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._stopped.done:
+            logger.error("the handler of subscription %s ended: %s: %s", self.id, type(error).__name__, error)
+            self.error = error
+            self.ask_to_stop()
+            self._on_failure()
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def ask_to_stop(self) -> None:
+        finish([(self._stopped, None, None)])
+        if self._consumer is not None:
+            self._consumer.interrupt()
+
+    def stop(self, until_s: float | None) -> Flow[None]:
+        if self.has_ended:  # or was given up: a thread that outlasted an earlier stop is not waited for again
+            return
+        for worker in list(self._workers):
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            if not (yield Within(worker.ended, left_s)):
+                logger.warning("handler %s did not end in time; its message is delivered again", self._name)
+                worker.cancel()
+        yield from self._close()
+
+    def _close(self) -> Flow[None]:
+        if self._consumer is not None:
+            try:
+                yield from self._consumer.close()
+            except HeadwaterError as exc:  # it is free when its lease runs out
+                logger.warning("subscription %s could not be given back: %s", self.id, exc)
+        self._state = "stopped" if self.error is None else "failed"
+
+    # --- working ------------------------------------------------------------------------------------------------
+
+    def _work(self, consumer: Consumer) -> Flow[None]:
+        with consumer.taking():
+            while not self._stopped.done:
+                try:
+                    claimed = consumer.pop() or (yield from consumer.take_next(None))
+                    if claimed is None:  # interrupted
+                        return
+                    self._state = "running"
+                    consumer.began(claimed)
+                    try:
+                        yield from self._handle(consumer, claimed)
+                    finally:
+                        consumer.ended(claimed)
+                except _PASSES as exc:  # nothing is lost meanwhile
+                    self._state = "restarting"
+                    logger.warning("subscription %s tries again: %s", self.id, exc)
+                    yield Within(self._stopped, RETRY_S)
+
+    def _handle(self, consumer: Consumer, claimed: Claimed) -> Flow[None]:
+        if self._once is None:
+            yield from self._run(consumer, claimed)
+            return
         id = claimed.message.id
-        answer = yield from once.begin(id, lambda: not self._stopping and not self.subscriber.lost, self._stopped)
+        answer = yield from self._once.begin(id, lambda: not consumer.lost, self._stopped)
         if answer == "first":
             try:
-                yield from self._run(claimed, once)
+                yield from self._run(consumer, claimed)
             finally:
-                once.ended(id)
+                self._once.ended(id)
         elif answer == "done":
-            self._acknowledge(claimed)
-        else:  # told to stop while it waited for another's claim: as if it had not been looked at
-            with self._lock:
-                self._buffer.appendleft(claimed)
+            consumer.ack_soon([claimed])  # it was handled before: the ack is all that is missing
+        else:  # told to stop while it waited for another's claim
+            consumer.put_back([claimed])
 
-    def _run(self, claimed: Claimed, once: HandledOnce | None = None) -> Flow[None]:
+    def _run(self, consumer: Consumer, claimed: Claimed) -> Flow[None]:
         message = self._receive(claimed)
-        failure: Failure | None = None
-        again = False
-        try:
-            yield Call(self._handler, message)
-        except Reject as exc:
-            failure = self._failure("rejected", exc)
-        except InvalidData as exc:  # an undecodable payload stays so
-            failure = self._failure("processing_error", exc)
-        except (Exception, SystemExit) as exc:  # a handler that wants to exit has failed like any other
-            attempts = f"attempt {claimed.attempt} of {self.subscriber.spec.retry.max_attempts}"
+        error: BaseException | None = yield Attempt(self._registration.handler, message)
+        failure = None if error is None else self._failure(error)
+        again = not isinstance(error, Reject | InvalidData)  # an undecodable payload stays so
+        if error is not None and again:
+            attempts = f"attempt {claimed.attempt} of {consumer.spec.retry.max_attempts}"
             logger.warning(
-                "handler %s failed on message %d, %s", self._name, claimed.message.seq, attempts, exc_info=exc
+                "handler %s failed on message %d, %s", self._name, claimed.message.seq, attempts, exc_info=error
             )
-            failure, again = self._failure("processing_error", exc), True
-        if once is not None:
+        if self._once is not None:
             done = failure is None and not message.declined
-            yield from (once.finish if done else once.release)(claimed.message.id)
-        if failure is None:
-            if self._auto_ack and not message.settled:
-                self._acknowledge(claimed)
-        elif again:
-            yield from self._unless_settled(message, self.subscriber.nack(claimed, None, failure))
-        else:
-            yield from self._unless_settled(message, self.subscriber.reject(claimed, failure))
-
-    def _unless_settled(self, message: Received, settling: Flow[None]) -> Flow[None]:
+            yield from (self._once.finish if done else self._once.release)(claimed.message.id)
         if message.settled:
-            settling.close()
+            return
+        if failure is None:
+            if self._registration.auto_ack:
+                consumer.ack_soon([claimed])
             return
         try:
-            yield from settling
+            yield from consumer.nack(claimed, None, failure) if again else consumer.reject(claimed, failure)
         except (LeaseLost, NotDelivered) as exc:
+            if consumer.lost:
+                raise
             logger.warning("%s", exc)  # it took too long and will be, or has been, delivered again
 
-    def _failure(self, reason: Any, exc: BaseException) -> Failure:
+    def _failure(self, exc: BaseException) -> Failure:
         stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
+        reason: Reason = "rejected" if isinstance(exc, Reject) else "processing_error"
         return Failure(reason, f"{type(exc).__name__}: {exc}", stack, self._name)
 
 
-def report_ack(consumer: Consumer, ack: Ticket[list[int]]) -> None:
-    """What could not be acked is delivered again; whoever does not wait for the ack should still know why."""
-    if ack.error is not None:
-        logger.warning("an ack of subscription %s failed: %s", consumer.id, ack.error)
-    elif ack.result():
-        logger.warning("subscription %s was too late to ack %s", consumer.id, ack.result())
+_PASSES = (StoreError, RequestTimeout, Overloaded)
+
+
+@contextlib.contextmanager
+def stopped_by_signals(ask_to_stop: Callable[[], object]) -> Iterator[None]:
+    """SIGTERM and SIGINT ask to stop; a second one ends the process at once. Only the main thread has signals; the
+    application's own handlers are back afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        asked = True
+        ask_to_stop()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from headwater.broker import claims
 from headwater.broker.claims import Claimed, Failure, replace
@@ -54,23 +54,29 @@ class Holding(LogReader):
     def still_in_flight(self, seqs: Sequence[int]) -> list[Claimed]:
         return [self._in_flight[seq] for seq in seqs if seq in self._in_flight]
 
+    def why_not_acked(self, seqs: Sequence[int]) -> Flow[dict[int, NotDelivered | LeaseLost]]:
+        """Of seqs that are not in flight here: why each was not acked, but for those that were acked before."""
+
+        def look(reader: Reader) -> dict[int, NotDelivered | LeaseLost]:
+            record = self._held(reader)
+            acked = claims.acked_before(reader, record, seqs)
+            return {seq: claims.not_in_flight(reader, record, seq) for seq in seqs if seq not in acked}
+
+        return self.engine.read(look)
+
     def _why_not(self, reader: Reader, seq: int) -> NotDelivered | LeaseLost:
         return claims.not_in_flight(reader, self._held(reader), seq)
 
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
-        return self.engine.write(lambda writer, undo: self.ack_in(writer, undo, settled), touching=self.id)
+    def ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
+        return self.engine.submit(lambda writer, undo: self.ack_in(writer, undo, settled), touching=self.id)
 
-    def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
-        """Ack without waiting for the commit; `then` is called after it. One whose time ran out does not keep the
-        others from being acked; the outcome are the seqs of those."""
-
+    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
         def work(writer: Writer, undo: Undo) -> list[int]:
             record = self._held(writer)
             seqs = [claimed.message.seq for claimed in settled]
             rows = writer.deliveries(self.id, [seq for seq in seqs if seq not in self._window])
             held = [claimed for claimed in settled if self._still_held(claimed, rows.get(claimed.message.seq))]
             self._ack_held(writer, undo, record, held)
-            undo.then.append(then)
             return sorted(set(seqs) - {claimed.message.seq for claimed in held})
 
         return self.engine.committer.submit(work, touching=self.id)
@@ -111,8 +117,6 @@ class Holding(LogReader):
         return self.engine.write(work, touching=self.id)
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
-        """Try again after a delay (the backoff, if none is given), or bury it if it has had all its attempts."""
-
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
             record = self._held(writer)
@@ -128,8 +132,6 @@ class Holding(LogReader):
         return self.engine.write(work, touching=self.id)
 
     def reject(self, claimed: Claimed, failure: Failure) -> Flow[None]:
-        """Dead-letter it now."""
-
         def work(writer: Writer, undo: Undo) -> None:
             record = self._held(writer)
             row = self._settled_row(writer, undo, record, claimed)
@@ -138,8 +140,6 @@ class Holding(LogReader):
         return self.engine.write(work, touching=self.id)
 
     def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
-        """More time from now on, the ack wait if not said otherwise."""
-
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
             record = self._held(writer)
@@ -168,19 +168,32 @@ class Holding(LogReader):
         writer.put_deliveries(self.id, [replace(row, due_ms=deadline_ms) for row in held])
         writer.save_subscription(claims.renewed(record, now_ms))
 
-    def _give_back(self, writer: Writer, undo: Undo, found: Sequence[Claimed]) -> None:
-        """As if they had never been handed out."""
-        record = self._held(writer)
-        self._trim(undo)
-        rows = {row.seq: row for row in self._settle(writer, undo, record, found)}
-        now_ms = self.engine.clock.now_ms()
-        given_back = []
-        for each in found:
-            row = rows.get(each.message.seq, DeliveryRow(each.message.seq, 0, 0))
-            given_back.append(replace(row, attempts=each.attempt - 1, due_ms=now_ms, token=0))
-        writer.put_deliveries(self.id, given_back)
-        undo.then.append(self._wake_all_of_it)
-        self._save(writer, record)
+    def release(self, untouched: Sequence[Claimed]) -> Ticket[None]:
+        def work(writer: Writer, undo: Undo) -> None:
+            record = self._held(writer)
+            self._trim(undo)
+            rows = writer.deliveries(self.id, [claimed.message.seq for claimed in untouched])
+            held = [claimed for claimed in untouched if self._still_held(claimed, rows.get(claimed.message.seq))]
+            now_ms = self.engine.clock.now_ms()
+            released = [self._released(claimed, rows.get(claimed.message.seq), now_ms, seen=False) for claimed in held]
+            self._close_in_window(undo, [row.seq for row in released])
+            self._forget(undo, [row.seq for row in released])
+            writer.put_deliveries(self.id, released)
+            undo.then.append(self._wake_all_of_it)
+            self._save(writer, record)
+
+        return self.engine.committer.submit(work, touching=self.id)
+
+    def _released(
+        self, claimed: Claimed, row: DeliveryRow | None, now_ms: int, *, seen: bool, vanished: bool = False
+    ) -> DeliveryRow:
+        """The row of a delivery that is given back: due now, and no attempt if no code has seen it. A token marks what
+        is suspected of having killed its consumer; what was not looked at stays as suspect as it was."""
+        seq = claimed.message.seq
+        is_suspect = vanished if seen else seq == self._suspect
+        row = row or DeliveryRow(seq, claimed.attempt, 0)
+        attempts = claimed.attempt if seen else claimed.attempt - 1
+        return replace(row, attempts=attempts, due_ms=now_ms, token=claimed.token if is_suspect else 0)
 
     def _extend_in_window(self, claimed: Claimed, deadline_ms: int) -> bool:
         return claimed.attempt == 1 and self._window.extend(claimed.message.seq, deadline_ms)

@@ -1,24 +1,25 @@
 """Plain callbacks for messages as they come: no cursor, no ack, nothing kept. The log is the truth, this is a hint.
 
-Each subscriber has a bounded queue and gets its messages one at a time, in order. A callback that raises is logged and
-goes on with the next message; a callback that is too slow loses its oldest waiting messages, which is counted.
+Each subscriber has a bounded queue and a worker of its own: a thread, or for a coroutine function a task. It gets its
+messages one at a time, in order. A callback that raises is logged and goes on with the next message. A callback that is
+too slow, or blocks, loses its own oldest waiting messages: they are counted, logged once until it has caught up, and
+their number is given to `on_dropped` before the next message.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 
 from headwater.broker.engine import Engine
-from headwater.broker.flow import run_blocking
+from headwater.broker.flow import Call, Flow, Ticket, Within, finish, run_async, run_blocking
 from headwater.broker.logger import logger
 from headwater.broker.tail import Tail
 from headwater.errors import Closed, InvalidOption
@@ -27,11 +28,14 @@ from headwater.ports.records import SubscriptionSpec
 from headwater.topics import Dialect, Pattern, TopicTrie, parse_pattern
 
 QUEUE_MAX = 1_000
-CALLBACK_THREADS = 8
 PAGE = 500
 RETRY_S = 1.0
+IDLE_S = 10.0  # a worker without messages ends after so long
+CLOSE_SECONDS_MAX = 5.0  # for the callbacks that run when the log is closed
+JUST_BEFORE_MS = 1_000  # how far back the first look at the log goes; see `LiveFeed`
 
 Callback = Callable[[Message], object]
+OnDropped = Callable[[int], object]
 
 
 class LiveCounts(msgspec.Struct):
@@ -41,24 +45,39 @@ class LiveCounts(msgspec.Struct):
 
 
 class Listener:
-    def __init__(self, id: str, pattern: Pattern, callback: Callback, queue_max: int) -> None:
+    def __init__(
+        self, id: str, pattern: Pattern, callback: Callback, queue_max: int, on_dropped: OnDropped | None
+    ) -> None:
         self.id = id
         self.pattern = pattern
         self.callback = callback
+        self.is_coroutine_function = inspect.iscoroutinefunction(callback)
+        self.on_dropped = on_dropped
         self.queue: deque[Message] = deque()
         self.queue_max = queue_max
         self.counts = LiveCounts()
-        self.scheduled = False
+        self.after = 0  # what has this seq or a lower one was there before
+        self.dropped = 0  # and not told yet
+        self.is_behind = False  # it lost messages and has not caught up since
         self.gone = False
+        self.news: Ticket[None] = Ticket()
+        self.thread = 0  # where its worker runs
 
 
 class LiveVerbs(Protocol):
     """Plain callbacks for messages as they come."""
 
-    run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] | None
+    loop: asyncio.AbstractEventLoop | None
 
     def subscribe(
-        self, id: str, pattern: str, callback: Callback, *, dialect: Dialect = "nats", queue_max: int = QUEUE_MAX
+        self,
+        id: str,
+        pattern: str,
+        callback: Callback,
+        *,
+        dialect: Dialect = "nats",
+        queue_max: int = QUEUE_MAX,
+        on_dropped: OnDropped | None = None,
     ) -> bool: ...
 
     def unsubscribe(self, id: str, pattern: str) -> bool: ...
@@ -73,11 +92,13 @@ class Listeners(ABC):
     the messages come from is up to the kind."""
 
     def __init__(self, where: str) -> None:
-        self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] | None = None  # set where there is an event loop
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the user; where coroutine functions run
         self._where = where
         self._lock = threading.Lock()
         self._listeners: dict[tuple[str, str], Listener] = {}
-        self._workers: ThreadPoolExecutor | None = None
+        self._working: set[Listener] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # an event loop alone does not keep them alive
+        self._rested = threading.Condition(self._lock)
         self._closed = False
 
     def subscribe(
@@ -88,20 +109,19 @@ class Listeners(ABC):
         *,
         dialect: Dialect = "nats",
         queue_max: int = QUEUE_MAX,
+        on_dropped: OnDropped | None = None,
     ) -> bool:
         parsed = parse_pattern(pattern, dialect)
         if not callable(callback) or queue_max < 1:
             raise InvalidOption("a live subscription needs a callback and a queue of at least 1", where=id)
-        if inspect.iscoroutinefunction(callback) and self.run_coroutine is None:
+        if self.loop is None and any(map(inspect.iscoroutinefunction, (callback, on_dropped))):
             raise InvalidOption("a coroutine function needs an event loop", where=id, next="Use headwater.connect()")
         with self._lock:
             if self._closed:
                 raise Closed("the log is closed", where=self._where, next="Open it again")
             if (id, parsed.text) in self._listeners:
                 return False
-            if self._workers is None:
-                self._workers = ThreadPoolExecutor(CALLBACK_THREADS, thread_name_prefix="headwater-live")
-            listener = Listener(id, parsed, callback, queue_max)
+            listener = Listener(id, parsed, callback, queue_max, on_dropped)
             self._listeners[id, parsed.text] = listener
             self._begin(listener)
             return True
@@ -119,6 +139,7 @@ class Listeners(ABC):
         if listener is None:
             return False
         listener.gone = True
+        finish([(listener.news, None, None)])
         self._end(listener)
         return True
 
@@ -144,37 +165,102 @@ class Listeners(ABC):
         if len(listener.queue) >= listener.queue_max:
             listener.queue.popleft()
             listener.counts.dropped += 1
+            listener.dropped += 1
+            if not listener.is_behind:
+                listener.is_behind = True
+                logger.warning("live callback %s is too slow and loses messages", listener.id)
         listener.queue.append(message)
-        if not listener.scheduled and self._workers is not None:
-            listener.scheduled = True
-            self._workers.submit(self._drain, listener)
+        finish([(listener.news, None, None)])
+        if listener not in self._working:
+            self._start_worker(listener)
 
-    def _drain(self, listener: Listener) -> None:
-        """Runs one listener's callbacks; `scheduled` keeps any other worker away from it, hence the order."""
+    # --- workers ------------------------------------------------------------------------------------------------
+
+    def _start_worker(self, listener: Listener) -> None:
+        """Under the lock. Should it fail, because there are no more threads or the loop is closed, the next message
+        tries again."""
+        self._working.add(listener)
+        try:
+            if self.loop is not None and listener.is_coroutine_function:
+                self.loop.call_soon_threadsafe(self._start_task, self.loop, listener)
+            else:
+                work = self._work(listener)
+                threading.Thread(target=run_blocking, args=(work,), name="headwater-live", daemon=True).start()
+        except RuntimeError:
+            self._working.discard(listener)
+
+    def _start_task(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> None:
+        task = loop.create_task(run_async(self._work(listener)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _work(self, listener: Listener) -> Flow[None]:
+        """Run one listener's callbacks. Being in `_working` keeps any other worker away from it, hence the order."""
+        listener.thread = threading.get_ident()
+        try:
+            while (found := (yield from self._next(listener))) is not None:
+                dropped, message = found
+                if dropped and listener.on_dropped is not None:
+                    yield from self._call(listener, listener.on_dropped, dropped)
+                if (yield from self._call(listener, listener.callback, message)):
+                    listener.counts.delivered += 1
+                else:
+                    listener.counts.failed += 1
+                if listener.is_coroutine_function:  # one that never waits must not keep the loop to itself
+                    yield Call(asyncio.sleep, 0)
+        except BaseException:  # cancelled with its loop
+            with self._lock:
+                self._rest(listener)
+            raise
+
+    def _next(self, listener: Listener) -> Flow[tuple[int, Message] | None]:
+        """How many were lost before it, and the message; None when the worker is to end."""
+        is_idle = False
         while True:
             with self._lock:
-                if listener.gone or not listener.queue:
-                    listener.scheduled = False
-                    return
-                message = listener.queue.popleft()
-            try:
-                outcome = listener.callback(message)
-                if inspect.iscoroutine(outcome) and self.run_coroutine is not None:
-                    self.run_coroutine(outcome)
-                listener.counts.delivered += 1
-            except Exception:
-                listener.counts.failed += 1
-                logger.exception("live callback %s failed on message %d", listener.id, message.seq)
+                if listener.queue and not listener.gone:
+                    dropped, listener.dropped = listener.dropped, 0
+                    return dropped, listener.queue.popleft()
+                if is_idle or listener.gone:
+                    self._rest(listener)  # under the same lock, or a message that comes now would find no worker
+                    return None
+                listener.is_behind = False
+                listener.news = Ticket()
+                wait = Within(listener.news, IDLE_S)
+            is_idle = not (yield wait)
+
+    def _call(self, listener: Listener, function: Callable[[Any], object], argument: Any) -> Flow[bool]:
+        """Whether it went well."""
+        try:
+            outcome = yield Call(function, argument)
+            if inspect.iscoroutine(outcome) and self.loop is not None:  # given by a plain function on a thread
+                asyncio.run_coroutine_threadsafe(outcome, self.loop).result()
+            return True
+        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as exc:
+            if _ends_its_task(exc):
+                raise
+            what = f"message {argument.seq}" if isinstance(argument, Message) else f"{argument} lost messages"
+            logger.exception("live callback %s failed on %s", listener.id, what)
+            return False
+
+    def _rest(self, listener: Listener) -> None:
+        """Under the lock."""
+        self._working.discard(listener)
+        self._rested.notify_all()
 
     def close(self) -> None:
+        """No callback is called any more. Those that run have a few seconds to end; one that blocks is left behind."""
         with self._lock:
             self._closed = True
             for key in list(self._listeners):
                 self._remove(key)
-            workers = self._workers
         self._stop_source()
-        if workers is not None:
-            workers.shutdown(wait=True)
+        with self._lock:
+            here = threading.get_ident()  # a callback may close the log
+            self._rested.wait_for(lambda: all(each.thread == here for each in self._working), CLOSE_SECONDS_MAX)
+            blocked = sorted({each.id for each in self._working if each.thread != here})
+        if blocked:
+            logger.warning("the log is closed while live callbacks still run: %s", ", ".join(blocked))
 
     @abstractmethod
     def _stop_source(self) -> None:
@@ -182,7 +268,13 @@ class Listeners(ABC):
 
 
 class LiveFeed(Listeners):
-    """For a log in this process: one reader follows it for all."""
+    """For a log in this process: one reader follows it for all, on a thread of its own.
+
+    When `subscribe` returns, what is published from then on is heard. It must not look at the database to find out
+    where that begins, for its caller may be an event loop. The highest seq that this process knows of is a safe place:
+    what has a higher one is later, unless another process published it before and nobody here has heard of that yet.
+    That may be much, so the reader leaves out what is older than a second. The rest of it is told: clocks and commits
+    are not exact enough to tell just before from just after, and nothing that comes after may be missed."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.store.name)
@@ -190,35 +282,48 @@ class LiveFeed(Listeners):
         self._trie: TopicTrie[Listener] = TopicTrie()
         self._tail: Tail | None = None
         self._pump: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     def _begin(self, listener: Listener) -> None:
         self._trie.add(listener.pattern, listener)
+        listener.after = self._engine.wakeups.last_known
         if self._pump is None:
-            with self._engine.store.read() as reader:
-                now = reader.last_seq()
-            self._tail = Tail(self._engine, "live", SubscriptionSpec(">"), now)
-            self._pump = threading.Thread(target=self._run, args=(self._tail,), name="headwater-live", daemon=True)
+            since_ms = self._engine.clock.now_ms() - JUST_BEFORE_MS
+            self._pump = threading.Thread(
+                target=self._run, args=(listener.after, since_ms), name="headwater-live", daemon=True
+            )
             self._pump.start()
 
     def _end(self, listener: Listener) -> None:
         self._trie.remove(listener.pattern, listener)
 
-    def _run(self, tail: Tail) -> None:
-        while True:
+    def _run(self, after: int, since_ms: int) -> None:
+        while not self._stopping.is_set():
             try:
-                found = run_blocking(tail.fetch(PAGE, None))
+                if self._tail is None:
+                    before = run_blocking(self._engine.read(lambda reader: reader.seq_before(since_ms)))
+                    self._tail = Tail(self._engine, "live", SubscriptionSpec(">"), max(after, before))
+                    continue  # to look whether it is to stop: whoever stops it has seen no tail yet
+                for claimed in run_blocking(self._tail.take(PAGE, None)):
+                    with self._lock:
+                        for listener in self._trie.match(claimed.message.topic):
+                            if claimed.message.seq > listener.after:
+                                self._offer(listener, claimed.message)
             except Closed:
                 return
             except Exception:
                 logger.exception("the live feed could not read the log and tries again")
-                time.sleep(RETRY_S)
-                continue
-            for claimed in found:
-                with self._lock:
-                    for listener in self._trie.match(claimed.message.topic):
-                        self._offer(listener, claimed.message)
+                self._stopping.wait(RETRY_S)
 
     def _stop_source(self) -> None:
-        if self._tail is not None and self._pump is not None:
+        self._stopping.set()
+        if self._tail is not None:
             run_blocking(self._tail.close())
+        if self._pump is not None:
             self._pump.join()
+
+
+def _ends_its_task(exc: BaseException) -> bool:
+    """Rather than that it is a failure of the callback like any other, as all are on a thread."""
+    task = asyncio.current_task() if asyncio._get_running_loop() else None
+    return task is not None and (task.cancelling() > 0 or not isinstance(exc, Exception | asyncio.CancelledError))

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from headwater.broker.claims import Claimed, taken_over
+from headwater.broker.consumer import Consumer
 from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Call, Flow
 from headwater.broker.subscriber import Subscriber
-from headwater.broker.verbs import Consumer
 from headwater.errors import InvalidOption
 from headwater.message import PublishOptions, make_draft
 from headwater.ports.store import Outside
@@ -30,7 +30,7 @@ class OutsideTransactions:
 
     def publish(self, tx: Any, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
         engine, outside = self._engine, self._store_side()
-        refuse_in_transaction()
+        refuse_in_transaction(engine)
         engine.refuse_closed()
         now_ms = engine.clock.now_ms()
         draft = make_draft(check_topic(topic), data, options, now_ms)

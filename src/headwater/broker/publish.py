@@ -20,7 +20,7 @@ Outgoing = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, A
 
 
 def publish(engine: Engine, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
-    refuse_in_transaction()
+    refuse_in_transaction(engine)
     engine.refuse_closed()
     draft = make_draft(check_topic(topic), data, options, engine.clock.now_ms())
     seq: int = yield engine.committer.publish(draft)
@@ -29,7 +29,7 @@ def publish(engine: Engine, topic: str, data: Any, options: PublishOptions) -> F
 
 def publish_many(engine: Engine, messages: Iterable[Outgoing]) -> Flow[list[int]]:
     """All or none, in one transaction."""
-    refuse_in_transaction()
+    refuse_in_transaction(engine)
     engine.refuse_closed()
     drafts = make_drafts(messages, engine.clock.now_ms())
     if not drafts:
@@ -66,7 +66,7 @@ def submit_drafts(engine: Engine, drafts: list[Draft], numbered: Numbered | None
             writer.forget_receipts(publisher, confirmed)
         return Appended(seqs, frozenset(repeats))
 
-    refuse_in_transaction()
+    refuse_in_transaction(engine)
     engine.refuse_closed()
     return engine.committer.submit(work, len(drafts), touching=NO_SUBSCRIPTION)
 

@@ -18,6 +18,7 @@ class Received(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
     _subscription: Any
     settled: bool = False
     _decoded: Any = msgspec.UNSET
+    _ack: Any = None  # the ticket of an ack whose caller was cancelled while it waited
 
     def __repr__(self) -> str:
         return f"<message {self.seq} on {self.topic}, attempt {self.attempt}>"

@@ -75,11 +75,10 @@ def _take_up(
 
 def _unsee_the_rest(writer: Writer, record: SubscriptionRecord, fence: int, now_ms: int) -> None:
     """What the old connection was handing over and never got across is what still has its token."""
-    counts = writer.delivery_counts(record.id)
-    every_row = counts.in_flight + counts.waiting  # those that wait and are due may come first
+    every_row = writer.delivery_counts(record.id).in_flight
     lost = [
         replace(row, attempts=max(0, row.attempts - 1), due_ms=now_ms, token=0)
-        for row, _ in writer.due(record.id, now_ms, every_row, "seq")
+        for row, _ in writer.due(record.id, now_ms, every_row, "seq", suspects=True)
         if row.token == fence
     ]
     writer.put_deliveries(record.id, lost)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
@@ -11,14 +10,13 @@ from headwater.broker import claims
 from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import Undo
 from headwater.broker.engine import Engine, refuse_in_transaction
-from headwater.broker.flow import Flow, Within
+from headwater.broker.flow import Flow
 from headwater.broker.holding import Holding
-from headwater.broker.logger import logger
 from headwater.broker.resuming import NOTHING_RESUMED, Resumed
 from headwater.delivery.lease import release
 from headwater.errors import LeaseLost
 from headwater.message import Message
-from headwater.ports.records import DeliveryRow, Gap, SubscriptionRecord
+from headwater.ports.records import DeliveryRow, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
 NEAR_SEQS = 1_000  # so far behind, a look costs the writer next to nothing
@@ -45,7 +43,6 @@ class Outlook(NamedTuple):
 
 class Claim(NamedTuple):
     found: list[Claimed]
-    gaps: list[Gap]
     look_again: bool = False  # there may be more, though nothing was found this time
 
 
@@ -59,21 +56,19 @@ class Subscriber(Holding):
         self.resumed_from = resumed_from
         self._scanned = self._saved_to = record.window.delivered
         self._expects_more = False
-        self._running: dict[int, int] = {}  # seq -> when its handler began; extended while it runs
 
-    # --- fetching -----------------------------------------------------------------------------------------------
+    # --- claiming -----------------------------------------------------------------------------------------------
 
-    def _try_fetch(self, limit: int) -> Flow[tuple[list[Claimed], int | None]]:
-        """One pass over what is there; the second value is when to look again at the latest."""
+    def _claim_all(self, limit: int) -> Flow[int | None]:
+        """One pass over what is there; the outcome is when to look again at the latest."""
         if self._is_near() or self._expects_more:
             look = self._look_near if self._is_near() else self._unlooked
-            claim = yield from self._claim_or_give_back(lambda writer: look(writer, limit))
-            self._tell(claim.gaps)
+            claim = yield from self._claim_after(lambda writer: look(writer, limit))
             if claim.found:
-                return claim.found, None
+                return None
         last_place = None
         while True:
-            outlook = yield from self.engine.read(lambda reader: self._look(reader, limit))
+            outlook = yield from self.engine.read(lambda reader: self._look_ahead(reader, limit))
             now_ms = self.engine.clock.now_ms()
             overdue_ms = self._window.next_deadline_ms()
             due_ms = min((ms for ms in (outlook.next_due_ms, overdue_ms) if ms is not None), default=None)
@@ -82,11 +77,10 @@ class Subscriber(Holding):
             )
             if outlook.room <= 0:
                 due_ms = overdue_ms  # without room only a delivery that is given up can change anything
-            claim = Claim([], [])
+            claim = Claim([])
             far = outlook.scanned_to - outlook.saved_to > SCANNED_UNSAVED_MAX
             if outlook.fresh or is_due or far or outlook.has_gaps:
-                claim = yield from self._claim_or_give_back(lambda _, seen=outlook: seen)  # type: ignore[misc]
-                self._tell(claim.gaps)
+                claim = yield from self._claim_after(lambda _, seen=outlook: seen)  # type: ignore[misc]
             elif self._scanned == outlook.scanned_from:  # else another fetch moved it, or its claim was taken back
                 self._scanned = outlook.scanned_to
             place = (outlook.scanned_from, outlook.saved_to)
@@ -95,7 +89,7 @@ class Subscriber(Holding):
             if claim.found or stuck or (outlook.at_end and not claim.look_again):
                 if is_due and not claim.found and due_ms is not None:  # somebody is settling it in its own transaction
                     due_ms = max(due_ms, now_ms + PASSED_BY_MS)
-                return claim.found, due_ms
+                return due_ms
 
     def _is_near(self) -> bool:
         """Whether news has come and the end of the log is close. Then looking and claiming is one step of the writer,
@@ -105,7 +99,7 @@ class Subscriber(Holding):
 
     def _look_near(self, writer: Writer, limit: int) -> Outlook | None:
         self._held(writer)
-        outlook = self._look(writer, limit)
+        outlook = self._look_ahead(writer, limit)
         return outlook if outlook.fresh else None
 
     def _unlooked(self, writer: Writer, limit: int) -> Outlook | None:
@@ -114,50 +108,18 @@ class Subscriber(Holding):
         room = self._room(writer, limit)
         return Outlook(room, [], 0, 0, self._saved_to, 0, None, has_gaps=True) if room > 0 else None
 
-    def _claim_or_give_back(self, look: Callable[[Writer], Outlook | None]) -> Flow[Claim]:
-        """A cancelled fetch may have claimed already, and nobody would ever see what: it is given back untouched."""
-        refuse_in_transaction()
-        self.engine.refuse_closed()
-        made: list[Claim] = []
-
+    def _claim_after(self, look: Callable[[Writer], Outlook | None]) -> Flow[Claim]:
         def work(writer: Writer, undo: Undo) -> Claim:
             outlook = look(writer)
-            if outlook is None:
-                return Claim([], [])
-            made[:] = [self._claim(writer, undo, outlook=outlook)]
-            undo.append(made.clear)
-            return made[0]
+            # Closed since it was asked for: closing has given back all that there was.
+            if outlook is None or self._closing:
+                return Claim([])
+            return self._claim(writer, undo, outlook)
 
-        def give_back(writer: Writer, undo: Undo) -> None:
-            for claim in made:
-                self._give_back(writer, undo, claim.found)
+        claim: Claim = yield self.engine.committer.submit(work, touching=self.id)
+        return claim
 
-        ticket = self.engine.committer.submit(work, touching=self.id)
-        try:
-            claim: Claim = yield ticket
-            return claim
-        except BaseException:
-            if ticket.error is None:
-                # It comes after the claim, for there is one queue.
-                self.engine.committer.submit(give_back, touching=self.id)
-            raise
-
-    def cleared(self) -> Flow[None]:
-        """Wait while a message is in flight whose last holder vanished, perhaps because of it: what is handed out
-        meanwhile could vanish with it. For those who fetch before they have settled; no longer than the ack wait."""
-        until = time.monotonic() + self.spec.ack_wait_ms / 1000
-        while True:
-            ticket = self._waiter.arm()
-            left_s = until - time.monotonic()
-            if self._suspect not in self._in_flight or self._closed or left_s <= 0:
-                return
-            yield Within(ticket, left_s)
-
-    def unfetch(self, found: list[Claimed]) -> Flow[None]:
-        """Give back what was fetched and not looked at: it counts as no attempt and comes with the next fetch."""
-        return self.engine.write(lambda writer, undo: self._give_back(writer, undo, found), touching=self.id)
-
-    def _look(self, reader: Reader, limit: int) -> Outlook:
+    def _look_ahead(self, reader: Reader, limit: int) -> Outlook:
         saved_to = self._window.delivered
         if self.spec.keeps_rows:
             saved_to = self._held(reader).window.delivered
@@ -169,7 +131,10 @@ class Subscriber(Holding):
         # A window's messages are handed out as read here; a row-keeping claim reads again under the write lock.
         most = 1 if self.spec.keeps_rows else room
         fresh, scanned_to = reader.scan(self._selection, after, most) if room > 0 else ([], after)
-        next_due_ms = reader.next_due_ms(self.id)
+        suspect_until_ms = self._suspect_until_ms(reader)
+        next_due_ms = reader.next_due_ms(self.id, suspects=suspect_until_ms is None)
+        if suspect_until_ms is not None:
+            next_due_ms = suspect_until_ms if next_due_ms is None else min(next_due_ms, suspect_until_ms)
         has_gaps = bool(reader.gaps(self.id))
         return Outlook(room, fresh, after, scanned_to, saved_to, reader.last_seq(), next_due_ms, has_gaps)
 
@@ -185,48 +150,50 @@ class Subscriber(Holding):
                     self._in_flight.pop(seq, None)
         return max(0, min(limit, self.spec.max_in_flight - len(self._in_flight)))
 
-    def _tell(self, gaps: list[Gap]) -> None:
-        for gap in gaps:
-            logger.warning("subscription %s lost %d messages (%s)", self.id, gap.count, gap.why)
-            if self.on_gap is not None:
-                try:
-                    self.on_gap(gap)
-                except Exception:  # the claim is committed: what it found must reach its consumer
-                    logger.exception("the on_gap callback of subscription %s failed", self.id)
+    def _suspect_until_ms(self, reader: Reader) -> int | None:
+        """When the suspect in flight here is given up; None if there is none, and another may come."""
+        claimed = None if self._suspect is None else self._in_flight.get(self._suspect)
+        if claimed is None:
+            return None
+        row = reader.deliveries(self.id, [claimed.message.seq]).get(claimed.message.seq)
+        is_held = row is not None and row.token == claimed.token and row.due_ms > self.engine.clock.now_ms()
+        return row.due_ms if row is not None and is_held else None
 
-    def _claim(self, writer: Writer, undo: Undo, *, outlook: Outlook) -> Claim:
-        if self._closed:  # since it looked; what it claimed now, nobody would give back
-            return Claim([], [])
+    def _claim(self, writer: Writer, undo: Undo, outlook: Outlook) -> Claim:
         now_ms = self.engine.clock.now_ms()
         record = self._held(writer)
         self._trim(undo)
         self._shorten_window(writer, undo)
         if self.spec.keeps_rows:
             delivered = record.window.delivered
-            record, found, look_again, suspect, redriven = self._claim_rows(writer, record, outlook, now_ms)
+            handed = self._claim_rows(writer, record, outlook, now_ms)
+            record, look_again = handed.record, handed.dropped
             is_dense = record.window.delivered - delivered <= NEAR_SEQS  # the writer looks through little
-            self._expects_more = is_dense and len(found) == outlook.room and self.spec.is_in_seq_order
+            self._expects_more = is_dense and handed.size == outlook.room and self.spec.is_in_seq_order
         else:
+            handed = claims.Handed(record, [])
             late = self._give_up_overdue(writer, undo, now_ms)
-            room_made = late and outlook.room <= 0
-            found, look_again, suspect, redriven = [], False, False, frozenset()
             # Not asked again unless the look has seen a row that is due: a statement costs more than it seems, for
             # every one gives up the interpreter and has to win it back.
-            if late or (outlook.next_due_ms is not None and outlook.next_due_ms <= now_ms):
-                record, found, look_again, suspect, redriven = claims.claim_due(writer, record, outlook.room, now_ms)
+            if outlook.room > 0 and (late or (outlook.next_due_ms is not None and outlook.next_due_ms <= now_ms)):
+                may_suspect = self._suspect_until_ms(writer) is None
+                handed = claims.claim_due(writer, record, outlook.room, now_ms, suspects=may_suspect)
             outrun = self._scanned != outlook.scanned_from  # another fetch of this holder was quicker
-            if not found and not outrun:
-                record, found = self._claim_window(writer, undo, record, outlook, now_ms)
-            look_again = look_again or outrun or room_made
-            record = replace(record, window=self._window.state())
-        self._suspect = found[-1].message.seq if suspect else None
+            if not outrun:
+                handed = self._claim_window(writer, undo, handed, outlook, now_ms)
+            look_again = handed.dropped or outrun or (late and outlook.room <= 0)
+            record = replace(handed.record, window=self._window.state())
+        found = handed.claimed if handed.suspect is None else [*handed.claimed, handed.suspect]
+        if handed.suspect is not None:
+            self._suspect = handed.suspect.message.seq
         gaps = writer.gaps(self.id) if outlook.has_gaps else []
         if gaps:
             writer.mark_gaps_told(self.id)
         writer.save_subscription(claims.renewed(record, now_ms))
         self._hand_out(undo, found)
-        self._time(undo, "deliver", found, redriven)
-        return Claim(found, gaps, look_again)
+        self._time(undo, "deliver", found, handed.redriven)
+        undo.then.append(partial(self.deliver, found, gaps))
+        return Claim(found, look_again)
 
     def _hand_out(self, undo: Undo, found: list[Claimed]) -> None:
         def take_back() -> None:
@@ -242,20 +209,25 @@ class Subscriber(Holding):
         skip_to = outlook.fresh[0].seq - 1 if outlook.fresh else outlook.scanned_to
         if record.window.delivered < outlook.saved_to:  # moved back since we looked
             skip_to = 0
+        may_suspect = self._suspect_until_ms(writer) is None
         if record.spec.order == "priority" or record.spec.order_key is not None:
-            return claims.park_and_claim(writer, record, outlook.room, skip_to, now_ms)
-        record, found, dropped, suspect, redriven = claims.claim_due(writer, record, outlook.room, now_ms)
-        tried_before = any(claimed.attempt > 1 for claimed in found)
-        if len(found) < outlook.room and not tried_before:
-            record, fresh = claims.claim_fresh(writer, record, outlook.room - len(found), skip_to, now_ms)
-            found += fresh
-        return claims.Handed(record, found, dropped, suspect, redriven)
+            return claims.park_and_claim(writer, record, outlook.room, skip_to, now_ms, suspects=may_suspect)
+        handed = claims.claim_due(writer, record, outlook.room, now_ms, suspects=may_suspect)
+        room = outlook.room - handed.size
+        if room <= 0:
+            return handed
+        record, fresh = claims.claim_fresh(writer, handed.record, room, skip_to, now_ms)
+        return handed._replace(record=record, claimed=handed.claimed + fresh)
 
     def _claim_window(
-        self, writer: Writer, undo: Undo, record: SubscriptionRecord, outlook: Outlook, now_ms: int
-    ) -> tuple[SubscriptionRecord, list[Claimed]]:
-        ready, delayed, expired = claims.sort_fresh(outlook.fresh, now_ms)
-        seqs = [message.seq for message in outlook.fresh]
+        self, writer: Writer, undo: Undo, handed: claims.Handed, outlook: Outlook, now_ms: int
+    ) -> claims.Handed:
+        """Fill up with new messages."""
+        fresh, scanned_to = outlook.fresh[: max(0, outlook.room - handed.size)], outlook.scanned_to
+        if len(fresh) < len(outlook.fresh):
+            scanned_to = fresh[-1].seq if fresh else outlook.scanned_from
+        ready, delayed, expired = claims.sort_fresh(fresh, now_ms)
+        seqs = [message.seq for message in fresh]
         delivered = self._window.delivered
 
         def take_back() -> None:
@@ -263,14 +235,14 @@ class Subscriber(Holding):
             self._scanned = outlook.scanned_from
 
         undo.append(take_back)
-        self._window.deliver(seqs, outlook.scanned_to, now_ms + self.spec.ack_wait_ms)
+        self._window.deliver(seqs, scanned_to, now_ms + self.spec.ack_wait_ms)
         if len(ready) < len(seqs):  # the others have a row or are dead: not in flight, whoever reads the window
             self._window.settle([*(row.seq for row in delayed), *(message.seq for message in expired)])
-        self._scanned = outlook.scanned_to
+        self._scanned = scanned_to
         writer.put_deliveries(self.id, delayed)
-        record = claims.bury_expired(writer, record, expired, now_ms)
-        fence = self.fence
-        return record, [Claimed(message, 1, fence) for message in ready]
+        record = claims.bury_expired(writer, handed.record, expired, now_ms)
+        claimed = [Claimed(message, 1, self.fence) for message in ready]
+        return handed._replace(record=record, claimed=handed.claimed + claimed if handed.claimed else claimed)
 
     def _give_up_overdue(self, writer: Writer, undo: Undo, now_ms: int) -> bool:
         """Deliveries of the window whose ack wait is over become rows that are due, like those of a vanished holder."""
@@ -284,41 +256,18 @@ class Subscriber(Holding):
     # --- living and ending --------------------------------------------------------------------------------------
 
     def heartbeat(self) -> Flow[None]:
-        """Keep the lease, and the deliveries whose handlers still run, unless they have run for too long."""
-
-        def work(writer: Writer, undo: Undo) -> None:
-            now_ms = self.engine.clock.now_ms()
-            record = self._held(writer)
-            writer.save_subscription(claims.renewed(record, now_ms))
-
+        """Keep the lease, the deliveries whose handlers run, and those that wait in the buffer."""
         try:
-            yield from self.engine.write(work, touching=self.id)
-        except LeaseLost:
-            self.lose()
+            yield from self.engine.write(partial(self._extend_held, extended=self._to_extend()), touching=self.id)
+        except LeaseLost as exc:
+            self.lose(exc)
             raise
-        now_ms = self.engine.clock.now_ms()
-        running = [
-            claimed
-            for seq, began_ms in list(self._running.items())
-            if now_ms - began_ms < self.spec.extension_ms_max and (claimed := self._in_flight.get(seq)) is not None
-        ]
-        if running:
-            yield from self.engine.write(partial(self._extend_held, extended=running), touching=self.id)
 
-    def began(self, claimed: Claimed) -> None:
-        self._running[claimed.message.seq] = self.engine.clock.now_ms()
+    def close(self, seen: Collection[int] | None = None, *, vanished: bool = False) -> Flow[None]:
+        refuse_in_transaction(self.engine)  # it would wait for itself
+        return super().close(seen, vanished=vanished)
 
-    def ended(self, claimed: Claimed) -> None:
-        self._running.pop(claimed.message.seq, None)
-
-    def close(self, unseen: Iterable[int] = (), *, vanished: bool = False) -> Flow[None]:
-        """Give everything back: what is in flight is deliverable at once, and what nobody saw counts as no attempt.
-        What a consumer had that `vanished` comes back one at a time, for one of them may have killed it."""
-        if self._closed:
-            return
-        self._closed = True
-        never_seen = set(unseen)
-
+    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
         def work(writer: Writer, undo: Undo) -> None:
             now_ms = self.engine.clock.now_ms()
             record = writer.subscription(self.id)
@@ -328,24 +277,18 @@ class Subscriber(Holding):
                 if not record.lease.held_by(self.owner, self.fence):
                     return
                 record = replace(record, lease=release(record.lease))
+            # Looked at here, for an earlier claim may have been committed since it was asked for.
+            unseen = set(self._unseen() if seen is None else self._in_flight.keys() - seen)
             rows = writer.deliveries(self.id, list(self._in_flight))
-            given_back = []
+            released = []
             for seq, claimed in self._in_flight.items():
-                attempts = claimed.attempt - (seq in never_seen)
                 row = rows.get(seq)
-                if row is None and seq in self._window:
-                    row = DeliveryRow(seq, claimed.attempt, 0, claimed.token)
-                if row is not None and row.token == claimed.token:  # else it was passed on
-                    token = claimed.token if vanished and seq not in never_seen else 0
-                    given_back.append(replace(row, attempts=attempts, due_ms=now_ms, token=token))
+                if seq in self._window or (row is not None and row.token == claimed.token):  # else it was passed on
+                    released.append(self._released(claimed, row, now_ms, seen=seq not in unseen, vanished=vanished))
             self._close_in_window(undo, list(self._in_flight))
-            writer.put_deliveries(self.id, given_back)
+            writer.put_deliveries(self.id, released)
             if not self.spec.keeps_rows:
                 record = replace(record, window=self._window.state())
             writer.save_subscription(replace(record, active_ms=now_ms))
 
-        try:
-            yield from self.engine.write(work, touching=self.id)
-        finally:
-            self._leave()
-            self.engine.wakeups.settled()
+        self.engine.committer.submit(work, touching=self.id).watch(lambda done: self._leave(done.error))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from headwater.broker.claims import Claimed, Failure, is_expired
 from headwater.broker.engine import Engine
@@ -10,10 +11,18 @@ from headwater.broker.flow import Flow, Ticket, finish
 from headwater.broker.reading import LogReader
 from headwater.ports.records import SubscriptionSpec
 
+T = TypeVar("T")
+
 
 def _nothing_to_do() -> Flow[None]:
     return
     yield  # makes this a flow
+
+
+def _done(outcome: T) -> Ticket[T]:
+    ticket: Ticket[T] = Ticket()
+    finish([(ticket, outcome, None)])
+    return ticket
 
 
 class Tail(LogReader):
@@ -23,23 +32,18 @@ class Tail(LogReader):
         super().__init__(engine, id, spec, minds_settling=False)
         self.resumed_from = self._position = after
 
-    def _try_fetch(self, limit: int) -> Flow[tuple[list[Claimed], int | None]]:
+    def _claim_all(self, limit: int) -> Flow[int | None]:
         while True:
             (messages, scanned_to), last_seq = yield from self.engine.read(
                 lambda reader: (reader.scan(self._selection, self._position, limit), reader.last_seq())
             )
-            self._position = max(self._position, scanned_to)
-            now_ms = self.engine.clock.now_ms()
-            found = [Claimed(message, 1, 0) for message in messages if not is_expired(message, now_ms)]
-            if found or self._position >= last_seq:
-                return found, None
-
-    def cleared(self) -> Flow[None]:
-        return _nothing_to_do()
-
-    def unfetch(self, found: list[Claimed]) -> Flow[None]:
-        self._position = min(self._position, found[0].message.seq - 1)
-        return _nothing_to_do()
+            now_ms = self._now_ms()
+            with self._lock:  # another taker may have read this far meanwhile
+                fresh = [message for message in messages if message.seq > self._position]
+                self._position = max(self._position, scanned_to)
+                self.deliver([Claimed(message, 1, 0) for message in fresh if not is_expired(message, now_ms)])
+            if self._buffer or self._position >= last_seq:
+                return None
 
     def handed_out(self, seqs: Sequence[int]) -> Flow[list[Claimed]]:
         return []
@@ -48,13 +52,11 @@ class Tail(LogReader):
     def still_in_flight(self, seqs: Sequence[int]) -> list[Claimed]:
         return []
 
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
-        return _nothing_to_do()
+    def ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
+        return _done(None)
 
-    def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
-        ticket: Ticket[list[int]] = Ticket()
-        finish([(ticket, [], None)])
-        return ticket
+    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
+        return _done([])
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         return _nothing_to_do()
@@ -68,15 +70,11 @@ class Tail(LogReader):
     def extend_held(self, seqs: Sequence[int]) -> Flow[None]:
         return _nothing_to_do()
 
+    def release(self, untouched: Sequence[Claimed]) -> Ticket[None]:
+        return _done(None)
+
     def heartbeat(self) -> Flow[None]:
         return _nothing_to_do()
 
-    def began(self, claimed: Claimed) -> None:
-        """Nothing to extend."""
-
-    def ended(self, claimed: Claimed) -> None:
-        """Nothing to extend."""
-
-    def close(self, unseen: Iterable[int] = (), *, vanished: bool = False) -> Flow[None]:
-        self._leave()
-        return _nothing_to_do()
+    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+        self._leave(None)

@@ -21,12 +21,13 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from headwater.broker.claims import Claimed
+from headwater.broker.consumer import Consumer
 from headwater.broker.flow import Flow
 from headwater.broker.handlers import Handler
 from headwater.broker.publish import Outgoing, parts_of
 from headwater.broker.received import Received
 from headwater.broker.transaction import OwnTransaction
-from headwater.broker.verbs import Consumer, LogVerbs
+from headwater.broker.verbs import LogVerbs
 from headwater.errors import InvalidOption
 from headwater.message import PublishOptions
 from headwater.version import VERSION

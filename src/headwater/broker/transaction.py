@@ -20,12 +20,14 @@ from headwater.topics import check_topic
 
 
 class OwnTransaction:
-    """All methods block; `begin` waits for the writer's turn. `settle` is what happens to the message in hand at the
-    end, in the subscription that it came by; it may refuse, and then nothing is committed."""
+    """Made by the thread or task that is to be inside. All methods block; `begin` waits for the writer's turn. `settle`
+    is what happens to the message in hand at the end, in the subscription that it came by; it may refuse, and then
+    nothing is committed."""
 
     def __init__(
         self, engine: Engine, subscription: str | None = None, settle: Callable[[Writer, Undo], None] | None = None
     ) -> None:
+        refuse_in_transaction(engine)
         self.engine = engine
         self._subscription = subscription
         self._settle = settle
@@ -35,7 +37,6 @@ class OwnTransaction:
         self._began_at = 0
 
     def begin(self) -> None:
-        refuse_in_transaction()
         if not self.engine.store.supports_sql:
             raise InvalidOption(
                 "this log keeps no tables of yours", where=self.engine.store.name, next="Open a file instead"

@@ -1,13 +1,14 @@
-"""What the two faces need of a log and of its consumers, wherever they are: in this process, or behind a connection."""
+"""What the two APIs need of a log, wherever it is: in this process, or behind a connection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Unpack
 
-from headwater.broker.claims import Claimed, Failure
+from headwater.broker.claims import Claimed
+from headwater.broker.consumer import Consumer
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
-from headwater.broker.flow import Flow, Ticket
+from headwater.broker.flow import Flow
 from headwater.broker.housekeeping import Report
 from headwater.broker.live import LiveVerbs
 from headwater.broker.options import Start, SubscribeOptions
@@ -15,40 +16,8 @@ from headwater.broker.publish import Outgoing
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
 from headwater.message import PublishOptions, Span
-from headwater.ports.records import DeadLetter, Gap, RetentionPolicy, SubscriptionSpec, TopicCount
+from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
-
-
-class Consumer(Protocol):
-    """One holder of one subscription."""
-
-    id: str
-    spec: SubscriptionSpec
-    resumed_from: int
-    lost: bool
-    prefetch: int
-    """How many to take at a time, where there is reason to take many."""
-    on_gap: Callable[[Gap], None] | None
-
-    def fetch(self, limit: int, wait_s: float | None) -> Flow[list[Claimed]]: ...
-
-    def interrupt(self) -> None: ...
-
-    def began(self, claimed: Claimed) -> None: ...
-
-    def ended(self, claimed: Claimed) -> None: ...
-
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]: ...
-
-    def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]: ...
-
-    def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]: ...
-
-    def reject(self, claimed: Claimed, failure: Failure) -> Flow[None]: ...
-
-    def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]: ...
-
-    def close(self, unseen: Iterable[int] = ()) -> Flow[None]: ...
 
 
 class DeadLetterVerbs(Protocol):
@@ -117,8 +86,6 @@ class LogVerbs(Protocol):
         """Verbs inside a transaction on the user's own connection; InvalidOption if the log is elsewhere."""
 
     def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[Consumer]: ...
-
-    def forget(self, consumer: Consumer) -> None: ...
 
     def unsubscribe(self, id: str) -> Flow[None]: ...
 

@@ -11,15 +11,18 @@ from headwater.topics import Pattern, TopicTrie
 class Waiter:
     """Arm it, look at the log, and only then wait on the ticket: a wake-up in between is not lost."""
 
-    def __init__(self, pattern: Pattern, subscription: str, *, minds_settling: bool) -> None:
+    def __init__(self, pattern: Pattern, subscription: str, *, minds_settling: bool = False) -> None:
         self.pattern = pattern
         self.subscription = subscription
         self.minds_settling = minds_settling
         self._ticket: Ticket[None] = Ticket()
+        self._lock = threading.Lock()
 
     def arm(self) -> Ticket[None]:
         if self._ticket.done:
-            self._ticket = Ticket()
+            with self._lock:  # two that arm at once hear the same
+                if self._ticket.done:
+                    self._ticket = Ticket()
         return self._ticket
 
     def wake(self) -> None:
@@ -27,13 +30,14 @@ class Waiter:
 
 
 class Wakeups:
-    """Waiters by pattern. `announced` is the highest seq of which all waiters have been told."""
+    """Waiters by pattern. `announced` is the highest seq of which all waiters have been told, `last_known` the highest
+    that is known to be stored."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._trie: TopicTrie[Waiter] = TopicTrie()
         self._waiters: set[Waiter] = set()
-        self.announced = 0
+        self.announced = self.last_known = 0
 
     def add(self, pattern: Pattern, subscription: str, *, minds_settling: bool) -> Waiter:
         """`minds_settling`: what others ack, nack or release may make something deliverable here."""
@@ -50,6 +54,7 @@ class Wakeups:
 
     def published(self, topics: set[str], first_seq: int, last_seq: int) -> None:
         with self._lock:
+            self.last_known = max(self.last_known, last_seq)
             # Seqs below ours that we have not announced are another process's: leave them to the watcher.
             if first_seq <= self.announced + 1:
                 self.announced = max(self.announced, last_seq)

@@ -8,23 +8,24 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from operator import is_
 from typing import Any
 
 import msgspec
 
 from headwater.broker.claims import Claimed, Failure, taken_over
+from headwater.broker.consumer import Consumer
 from headwater.broker.flow import Flow, Ticket, Within, finish
-from headwater.broker.reading import FETCH_MAX
+from headwater.broker.wakeups import Waiter
 from headwater.client.answers import read_fetched, read_late, read_nothing, read_subscribed
-from headwater.client.arrivals import Arrivals
 from headwater.client.link import Link
 from headwater.client.params import WAIT_S_MAX
 from headwater.client.request import Request
-from headwater.errors import Closed, HeadwaterError, LeaseLost, SubscriptionActive, SubscriptionError, Unreachable
-from headwater.message import check_whole, ms_of_iso
-from headwater.ports.records import Gap, SubscriptionSpec
+from headwater.errors import Closed, LeaseLost, SubscriptionActive, SubscriptionError, Unreachable
+from headwater.message import ms_of_iso
+from headwater.ports.records import Gap, SubscriptionSpec, selection_of
 from headwater.protocol import wire
 
 POLL_S = 20.0  # how long one fetch waits at the server; below what most proxies put up with
@@ -41,17 +42,13 @@ class Acks(msgspec.Struct):
     strict: bool
 
 
-class RemoteConsumer:
+class RemoteConsumer(Consumer):
     """In flight is what was fetched and not settled; after a broken connection it is what `resume` claims again.
     `wire_id` is the id, with a number behind it where one log holds a subscription more than once."""
 
     def __init__(self, link: Link, id: str, spec: SubscriptionSpec, params: wire.Subscribe) -> None:
-        self.id = self.wire_id = id
-        self.spec = spec
-        self.resumed_from = 0
-        self.lost = False
-        self.prefetch = PREFETCH_REMOTE
-        self.on_gap: Callable[[Gap], None] | None = None
+        super().__init__(id, spec, Waiter(selection_of(spec).pattern, id), PREFETCH_REMOTE)
+        self.wire_id = id
         self._link = link
         self._params = params
         self._ready = False
@@ -60,17 +57,14 @@ class RemoteConsumer:
         self._holder = new_holder()
         self._has_begun = False
         self._in_flight: dict[int, Claimed] = {}
-        self._arrived = Arrivals()
         self._asks: set[Ticket[Any]] = set()  # fetches on their way
-        self._waiting_ask: Ticket[Any] | None = None  # the one that waits at the server, for whoever waits here
-        self._running: dict[int, float] = {}
-        self._acks: list[Acks] = []
+        self._acks_sent: list[Acks] = []
         self._settling: dict[int, Ticket[Any]] = {}  # nacks and rejects without an answer, by seq
-        self._error: HeadwaterError | None = None
-        self._closed = False
-        self._interrupted = False
         self._leaves_s = 0.0
         self._last_seq = 0
+
+    def _now_ms(self) -> int:
+        return round(time.monotonic() * 1000)
 
     # --- beginning, and beginning again -------------------------------------------------------------------------
 
@@ -91,17 +85,10 @@ class RemoteConsumer:
                     raise
         self.resumed_from = self._last_seq = done.resumed_from_seq
 
-    def abandon(self, then: Callable[[], None]) -> None:
-        """Nobody waits for it to begin any more; should it do so all the same, it is given back."""
-
-        def begun(ticket: Ticket[Any]) -> None:
-            if ticket.error is not None:
-                then()
-            else:
-                self._link.enqueue(self._release([])).watch(lambda _: then())
-
-        self._closed = True
-        self._begun.watch(begun)
+    def abandon(self) -> None:
+        """Its subscribe was refused or cancelled; should it begin all the same, it is given back."""
+        self._closing = True
+        self._begun.watch(partial(self._give_back, ()))
 
     def _request(self) -> Request:
         return Request("rpc.subscribe.persistent", self._params_now, self._take_up, alone=True)
@@ -130,11 +117,11 @@ class RemoteConsumer:
 
     def _keep_only(self, held: set[int], settled: set[int]) -> None:
         """After a resume: what is not ours any more is settled, or has been passed on."""
-        for acks in self._acks:
+        for acks in self._acks_sent:
             acks.seqs = [seq for seq in acks.seqs if seq not in settled]
         for seq in [seq for seq in self._in_flight.copy() if seq not in held]:
             self._in_flight.pop(seq, None)
-        self._arrived.keep_only(held)
+        self._drop(lambda claimed: claimed.message.seq not in held)
         finish([(ticket, None, None) for seq, ticket in self._settling.copy().items() if seq in settled])
 
     @property
@@ -143,13 +130,13 @@ class RemoteConsumer:
 
     @property
     def is_leaving(self) -> bool:
-        return self._interrupted and time.monotonic() > self._leaves_s
+        return (self._interrupted or self.closed) and time.monotonic() > self._leaves_s
 
     def lost_connection(self) -> None:
         self._ready = False
 
     def resume(self) -> Request | None:
-        if self._closed or self.lost or self._subscribing is not None:  # one not answered is sent again by itself
+        if self.closed or self.lost or self._subscribing is not None:  # one not answered is sent again by itself
             return None
         request = self._subscribing = self._request()
         request.again = False
@@ -164,97 +151,100 @@ class RemoteConsumer:
             return  # the connection broke again; the next one resumes
         self.lose(ticket.error)
 
-    def lose(self, error: BaseException | None) -> None:
+    def lose(self, error: BaseException | None = None) -> None:
         """It is somebody else's now, or gone."""
-        self.lost = True
         has_other_holder = error is None or isinstance(error, SubscriptionActive)
-        self._error = error if isinstance(error, SubscriptionError) and not has_other_holder else taken_over(self.id)
+        why = error if isinstance(error, SubscriptionError) and not has_other_holder else taken_over(self.id)
+        super().lose(why)
+        self._link.refuse_waiting(self, why)
         self._ready = True  # what is still asked for gets its refusal from the server
-        self._link.refuse_waiting(self, self._error)
-        self._arrived.ring()
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    def fetch(self, limit: int, wait_s: float | None) -> Flow[list[Claimed]]:
-        check_whole("the number to fetch", limit, 1, FETCH_MAX)
-        until = None if wait_s is None else time.monotonic() + wait_s
+    def _look(self, limit: int) -> Flow[None]:
+        asked = self._ask(limit, 0.0)
+        try:
+            yield asked
+        except LeaseLost as exc:
+            self.lose(exc)
+            raise self._error or exc from exc
+        finally:
+            if not self._ready:
+                self._end_wait(asked)
+
+    def _fill(self, limit: int, until_s: float | None) -> Flow[None]:
+        """One fetch waits at the server; a wait is over when it is over, be the server there or not."""
         asked: Ticket[Any] | None = None
         try:
-            while True:
-                news = self._arrived.arm()
-                if self._closed:
-                    raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
-                self._arrived.tell_gaps(self.on_gap)
-                if self._error is not None:
-                    raise self._error
-                if self._interrupted:
-                    return []
-                is_answered = asked is None or asked.done  # looked at once: an answer may come between two looks
-                if is_answered:
-                    if self._arrived:
-                        return self._arrived.take(limit)
+            while not (self._buffer or self._has_ended):
+                news = self._waiter.arm()
+                left_s = POLL_S if until_s is None else until_s - time.monotonic()
+                if asked is None or asked.done:
                     if asked is not None and asked.error is not None:
                         raise asked.error
-                left_s = POLL_S if until is None else until - time.monotonic()
-                if left_s <= 0 and asked is not None and (is_answered or (wait_s and left_s <= -ANSWER_S)):
-                    return []
-                if is_answered:
-                    asked = self._ask(limit, max(0.0, min(left_s, POLL_S)))
-                # A quick look waits for its answer; a wait is over when it is over, be the server there or not.
-                yield Within(news, None if wait_s == 0 else left_s + ANSWER_S)
+                    if self._buffer or left_s <= 0:
+                        return
+                    asked = self._ask(limit, min(left_s, POLL_S))
+                elif left_s <= -ANSWER_S:
+                    return
+                yield Within(news, left_s + ANSWER_S)
         finally:
-            if asked is not None and not asked.done:
-                self._end_waits()
+            if asked is not None:
+                self._end_wait(asked)
 
     def _ask(self, limit: int, wait_s: float) -> Ticket[Any]:
-        """Whoever waits joins the fetch that waits at the server already, if there is one."""
-        if wait_s and self._waiting_ask is not None and not self._waiting_ask.done:
-            return self._waiting_ask
+        self._link.refuse_closed()
         request = Request("rpc.fetch", wire.Fetch(self.wire_id, limit, wait_s), self._arrive, alone=True, consumer=self)
         self._asks.add(request.ticket)
-        if wait_s:
-            self._waiting_ask = request.ticket
         request.ticket.watch(self._fetched)
         # While there is no connection a wait goes on; a quick look does not.
         return self._link.enqueue(request, WAIT_S_MAX if wait_s else None)
 
-    def _end_waits(self) -> None:
-        """Nobody waits any more: what the server would find from now on would lie about here."""
+    def _end_wait(self, asked: Ticket[Any]) -> None:
+        """The taker is gone: what the server would find from now on would lie about here."""
+        if asked.done:
+            return
         if self._ready:
             self._link.enqueue(Request("rpc.fetch.end", wire.SubscriptionId(self.wire_id), read_nothing, again=False))
         else:
-            finish([(asked, None, None) for asked in self._asks.copy()])  # so that they are not sent again
+            finish([(asked, None, None)])  # so that it is not sent again
 
     def _arrive(self, raw: Any) -> None:
-        """On the link's loop, in the order of the answers: from here on they are ours, whoever waits for them."""
+        """On the link's loop, in the order of the answers."""
         found = read_fetched(raw)
         if self.spec.mode != "ephemeral":
             self._in_flight.update((claimed.message.seq, claimed) for claimed in found)
-        self._arrived.add(found)
         if found:
             self._last_seq = max(self._last_seq, found[-1].message.seq)
+            self.deliver(found)
 
     def _fetched(self, ticket: Ticket[Any]) -> None:
         self._asks.discard(ticket)
-        self.lost = self.lost or isinstance(ticket.error, LeaseLost)
-        self._arrived.ring()
+        if isinstance(ticket.error, LeaseLost):
+            self.lose(ticket.error)
+        self._waiter.wake()
 
     def interrupt(self) -> None:
-        self._interrupted = True
         self._leaves_s = time.monotonic() + LEAVE_S
-        self._arrived.ring()
+        super().interrupt()
+
+    def _drop(self, unwanted: Callable[[Claimed], bool]) -> None:
+        for claimed in filter(unwanted, self._buffer.copy()):
+            with contextlib.suppress(ValueError, IndexError):  # then another thread has taken it
+                self._buffer.remove(claimed)
 
     # --- settling -----------------------------------------------------------------------------------------------
 
-    def ack(self, settled: Sequence[Claimed]) -> Flow[None]:
+    def ack(self, settled: Sequence[Claimed]) -> Ticket[Any]:
         if self.spec.mode == "ephemeral":
-            return
+            return self.submit_ack(settled)
         self._refuse_strangers(settled)
-        yield self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
-        self._forget(settled)
+        ticket = self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
+        ticket.watch(lambda _: self._forget(settled) if ticket.error is None else None)
+        return ticket
 
-    def submit_ack(self, settled: Sequence[Claimed], then: Callable[[], None]) -> Ticket[list[int]]:
-        if self.spec.mode == "ephemeral" or self._closed:
+    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
+        if self.spec.mode == "ephemeral" or self.closed:
             done_already: Ticket[list[int]] = Ticket()
             finish([(done_already, [], taken_over(self.id) if self.spec.mode != "ephemeral" else None)])
             return done_already
@@ -263,22 +253,17 @@ class RemoteConsumer:
         stale = {claimed.message.seq for claimed in settled}.difference(acks.seqs) if len(mine) < len(settled) else ()
         ticket: Ticket[list[int]] = self._send_acks(acks, lambda raw: sorted({*read_late(raw), *stale}))
 
-        def done(_: Ticket[list[int]]) -> None:
-            if ticket.error is None:
-                self._forget(mine)
-                then()
-
-        ticket.watch(done)
+        ticket.watch(lambda _: self._forget(mine) if ticket.error is None else None)
         return ticket
 
     def _send_acks(self, acks: Acks, decode: Callable[[Any], list[int]] = read_late) -> Ticket[Any]:
-        self._acks.append(acks)
+        self._acks_sent.append(acks)
         request = Request("rpc.acknowledge.persistent", partial(self._ack_params, acks), decode, consumer=self)
-        request.ticket.watch(lambda _: self._acks.remove(acks))
+        request.ticket.watch(lambda _: self._acks_sent.remove(acks))
         return self._link.enqueue(request)
 
     def _ack_params(self, acks: Acks) -> wire.Acknowledge:
-        return wire.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict)
+        return wire.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict, strict=acks.strict)
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         delay_s = None if delay_ms is None else delay_ms / 1000
@@ -320,16 +305,16 @@ class RemoteConsumer:
     def _refuse_strangers(self, settled: Sequence[Claimed]) -> None:
         """What the server, which knows them by their seqs, cannot tell apart."""
         self._link.refuse_closed()
-        if (self._closed or self.lost) and self.spec.mode == "exclusive":
+        if (self.closed or self.lost) and self.spec.mode == "exclusive":
             raise taken_over(self.id)
         for claimed in settled:
             seq = claimed.message.seq
-            if self._closed or not self._was_handed_out_last(claimed):
+            if self.closed or not self._was_handed_out_last(claimed):
                 raise LeaseLost(
                     f"message {seq} is not in flight for '{self.id}' any more: it was settled already, or its time ran "
                     "out and it was passed on",
                     where=self.id,
-                    next="Drop it; if handlers take long, raise ack_wait or call extend()",
+                    next="Drop it; if handling takes long, set a longer ack_wait, or extend it in time",
                 )
 
     def _was_handed_out_last(self, claimed: Claimed) -> bool:
@@ -340,27 +325,28 @@ class RemoteConsumer:
         for claimed in settled:
             again = self._in_flight.pop(claimed.message.seq, claimed)
             if again is not claimed:
-                self._arrived.drop(again)
+                self._drop(partial(is_, again))
+
+    def release(self, untouched: Sequence[Claimed]) -> Ticket[None]:
+        self._forget(untouched)
+        seqs = [claimed.message.seq for claimed in untouched]
+        request = Request("rpc.release", wire.GiveBack(self.wire_id, seqs), read_nothing, again=False, consumer=self)
+        if self.spec.mode == "ephemeral" or not self._ready:  # a server that lost us has let go of them
+            finish([(request.ticket, None, None)])
+            return request.ticket
+        return self._link.enqueue(request)
 
     # --- living and ending --------------------------------------------------------------------------------------
-
-    def began(self, claimed: Claimed) -> None:
-        self._running[claimed.message.seq] = time.monotonic()
-
-    def ended(self, claimed: Claimed) -> None:
-        self._running.pop(claimed.message.seq, None)
 
     @property
     def heartbeat_s(self) -> float:
         return self.spec.ack_wait_ms / 1000 / HEARTBEATS_PER_WAIT
 
     def heartbeat(self) -> Request | None:
-        """More time for what is being handled, or waits here to be, unless it has taken too long."""
-        if self.spec.mode == "ephemeral" or self._closed or self.lost:
+        """More time for what is being handled, or waits here to be."""
+        if self.spec.mode == "ephemeral" or self.closed or self.lost:
             return None
-        now_s, most_s = time.monotonic(), self.spec.extension_ms_max / 1000
-        seqs = [seq for seq, began_s in self._running.copy().items() if now_s - began_s < most_s]
-        seqs += self._arrived.seqs()
+        seqs = [claimed.message.seq for claimed in self._to_extend()]
         if not seqs:
             return None
         params = wire.Settle(self.wire_id, sequence_ids=seqs, lenient=True)
@@ -368,28 +354,40 @@ class RemoteConsumer:
 
     def take_gap(self, notice: wire.GapNotice) -> None:
         at_ms = ms_of_iso(notice.timestamp)
-        self._arrived.add_gap(Gap(self.id, notice.from_, notice.to, notice.count, notice.why, at_ms))
+        self.deliver([], [Gap(self.id, notice.from_, notice.to, notice.count, notice.why, at_ms)])
+        self._wake()
 
-    def close(self, unseen: Iterable[int] = ()) -> Flow[None]:
-        if self._closed:
+    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+        self._leaves_s = time.monotonic() + LEAVE_S
+
+        def acked(_: Ticket[Any]) -> None:
+            if self in self._link.resuming:
+                self._link.resuming.remove(self)
+            if self._ready or self._subscribing is None:
+                self._give_back(seen)
+            else:  # it may be taken up again on a new connection just now
+                self._subscribing.ticket.watch(partial(self._give_back, seen))
+
+        if self._acking is None:
+            acked(self.gone)
+        else:
+            self._acking.watch(acked)
+
+    def _give_back(self, seen: Collection[int] | None, taken_up: Ticket[Any] | None = None) -> None:
+        """What the server has sent and did not arrive is not among the seen, so it counts as no attempt."""
+
+        def done(answer: Ticket[Any]) -> None:
+            # Without a connection, or if it is another's by now, it has been given back already.
+            is_over = isinstance(answer.error, Unreachable | SubscriptionError | Closed)
+            finish([(self.gone, None, None if is_over else answer.error)])
+
+        if not self._ready or (taken_up is not None and taken_up.error is not None):
+            finish([(self.gone, None, None)])  # the server let go of it when the connection broke
             return
-        self._closed = True
-        self._arrived.ring()
-        if self in self._link.resuming:
-            self._link.resuming.remove(self)
-        if not self._ready:
-            return  # the server let go of it when the connection broke
-        if self._asks:
-            self._end_waits()
-        for asked in self._asks.copy():  # what they bring was never seen by anybody
-            yield Within(asked, ANSWER_S)
-        never_seen = [*unseen, *self._arrived.seqs()]
-        with contextlib.suppress(Unreachable, SubscriptionError, Closed):  # then it has been given back already
-            yield self._link.enqueue(self._release(never_seen))
-
-    def _release(self, never_seen: list[int]) -> Request:
-        params = wire.Release(self.wire_id, never_seen)
-        return Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)
+        unseen = set(self._unseen())
+        looked_at = self._in_flight.copy() if seen is None else seen
+        params = wire.Release(self.wire_id, [seq for seq in looked_at if seq not in unseen])
+        self._link.enqueue(Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)).watch(done)
 
 
 def new_holder() -> str:

@@ -12,13 +12,15 @@ from typing import Any, Unpack, cast
 import msgspec
 
 from headwater.broker.claims import Claimed
-from headwater.broker.flow import Flow, Ticket, finish, run_async
+from headwater.broker.consumer import Consumer
+from headwater.broker.flow import Flow, Within, run_async
 from headwater.broker.housekeeping import Report
+from headwater.broker.logger import logger
 from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec
 from headwater.broker.publish import Outgoing, parts_of
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
-from headwater.broker.verbs import Consumer, OutsideVerbs
+from headwater.broker.verbs import OutsideVerbs
 from headwater.client.consumer import RemoteConsumer
 from headwater.client.dead_letters import RemoteDeadLetters
 from headwater.client.link import Link
@@ -27,7 +29,7 @@ from headwater.client.methods import Offered
 from headwater.client.options import read_options
 from headwater.client.params import start_on_the_wire, subscribe_params
 from headwater.client.request import Request
-from headwater.errors import HeadwaterError, InvalidInput, InvalidOption, TooLarge
+from headwater.errors import InvalidInput, InvalidOption, TooLarge
 from headwater.message import (
     BATCH_MESSAGES_MAX,
     PublishOptions,
@@ -182,7 +184,10 @@ class RemoteCore:
         check_subscription_id(id)
         spec_options = {name: value for name, value in options.items() if name not in ("start", "wait", "takeover")}
         spec = make_spec(pattern, spec_options)
+        for former in [each for each in list(self._consumers.values()) if each.id == id and each.closed]:
+            yield Within(former.gone, self._link.settings.timeout_s)  # it is being given back
         consumer = RemoteConsumer(self._link, id, spec, subscribe_params(id, pattern, options))
+        consumer.gone.watch(lambda _: self._consumers.__delitem__(consumer.wire_id))
         number = 1
         while self._consumers.setdefault(consumer.wire_id, consumer) is not consumer:  # this log holds it already
             number += 1
@@ -192,14 +197,10 @@ class RemoteCore:
             yield from consumer.begin()
         except BaseException:
             self._link.resuming.remove(consumer)
-            consumer.abandon(then=lambda: self.forget(consumer))
+            consumer.abandon()
             raise
         self._link.loop.call_soon_threadsafe(self._beat_in_time)
         return consumer
-
-    def forget(self, consumer: Consumer) -> None:
-        if isinstance(consumer, RemoteConsumer) and self._consumers.get(consumer.wire_id) is consumer:
-            del self._consumers[consumer.wire_id]
 
     def unsubscribe(self, id: str) -> Flow[None]:
         return self._ask("rpc.subscription.remove", wire.SubscriptionId(id), _nothing, again=False)
@@ -302,10 +303,11 @@ class RemoteCore:
     async def _close(self) -> None:
         if self._heart is not None:
             self._heart.cancel()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS_MAX):
-                closing = [run_async(consumer.close()) for consumer in list(self._consumers.values())]
-                await asyncio.gather(*closing, return_exceptions=True)
+        if self._link.state == "connected":  # else the server has let go of them
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS_MAX):
+                    closing = [run_async(consumer.close()) for consumer in list(self._consumers.values())]
+                    await asyncio.gather(*closing, return_exceptions=True)
         await self._link.close()
 
     def close(self) -> None:
@@ -352,46 +354,40 @@ def new_publisher() -> str:
 async def open_on_this_loop(link: Link, clock: Clock) -> RemoteCore:
     core = RemoteCore(link, clock, None)
     link.start()
-    await _first_connection(link)
+    try:
+        await link.first_connection.wait_async()
+        link.first_connection.result()
+    except BaseException:
+        await link.close()
+        raise
     return core
 
 
 def open_on_a_thread(make_link: Callable[[asyncio.AbstractEventLoop], Link], clock: Clock) -> RemoteCore:
     """For those who have no event loop: one on a thread of its own."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=_run_loop, args=(loop,), name="headwater-link", daemon=True)
-    thread.start()
     link = make_link(loop)
+    thread = threading.Thread(target=_run_loop, args=(loop, link), name="headwater-link", daemon=True)
+    thread.start()
     core = RemoteCore(link, clock, thread)
-    started: Ticket[None] = Ticket()
-
-    def start() -> None:
-        link.start()
-        finish([(started, None, None)])
-
-    loop.call_soon_threadsafe(start)
-    started.wait()
-    link.first_connection.wait()
+    loop.call_soon_threadsafe(link.start)
     try:
+        link.first_connection.wait()
         link.first_connection.result()
-    except HeadwaterError:
+    except BaseException:
         core.close()
         raise
     return core
 
 
-async def _first_connection(link: Link) -> None:
-    await link.first_connection.wait_async()
-    try:
-        link.first_connection.result()
-    except HeadwaterError:
-        await link.close()
-        raise
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, link: Link) -> None:
     asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    is_stopped = False
+    while not is_stopped:
+        try:
+            loop.run_forever()
+            is_stopped = True
+        except BaseException:  # SystemExit in a callback: on this thread it ends no program, and all wait for the loop
+            logger.exception("the event loop of the connection goes on")
+    loop.close()
+    link.refuse_stranded()

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from headwater.broker.flow import Ticket, finish
+from headwater.broker.logger import logger
 from headwater.client.numbering import Numbering
 from headwater.client.options import Settings, is_hopeless, unreachable, why_not_connected
 from headwater.client.outcomes import Outcome, gathered, outcome_of, outcomes_of, too_late
@@ -58,6 +59,7 @@ class Link:
         self._pid = os.getpid()
         self._is_closed = False
         self._is_over = False
+        self._gave_up: str | None = None  # why there will be no connection any more
         self._closing: asyncio.Event | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._looker: asyncio.TimerHandle | None = None
@@ -78,14 +80,17 @@ class Link:
             self._flush()
         elif not self._is_scheduled:
             self._is_scheduled = True
-            if threading.get_ident() == self._thread:
-                self.loop.call_soon(self._take_inbox)
-            else:
-                try:
-                    self.loop.call_soon_threadsafe(self._take_inbox)
-                except RuntimeError:  # the loop has been closed
-                    self._refuse_all(self._closed())
+            here = threading.get_ident() == self._thread
+            try:
+                (self.loop.call_soon if here else self.loop.call_soon_threadsafe)(self._take_inbox)
+            except RuntimeError:  # the loop has been closed
+                self.refuse_stranded()
         return request.ticket
+
+    def refuse_stranded(self) -> None:
+        """From any thread: the loop is closed and takes nothing any more."""
+        self._is_scheduled = False
+        self._refuse_all(self._closed())
 
     def on_state(self, callback: Callable[[str], None]) -> None:
         self._listeners.append(callback)
@@ -96,10 +101,26 @@ class Link:
         """On the loop."""
         self._thread = threading.get_ident()
         self._closing = asyncio.Event()
-        self._keeper = self.loop.create_task(self._keep())
+        self._keeper = self.loop.create_task(self._supervise())
         self._looker = self.loop.call_later(LOOK_S, self._look_at_deadlines)
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
+        """However the keeping ends, each call that waits or comes later has an outcome that names the cause."""
+        try:
+            error = await self._keep()
+        except BaseException as exc:
+            is_cancelled = isinstance(exc, asyncio.CancelledError)
+            why = "the task that keeps the connection was cancelled" if is_cancelled else why_not_connected(exc)
+            error = unreachable(self.settings, why)
+            error.__cause__ = exc
+            if not isinstance(exc, Exception):
+                raise
+            logger.exception("the connection to %s cannot be kept", self.settings.host)
+        finally:
+            self._fail(self._closed() if self._is_closed else error)
+
+    async def _keep(self) -> HeadwaterError:
+        """Connect again and again. The trouble that waiting may mend is waited for; the rest is returned or raised."""
         attempt = 0
         give_up_s = self.loop.time() + self.settings.connect_timeout_s
         while not self._is_closed:
@@ -113,17 +134,15 @@ class Link:
                 hopeless = is_hopeless(exc) or delay_s is None
                 too_late = not self.first_connection.done and self.loop.time() + (delay_s or 0) >= give_up_s
                 if hopeless or too_late:
-                    why = why_not_connected(exc)
-                    self._fail(exc if isinstance(exc, Unauthorized) else unreachable(self.settings, why))
-                    return
+                    return exc if isinstance(exc, Unauthorized) else unreachable(self.settings, why_not_connected(exc))
                 await self._pause(delay_s or 0.0)
                 continue
             attempt = 0
             await lost
             self._lose()
             if not self._is_closed and self.settings.backoff.strategy == "none":
-                self._fail(unreachable(self.settings, "the connection broke"))
-                return
+                return unreachable(self.settings, "the connection broke")
+        return self._closed()
 
     async def _pause(self, delay_s: float) -> None:
         assert self._closing is not None
@@ -137,34 +156,36 @@ class Link:
         """Connect, say hello, take up what is to be resumed, send what was not answered."""
         self._session = session = Session(frame_bytes_max=ANSWER_BYTES_MAX, outgoing_bytes_max=FRAME_BYTES_MAX)
         session.on_outgoing = self._flush_soon
-        wire = await open_wire(self.settings, self._receive, self.send_waiting)
-        self._wire = wire
+        self._wire = wire = await open_wire(self.settings, self._receive, self.send_waiting)
         try:
-            welcome: asyncio.Future[Any] = self.loop.create_future()
-            hello = Request("rpc.hello", Hello("headwater", self._publisher), _welcome.decode, again=False)
-            hello.ticket.then(self.loop, welcome.set_result)
-            self._send(hello)
-            await asyncio.wait([welcome, wire.lost], return_when=asyncio.FIRST_COMPLETED)
-            if not welcome.done():
-                raise Unreachable("the connection broke at once")
-            self.welcome = welcome.result().result()
+            self.welcome = await self._greet(wire)
+            session.respect(frame_bytes_max=self.welcome.frame_bytes_max, batch_max=self.welcome.batch_calls_max)
+            for resuming in list(self.resuming):
+                request = resuming.resume()
+                if request is not None:
+                    request.deadline_s = self.loop.time() + self.settings.timeout_s
+                    self._send(request)
         except BaseException:
             wire.abort()
-            self._wire = None
+            self._lose()
             raise
-        if not self.welcome.authenticated:
-            wire.abort()
-            raise Unauthorized("this server wants a token", where=self.settings.host, next="Pass token=…")
-        session.respect(frame_bytes_max=self.welcome.frame_bytes_max, batch_max=self.welcome.batch_calls_max)
-        for resuming in list(self.resuming):
-            request = resuming.resume()
-            if request is not None:
-                request.deadline_s = self.loop.time() + self.settings.timeout_s
-                self._send(request)
         self._become("connected")
         finish([(self.first_connection, None, None)])
         self.send_waiting()
         return wire.lost
+
+    async def _greet(self, wire: Wire) -> Welcome:
+        answered: asyncio.Future[Any] = self.loop.create_future()
+        hello = Request("rpc.hello", Hello("headwater", self._publisher), _welcome.decode, again=False)
+        hello.ticket.then(self.loop, answered.set_result)
+        self._send(hello)
+        await asyncio.wait([answered, wire.lost], return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            raise Unreachable("the connection broke at once")
+        welcome: Welcome = hello.ticket.result()
+        if not welcome.authenticated:
+            raise Unauthorized("this server wants a token", where=self.settings.host, next="Pass token=…")
+        return welcome
 
     def _lose(self) -> None:
         """The connection is gone. What may be sent again waits for the next one; the outcome of the rest is unknown."""
@@ -187,25 +208,32 @@ class Link:
         self._numbering.broken(again)
         self._waiting.extendleft(reversed(again))
         finish(unknown)
-        if not self._is_closed:
-            self._become("reconnecting")
 
-    def _fail(self, error: Exception) -> None:
-        self._become("failed")
-        finish([(self.first_connection, None, error)])
-        self._refuse_all(error)
+    def _fail(self, error: HeadwaterError) -> None:
+        self._gave_up = error.why
+        try:
+            if self._wire is not None:
+                self._wire.abort()
+                self._wire = None
+            if not self._is_closed:
+                self._become("failed")
+        finally:
+            finish([(self.first_connection, None, error)])
+            self._refuse_all(error)
 
     def _refuse_all(self, error: Exception) -> None:
         sent = [each for request in self._unanswered.values() for each in (request.parts or [request])]
-        requests = [*sent, *self._waiting, *self._inbox]
+        requests = [*sent, *self._waiting]
         self._unanswered.clear()
         self._waiting.clear()
-        self._inbox.clear()
+        while self._inbox:  # one by one: other threads may put more into it meanwhile
+            requests.append(self._inbox.popleft())
         finish([(request.ticket, None, error) for request in requests])
 
     def refuse_waiting(self, consumer: Resuming, error: Exception) -> None:
-        """On the loop: what it asked for and was not sent is no use any more."""
-        finish([(request.ticket, None, error) for request in self._waiting if request.consumer is consumer])
+        """From any thread: what it asked for and was not sent is no use any more."""
+        unsent = [*self._waiting.copy(), *self._inbox.copy()]
+        finish([(request.ticket, None, error) for request in unsent if request.consumer is consumer])
 
     def _become(self, state: str) -> None:
         if state != self.state:
@@ -213,7 +241,7 @@ class Link:
             for listener in self._listeners:
                 try:
                     listener(state)
-                except Exception as exc:
+                except (Exception, asyncio.CancelledError) as exc:
                     self.loop.call_exception_handler({"message": "an on_state callback failed", "exception": exc})
 
     # --- sending ------------------------------------------------------------------------------------------------
@@ -223,8 +251,8 @@ class Link:
         if self._is_over:
             self._refuse_all(self._closed())
             return
-        if self.state == "failed":
-            self._refuse_all(unreachable(self.settings, "there is no connection, and no more attempts to get one"))
+        if self._gave_up is not None:
+            self._refuse_all(unreachable(self.settings, f"no more attempts are made to connect: {self._gave_up}"))
             return
         inbox, waiting = self._inbox, self._waiting
         while inbox:
@@ -265,10 +293,10 @@ class Link:
     def _send(self, request: Request) -> None:
         if request.count:
             self._numbering.give(request)
-        params = request.params() if callable(request.params) else request.params
         try:
+            params = request.params() if callable(request.params) else request.params
             id = self._session.call(request.method, params, alone=request.alone)
-        except HeadwaterError as exc:
+        except Exception as exc:
             if request.parts:  # too much for one frame
                 half = len(request.parts) // 2
                 self._send_together(request.parts[:half])
@@ -295,14 +323,15 @@ class Link:
 
     def _receive(self, text: bytes) -> None:
         done: list[Outcome] = []
-        for item in self._session.receive_text(text):
-            if isinstance(item, Answer):
-                request = self._unanswered.pop(item.id, None)  # type: ignore[arg-type]
-                if request is not None:
-                    done += self._outcomes(request, item)
-            else:
-                self._take_calls(item)
-        if done:
+        try:
+            for item in self._session.receive_text(text):
+                if isinstance(item, Answer):
+                    request = self._unanswered.pop(item.id, None)  # type: ignore[arg-type]
+                    if request is not None:
+                        done += self._outcomes(request, item)
+                else:
+                    self._take_calls(item)
+        finally:
             finish(done)
         if self._waiting:
             self.send_waiting()
@@ -329,23 +358,21 @@ class Link:
                 exchange.refuse(call, exc if isinstance(exc, Fault) else fault_of(exc))
 
     def _look_at_deadlines(self) -> None:
+        self._looker = self.loop.call_later(LOOK_S, self._look_at_deadlines)  # first: no error may end the looking
         now_s = self.loop.time()
         late: list[Request] = []
-        for id, request in list(self._unanswered.items()):
-            if request.deadline_s is not None and request.deadline_s <= now_s:
-                del self._unanswered[id]
-                self._session.forget(id)
-                late += request.parts or [request]
-        for request in self._waiting:
-            is_leaving = request.consumer is not None and request.consumer.is_leaving
-            is_late = is_leaving or (request.deadline_s is not None and request.deadline_s <= now_s)
-            if is_late and not request.ticket.done:
-                late.append(request)
-        for request in late:
-            self._numbering.settle(request, now_s, given_up=True)
-        self._numbering.look(now_s)
-        finish([(request.ticket, None, too_late(request)) for request in late])
-        self._looker = self.loop.call_later(LOOK_S, self._look_at_deadlines)
+        try:
+            for id, request in list(self._unanswered.items()):
+                if request.deadline_s is not None and request.deadline_s <= now_s:
+                    del self._unanswered[id]
+                    self._session.forget(id)
+                    late += request.parts or [request]
+            late += [each for each in self._waiting if not each.ticket.done and _is_late(each, now_s)]
+            for request in late:
+                self._numbering.settle(request, now_s, given_up=True)
+            self._numbering.look(now_s)
+        finally:
+            finish([(request.ticket, None, too_late(request)) for request in late])
 
     # --- ending -------------------------------------------------------------------------------------------------
 
@@ -362,7 +389,8 @@ class Link:
         if self.forked:
             why = "the log was opened by the process that this one was forked from"
             return Closed(why, where=self.settings.url, next="Open it again in this process")
-        return Closed("the log is closed", where=self.settings.url, next="Open it again")
+        why = "the log is closed" if self._is_closed else "the event loop of the log is closed"
+        return Closed(why, where=self.settings.url, next="Open it again")
 
     async def _drain(self, wire: Wire) -> None:
         """Wait for the answers to what was published or settled, unless the connection breaks."""
@@ -376,20 +404,28 @@ class Link:
     async def close(self) -> None:
         """Send what is queued, wait for its answers for a while, and say goodbye."""
         self._is_closed = True
-        self._take_inbox()
-        if self._wire is not None and self.state == "connected":
-            await self._drain(self._wire)
-        self._is_over = True
-        if self._closing is not None:
-            self._closing.set()
-        if self._looker is not None:
-            self._looker.cancel()
-        if self._wire is not None:
-            self._flush()
-            await self._wire.close()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        self._refuse_all(self._closed())
+        try:
+            self._take_inbox()
+            if self._wire is not None and self.state == "connected":
+                await self._drain(self._wire)
+        finally:  # also if it is cancelled meanwhile
+            self._is_over = True
+            if self._closing is not None:
+                self._closing.set()
+            if self._looker is not None:
+                self._looker.cancel()
+            if self._wire is not None:
+                self._flush()
+                await self._wire.close()
+            if self._keeper is not None:
+                self._keeper.cancel()
+                await asyncio.gather(self._keeper, return_exceptions=True)
+            self._refuse_all(self._closed())
         if self.state != "failed":
             self._become("disconnected")
+
+
+def _is_late(request: Request, now_s: float) -> bool:
+    if request.deadline_s is not None and request.deadline_s <= now_s:
+        return True
+    return request.consumer is not None and request.consumer.is_leaving

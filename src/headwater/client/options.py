@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from typing import Any, TypedDict
@@ -16,6 +17,7 @@ from headwater.message import Span, span_ms
 
 TOKEN_VARIABLE = "HEADWATER_TOKEN"
 NO_TLS = "it does not speak TLS"
+URL_NEXT = "Write ws://host:8765"
 
 
 class RemoteOptions(TypedDict, total=False):
@@ -56,13 +58,16 @@ def read_options(url: str, options: RemoteOptions) -> Settings:
             where=_shown(url),
             next=f"Known ones: {', '.join(RemoteOptions.__annotations__)}",
         )
-    parts = urlsplit(url)
+    if "@" in re.split("[/?#]", url.partition("://")[2])[0]:  # before an error may quote it
+        raise InvalidOption("a server is named by host and port", where=_shown(url), next=URL_NEXT)
     try:
+        parts = urlsplit(url)
         port = parts.port
-    except ValueError as exc:
-        raise InvalidOption(str(exc), where=_shown(url), next="Write ws://host:8765") from exc
-    if not parts.hostname or parts.username or parts.password or parts.fragment:
-        raise InvalidOption("a server is named by host and port", where=_shown(url), next="Write ws://host:8765")
+        (parts.hostname or "").encode("idna")  # as the resolver does, where it would be too late to say so
+    except ValueError as exc:  # UnicodeError is one, too
+        raise InvalidOption(f"no host and port can be read from it ({exc})", where=_shown(url), next=URL_NEXT) from exc
+    if not parts.hostname or parts.fragment:
+        raise InvalidOption("a server is named by host and port", where=_shown(url), next=URL_NEXT)
     token = options.get("token") or os.environ.get(TOKEN_VARIABLE) or None
     if token is not None and not (token.isascii() and token.isprintable()):
         raise InvalidOption("the token holds characters that no token has", where=_shown(url))
@@ -86,9 +91,10 @@ def read_options(url: str, options: RemoteOptions) -> Settings:
 
 
 def _shown(url: str) -> str:
-    """Without what may be secret."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """Without what may be secret, also of a url that cannot be read."""
+    scheme, _, rest = re.split("[?#]", url)[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _tls(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
@@ -98,7 +104,7 @@ def _tls(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
         raise InvalidOption(f"the certificates cannot be read ({exc})", where=str(ca)) from exc
 
 
-def why_not_connected(exc: Exception) -> str:
+def why_not_connected(exc: BaseException) -> str:
     """What goes wrong most often, in words; the rest as the system says it."""
     if isinstance(exc, HeadwaterError):
         return exc.why
@@ -110,7 +116,9 @@ def why_not_connected(exc: Exception) -> str:
         return f"its certificate is not trusted ({exc.verify_message})"
     if _speaks_no_tls(exc):
         return NO_TLS
-    return str(exc) or "no answer in time"
+    if isinstance(exc, TimeoutError):
+        return str(exc) or "no answer in time"
+    return str(exc) if isinstance(exc, OSError) else f"{type(exc).__name__}: {exc}"
 
 
 def is_hopeless(exc: Exception) -> bool:
@@ -118,7 +126,7 @@ def is_hopeless(exc: Exception) -> bool:
     return isinstance(exc, Unauthorized | ssl.SSLCertVerificationError) or _speaks_no_tls(exc)
 
 
-def _speaks_no_tls(exc: Exception) -> bool:
+def _speaks_no_tls(exc: BaseException) -> bool:
     return isinstance(exc, ssl.SSLError) and exc.reason == "WRONG_VERSION_NUMBER"
 
 

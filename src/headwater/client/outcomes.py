@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from headwater.broker.flow import Ticket
 from headwater.client.request import Request
-from headwater.errors import HeadwaterError, InvalidInput, RequestTimeout, Unauthorized, Unreachable
+from headwater.errors import InvalidInput, RequestTimeout, Unauthorized, Unreachable
 from headwater.protocol.faults import error_of
 from headwater.protocol.jsonrpc import Answer
 from headwater.protocol.wire import PlainBatch, PlainMessage
@@ -41,7 +41,7 @@ def outcome_of(request: Request, answer: Answer) -> Outcome:
         return request.ticket, None, error_of(answer.error, request.method)
     try:
         return request.ticket, request.decode(answer.result), None
-    except (msgspec.DecodeError, HeadwaterError) as exc:
+    except Exception as exc:  # whatever kind: its caller waits
         error = Unreachable(f"the server's answer cannot be read ({exc})", where=request.method)
         return request.ticket, None, error
 
@@ -51,6 +51,8 @@ def outcomes_of(together: Request, answer: Answer) -> list[Outcome] | None:
     _, found, error = outcome_of(together, answer)
     if isinstance(error, InvalidInput | Unauthorized):
         return None
+    if error is None and len(found.sequence_ids) != len(together.parts):
+        error = Unreachable("the server's answer has not one seq for each message", where=together.method)
     if error is not None:
         return [(part.ticket, None, error) for part in together.parts]
     return [(part.ticket, seq, None) for part, seq in zip(together.parts, found.sequence_ids, strict=True)]

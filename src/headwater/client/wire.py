@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from headwater.broker.logger import logger
 from headwater.client.options import Settings
 from headwater.errors import Unauthorized, Unreachable
 from headwater.protocol.jsonrpc import FRAME_BYTES_MAX
@@ -55,12 +56,16 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
-        texts = self._socket.receive(data)
-        if not self.opened.done():
-            self._see_whether_open()
-        for text in texts:
-            self._receive(text)
-        self._flush()
+        try:
+            texts = self._socket.receive(data)
+            if not self.opened.done():
+                self._see_whether_open()
+            for text in texts:
+                self._receive(text)
+            self._flush()
+        except Exception:  # half of it may have been taken in: only a new connection knows where it stands
+            logger.exception("what came from the server could not be taken in; the connection is replaced")
+            self.abort()
 
     def _see_whether_open(self) -> None:
         refusal = self._socket.refusal
@@ -84,6 +89,7 @@ class Wire(asyncio.Protocol):
                 self._transport.close()
 
     def _look_alive(self) -> None:
+        self._pinger = self._loop.call_later(self._ping_s / 2, self._look_alive)  # first: no error may end the looking
         silent_s = self._loop.time() - self._heard_s
         if silent_s >= 2 * self._ping_s:
             self.abort()
@@ -91,7 +97,6 @@ class Wire(asyncio.Protocol):
         if silent_s >= self._ping_s / 2:
             self._socket.ping()
             self._flush()
-        self._pinger = self._loop.call_later(self._ping_s / 2, self._look_alive)
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -107,15 +112,17 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._pinger is not None:
             self._pinger.cancel()
-        if not self.opened.done():
-            self._socket.receive_eof()
-            self._see_whether_open()
-        if not self.opened.done():
-            self.opened.set_exception(Unreachable("the connection broke before it was open"))
-        if not self.opened.cancelled():
-            self.opened.exception()  # seen, should nobody wait for it any more
-        if not self.lost.done():
-            self.lost.set_result(None)
+        try:
+            if not self.opened.done():
+                self._socket.receive_eof()
+                self._see_whether_open()
+        finally:
+            if not self.opened.done():
+                self.opened.set_exception(Unreachable("the connection broke before it was open"))
+            if not self.opened.cancelled():
+                self.opened.exception()  # seen, should nobody wait for it any more
+            if not self.lost.done():
+                self.lost.set_result(None)
 
     async def close(self) -> None:
         self._socket.close(NORMAL, "")

@@ -123,7 +123,7 @@ def _encode_headers(headers: Mapping[str, Any] | None, topic: str) -> str | None
     if misplaced is not None:
         option = "from_" if misplaced == "from" else misplaced
         raise InvalidOption(
-            f"header {misplaced!r} has an option of its own", where=topic, next=f"Pass {option}=… to publish"
+            f"header {misplaced!r} has an option of its own", where=topic, next=f"Give it as the option {option}"
         )
     text, size = encode(dict(headers), f"headers on {topic}")
     if size > HEADERS_BYTES_MAX:

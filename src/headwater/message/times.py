@@ -18,7 +18,7 @@ def time_ms(at: Moment, name: str = "time") -> int:
     """Milliseconds of an aware datetime, or of seconds since 1970."""
     if isinstance(at, datetime):
         if at.tzinfo is None:
-            raise InvalidOption(f"{name} has no time zone", next="Use datetime.now(UTC) or .astimezone()")
+            raise InvalidOption(f"{name} has no time zone", next="Give it one, such as UTC: 2030-01-31T12:00:00Z")
         ms = round((at - _EPOCH) / timedelta(milliseconds=1))
     elif isinstance(at, (int, float)) and not isinstance(at, bool) and math.isfinite(at):
         ms = round(at * 1000)

@@ -159,6 +159,7 @@ class DeadLetterQuery(msgspec.Struct, frozen=True):
     type: str | None = None
     reason: str | None = None
     error: str | None = None
+    seqs: tuple[int, ...] | None = None
 
 
 class Gap(msgspec.Struct, frozen=True):

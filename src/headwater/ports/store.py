@@ -69,13 +69,16 @@ class Reader(Protocol):
     def subscriptions(self) -> list[SubscriptionRecord]:
         """All durable subscriptions, by id."""
 
-    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
+    def due(
+        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+    ) -> list[Due]:
         """Delivery rows that may be claimed now (waiting ones whose delay is over, leased ones whose lease ran out),
-        by seq or by priority (high first) then seq. Of rows with the same key only the lowest seq can be due."""
+        by seq or by priority (high first) then seq. Of rows with the same key only the lowest seq can be due.
+        `suspects`: only those whose lease ran out, the one that is due the longest first; or none of them."""
 
-    def next_due_ms(self, subscription: str) -> int | None:
+    def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
         """When the earliest delivery row becomes due, if there is one. Rows behind another of the same key do not
-        count."""
+        count, nor leased ones without `suspects`."""
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]: ...
 

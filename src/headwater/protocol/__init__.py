@@ -24,6 +24,7 @@ from headwater.protocol.jsonrpc import (
     Call,
     ErrorObject,
     Fault,
+    Notice,
     params_of,
 )
 from headwater.protocol.session import Exchange, Session
@@ -52,6 +53,7 @@ __all__ = [
     "ErrorObject",
     "Exchange",
     "Fault",
+    "Notice",
     "Session",
     "error_of",
     "fault_of",

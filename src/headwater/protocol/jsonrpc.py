@@ -259,6 +259,11 @@ def _decoded(decoder: msgspec.json.Decoder[T], raw: Raw | UnsetType) -> T | None
         return None
 
 
+def frame_too_long(bytes_max: int) -> Fault:
+    why = f"the frame is longer than {bytes_max} bytes"
+    return Fault(INVALID_REQUEST, "Invalid Request", _explained(why, next="Send it in parts"))
+
+
 def _invalid_request(id: Raw, why: str) -> bytes:
     return error_text(id, Fault(INVALID_REQUEST, "Invalid Request", _explained(why)))
 
@@ -328,6 +333,13 @@ class Result(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
 
     result: Any
     id: Raw
+
+
+class Notice(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
+    """A notification on its way out. Some clients take any JSON value as params, so none is refused here."""
+
+    method: str
+    params: Any
 
 
 class _Refusal(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):

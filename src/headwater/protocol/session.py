@@ -28,9 +28,11 @@ from headwater.protocol.jsonrpc import (
     ErrorObject,
     Fault,
     Frame,
+    Notice,
     Result,
     encode,
     error_text,
+    frame_too_long,
     read_frame,
 )
 
@@ -253,8 +255,7 @@ class Session:
 
     def _check_length(self, length: int) -> None:
         if length > self.frame_bytes_max:
-            why = f"the frame is longer than {self.frame_bytes_max} bytes"
-            raise Fault(TOO_LARGE, why, {"where": "frame", "why": why, "next": "Send it in parts"})
+            raise frame_too_long(self.frame_bytes_max)
 
     def _note_stray(self, answer: Answer) -> None:
         self.strays += 1
@@ -301,12 +302,15 @@ class Session:
         self._check_size(method, text)
         self._add(text, alone)
 
-    def notify_many(self, method: str, params: Sequence[Any], *, batch: bool) -> None:
-        """Many notifications at once: in arrays, or each in a frame of its own for those who know no batches."""
-        texts = [_encoded(method, each) + b"}" for each in params]
-        if not texts:
+    def notify_many(self, notices: Sequence[Notice], *, batch: bool) -> None:
+        """Many notifications at once: in arrays, or each in a frame of its own for clients that read no batches."""
+        if not notices:
             return
-        self._check_size(method, max(texts, key=len))
+        try:
+            texts = list(map(encode, notices))
+        except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+            raise InvalidData(f"params are not JSON: {exc}", where=notices[0].method) from exc
+        self._check_size(notices[0].method, max(texts, key=len))
         was_idle = not self.has_something_to_send
         if batch:
             self._packer.add_all(texts)
@@ -352,7 +356,7 @@ def _encoded(method: str, params: Any) -> bytes:
     except (TypeError, ValueError, RecursionError, OverflowError) as exc:
         raise InvalidData(f"params are not JSON: {exc}", where=method, next="Send JSON values only") from exc
     if encoded[:1] not in (b"{", b"["):
-        raise InvalidData("params are neither an object nor an array", where=method, next="Pass a dict or a list")
+        raise InvalidData("params are neither an object nor an array", where=method, next="Pass an object or an array")
     return b'%b,"params":%b' % (head, encoded)
 
 

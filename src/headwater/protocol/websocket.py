@@ -6,13 +6,19 @@ and binary messages are refused where nobody takes them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from websockets.client import ClientProtocol
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import OPEN, SEND_EOF
 from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from headwater.protocol.jsonrpc import NULL_ID, error_text, frame_too_long
+
+SUBPROTOCOL = Subprotocol("jsonrpc")
 NORMAL, GOING_AWAY, VANISHED = int(CloseCode.NORMAL_CLOSURE), int(CloseCode.GOING_AWAY), int(CloseCode.ABNORMAL_CLOSURE)
 
 
@@ -100,9 +106,21 @@ class WebSocket:
         return "" if received is None else received.reason
 
 
+class _ServerProtocol(ServerProtocol):
+    speaks_rpc = False
+
+    def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
+        return SUBPROTOCOL if self.speaks_rpc and SUBPROTOCOL in subprotocols else None
+
+    def fail(self, code: CloseCode | int, reason: str = "") -> None:
+        if self.speaks_rpc and code == CloseCode.MESSAGE_TOO_BIG and self.state is OPEN:
+            self.send_text(error_text(NULL_ID, frame_too_long(self.max_message_size or 0)))
+        super().fail(code, reason)
+
+
 class ServerSocket(WebSocket):
     def __init__(self, frame_bytes_max: int) -> None:
-        self._server = ServerProtocol(max_size=frame_bytes_max)
+        self._server = _ServerProtocol(max_size=frame_bytes_max)
         super().__init__(self._server)
 
     def receive_request(self, head: bytes) -> Request | None:
@@ -110,8 +128,10 @@ class ServerSocket(WebSocket):
         self._server.receive_data(head)
         return next((event for event in self._server.events_received() if isinstance(event, Request)), None)
 
-    def accept(self, request: Request) -> bool:
-        """Answer with 101, or with what is wrong with the request."""
+    def accept(self, request: Request, *, speaks_rpc: bool = False) -> bool:
+        """Answer with 101, or with what is wrong with the request. `speaks_rpc`: the messages are those of JSON-RPC, so
+        its subprotocol is accepted, and a message over the limit is answered before the close."""
+        self._server.speaks_rpc = speaks_rpc
         response = self._server.accept(request)
         self._server.send_response(response)
         return response.status_code == 101

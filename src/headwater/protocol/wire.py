@@ -187,20 +187,29 @@ class SubscriptionIds(Params):
 
 
 class Release(Params):
-    """`unseen`: what was delivered and never looked at; it counts as no attempt."""
+    """`seen`: what was looked at and not settled. If it is given, all else in flight counts as no attempt."""
 
     subscription_id: str
-    unseen: list[int] = []
+    seen: list[int] | None = None
+
+
+class GiveBack(Params):
+    """For `rpc.release`: what was delivered and not looked at goes to others, and counts as no attempt."""
+
+    subscription_id: str
+    sequence_ids: list[int]
 
 
 class Acknowledge(Params):
-    """One seq or many. `lenient`: what is no longer in flight does not keep the others from being acked; the result
-    names it."""
+    """One seq or many. Those that cannot be acked do not keep the others from being acked; the result names them. If
+    none can be, the call is refused. An ack may be repeated. `lenient`: the call is not refused, and the result names
+    also what had been acked before. `strict`: all or none, and nothing that had been acked before."""
 
     subscription_id: str
     sequence_id: int | None = None
     sequence_ids: list[int] | None = None
     lenient: bool = False
+    strict: bool = False
 
 
 class Acknowledged(msgspec.Struct, gc=False, omit_defaults=True):

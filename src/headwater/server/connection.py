@@ -23,6 +23,7 @@ from headwater.server.publishing import publish_batch_call, publish_calls
 from headwater.server.rate import Bucket
 from headwater.server.registry import CallContext, Middleware, Outcome, ShortCircuit
 from headwater.server.scopes import EVERYTHING, Scopes
+from headwater.server.shapes import SpecificationShapes
 from headwater.server.subscriptions import Subscriptions
 from headwater.server.tokens import Grant
 from headwater.topics import Pattern, check_topic
@@ -52,7 +53,14 @@ class Wire(Protocol):
 
 
 class Connection:
-    def __init__(self, parts: Parts, wire: Wire, address: str, grant: Grant | None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        wire: Wire,
+        address: str,
+        grant: Grant | None,
+        shapes: type[SpecificationShapes] = SpecificationShapes,
+    ) -> None:
         limits = parts.limits
         self.parts = parts
         self.core = parts.core
@@ -64,9 +72,10 @@ class Connection:
         )
         self.session.on_outgoing = self._flush_soon
         self.subscriptions = Subscriptions(self)
+        self.shapes = shapes(self.subscriptions)
         self.grant = grant
         self.publisher: str | None = None
-        self.takes_batches = False  # whether notifications may come several in a frame
+        self.takes_batches = False  # whether several calls and notifications may go in one frame
         self.is_gone = False
         self._wire = wire
         self._address = address
@@ -311,7 +320,7 @@ class Connection:
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} calls to this client have no answer yet", where=self._address)
         future: asyncio.Future[Raw] = self.loop.create_future()
-        number = self.session.call(method, params)
+        number = self.session.call(method, params, alone=not self.takes_batches)
         self._waiting[number] = future
         try:
             async with asyncio.timeout(self.parts.limits.request_timeout if timeout is None else timeout):
@@ -323,7 +332,7 @@ class Connection:
             self.session.forget(number)
 
     def notify(self, method: str, params: Any = None) -> None:
-        self.session.notify(method, params)
+        self.session.notify(method, params, alone=not self.takes_batches)
 
     def _take_answer(self, answer: Answer) -> None:
         future = self._waiting.get(answer.id) if isinstance(answer.id, int) else None

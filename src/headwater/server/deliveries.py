@@ -1,9 +1,9 @@
-"""Messages on their way to a client: as notifications that anybody can read, or packed for a client that fetches."""
+"""Messages on their way to a client: as notifications, or packed for a client that fetches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,56 +12,14 @@ from headwater.broker.flow import run_async
 from headwater.broker.subscriber import Subscriber
 from headwater.broker.tail import Tail
 from headwater.errors import TooLarge
-from headwater.message import NAMED_HEADERS, NO_HEADERS, Message, iso, readable
-from headwater.protocol.wire import Delivery, Fetched, Notification
+from headwater.message import NO_HEADERS, Message, readable
+from headwater.protocol.wire import Fetched
 
 if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 FETCHED_BYTES_MAX = 7 * 1024 * 1024  # with the rest of the answer it fits into a frame
 _skim = msgspec.json.Decoder(msgspec.Raw)
-_NO_HEADERS: dict[str, Any] = {}
-
-
-def as_delivery(subscription: str, claimed: Claimed) -> Delivery:
-    message = claimed.message
-    return Delivery(
-        subscription,
-        message.topic,
-        message.seq,
-        iso(message.published_ms),
-        _sound(message),
-        message.id,
-        all_headers(message),
-        claimed.attempt,
-    )
-
-
-def as_notification(message: Message, pattern: str) -> Notification:
-    return Notification(
-        message.topic,
-        _sound(message),
-        pattern,
-        message.seq,
-        iso(message.published_ms),
-        message.id,
-        all_headers(message),
-    )
-
-
-def all_headers(message: Message) -> dict[str, Any]:
-    """The free headers and the named ones together, with priority where it is not 0."""
-    named = {name: value for name in NAMED_HEADERS if (value := message.field(name)) is not None}
-    if bytes(message.raw_headers) == b"null":
-        return named or _NO_HEADERS
-    return {**message.headers, **named}
-
-
-def _sound(message: Message) -> msgspec.Raw:
-    """The payload as JSON. One that no parser reads (put in by hand) goes as text, or it would spoil the frame."""
-    if readable(message.raw):
-        return message.raw
-    return msgspec.Raw(msgspec.json.encode(bytes(message.raw).decode(errors="replace")))
 
 
 def fetched(found: Sequence[Claimed]) -> Fetched:
@@ -95,9 +53,9 @@ def _mended(claimed: Claimed) -> Claimed:
 
 async def push(connection: Connection, id: str, subscriber: Subscriber | Tail, found: Sequence[Claimed]) -> None:
     """As notifications. One that is too large for any frame is dead: waiting for it would hold up all the others."""
-    deliveries = [as_delivery(id, claimed) for claimed in found]
+    notices = connection.shapes.durable(id, subscriber.spec.pattern, found)
     try:
-        connection.session.notify_many("rpc.notification.persistent", deliveries, batch=connection.takes_batches)
+        connection.session.notify_many(notices, batch=connection.takes_batches)
     except TooLarge as exc:
         if len(found) == 1:
             await run_async(subscriber.reject(found[0], Failure("processing_error", exc.why)))
@@ -115,7 +73,7 @@ async def pack(subscriber: Subscriber | Tail, found: Sequence[Claimed]) -> tuple
     while found and len(memoryview(packed.messages)) > FETCHED_BYTES_MAX:
         first, others = found[:1], found[1:]
         if others:
-            await run_async(subscriber.unfetch([*others]))
+            subscriber.put_back(others)
         else:
             why = f"it takes {len(memoryview(packed.messages))} bytes, the limit of an answer is {FETCHED_BYTES_MAX}"
             await run_async(subscriber.reject(first[0], Failure("processing_error", why)))

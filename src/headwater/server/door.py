@@ -42,6 +42,8 @@ class Admitted(NamedTuple):
     """None: as long as a frame of JSON-RPC may be."""
     outbound_bytes_max: int | None = None
     """None: as the limits say, which are the most in any case."""
+    speaks_rpc: bool = False
+    """Its messages are those of JSON-RPC."""
 
 
 Admission = Admitted | Refusal | Coroutine[Any, Any, Admitted | Refusal]
@@ -161,6 +163,7 @@ class SocketWire:
         self._wants_drain = False
         self._is_paused = False
         self._is_handing_on = False
+        self._is_ending = False
         self._admitting: asyncio.Task[None] | None = None
         self._early = b""  # came before it was admitted
         self._receive_binary: Callable[[bytes], None] | None = None
@@ -204,8 +207,8 @@ class SocketWire:
     def _answer(self, request: Request, admitted: Admitted | Refusal) -> None:
         if isinstance(admitted, Refusal):
             self._socket.refuse(admitted.status, admitted.text)
-        elif self._socket.accept(request):
-            self._client, self._receive_binary, limit, outbound_bytes_max = admitted
+        elif self._socket.accept(request, speaks_rpc=admitted.speaks_rpc):
+            self._client, self._receive_binary, limit, outbound_bytes_max, _ = admitted
             self._socket.takes_binary = self._receive_binary is not None
             if limit is not None:
                 self._socket.limit_messages(limit)
@@ -295,8 +298,21 @@ class SocketWire:
         if data and not self._transport.is_closing():
             self._written_bytes += len(data)
             self._transport.write(data)
-        if self._socket.wants_eof:
+        if self._socket.wants_eof and not self._is_ending:
+            self._end()
+
+    def _end(self) -> None:
+        """Close; but while a client that broke the rules may still be sending, first wait for it. What is unread when a
+        connection closes resets it, and the client would never see why."""
+        if self._client is None or self._socket.close_code != VANISHED:
             self._transport.close()
+            return
+        self._is_ending = True
+        self._leave()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self.resume_reading()
+        self._loop.call_later(CLOSE_SECONDS_MAX, self._transport.abort)
 
     def _look_alive(self) -> None:
         """Ask a silent client whether it is there; let go of one that does not answer."""
@@ -336,6 +352,9 @@ class SocketWire:
             self._client.on_drained()
 
     def connection_lost(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         if self._pinger is not None:
             self._pinger.cancel()
         if self._client is not None:

@@ -14,10 +14,9 @@ from headwater.broker.flow import run_async
 from headwater.broker.tail import Tail
 from headwater.errors import Closed, HeadwaterError, TooLarge
 from headwater.ports.records import SubscriptionSpec
-from headwater.protocol.wire import Notification
-from headwater.server.deliveries import as_notification
 from headwater.server.logger import logger
 from headwater.server.metrics import Metrics
+from headwater.server.shapes import Heard
 from headwater.topics import Pattern, TopicTrie
 
 if TYPE_CHECKING:
@@ -84,22 +83,22 @@ class LiveHub:
     async def _run(self, tail: Tail) -> None:
         while True:
             try:
-                found = await run_async(tail.fetch(PAGE, None))
+                found = await run_async(tail.take(PAGE, None))
             except Closed:
                 return
             except HeadwaterError as exc:
                 logger.warning("the live feed tries again: %s", exc)
                 await asyncio.sleep(RETRY_S)
                 continue
-            heard: dict[Connection, list[Notification]] = {}
+            by_connection: dict[Connection, list[Heard]] = {}
             for claimed in found:
                 for listener in self._trie.match(claimed.message.topic):
                     if claimed.message.seq > listener.after:
-                        notification = as_notification(claimed.message, listener.pattern.text)
-                        heard.setdefault(listener.connection, []).append(notification)
-            for connection, notifications in heard.items():
-                sent = _tell(connection, notifications)
-                self._metrics.count_live(sent, len(notifications) - sent)
+                        heard = Heard(claimed.message, listener.pattern)
+                        by_connection.setdefault(listener.connection, []).append(heard)
+            for connection, all_heard in by_connection.items():
+                sent = _tell(connection, all_heard)
+                self._metrics.count_live(sent, len(all_heard) - sent)
 
     async def close(self) -> None:
         if self._tail is not None:
@@ -108,24 +107,24 @@ class LiveHub:
             await asyncio.gather(self._follower, return_exceptions=True)
 
 
-def _tell(connection: Connection, notifications: list[Notification]) -> int:
+def _tell(connection: Connection, heard: list[Heard]) -> int:
     """As many as it has room for, a slice at a time."""
     at = sent = 0
-    while at < len(notifications) and not connection.is_full:
+    while at < len(heard) and not connection.is_full:
         end, size = at, 0
-        while end < len(notifications) and size < SLICE_BYTES:
-            size += len(memoryview(notifications[end].data))
+        while end < len(heard) and size < SLICE_BYTES:
+            size += heard[end].message.size
             end += 1
-        sent += _send(connection, notifications[at:end])
+        sent += _send(connection, heard[at:end])
         at = end
-        if at < len(notifications):
+        if at < len(heard):
             connection.flush()
     return sent
 
 
-def _send(connection: Connection, notifications: list[Notification]) -> int:
+def _send(connection: Connection, heard: list[Heard]) -> int:
     try:
-        connection.session.notify_many("rpc.notification", notifications, batch=connection.takes_batches)
-        return len(notifications)
+        connection.session.notify_many(connection.shapes.live(heard), batch=connection.takes_batches)
+        return len(heard)
     except TooLarge:  # no frame takes it; put into the log by hand, since nobody can publish it
-        return sum(_send(connection, [each]) for each in notifications) if len(notifications) > 1 else 0
+        return sum(_send(connection, [each]) for each in heard) if len(heard) > 1 else 0

@@ -17,7 +17,7 @@ from headwater.protocol import wire
 from headwater.server import publishing
 from headwater.server.registry import Method
 from headwater.server.subscriptions import start_of
-from headwater.topics import Dialect, parse_pattern
+from headwater.topics import Dialect, Pattern, parse_pattern
 
 if TYPE_CHECKING:
     from headwater.server.connection import Connection
@@ -35,7 +35,7 @@ def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
         if not 1 <= len(params.publisher) <= publishing.PUBLISHER_CHARS_MAX:
             raise InvalidOption(f"a publisher's name has 1 to {publishing.PUBLISHER_CHARS_MAX} characters")
         connection.parts.take_publisher(params.publisher, connection)
-    connection.takes_batches = True
+    connection.takes_batches = connection.shapes.reads_batches
     limits = connection.parts.limits
     return wire.Welcome(
         server="headwater",
@@ -56,9 +56,9 @@ def authenticate(connection: Connection, params: wire.Authenticate) -> dict[str,
 # --- live -----------------------------------------------------------------------------------------------------------
 
 
-def subscribe_live(connection: Connection, params: wire.Topic) -> dict[str, Any]:
-    _listen(connection, [params.topic])
-    return {"subscribed": True, "topic": params.topic}
+def subscribe_live(connection: Connection, params: wire.Topic) -> Any:
+    [pattern] = _listen(connection, [params.topic])
+    return connection.shapes.subscribed_live(pattern)
 
 
 def subscribe_live_batch(connection: Connection, params: wire.Topics) -> dict[str, Any]:
@@ -66,15 +66,17 @@ def subscribe_live_batch(connection: Connection, params: wire.Topics) -> dict[st
     return {"subscribed": params.topics}
 
 
-def _listen(connection: Connection, topics: list[str]) -> None:
+def _listen(connection: Connection, topics: list[str]) -> list[Pattern]:
     patterns = [parse_pattern(topic, "amqp" if "#" in topic else "nats") for topic in topics]
     for pattern in patterns:
         connection.require_subscribe(pattern)
     connection.parts.live.add_all(connection, patterns)
+    return patterns
 
 
-def unsubscribe_live(connection: Connection, params: wire.Topic) -> dict[str, bool]:
-    return {"unsubscribed": connection.parts.live.remove(connection, params.topic)}
+def unsubscribe_live(connection: Connection, params: wire.Topic) -> Any:
+    was_subscribed = connection.parts.live.remove(connection, params.topic)
+    return connection.shapes.unsubscribed_live(params.topic, was_subscribed)
 
 
 def unsubscribe_live_batch(connection: Connection, params: wire.Topics) -> dict[str, list[str]]:
@@ -84,34 +86,42 @@ def unsubscribe_live_batch(connection: Connection, params: wire.Topics) -> dict[
 # --- durable subscriptions ------------------------------------------------------------------------------------------
 
 
-async def subscribe(connection: Connection, params: wire.Subscribe) -> wire.Subscribed:
-    return await connection.subscriptions.begin(params)
+async def subscribe(connection: Connection, params: wire.Subscribe) -> Any:
+    return connection.shapes.subscribed(await connection.subscriptions.begin(params))
 
 
-async def subscribe_batch(connection: Connection, params: wire.SubscribeBatch) -> dict[str, Any]:
-    return {"subscriptions": await connection.subscriptions.begin_all(params)}
+async def subscribe_batch(connection: Connection, params: wire.SubscribeBatch) -> Any:
+    return connection.shapes.subscribed_all(await connection.subscriptions.begin_all(params))
 
 
-async def release(connection: Connection, params: wire.Release) -> dict[str, bool]:
-    await connection.subscriptions.release(params.subscription_id, params.unseen)
-    return {"unsubscribed": True}
+async def release(connection: Connection, params: wire.Release) -> Any:
+    await connection.subscriptions.release(params.subscription_id, params.seen)
+    return connection.shapes.released(params.subscription_id)
 
 
-async def release_batch(connection: Connection, params: wire.SubscriptionIds) -> dict[str, list[str]]:
+async def release_batch(connection: Connection, params: wire.SubscriptionIds) -> Any:
     for id in params.subscription_ids:
         connection.subscriptions.find(id)
     for id in params.subscription_ids:
         await connection.subscriptions.release(id)
-    return {"unsubscribed": params.subscription_ids}
+    return connection.shapes.released_all(params.subscription_ids)
 
 
-def acknowledge(connection: Connection, params: wire.Acknowledge) -> Flow[wire.Acknowledged]:
+def acknowledge(connection: Connection, params: wire.Acknowledge) -> Flow[Any]:
+    """One seq that cannot be acked does not keep the others from being acked; the answer names it. If none can be, the
+    call is refused."""
     seqs = _seqs(params)
-    if params.lenient:
+    late: list[int] = []
+    if params.strict:
+        yield from connection.subscriptions.acknowledge_strictly(params.subscription_id, seqs)
+    elif params.lenient:
         late = yield from connection.subscriptions.acknowledge_leniently(params.subscription_id, seqs)
-        return wire.Acknowledged(True, late)
-    yield from connection.subscriptions.acknowledge(params.subscription_id, seqs)
-    return wire.Acknowledged(True)
+    else:
+        refused = yield from connection.subscriptions.acknowledge(params.subscription_id, seqs)
+        if refused and len(refused) == len({*seqs}):
+            raise next(iter(refused.values()))
+        late = [*refused]
+    return connection.shapes.acknowledged(params, late)
 
 
 def _seqs(params: wire.Acknowledge) -> list[int]:
@@ -120,27 +130,19 @@ def _seqs(params: wire.Acknowledge) -> list[int]:
     return [params.sequence_id] if params.sequence_id is not None else params.sequence_ids or []
 
 
-async def acknowledge_batch(connection: Connection, params: wire.AcknowledgeBatch) -> dict[str, Any]:
+async def acknowledge_batch(connection: Connection, params: wire.AcknowledgeBatch) -> Any:
     """Each for itself: one that fails does not keep the others from being acked."""
     by_subscription: dict[str, list[int]] = {}
     for each in params.acknowledgments:
         by_subscription.setdefault(each.subscription_id, []).append(each.sequence_id)
-    late: dict[str, set[int]] = {}
+    refused: dict[tuple[str, int], HeadwaterError] = {}
     for id, seqs in by_subscription.items():
         try:
-            late[id] = set(await run_async(connection.subscriptions.acknowledge_leniently(id, seqs)))
-        except HeadwaterError:
-            late[id] = set(seqs)
-    return {
-        "acknowledged": [
-            {
-                "subscription_id": each.subscription_id,
-                "sequence_id": each.sequence_id,
-                "success": each.sequence_id not in late[each.subscription_id],
-            }
-            for each in params.acknowledgments
-        ]
-    }
+            errors = await run_async(connection.subscriptions.acknowledge(id, seqs))
+        except HeadwaterError as exc:
+            errors = dict.fromkeys(seqs, exc)
+        refused.update({(id, seq): error for seq, error in errors.items()})
+    return connection.shapes.acknowledged_all(params.acknowledgments, refused)
 
 
 def nack(connection: Connection, params: wire.Settle) -> Flow[dict[str, bool]]:
@@ -162,8 +164,13 @@ async def fetch(connection: Connection, params: wire.Fetch) -> Any:
     return await connection.subscriptions.fetch(params)
 
 
-async def end_fetches(connection: Connection, params: wire.SubscriptionId) -> dict[str, bool]:
-    await connection.subscriptions.end_fetches(params.subscription_id)
+def end_fetches(connection: Connection, params: wire.SubscriptionId) -> dict[str, bool]:
+    connection.subscriptions.end_fetches(params.subscription_id)
+    return OK
+
+
+def give_back(connection: Connection, params: wire.GiveBack) -> dict[str, bool]:
+    connection.subscriptions.give_back(params.subscription_id, params.sequence_ids)
     return OK
 
 
@@ -289,6 +296,7 @@ def _methods() -> dict[str, Method]:
         "rpc.extend": Method(wire.Settle, extend),
         "rpc.fetch": Method(wire.Fetch, fetch),
         "rpc.fetch.end": Method(wire.SubscriptionId, end_fetches),
+        "rpc.release": Method(wire.GiveBack, give_back),
         "rpc.subscription": Method(wire.SubscriptionId, subscription),
         "rpc.subscription.remove": Method(wire.SubscriptionId, remove_subscription),
         "rpc.seek": Method(wire.Seek, seek),

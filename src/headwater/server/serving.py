@@ -28,11 +28,12 @@ from headwater.server.pages import Files, Pages
 from headwater.server.parts import POLICY_VIOLATION, Parts
 from headwater.server.registry import Middleware, Registry
 from headwater.server.scopes import Scopes
+from headwater.server.shapes import ImplementationShapes, SpecificationShapes
 from headwater.server.tokens import Grant, TokenFile
 
 SWEEP_S = 2.0  # how often revoked and expired tokens are looked for
 BACKLOG = 1_024
-RPC_PATHS = ("/", "/rpc")
+RPC_PATHS = {"/": SpecificationShapes, "/rpc": SpecificationShapes, "/jrow": ImplementationShapes}
 NOT_THIS_ORIGIN = "pages of this origin may not connect; see the setting server.origins"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -173,7 +174,8 @@ class Server:
         if parts is None or self._pages is None or not self._pages.ready:
             return self._refuse(request, 503, "not_ready", "the server is not ready")
         annex = self._annexes.at(request.target)
-        if annex is None and path_of(request.target) not in RPC_PATHS:
+        shapes = RPC_PATHS.get(path_of(request.target))
+        if annex is None and shapes is None:
             no_replicas = "this server keeps no replicas; the setting replicas.directory says where it should"
             is_sapi = path_of(request.target).startswith("/sapi/")
             return self._refuse(request, 404, "path", no_replicas if is_sapi else "JSON-RPC is at /rpc")
@@ -185,12 +187,13 @@ class Server:
             return self._admit_to(annex, request, wire, token, grant)
         if token is not None and self._tokens is not None and grant is None:
             return self._refuse(request, 401, "token", "the token is unknown or expired")
-        client = ServedConnection(self, parts, wire, request.address, grant)
+        assert shapes is not None
+        client = ServedConnection(self, parts, wire, request.address, grant, shapes)
         self._clients.add(client)
         self.metrics.connections.inc()
         self.metrics.connected.inc()
         logger.debug("client connected", extra=client.who)
-        return Admitted(client)
+        return Admitted(client, speaks_rpc=True)
 
     async def _admit_to(
         self, annex: Annex, request: UpgradeRequest, wire: SocketWire, token: str | None, grant: Grant | None
@@ -333,8 +336,16 @@ class Server:
 class ServedConnection(Connection):
     """A connection that tells its server when it is over, and must say who it is in time."""
 
-    def __init__(self, server: Server, parts: Parts, wire: Wire, address: str, grant: Grant | None) -> None:
-        super().__init__(parts, wire, address, grant)
+    def __init__(
+        self,
+        server: Server,
+        parts: Parts,
+        wire: Wire,
+        address: str,
+        grant: Grant | None,
+        shapes: type[SpecificationShapes],
+    ) -> None:
+        super().__init__(parts, wire, address, grant, shapes)
         self._server = server
         self.since_s = self.loop.time()
         if parts.needs_token and grant is None:

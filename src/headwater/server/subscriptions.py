@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
 from msgspec import UNSET
 
 from headwater.broker.claims import Claimed, Failure
@@ -45,6 +44,7 @@ TAKE_BYTES_MAX = 4 * 1024 * 1024  # of data sent at a time: fits into a frame, a
 FIRST_GUESS_BYTES = 4 * 1024
 RETRY_S = 1.0
 UNDELIVERED_COUNTED_MAX = 10_000
+COUNT_S = 1.0  # for counting them
 HOLDER_CHARS_MAX = 32
 HOLDER_NAME = re.compile(r"[A-Za-z0-9-]{8,128}")
 _NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
@@ -58,31 +58,28 @@ class Held:
         self.pump: asyncio.Task[None] | None = None
         self._usual_bytes = FIRST_GUESS_BYTES
         self._waits: set[asyncio.Task[list[Claimed]]] = set()
-        self._ending_waits = asyncio.Lock()
 
     async def take(self, count: int, wait_s: float | None) -> list[Claimed]:
-        """Fetch, but not more than may be sent at a time: about as many as fit, by the size of the last ones, and what
-        is too much after all is given back untouched."""
+        """Not more than may be sent at a time: about as many as fit, by the size of the last ones; what is too much
+        after all stays in the buffer."""
         most = min(count, max(1, TAKE_BYTES_MAX // self._usual_bytes))
-        found = await self._fetch(most, wait_s)
+        found = await self._take(most, wait_s)
         total, fit = 0, 0
         for claimed in found:
             total += claimed.message.size + len(memoryview(claimed.message.raw_headers))
             if fit and total > TAKE_BYTES_MAX:
-                await run_async(self.subscriber.unfetch(found[fit:]))
+                self.subscriber.put_back(found[fit:])
                 break
             fit += 1
         if fit:
             self._usual_bytes = max(1, total // fit)
         return found[:fit]
 
-    async def _fetch(self, most: int, wait_s: float | None) -> list[Claimed]:
-        async with self._ending_waits:
-            pass
-        fetching = run_async(self.subscriber.fetch(most, wait_s))
+    async def _take(self, most: int, wait_s: float | None) -> list[Claimed]:
+        taking = run_async(self.subscriber.take(most, wait_s))
         if not wait_s:
-            return await fetching
-        task = asyncio.ensure_future(fetching)
+            return await taking
+        task = asyncio.ensure_future(taking)
         self._waits.add(task)
         try:
             await asyncio.wait([task])
@@ -91,16 +88,10 @@ class Held:
             task.cancel()
         return [] if task.cancelled() else task.result()
 
-    async def end_waits(self) -> None:
-        """Let fetches that wait return with nothing. Afterwards what one of them was just taking is there again."""
-        async with self._ending_waits:
-            waits = list(self._waits)
-            for task in waits:
-                task.cancel()
-            if waits:
-                await asyncio.wait(waits)
-                # Behind what is given back.
-                await run_async(self.subscriber.engine.write(lambda writer, undo: None, touching=self.subscriber.id))
+    def end_waits(self) -> None:
+        """Let fetches that wait return with nothing. What one of them was just claiming is there for the next."""
+        for task in self._waits:
+            task.cancel()
 
 
 def stored_id(subscription_id: str) -> str:
@@ -121,9 +112,14 @@ class Subscriptions:
         self._connection = connection
         self._held: dict[str, Held] = {}
         self._beginning: set[str] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def topics(self) -> set[str]:
+        """The topics and patterns as the client subscribed to them."""
+        return {held.subscriber.spec.pattern for held in self._held.values()}
 
     def find(self, id: str) -> Subscriber | Tail:
         return self._find(id).subscriber
@@ -165,18 +161,34 @@ class Subscriptions:
         finally:
             self._beginning.discard(id)
         if connection.is_gone:  # it left while we were at it
-            await self._give_back(Held(subscriber), vanished=True)
+            self._in_background(self._give_back(Held(subscriber), vanished=True))
             raise Closed("the connection is gone", where=id)
         held = self._held[id] = Held(subscriber)
         subscriber.on_gap = partial(self._tell_gap, id)
-        undelivered = await run_async(_count_undelivered(subscriber))
+        try:
+            undelivered = await self._count_undelivered(subscriber)
+        except BaseException:  # such as its time limit: the client believes that it holds nothing, and tries again
+            if self._held.get(id) is held:
+                del self._held[id]
+                self._in_background(self._give_back(held, vanished=False))
+            raise
         if params.deliver == "push":
             held.pump = asyncio.create_task(self._push(id, held))
         return _subscribed(params, subscriber, undelivered)
 
+    async def _count_undelivered(self, subscriber: Subscriber | Tail) -> int:
+        """A courtesy, for which no subscription fails: what cannot be counted quickly is not counted."""
+        limit_s = min(COUNT_S, self._connection.parts.limits.request_timeout / 4)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await run_async(_undelivered(subscriber))
+        except (TimeoutError, StoreError):
+            return 0
+
     async def begin_all(self, params: wire.SubscribeBatch) -> list[wire.Subscribed]:
         """All or none: what was begun is undone when one of them is refused."""
-        before = {info.id for info in await run_async(self._connection.core.subscription_infos())}
+        engine = self._connection.core.engine
+        before = await run_async(engine.read(lambda reader: {record.id for record in reader.subscriptions()}))
         begun: list[wire.Subscribed] = []
         try:
             for each in params.subscriptions:
@@ -209,23 +221,22 @@ class Subscriptions:
     async def _push(self, id: str, held: Held) -> None:
         """Deliver until the end: as many as may be in flight, and no faster than the client reads."""
         connection, subscriber = self._connection, held.subscriber
-        while True:
-            try:
-                await connection.writable()
-                await run_async(subscriber.cleared())
-                found = await held.take(PUSH_BATCH, None)
-                if found:
-                    await push(connection, id, subscriber, found)
-            except StoreError as exc:
-                logger.warning("subscription %s tries again: %s", subscriber.id, exc)
-                await asyncio.sleep(RETRY_S)
-                continue
-            except (LeaseLost, UnknownSubscription, Closed) as exc:
-                if not connection.is_gone:
-                    connection.notify("rpc.lost", wire.LostNotice(id, exc.why))
-                    self._held.pop(id, None)
-                    connection.core.forget(subscriber)
-                return
+        with subscriber.taking():
+            while True:
+                try:
+                    await connection.writable()
+                    found = await held.take(PUSH_BATCH, None)
+                    if found:
+                        await push(connection, id, subscriber, found)
+                except StoreError as exc:
+                    logger.warning("subscription %s tries again: %s", subscriber.id, exc)
+                    await asyncio.sleep(RETRY_S)
+                except (LeaseLost, UnknownSubscription, Closed) as exc:
+                    if not connection.is_gone:
+                        connection.notify("rpc.lost", wire.LostNotice(id, exc.why))
+                        self._held.pop(id, None)
+                        self._in_background(self._give_back(held, vanished=False))
+                    return
 
     async def fetch(self, params: wire.Fetch) -> Any:
         connection = self._connection
@@ -238,9 +249,9 @@ class Subscriptions:
         connection.parts.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
         return answer
 
-    async def end_fetches(self, id: str) -> None:
+    def end_fetches(self, id: str) -> None:
         """Those that wait are answered now, as if their time were over."""
-        await self._find(id).end_waits()
+        self._find(id).end_waits()
 
     def _tell_gap(self, id: str, gap: Gap) -> None:
         notice = wire.GapNotice(id, gap.from_seq, gap.to_seq, gap.count, gap.why, iso(gap.at_ms))
@@ -248,20 +259,29 @@ class Subscriptions:
 
     # --- settling -----------------------------------------------------------------------------------------------
 
-    def acknowledge(self, id: str, seqs: Sequence[int]) -> Flow[None]:
+    def acknowledge(self, id: str, seqs: Sequence[int]) -> Flow[Mapping[int, HeadwaterError]]:
+        """Ack what is in flight. An ack may be repeated; returns why each of the others was not acked."""
+        late = yield from self.acknowledge_leniently(id, seqs)
+        subscriber = self.find(id)
+        if not late or isinstance(subscriber, Tail):
+            return {}
+        return (yield from subscriber.why_not_acked(late))
+
+    def acknowledge_strictly(self, id: str, seqs: Sequence[int]) -> Flow[None]:
+        """All or none of what is in flight."""
         subscriber = self.find(id)
         claimed = yield from subscriber.handed_out(seqs)
-        yield from subscriber.ack(claimed)
+        yield subscriber.ack(claimed)
         self._connection.parts.metrics.count_settled("ack", len(seqs))
 
     def acknowledge_leniently(self, id: str, seqs: Sequence[int]) -> Flow[list[int]]:
-        """Ack what is still in flight; the others come back to be named."""
+        """Ack what is still in flight, and return the seqs of the others, also of those that were acked before."""
         subscriber = self.find(id)
         claimed = subscriber.still_in_flight(seqs)
         known = {each.message.seq for each in claimed}
         late: list[int] = []
         if claimed:
-            late = yield subscriber.submit_ack(claimed, then=lambda: None)
+            late = yield subscriber.submit_ack(claimed)
         self._connection.parts.metrics.count_settled("ack", len(claimed) - len(late))
         if isinstance(subscriber, Tail):
             return []
@@ -300,9 +320,29 @@ class Subscriptions:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    async def release(self, id: str, unseen: Sequence[int] = ()) -> None:
+    def give_back(self, id: str, seqs: Sequence[int]) -> None:
+        """What the client has not looked at, for others to have."""
+        subscriber = self.find(id)
+        untouched = subscriber.still_in_flight(seqs)
+        if untouched:
+            subscriber.release(untouched)
+
+    async def release(self, id: str, seen: Sequence[int] | None = None) -> None:
+        """`seen`: all else that is in flight was not looked at, and counts as no attempt."""
         self.find(id)
-        await self._let_go(self._held.pop(id), unseen)
+        await asyncio.shield(self._in_background(self._let_go(self._held.pop(id), seen)))
+
+    def _in_background(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """What gives back must not end half-way, whatever becomes of the call that needs it."""
+        task = asyncio.create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen by the call that waited for it, if there was one
 
     async def stop_delivering(self) -> None:
         """No more deliveries; waiting fetches are answered with nothing. What is in flight can still be settled."""
@@ -321,12 +361,9 @@ class Subscriptions:
         except HeadwaterError as exc:  # it will be free when its lease runs out
             logger.warning("subscription %s could not be given back: %s", held.subscriber.id, exc)
 
-    async def _let_go(self, held: Held, unseen: Sequence[int] = (), *, vanished: bool = False) -> None:
+    async def _let_go(self, held: Held, seen: Sequence[int] | None = None, *, vanished: bool = False) -> None:
         await _cancel(held.pump)
-        try:
-            await run_async(held.subscriber.close(unseen, vanished=vanished))
-        finally:
-            self._connection.core.forget(held.subscriber)
+        await run_async(held.subscriber.close(seen, vanished=vanished))
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:
@@ -335,7 +372,7 @@ async def _cancel(task: asyncio.Task[None] | None) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _count_undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
+def _undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
     """How much is waiting, up to a limit."""
     if isinstance(subscriber, Tail):
         return 0
@@ -377,7 +414,3 @@ def start_of(given: str | int) -> Start:
         raise InvalidOption(
             f"start is first, new, a seq or a moment, not {given!r}", next="Write a moment like 2030-01-31T12:00:00Z"
         ) from exc
-
-
-def results_of(begun: list[wire.Subscribed]) -> dict[str, Any]:
-    return {"subscriptions": [msgspec.to_builtins(each) for each in begun]}

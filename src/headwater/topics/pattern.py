@@ -152,19 +152,19 @@ def _parse_nats(tokens: list[str], where: str) -> Iterator[Part]:
                 raise MultiWildcardNotLast(
                     "'>' stands for the whole rest of a topic, so nothing can follow it",
                     where=where,
-                    next="End the pattern there, or use dialect='amqp', whose '#' may stand anywhere",
+                    next="End the pattern there, or use the dialect amqp, whose '#' may stand anywhere",
                 )
             if "*" in tokens:
                 in_amqp = ".".join([*tokens[:-1], "*", "#"])
                 raise MixedWildcards(
                     "'*' and '>' do not go together",
                     where=where,
-                    next=f"Keep one of them, or use dialect='amqp' and write {in_amqp!r}",
+                    next=f"Keep one of them, or use the dialect amqp and write {in_amqp!r}",
                 )
             yield ONE
             yield MANY
         else:
-            yield _one_or_plain(token, "*>", where, "'#' is a wildcard of the amqp dialect only; pass dialect='amqp'")
+            yield _one_or_plain(token, "*>", where, "'#' is a wildcard of the dialect amqp only; use that dialect")
 
 
 def _parse_amqp(tokens: list[str], where: str) -> Iterator[Part]:

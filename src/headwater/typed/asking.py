@@ -89,7 +89,7 @@ def _ask(
         yield from publish_prepared(verbs, copies, [(asked, request)])
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
-            found = yield from consumer.fetch(REPLIES_FETCHED, left_s)
+            found = yield from consumer.take(REPLIES_FETCHED, left_s)
             for message in (claimed.message for claimed in found):
                 if message.correlation_id == correlation_id:
                     cls = class_of(replies, message)
@@ -98,7 +98,6 @@ def _ask(
                     return read_event(cls, message)
     finally:
         yield from consumer.close()
-        verbs.forget(consumer)
     raise NoReply(
         f"no reply within {wait_s:g} s",
         where=f"{type(asked).__headwater__.type} on {request.topic}",

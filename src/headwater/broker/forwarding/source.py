@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import parse_qsl, urlsplit
 
 from headwater.broker.claims import Claimed, Failure
+from headwater.broker.consumer import Consumer
 from headwater.broker.flow import run_blocking
 from headwater.broker.logger import logger
 from headwater.broker.options import IN_FLIGHT_MAX, SubscribeOptions
-from headwater.broker.verbs import Consumer, LogVerbs
+from headwater.broker.verbs import LogVerbs
 from headwater.delivery.retry import ATTEMPTS_MAX
 from headwater.errors import Closed, HeadwaterError, LeaseLost, NotDelivered
 from headwater.ports.clock import Clock
@@ -56,7 +57,7 @@ class Source:
         return self._consumer
 
     def fetch(self, limit: int, wait_s: float | None) -> list[Claimed]:
-        found = run_blocking(self.held.fetch(limit, wait_s))
+        found = run_blocking(self.held.take(limit, wait_s))
         for claimed in found:
             self.held.began(claimed)  # the log's heartbeats keep it from now on
         return found
@@ -73,7 +74,7 @@ class Source:
     def ack(self, arrived: Sequence[Claimed]) -> None:
         """One whose time ran out does not keep the others from being acked; it comes again, and the target may know
         it by its id."""
-        ticket = self.held.submit_ack(arrived, then=lambda: None)
+        ticket = self.held.submit_ack(arrived)
         ticket.wait()
         late = ticket.result()
         if late:
@@ -99,17 +100,15 @@ class Source:
         if self._consumer is not None:
             self._consumer.interrupt()
 
-    def give_back(self, in_hand: Iterable[Claimed]) -> None:
+    def give_back(self) -> None:
         """Let go of the subscription. What is in hand counts as not looked at."""
         consumer, self._consumer = self._consumer, None
         if consumer is None:
             return
         try:
-            run_blocking(consumer.close([claimed.message.seq for claimed in in_hand]))
+            run_blocking(consumer.close(seen=()))
         except HeadwaterError as exc:  # its lease runs out by itself
             logger.warning("forwarder %s could not give back its subscription: %s", self.id, exc)
-        finally:
-            self._log.forget(consumer)
 
 
 def same_log(one: str, other: str) -> bool:

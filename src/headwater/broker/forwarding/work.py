@@ -139,7 +139,7 @@ class Work:
         return False
 
     def _let_go(self) -> None:
-        self._source.give_back([*self._hand, *(aside.claimed for aside in self._aside.values())])
+        self._source.give_back()
         self._hand, self._aside = [], {}
         self._rounds_in_vain = 0
 

@@ -83,14 +83,21 @@ class MemoryReader:
     def subscriptions(self) -> list[SubscriptionRecord]:
         return sorted(self._tables.subscriptions.values(), key=lambda record: record.id)
 
-    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
-        rows = [row for row in _not_behind_their_key(self._rows(subscription)) if row.due_ms <= now_ms]
-        rows.sort(key=_ORDERS[order])
+    def due(
+        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+    ) -> list[Due]:
+        rows = [
+            row
+            for row in _not_behind_their_key(self._rows(subscription))
+            if row.due_ms <= now_ms and suspects in (None, row.token > 0)
+        ]
+        rows.sort(key=(lambda row: (row.due_ms, row.seq)) if suspects else _ORDERS[order])
         by_seq = self._tables.messages.by_seq
         return [Due(row, by_seq.get(row.seq)) for row in rows[:limit]]
 
-    def next_due_ms(self, subscription: str) -> int | None:
-        return min((row.due_ms for row in _not_behind_their_key(self._rows(subscription))), default=None)
+    def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
+        rows = _not_behind_their_key(self._rows(subscription))
+        return min((row.due_ms for row in rows if suspects or not row.token), default=None)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
         rows = self._tables.deliveries.get(subscription, {})
@@ -171,10 +178,12 @@ def _dead_letter_test(query: DeadLetterQuery) -> Callable[[DeadLetter], bool]:
             f"not a regular expression: {exc}", where="error", next="Mend it; it is in Python's `re` spelling"
         ) from exc
     ids = None if query.ids is None else set(query.ids)
+    seqs = None if query.seqs is None else set(query.seqs)
 
     def matches(letter: DeadLetter) -> bool:
         return (
             (ids is None or letter.id in ids)
+            and (seqs is None or letter.message.seq in seqs)
             and (query.subscription is None or letter.subscription == query.subscription)
             and (query.topic is None or query.topic.matches(letter.message.topic))
             and (query.type is None or letter.message.type == query.type)

@@ -277,12 +277,13 @@ DELETE FROM subscriptions WHERE id = %s
 -- :due: claimable delivery rows, {locked} or not
 SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
     SELECT * FROM deliveries AS candidate
-    WHERE subscription = %s AND due_at <= %s AND {not_behind_its_key}
+    WHERE subscription = %s AND due_at <= %s AND {which} AND {not_behind_its_key}
     ORDER BY {order} LIMIT %s {locked}
 ) AS due
 
 -- :next_due_ms: when the earliest delivery row becomes due, not counting those behind another of their key
-SELECT due_at FROM deliveries AS candidate WHERE subscription = %s AND {not_behind_its_key} ORDER BY due_at LIMIT 1
+SELECT due_at FROM deliveries AS candidate WHERE subscription = %s AND {which} AND {not_behind_its_key}
+ORDER BY due_at LIMIT 1
 
 -- :deliveries: delivery rows by seq
 SELECT '[' || string_agg({delivery}, ',') || ']' FROM (

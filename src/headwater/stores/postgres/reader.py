@@ -56,6 +56,7 @@ SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read 
 TEXT_MESSAGES_MAX = 500  # how many messages travel as one text, which may have 1 GB
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
+_WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
 _NOT_FOR_SQL = (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded)
 _Answer = TypeVar("_Answer")
 
@@ -214,11 +215,16 @@ class PostgresReader:
     def subscriptions(self) -> list[SubscriptionRecord]:
         return [record_of(row) for row in self._execute(SQL["subscriptions"])]
 
-    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
-        return self._due(subscription, now_ms, limit, order, locked="")
+    def due(
+        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+    ) -> list[Due]:
+        return self._due(subscription, now_ms, limit, order, suspects, locked="")
 
-    def _due(self, subscription: str, now_ms: int, limit: int, order: Order, *, locked: str) -> list[Due]:
-        sql = SQL["due"].replace("{order}", _ORDER_BY[order]).replace("{locked}", locked)
+    def _due(
+        self, subscription: str, now_ms: int, limit: int, order: Order, suspects: bool | None, *, locked: str
+    ) -> list[Due]:
+        columns = "due_at, seq" if suspects else _ORDER_BY[order]
+        sql = SQL["due"].replace("{which}", _WHICH[suspects]).replace("{order}", columns).replace("{locked}", locked)
         text = _first(self._execute(sql, (subscription, now_ms, limit)))
         if not text:
             return []
@@ -226,8 +232,10 @@ class PostgresReader:
         there = self.messages([row.seq for row in rows])
         return [Due(row, there.get(row.seq)) for row in rows]
 
-    def next_due_ms(self, subscription: str) -> int | None:
-        found = self._value("next_due_ms", subscription)
+    def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
+        found = _first(
+            self._execute(SQL["next_due_ms"].replace("{which}", _WHICH[None if suspects else False]), (subscription,))
+        )
         return None if found is None else int(found)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:

@@ -47,6 +47,8 @@ def letters_wanted(query: DeadLetterQuery) -> tuple[Condition, bool]:
     parts = [topics]
     if query.ids is not None:
         parts.append(Condition("id = ANY(%s::bigint[])", (array_of(query.ids),)))
+    if query.seqs is not None:
+        parts.append(Condition("seq = ANY(%s::bigint[])", (array_of(query.seqs),)))
     for column, value in (
         ("subscription", query.subscription),
         ("type", query.type),

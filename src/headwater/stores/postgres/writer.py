@@ -169,10 +169,12 @@ class PostgresWriter(PostgresReader):
             self._execute(SQL[statement], (id,))
         self.has_news = True
 
-    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
+    def due(
+        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+    ) -> list[Due]:
         # A row that somebody is just settling in a transaction of his own is passed over, not waited for. Also if we
         # are alone: such a transaction does not ask us. Written again after its commit, the row would be there anew.
-        return self._due(subscription, now_ms, limit, order, locked=_PASSING_BY)
+        return self._due(subscription, now_ms, limit, order, suspects, locked=_PASSING_BY)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
         return self._deliveries(subscription, seqs, locked=_PASSING_BY)

@@ -211,7 +211,7 @@ SELECT '[' || group_concat(
 ) || ']'
 FROM (
     SELECT * FROM deliveries AS candidate
-    WHERE subscription = ? AND due_at <= ? AND (key IS NULL OR NOT EXISTS (
+    WHERE subscription = ? AND due_at <= ? AND {which} AND (key IS NULL OR NOT EXISTS (
         SELECT 1 FROM deliveries AS earlier
         WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
             AND earlier.seq < candidate.seq
@@ -221,7 +221,7 @@ FROM (
 
 -- :due_seqs: the same without the messages, where they cannot be read all at once
 SELECT seq FROM deliveries AS candidate
-WHERE subscription = ? AND due_at <= ? AND (key IS NULL OR NOT EXISTS (
+WHERE subscription = ? AND due_at <= ? AND {which} AND (key IS NULL OR NOT EXISTS (
     SELECT 1 FROM deliveries AS earlier
     WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
         AND earlier.seq < candidate.seq
@@ -230,7 +230,7 @@ ORDER BY {order} LIMIT ?
 
 -- :next_due_ms: when the earliest delivery row becomes due, not counting those behind another of their key
 SELECT min(due_at) FROM deliveries AS candidate
-WHERE subscription = ? AND (key IS NULL OR NOT EXISTS (
+WHERE subscription = ? AND {which} AND (key IS NULL OR NOT EXISTS (
     SELECT 1 FROM deliveries AS earlier
     WHERE earlier.subscription = candidate.subscription AND earlier.key = candidate.key
         AND earlier.seq < candidate.seq

@@ -54,8 +54,19 @@ RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 _timings = msgspec.json.Decoder(list[Timing])
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
-_DUE = {order: SQL["due"].replace("{order}", columns) for order, columns in _ORDER_BY.items()}
-_DUE_SEQS = {order: SQL["due_seqs"].replace("{order}", columns) for order, columns in _ORDER_BY.items()}
+_WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
+
+
+def _due_sql(name: str) -> dict[tuple[Order, bool | None], str]:
+    return {
+        (order, suspects): SQL[name].replace("{which}", which).replace("{order}", "due_at, seq" if suspects else by)
+        for order, by in _ORDER_BY.items()
+        for suspects, which in _WHICH.items()
+    }
+
+
+_DUE, _DUE_SEQS = _due_sql("due"), _due_sql("due_seqs")
+_NEXT_DUE = {suspects: SQL["next_due_ms"].replace("{which}", _WHICH[suspects]) for suspects in (None, False)}
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -166,21 +177,23 @@ class SqliteReader:
     def subscriptions(self) -> list[SubscriptionRecord]:
         return [record_of(row) for row in self._connection.execute(SQL["subscriptions"])]
 
-    def due(self, subscription: str, now_ms: int, limit: int, order: Order) -> list[Due]:
+    def due(
+        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+    ) -> list[Due]:
         try:
-            text = self._connection.execute(_DUE[order], (self._salt, subscription, now_ms, limit)).get
+            text = self._connection.execute(_DUE[order, suspects], (self._salt, subscription, now_ms, limit)).get
             return [Due(row, message) for row, message in _due.decode(text)] if text else []
         except apsw.TooBigError:
             if limit == 1:
                 raise
-            return self.due(subscription, now_ms, max(1, limit // 10), order)
+            return self.due(subscription, now_ms, max(1, limit // 10), order, suspects=suspects)
         except _UNREADABLE:
-            seqs = self._seqs(_DUE_SEQS[order], (subscription, now_ms, limit))
+            seqs = self._seqs(_DUE_SEQS[order, suspects], (subscription, now_ms, limit))
             rows, there = self.deliveries(subscription, seqs), self.messages(seqs)
             return [Due(rows[seq], there.get(seq)) for seq in seqs]
 
-    def next_due_ms(self, subscription: str) -> int | None:
-        found = self._value("next_due_ms", subscription)
+    def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
+        found = self._connection.execute(_NEXT_DUE[None if suspects else False], (subscription,)).get
         return None if found is None else int(found)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
@@ -269,6 +282,8 @@ def _letters_condition(query: DeadLetterQuery) -> tuple[Condition, bool]:
     parts = [topics]
     if query.ids is not None:
         parts.append(Condition("id IN (SELECT value FROM json_each(?))", (_json(list(query.ids)),)))
+    if query.seqs is not None:
+        parts.append(Condition("seq IN (SELECT value FROM json_each(?))", (_json(list(query.seqs)),)))
     for column, value in (
         ("subscription", query.subscription),
         ("type", query.type),

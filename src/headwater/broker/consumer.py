@@ -1,0 +1,353 @@
+"""One holder of one subscription, used by any number of threads and tasks: what is claimed waits in a buffer.
+
+Four rules keep a message from being stranded between the log and the code that handles it:
+
+1. A claim returns no messages to its caller. They enter the buffer when the claim is committed, whatever became of the
+   caller by then; taking them out of the buffer waits for nothing. So cancelling a taker loses nothing.
+2. One taker at a time claims for all that wait. One that is cancelled or runs out of time passes the turn on.
+3. Takers are counted. When the last one leaves, a shared subscription gives its buffer back, without counting an
+   attempt; an exclusive one keeps it for the next taker, for nobody else could have it.
+4. Everything in flight is in the buffer, with a taker, or being settled. Heartbeats extend the first two.
+
+`reading.LogReader` claims from a log in this process, `client.consumer.RemoteConsumer` from a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from headwater.broker.claims import Claimed, Failure, taken_over
+from headwater.broker.flow import Flow, Ticket, Within, finish
+from headwater.broker.logger import logger
+from headwater.broker.wakeups import Waiter
+from headwater.errors import Closed, HeadwaterError, LeaseLost
+from headwater.message import check_whole
+from headwater.ports.records import Gap, SubscriptionSpec
+
+FETCH_MAX = 10_000
+PREFETCH = 100
+PREFETCH_SHARED = 4  # to begin with few, so that one consumer does not sit on work that others could do
+PREFETCH_S = 0.1  # shared consumers take about as much at a time as they get done in this time
+
+
+class Prefetch:
+    """How many messages each taker claims ahead. Where other consumers compete for them, as many as it has shown to get
+    done quickly."""
+
+    def __init__(self, spec: SubscriptionSpec, most: int) -> None:
+        self._most = min(most, spec.max_in_flight)
+        self._adapts = spec.mode == "shared"
+        self.size = min(PREFETCH_SHARED, self._most) if self._adapts else self._most
+        self._filled_s: float | None = None
+
+    def filled(self, count: int) -> None:
+        self._filled_s = time.monotonic() if count >= self.size else None
+
+    def emptied(self) -> None:
+        """All that was claimed is taken; claim more next time if that was quick, less if it was slow."""
+        if self._adapts and self._filled_s is not None:
+            took_s = time.monotonic() - self._filled_s
+            self.size = min(self.size * 2, self._most) if took_s < PREFETCH_S / 2 else self.size
+            self.size = max(self.size // 2, 1) if took_s > PREFETCH_S * 2 else self.size
+
+
+class Consumer(ABC):
+    def __init__(self, id: str, spec: SubscriptionSpec, waiter: Waiter, prefetch: int = PREFETCH) -> None:
+        self.id = id
+        self.spec = spec
+        self.resumed_from = 0
+        self.on_gap: Callable[[Gap], None] | None = None
+        self._waiter = waiter
+        self._prefetch = Prefetch(spec, prefetch)
+        self._lock = threading.RLock()  # what is asked of the log may be answered at once, on the same thread
+        self._buffer: deque[Claimed] = deque()
+        self._buffered_ms = self._extended_ms = 0
+        self._deliveries = 0  # how often something entered the buffer
+        self._gaps: deque[Gap] = deque()
+        self._takers = 0
+        self._filling = False
+        self._waiting: list[Ticket[None]] = []  # takers, while another one claims
+        self._running: dict[int, tuple[Claimed, int]] = {}  # being handled, and since when
+        self._acks: list[Claimed] = []  # to be acked when the acks under way are done
+        self._acking: Ticket[list[int]] | None = None
+        self._interrupted = False
+        self._error: HeadwaterError | None = None  # why there is nothing to take any more
+        self._closing = False
+        self.gone: Ticket[None] = Ticket()
+        """Done when it is closed: all that it had is given back."""
+        self._releasing: Ticket[None] | None = None
+
+    # --- taking -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """Around an iterator, a worker, a pump: in between two takes the buffer stays theirs."""
+        with self._lock:
+            self._takers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._takers -= 1
+            self._give_back_idle()
+
+    def take(self, limit: int, wait_s: float | None, *, ahead: bool = False) -> Flow[list[Claimed]]:
+        """Up to `limit` messages; waits for the first as long as told (None: for ever), returns [] when time is up.
+        `ahead`: claims more than it takes, for the takes to come, and stands inside `taking()`."""
+        check_whole("the number to fetch", limit, 1, FETCH_MAX)
+        until = None if wait_s is None else time.monotonic() + wait_s
+        with contextlib.nullcontext() if ahead else self.taking():
+            self._refuse_ended()
+            if self._buffer and self._now_ms() - self._extended_ms >= self.spec.ack_wait_ms:
+                # No heartbeat came: this process was asleep. They are overdue, and perhaps another's by now.
+                self._releasing = self.release(self._pop(len(self._buffer)))
+            if self._releasing is not None:  # so that a look finds what was given back before
+                yield Within(self._releasing, None)
+                self._releasing = None
+            missing = limit - len(self._buffer)
+            is_short = 0 < missing < limit and not ahead  # filled up, redeliveries and new ones together
+            if (is_short or (wait_s == 0 and missing > 0)) and not self._interrupted:
+                # A look of its own: the one whose turn it is may be waiting.
+                yield from self._look(self._how_many(missing, ahead))
+            while True:
+                self._tell_gaps()
+                turn: Ticket[None] = Ticket()
+                with self._lock:
+                    self._refuse_ended()
+                    if found := self._pop(limit):
+                        return found
+                    left_s = None if until is None else until - time.monotonic()
+                    if self._interrupted or (left_s is not None and left_s <= 0):
+                        return []
+                    is_mine, self._filling = not self._filling, True
+                    if not is_mine:
+                        self._waiting.append(turn)
+                if not is_mine:
+                    yield Within(turn, left_s)
+                    continue
+                try:
+                    yield from self._fill(self._how_many(limit, ahead), until)
+                finally:
+                    with self._lock:
+                        self._filling = False
+                    self._pass_on()
+
+    def take_next(self, wait_s: float | None) -> Flow[Claimed | None]:
+        """For iterators and workers, inside `taking()`: one, claimed ahead; None when time is up."""
+        taken = yield from self.take(1, wait_s, ahead=True)
+        return taken[0] if taken else None
+
+    def pop(self) -> Claimed | None:
+        """The next of the buffer, if there is one: what an iterator does for most messages."""
+        try:
+            return None if self._closing else self._buffer.popleft()
+        except IndexError:
+            return None
+
+    def put_back(self, untouched: Sequence[Claimed]) -> None:
+        """What was taken and not looked at is the next to be taken."""
+        self._buffer.extendleft(reversed(untouched))
+        self._pass_on()
+        self._give_back_idle()
+
+    def deliver(self, found: Sequence[Claimed], gaps: Iterable[Gap] = ()) -> None:
+        """Called when a claim is committed, on whichever thread learns of it: from here on they are this consumer's."""
+        self._gaps.extend(gaps)
+        if found and self._error is None:
+            self._buffered_ms = self._extended_ms = self._now_ms()
+            self._prefetch.filled(len(found))
+            self._deliveries += 1
+            self._buffer.extend(found)
+            self._pass_on()
+            self._give_back_idle()
+
+    def _pop(self, limit: int) -> list[Claimed]:
+        taken: list[Claimed] = []
+        with contextlib.suppress(IndexError):
+            while len(taken) < limit:
+                taken.append(self._buffer.popleft())
+        return taken
+
+    def _how_many(self, limit: int, ahead: bool) -> int:
+        """To claim now."""
+        self._submit_acks()  # they ride in the commit of the claim
+        if not ahead:
+            return limit
+        self._prefetch.emptied()
+        return min(self._prefetch.size * max(1, self._takers), self.spec.max_in_flight)
+
+    def _pass_on(self) -> None:
+        """Let those that wait for another one's claim look at the buffer, or claim themselves."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        if waiting:
+            finish([(turn, None, None) for turn in waiting])
+
+    def _give_back_idle(self) -> None:
+        """The buffer, where it would keep messages from others and no taker is there for them."""
+        if self._buffer and not self._closing:
+            with self._lock:
+                idle = self._interrupted or (self._takers == 0 and self.spec.mode == "shared")
+                untouched = self._pop(len(self._buffer)) if idle else []
+            if untouched:
+                with contextlib.suppress(Closed):  # then closing gives it back
+                    self._releasing = self.release(untouched)
+
+    def _refuse_ended(self) -> None:
+        if self._closing:
+            raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
+        if self._error is not None:
+            raise self._error
+
+    def _tell_gaps(self) -> None:
+        """By a taker, not where the claim is committed: there a callback could not ask the log anything."""
+        with contextlib.suppress(IndexError):
+            while True:
+                gap = self._gaps.popleft()
+                logger.warning("subscription %s lost %d messages (%s)", self.id, gap.count, gap.why)
+                if self.on_gap is not None:
+                    try:
+                        self.on_gap(gap)
+                    except Exception:
+                        logger.exception("the on_gap callback of subscription %s failed", self.id)
+
+    @abstractmethod
+    def _look(self, limit: int) -> Flow[object]:
+        """Claim what is there now, up to so many; `deliver` gets it."""
+
+    @abstractmethod
+    def _fill(self, limit: int, until_s: float | None) -> Flow[None]:
+        """Claim, and wait until something is delivered, time is up, or the consumer ends. One call at a time."""
+
+    @abstractmethod
+    def _now_ms(self) -> int: ...
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
+    @property
+    def lost(self) -> bool:
+        """Another holder has taken it over, or it is gone."""
+        return self._error is not None
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._interrupted or self._error is not None or self._closing
+
+    def interrupt(self) -> None:
+        """Take nothing more: every take returns, now and later, and the buffer is given back."""
+        self._interrupted = True
+        self._give_back_idle()
+        self._wake()
+
+    def lose(self, error: HeadwaterError | None = None) -> None:
+        """Takers are told now, not by their next claim."""
+        self._error = error or taken_over(self.id)
+        self._buffer.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._waiter.wake()
+        self._pass_on()
+
+    def _unseen(self) -> list[int]:
+        return [claimed.message.seq for claimed in self._buffer.copy()]
+
+    # --- keeping ------------------------------------------------------------------------------------------------
+
+    def began(self, claimed: Claimed) -> None:
+        """Extend it with every heartbeat until it `ended`."""
+        self._running[claimed.message.seq] = claimed, self._now_ms()
+
+    def ended(self, claimed: Claimed) -> None:
+        self._running.pop(claimed.message.seq, None)
+
+    def _to_extend(self) -> list[Claimed]:
+        """What is handled or waits to be, unless it takes too long. What has waited for too long is given back."""
+        now_ms, most_ms = self._now_ms(), self.spec.extension_ms_max
+        self._extended_ms = now_ms
+        if self._buffer and now_ms - self._buffered_ms >= most_ms:
+            self.release(self._pop(len(self._buffer)))
+        running = [claimed for claimed, since_ms in list(self._running.values()) if now_ms - since_ms < most_ms]
+        return [*running, *self._buffer.copy()]
+
+    # --- settling -----------------------------------------------------------------------------------------------
+
+    def ack_soon(self, settled: Iterable[Claimed]) -> None:
+        """Ack and go on. What is acked while an ack is under way goes into the next one, so that a quick handler is not
+        held to one commit a message. A failure is logged; the message is delivered again."""
+        with self._lock:
+            self._acks += settled
+            is_busy = self._acking is not None and not self._acking.done
+        if not is_busy:
+            self._submit_acks()
+
+    def _submit_acks(self) -> None:
+        with self._lock:
+            settled, self._acks = self._acks, []
+            if settled:
+                self._acking = self.submit_ack(settled)
+                self._acking.watch(self._acked)
+
+    def _acked(self, ack: Ticket[list[int]]) -> None:
+        if ack.error is not None:
+            logger.warning("an ack of subscription %s failed: %s", self.id, ack.error)
+            if isinstance(ack.error, LeaseLost):
+                self.lose(ack.error)
+        elif ack.result():
+            logger.warning("subscription %s was too late to ack %s", self.id, ack.result())
+        if self._acks:
+            self._submit_acks()
+
+    @abstractmethod
+    def ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
+        """All or none: an error if one of them is not in flight here."""
+
+    @abstractmethod
+    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
+        """Without waiting. One whose time ran out does not keep the others from being acked; the outcome are the seqs
+        of those."""
+
+    @abstractmethod
+    def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
+        """Try again after a delay (the backoff, if none is given), or dead-letter it if it has had all its attempts."""
+
+    @abstractmethod
+    def reject(self, claimed: Claimed, failure: Failure) -> Flow[None]:
+        """Dead-letter it now."""
+
+    @abstractmethod
+    def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
+        """More time from now on, the ack wait if not said otherwise."""
+
+    @abstractmethod
+    def release(self, untouched: Sequence[Claimed]) -> Ticket[None]:
+        """Give back what is still in flight of them, as if it had never been claimed."""
+
+    def close(self, seen: Collection[int] | None = None, *, vanished: bool = False) -> Flow[None]:
+        """Give everything back: what is in flight is deliverable at once, and what was not looked at counts as no
+        attempt: the buffer, or all but `seen`. What a consumer had that `vanished` comes back one at a time, for one of
+        them may have killed it. All is asked for before this waits, so cancelling it does no harm; twice is
+        harmless."""
+        self._submit_acks()
+        with self._lock:
+            is_first, self._closing = not self._closing, True
+        if is_first:
+            try:
+                self._submit_close(seen, vanished)
+            except HeadwaterError as exc:
+                finish([(self.gone, None, exc)])
+            self._wake()
+        yield self.gone
+
+    @abstractmethod
+    def _submit_close(self, seen: Collection[int] | None, vanished: bool) -> None:
+        """Ask for it, behind the acks that are under way; when it is done, this one is `gone`."""

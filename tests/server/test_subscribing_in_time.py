@@ -1,0 +1,131 @@
+"""A subscribe that is cancelled, by its time limit or otherwise, leaves nothing behind: the next one succeeds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import types
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from foreign_client import PATIENCE_S, Serve, connect, turn
+
+from headwater.protocol import wire
+from headwater.server.serving import Server
+
+
+@types.coroutine
+def cancelled_at(place: int, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, bool]:
+    """Run, and cancel where it waits for the nth time. Whether it waited so often."""
+    running, passed, thrown = coroutine.__await__(), 0, None
+    while True:
+        try:
+            step = next(running) if thrown is None else running.throw(thrown)
+        except StopIteration:
+            return passed > place
+        except asyncio.CancelledError:
+            return True
+        if passed == place:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        passed, thrown = passed + 1, None
+        try:
+            yield step
+        except BaseException as exc:
+            thrown = exc
+
+
+@contextmanager
+def busy_readers(server: Server) -> Generator[None, None, None]:
+    """No look at the log comes to an end."""
+    assert server._parts is not None
+    pool, over = server._parts.core.engine.readers, threading.Event()
+    for _ in range(pool._max_workers):
+        pool.submit(over.wait, PATIENCE_S)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+async def held(server: Server) -> list[str]:
+    """The ids that the log holds, when everything that was begun has ended."""
+    assert server._parts is not None
+    [connection] = server.connections
+    async with asyncio.timeout(PATIENCE_S):
+        while connection.subscriptions._ending:
+            await turn()
+    return sorted(subscriber.id for subscriber in server._parts.core._subscribers)
+
+
+async def test_counting_what_waits_does_not_make_a_subscribe_fail(serve: Serve) -> None:
+    async with serve(limits_request_timeout=0.4) as server, connect(server) as client:
+        await client.publish_many("a", 3)
+        with busy_readers(server):
+            assert (await client.subscribe("s", "a"))["undelivered_count"] == 0
+        assert await client.delivered_seqs(3) == [1, 2, 3]
+        await client.release("s")
+        assert (await client.subscribe("s", "a"))["undelivered_count"] == 3
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared", "ephemeral"])
+async def test_a_subscribe_cancelled_anywhere_leaves_nothing_on_its_connection(serve: Serve, mode: str) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.publish_many("a", 3)
+        [connection] = server.connections
+        params = wire.Subscribe("s", "a", mode=mode, start="first")
+        place = 0
+        while await asyncio.create_task(cancelled_at(place, connection.subscriptions.begin(params))):  # type: ignore[arg-type]
+            assert len(connection.subscriptions) == 0
+            assert (await client.subscribe("s", "a", mode=mode, start="first"))["subscription_id"] == "s"
+            assert await client.delivered_seqs(3) == [1, 2, 3]
+            await client.release("s")
+            assert await held(server) == []
+            place += 1
+        assert place >= 1 + (mode != "ephemeral")
+        assert await held(server) == ["s"]
+
+
+async def test_a_batch_of_subscribes_cancelled_anywhere_leaves_nothing_on_its_connection(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        [connection] = server.connections
+        params = wire.SubscribeBatch([wire.Subscribe("s", "a"), wire.Subscribe("t", "a"), wire.Subscribe("u", "a")])
+        place = 0
+        while await asyncio.create_task(cancelled_at(place, connection.subscriptions.begin_all(params))):  # type: ignore[arg-type]
+            assert await held(server) == []
+            for id in ("s", "t", "u"):
+                await client.subscribe(id, "a")
+                await client.release(id)
+            place += 1
+        assert place >= 5
+        assert await held(server) == ["s", "t", "u"]
+
+
+async def test_a_release_cancelled_anywhere_releases_all_the_same(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        [connection] = server.connections
+        place, waited = 0, True
+        while waited:
+            await client.subscribe("s", "a")
+            waited = await asyncio.create_task(cancelled_at(place, connection.subscriptions.release("s")))  # type: ignore[arg-type]
+            assert await held(server) == []
+            place += 1
+        assert place >= 2
+
+
+async def test_a_subscribe_that_runs_into_its_time_limit_may_be_tried_again(serve: Serve) -> None:
+    async with serve(limits_request_timeout=0.2) as server, connect(server) as client, connect(server) as other:
+        await other.subscribe("s", "a")
+        assert server._parts is not None
+        core, writing = server._parts.core, threading.Event()
+        core.engine.committer.submit(lambda writer, undo: writing.wait(PATIENCE_S))
+        try:
+            assert await client.code("rpc.subscribe.persistent", {"subscription_id": "t", "topic": "a"}) == -32006
+        finally:
+            writing.set()
+        await client.subscribe("t", "a")
+        await client.publish("a")
+        assert (await client.delivery())["subscription_id"] == "t"
