@@ -276,7 +276,7 @@ def test_a_second_process_stands_by_and_takes_over(
     first = at_work(spawn, log, lease=LEASE_S)
     second = spawn(lease=LEASE_S)
     second.hear("ready")
-    eventually(lambda: second.errors().count("stand"), 1)  # it says so, once
+    eventually(lambda: second.errors().count("stands by:"), 1)  # it says so, once
     if end == "signal":
         first.process.send_signal(signal.SIGTERM)
         eventually(lambda: first.errors().count("are stopping"), 1)
@@ -294,4 +294,4 @@ def test_a_second_process_stands_by_and_takes_over(
     else:
         first.kill()
         second.hear("began", 1, 2)  # what was in the hands of the one that vanished comes first
-    assert second.errors().count("stand") == 1, second.errors()
+    assert second.errors().count("stands by:") == 1, second.errors()
