@@ -69,6 +69,11 @@ PLAYS = st.builds(
 )
 
 
+def _closed_while_nacked_ones_come_again(mode: str, how: str) -> Play:
+    """What was nacked is on its way to one of many who wait when all is closed. Rare among random plays."""
+    return Play(mode, 50, 4 * (Round(3, "iterate", 4, ("nack", "keep"), how, 5),))
+
+
 # --- what is known ----------------------------------------------------------------------------------------------------
 
 
@@ -521,10 +526,17 @@ def test_every_message_is_acked_dead_or_available_at_once(
     @hypothesis.settings(
         max_examples=pytestconfig.getoption("--bench-examples"),
         database=None,
-        phases=[hypothesis.Phase.generate],  # a play that fails is small already, and one that hangs takes long
+        phases=[
+            hypothesis.Phase.explicit,
+            hypothesis.Phase.generate,
+        ],  # a play that fails is small already, and one that hangs takes long
         print_blob=True,
     )
     @hypothesis.given(play=PLAYS)
+    @hypothesis.example(_closed_while_nacked_ones_come_again("exclusive", "close"))
+    @hypothesis.example(_closed_while_nacked_ones_come_again("exclusive", "close log"))
+    @hypothesis.example(_closed_while_nacked_ones_come_again("shared", "close"))
+    @hypothesis.example(_closed_while_nacked_ones_come_again("shared", "close log"))
     def perform(play: Play) -> None:
         nonlocal played
         played += 1
