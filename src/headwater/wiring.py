@@ -107,7 +107,9 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
 
     def open_log() -> Core:
         options: OpenOptions = {**_log_options(settings), **log_options}
-        return open_core(settings.server.log, **options)
+        core = open_core(settings.server.log, **options)
+        core.engine.announce()
+        return core
 
     files = console_files() if settings.server.console else {}
     server = Server(open_log, settings, VERSION, files, _annexes(settings))

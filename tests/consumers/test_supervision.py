@@ -156,6 +156,25 @@ async def test_handlers_that_fail_and_reject_go_on(api: Api, place: Place) -> No
         assert (info.acked, info.dead, info.lag) == (3, 1, 0)
 
 
+async def test_what_a_handler_failed_on_comes_again_while_others_wait(api: Api, place: Place) -> None:
+    """The answer to the nack of one worker may come together with the message for another: neither undoes the other."""
+    async with api.opened(place) as log:
+        seen = Noted()
+
+        def handle(message: Any) -> None:
+            seen.message(message)
+            if message.attempt == 1:
+                raise ValueError("not yet")
+
+        declare(api, log, handle, concurrency=3)
+        await api.do(log.start)
+        for number in range(1, 101):
+            await api.do(log.publish, "a", number)
+            assert (await seen.reach(2 * number))[-2:] == [(number, 1), (number, 2)]
+        await asyncio.wait_for(api.do(log.stop), PATIENCE_S)
+        assert (await api.do(log.subscription, "h")).acked == 100
+
+
 # --- run() raises what ended its workers ------------------------------------------------------------------------------
 
 

@@ -59,7 +59,8 @@ class Delivery(NamedTuple):
     token: str
     began: int
     t: int
-    by_handler: bool = False
+    fetched_ahead: bool = False
+    who: str = ""
 
 
 class History:
@@ -68,9 +69,9 @@ class History:
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.events = sorted(events, key=lambda event: event.t)
         self.deliveries = [
-            Delivery(event.subscription, event.holder, seq, attempt, token, event.began, event.t, event.by_handler)
+            Delivery(event.subscription, event.holder, *found, event.began, event.t, event.fetched_ahead, event.who)
             for event in self.of(Received)
-            for seq, attempt, token in event.found
+            for found in event.found
         ]
         self.by_message: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in self.deliveries:
@@ -231,14 +232,27 @@ def repeats_have_a_reason(history: History, ending: Ending) -> Iterable[str]:
 
 def first_deliveries_are_in_order(history: History, ending: Ending) -> Iterable[str]:
     last: dict[str, int] = defaultdict(int)
+    given_back = _first_given_back_unseen(history)
     for delivery in history.deliveries:  # events are sorted by time, and batches keep their order
-        if delivery.attempt > 1:
+        if delivery.attempt > 1 or delivery.t > given_back.get(delivery.subscription, delivery.t):
             continue
-        exclusive = SUBSCRIPTIONS[delivery.subscription][0] == "exclusive" and not delivery.by_handler
+        exclusive = SUBSCRIPTIONS[delivery.subscription][0] == "exclusive"
         reader = delivery.subscription if exclusive else delivery.holder
+        if delivery.fetched_ahead:
+            reader = f"{delivery.holder} {delivery.who}"  # what its threads write down comes in any order
         if delivery.seq <= last[reader]:
             yield f"message {delivery.seq} came first to {delivery.holder} after {last[reader]}"
         last[reader] = max(delivery.seq, last[reader])
+
+
+def _first_given_back_unseen(history: History) -> dict[str, int]:
+    """By shared subscription: from when on others may get messages for the first time, and late, that a holder had
+    fetched ahead and gave back when it closed."""
+    ahead = {delivery.holder for delivery in history.deliveries if delivery.fetched_ahead}
+    closings = [event for event in history.of(Closing) if event.holder in ahead]
+    return {
+        event.subscription: event.t for event in reversed(closings) if SUBSCRIPTIONS[event.subscription][0] == "shared"
+    }
 
 
 def one_holder_at_a_time(history: History, ending: Ending) -> Iterable[str]:
@@ -258,12 +272,14 @@ def one_holder_at_a_time(history: History, ending: Ending) -> Iterable[str]:
 
 
 def no_message_has_two_owners(history: History, ending: Ending) -> Iterable[str]:
-    """From its delivery to the call of an ack or nack that worked, a message was in one consumer's hands only."""
+    """From its delivery to the call of an ack or nack that worked, a message was in one consumer's hands only. That a
+    late holder hands out what it had fetched ahead proves nothing, until it settles it."""
     settled_at = {(event.holder, *key): event.began for event in history.of(Settled) for key in event.keys}
     for (id, seq), deliveries in history.by_message.items():
         spans = sorted(
             (delivery.t, settled_at.get((delivery.holder, seq, delivery.attempt), delivery.t), delivery.holder)
             for delivery in deliveries
+            if not delivery.fetched_ahead or (delivery.holder, seq, delivery.attempt) in settled_at
         )
         for (_, end, first), (begin, _, second) in itertools.pairwise(spans):
             if begin < end:

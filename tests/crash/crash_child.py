@@ -38,6 +38,7 @@ from headwater.errors import LeaseLost, SubscriptionActive
 TOPICS = ("work.a", "work.b", "noise.c")
 ROUND_S = 0.02  # the publisher's pause between rounds, so that consumers keep up on a small machine
 FETCH = 20
+SHARERS = 3  # threads that iterate over one subscription object
 OPTIONS = {
     "lease": LEASE_S,
     "ack_wait": ACK_WAIT_S,
@@ -117,6 +118,7 @@ class Consumer:
     def __init__(self, log: headwater.Log, witness: Witness, id: str, dice: random.Random) -> None:
         self._log, self._witness, self._id, self._dice = log, witness, id, dice
         self._sessions = 0
+        self._began = 0  # when the session did
 
     def run(self, *, until_empty: bool = False) -> None:
         while not stopping.is_set():
@@ -143,6 +145,7 @@ class Consumer:
 
     def _subscribe(self) -> headwater.Subscription | None:
         mode, pattern, _ = SUBSCRIPTIONS[self._id]
+        self._began = time.monotonic_ns()
         try:
             subscription = self._log.subscribe(self._id, pattern, mode=mode, **OPTIONS)
         except SubscriptionActive:
@@ -162,14 +165,18 @@ class Consumer:
         if not careful and self._dice.random() < 0.02:
             return  # left to its fate: the ack wait runs out
         if careful or self._dice.random() < 0.3:
-            self._settle(subscription, "ack", messages)
+            self._settle(subscription, self._witness, "ack", messages)
             return
         self._dice.shuffle(messages)
         for message in messages:
-            self._settle(subscription, "nack" if self._dice.random() < 0.04 else "ack", [message])
+            self._settle(subscription, self._witness, "nack" if self._dice.random() < 0.04 else "ack", [message])
 
     def _settle(
-        self, subscription: headwater.Subscription, how: str, messages: list[headwater.ReceivedMessage]
+        self,
+        subscription: headwater.Subscription,
+        witness: Witness,
+        how: str,
+        messages: list[headwater.ReceivedMessage],
     ) -> None:
         about = {
             "subscription": self._id,
@@ -177,18 +184,58 @@ class Consumer:
             "how": how,
             "keys": tuple((message.seq, message.attempt) for message in messages),
         }
-        began = self._witness.note(Settling, **about)
+        began = witness.note(Settling, **about)
         try:
             if how == "ack":
                 subscription.ack_many(messages)
             else:
                 messages[0].nack(self._dice.random() * 0.05)
         except LeaseLost as exc:
-            self._witness.note(Refused, error=exc.why, **about)
+            witness.note(Refused, error=exc.why, **about)
             if "taken over" in exc.why:
                 raise
         else:
-            self._witness.note(Settled, began=began, **about)
+            witness.note(Settled, began=began, **about)
+
+
+class Sharers(Consumer):
+    """Threads that iterate over one subscription object. Each message goes to one of them."""
+
+    def __init__(self, log: headwater.Log, witness: Witness, id: str, dice: random.Random, side: str) -> None:
+        super().__init__(log, witness, id, dice)
+        self._witnesses = [Witness(side, f"{witness._who}-{number}") for number in range(SHARERS)]
+
+    def _work(self, subscription: headwater.Subscription, *, careful: bool) -> None:
+        lost: list[LeaseLost] = []
+        threads = [
+            threading.Thread(
+                target=guarded,
+                args=(witness, self._iterate, {"subscription": subscription, "witness": witness, "lost": lost}),
+                daemon=True,
+            )
+            for witness in self._witnesses
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if lost:
+            raise lost[0]
+
+    def _iterate(self, subscription: headwater.Subscription, witness: Witness, lost: list[LeaseLost]) -> None:
+        about = {"subscription": self._id, "holder": self._holder, "began": self._began, "fetched_ahead": True}
+        try:
+            while not stopping.is_set() and not lost:
+                for message in subscription.messages(wait=0.2):
+                    found = ((message.seq, message.attempt, message.data["token"]),)
+                    witness.note(Received, found=found, **about)
+                    if self._dice.random() > 0.002:  # else left to its fate
+                        how = "nack" if self._dice.random() < 0.04 else "ack"
+                        self._settle(subscription, witness, how, [message])
+                    if stopping.is_set() or lost:
+                        break
+        except LeaseLost as exc:
+            lost.append(exc)
 
 
 class HandlerHost:
@@ -215,7 +262,7 @@ class HandlerHost:
     def _handle(self, message: headwater.ReceivedMessage) -> None:
         about = {"subscription": self._id, "holder": self._holder}
         found = ((message.seq, message.attempt, message.data["token"]),)
-        self._witness.note(Received, began=self._began, found=found, by_handler=True, **about)
+        self._witness.note(Received, began=self._began, found=found, fetched_ahead=True, **about)
         how = "nack" if self._dice.random() < 0.03 else "ack"
         self._witness.note(Settling, how=how, keys=((message.seq, message.attempt),), **about)
         if how == "nack":
@@ -250,6 +297,8 @@ def main() -> None:
             verb, _, id = role.partition(":")
             if verb == "handle":
                 work = (HandlerHost(log, witness, id, dice).run, {})
+            elif verb == "share":
+                work = (Sharers(log, witness, id, dice, side).run, {})
             else:
                 work = (Consumer(log, witness, id, dice).run, {"until_empty": verb == "drain"})
         threads.append(threading.Thread(target=guarded, args=(witness, *work), daemon=True))

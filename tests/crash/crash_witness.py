@@ -54,13 +54,14 @@ class Held(Event, frozen=True, kw_only=True):
 
 
 class Received(Event, frozen=True, kw_only=True):
-    """fetch() was called at `began` and has returned these. Or a handler was called, with a message that was fetched
-    some time after `began`; a late holder may still have some of those to hand to its handler."""
+    """fetch() was called at `began` and has returned these. Or, `fetched_ahead`, a handler or one of several iterating
+    threads got a message that was fetched some time after `began`; a late holder may still have some of those to hand
+    out. `who` tells the threads of one holder apart."""
 
     subscription: str
     holder: str
     began: int
-    by_handler: bool = False
+    fetched_ahead: bool = False
     found: tuple[tuple[int, int, str], ...]  # seq, attempt, token
 
 

@@ -57,6 +57,12 @@ class Play:
             Received(who=holder, subscription=subscription, holder=holder, began=began, t=self.tick(), found=told)
         )
 
+    def hand_out(self, subscription: str, holder: str, thread: str, seq: int, attempt: int = 1) -> None:
+        """To one of the threads that share a subscription; it was fetched ahead, nobody knows when."""
+        found = ((seq, attempt, self.rows[seq - 1].token),)
+        about = {"subscription": subscription, "holder": holder, "began": 0, "fetched_ahead": True}
+        self.events.append(Received(who=thread, t=self.tick(), found=found, **about))
+
     def settle(self, subscription: str, holder: str, *keys: tuple[int, int], how: str = "ack") -> None:
         began = self.begin_to_settle(subscription, holder, *keys, how=how)
         self.end_settling(subscription, holder, *keys, began=began, how=how)
@@ -146,6 +152,49 @@ def test_crashes_nacks_and_late_holders_are_no_reason_to_complain(play: Play) ->
     play.consume("ex", "E2", 7)
     play.consume("sh", "S2", 7)
     assert play.complaints() == []
+
+
+def test_threads_that_share_a_subscription_are_no_reason_to_complain(play: Play) -> None:
+    play.publish("four", "five", "six")
+    play.consume("sh", "S1", 4, 5, 6)
+    play.hand_out("ex", "E1", "thread 1", 5)  # the others have been quicker to get theirs, and slower to say so
+    play.hand_out("ex", "E1", "thread 2", 4)
+    play.settle("ex", "E1", (5, 1))
+    play.hold("ex", "E2")
+    play.receive("ex", "E2", (4, 2), (6, 2))
+    play.hand_out("ex", "E1", "thread 1", 6)  # late: it was fetched ahead before the other one came
+    play.refuse("ex", "E1", (6, 1))
+    play.settle("ex", "E2", (4, 2), (6, 2))
+    assert play.complaints() == []
+
+
+def test_a_thread_of_several_gets_messages_out_of_order(play: Play) -> None:
+    play.publish("four", "five")
+    play.consume("sh", "S1", 4, 5)
+    play.hand_out("ex", "E1", "thread 1", 5)
+    play.hand_out("ex", "E1", "thread 1", 4)
+    play.settle("ex", "E1", (4, 1), (5, 1))
+    only(play, "message 4 came first to E1 after 5")
+
+
+def test_a_message_goes_to_two_threads_of_one_holder(play: Play) -> None:
+    play.publish("four")
+    play.consume("sh", "S1", 4)
+    play.hand_out("ex", "E1", "thread 1", 4)
+    play.hand_out("ex", "E1", "thread 2", 4)
+    play.settle("ex", "E1", (4, 1))
+    only(play, "both as attempt 1", "at the same time")
+
+
+def test_a_late_holder_that_settles_what_it_had_fetched_ahead(play: Play) -> None:
+    play.publish("four")
+    play.consume("sh", "S1", 4)
+    play.hold("ex", "E2")
+    play.receive("ex", "E2", (4, 2))
+    play.hand_out("ex", "E1", "thread 1", 4)
+    play.settle("ex", "E1", (4, 1))
+    play.settle("ex", "E2", (4, 2))
+    only(play, "at the same time", "acked 2 times", "though attempt 1 was acked")
 
 
 def test_a_published_message_that_is_gone(play: Play) -> None:

@@ -34,8 +34,8 @@ FROZEN_S = (0.5 * LEASE_S, 2 * ACK_WAIT_S)  # between these; most of the time pa
 
 ROLES = {
     "publisher": "publish-1,publish-2,handle:hd",
-    "mixed": "publish-3,consume:mix,consume:sh",
-    "rival-a": "consume:ex,consume:mix",
+    "mixed": "publish-3,consume:mix,share:sh",
+    "rival-a": "share:ex,consume:mix",
     "rival-b": "consume:ex,consume:sh,handle:hd",
 }
 

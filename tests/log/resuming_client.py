@@ -3,7 +3,7 @@
 from typing import Any
 
 from headwater.broker.claims import Claimed, Failure
-from headwater.broker.flow import run_blocking
+from headwater.broker.flow import Ticket, run_blocking
 from headwater.broker.resuming import Resume
 from headwater.broker.subscriber import Subscriber
 
@@ -32,7 +32,7 @@ class Client:
 
     def ack(self, *seqs: int, answered: bool = True) -> None:
         """Unless answered, the client does not know that it got through."""
-        run_blocking(self.connection.ack([self.hands[seq] for seq in seqs]))
+        done(self.connection.ack([self.hands[seq] for seq in seqs]))
         if answered:
             self._drop(seqs)
 
@@ -67,6 +67,11 @@ class Client:
         self.hands = {claimed.message.seq: claimed for claimed in resumed.held}
         self.settled = resumed.settled
         return pairs(resumed.held)
+
+
+def done(ticket: Ticket[Any]) -> Any:
+    assert ticket.wait(30)
+    return ticket.result()
 
 
 def pairs(claimed: Any) -> Pairs:

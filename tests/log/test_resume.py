@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from full_disk import full_disk
-from resuming_client import Client
+from resuming_client import Client, done
 
 from headwater import Log, ManualClock
 from headwater.broker.flow import run_blocking
@@ -130,7 +130,7 @@ def test_the_old_connection_has_nothing_to_say_any_more(log: Log, mode: Any) -> 
     old, in_old_hands = client.connection, list(client.hands.values())
     client.resume()
     with pytest.raises(LeaseLost):
-        run_blocking(old.ack(in_old_hands))
+        done(old.ack(in_old_hands))
     run_blocking(old.close(vanished=True))
     assert client.fetch() == [(3, 1)], "what it closed late was not its own to give back"
     client.ack(1, 2, 3)

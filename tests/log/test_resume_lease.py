@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from resuming_client import Client
+from resuming_client import Client, done
 
 from headwater import Log, ManualClock
 from headwater.broker.flow import run_blocking
@@ -182,7 +182,7 @@ def test_one_that_was_only_frozen_is_refused(open_again: Any) -> None:
     old, in_old_hands = client.connection, list(client.hands.values())
     client.resume(present)
     with pytest.raises(LeaseLost):
-        run_blocking(old.ack(in_old_hands))
+        done(old.ack(in_old_hands))
     with pytest.raises(LeaseLost):
         run_blocking(old.take(1, 0.0))
     run_blocking(old.close())

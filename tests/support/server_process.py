@@ -22,8 +22,10 @@ headwater.serve(path, port=int(port), **json.loads(settings)).run(lambda server:
 class ServerProcess:
     """Runs from `start` to `kill` or `stop`, as often as you like."""
 
-    def __init__(self, path: Path, **settings: Any) -> None:
+    def __init__(self, path: Path, log: str | None = None, **settings: Any) -> None:
+        """`log`: the url of one that is not this file."""
         self.path = path
+        self._log = log or path
         self.port = _free_port()
         self._settings = json.dumps(settings)
         self._errors = path.with_name("server-stderr")
@@ -37,7 +39,7 @@ class ServerProcess:
         """Returns when it answers."""
         with open(self._errors, "ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, self.path, str(self.port), self._settings],
+                [sys.executable, "-c", PROGRAM, self._log, str(self.port), self._settings],
                 cwd=self.path.parent,  # where no headwater.toml lies
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

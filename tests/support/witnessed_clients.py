@@ -33,10 +33,12 @@ from headwater.errors import LeaseLost
 
 FETCH = 20
 FETCH_WAIT_S = 0.5
+SHARERS = 3  # tasks or threads that iterate over one subscription object, beside one that fetches
 PAUSE_S = 0.02  # a publisher's pause between rounds, so that consumers keep up on a small machine
 SHARED_ACK_WAIT_S = 3.0  # what was on its way to a consumer of a server that was killed waits so long
 UNNOTICED_S = 2.0  # how much later than the server a client may notice that their connection is gone
 PATIENCE_S = 60.0
+HAND = "~"  # between the name of a consumer and the number of its task or thread
 NACKED, REPEATED, BATCHED = 0.03, 0.1, 0.3  # how often
 
 
@@ -56,7 +58,7 @@ class Notebook:
         with self._changed:
             self.events.append(event)
             if kind in (Published, Settled, Settling):
-                self.steps[who] += 1
+                self.steps[who.partition(HAND)[0]] += 1
             elif kind is Received:
                 self.steps[fields["subscription"]] += 1
             self._changed.notify_all()
@@ -139,8 +141,8 @@ class Publisher(Worker):
 
 
 class Consumer(Worker):
-    """It goes on after the publishers stop, until `done` is set. A shared one is another holder on each connection:
-    what it held on a broken one may be passed on to others."""
+    """Several tasks or threads share its subscription object; they go on after the publishers stop, until `done` is
+    set. A shared one is another holder on each connection: what it held on a broken one may be passed on to others."""
 
     def __init__(self, book: Notebook, who: str, seed: object, id: str, done: threading.Event) -> None:
         super().__init__(book, who, seed)
@@ -150,6 +152,7 @@ class Consumer(Worker):
         if self.mode == "shared":  # the others have the default: nobody may have to wait for it
             self.options["ack_wait"] = SHARED_ACK_WAIT_S
         self._connections = 1
+        self._since = 0  # when it began
 
     @property
     def holder(self) -> str:
@@ -162,15 +165,23 @@ class Consumer(Worker):
             self.note(Closing, subscription=self.id, holder=gone, t=noticed)
 
     def _began(self) -> None:
-        self.note(Held, subscription=self.id, holder=self.holder)
+        self._since = self.note(Held, subscription=self.id, holder=self.holder)
 
-    def _received(self, messages: Any, holder: str, began: int) -> None:
+    def _received(self, hand: str, messages: Any) -> str:
+        """Returns who holds them. When they were fetched is not known: perhaps for another hand, and before this one
+        asked."""
+        holder = self.holder
         found = tuple((message.seq, message.attempt, message.data["token"]) for message in messages)
-        self.note(Received, subscription=self.id, holder=holder, began=began, found=found)
+        about = {"subscription": self.id, "holder": holder, "began": self._since, "fetched_ahead": True}
+        self.book.note(Received, hand, found=found, **about)
+        return holder
+
+    def _hands(self) -> list[str]:
+        return [f"{self.who}{HAND}{number}" for number in range(SHARERS + 1)]
 
     def _plan(self, messages: list[Any]) -> list[tuple[str, list[Any]]]:
         """What to do with them: ack all at once, or each for itself, and now and then let one come again."""
-        if self.dice.random() < 0.5:
+        if len(messages) > 1 and self.dice.random() < 0.5:
             return [("ack", messages)]
         self.dice.shuffle(messages)
         return [("nack" if self.dice.random() < NACKED else "ack", [message]) for message in messages]
@@ -191,50 +202,80 @@ class Consumer(Worker):
         subscription = log.subscribe(self.id, self.pattern, **self.options)
         log.remote.on_state(self.on_state)
         self._began()
-        while not self.done.is_set():
-            holder, began = self.holder, time.monotonic_ns()
-            messages = subscription.fetch(FETCH, wait=FETCH_WAIT_S)
-            if not messages:
-                continue
-            self._received(messages, holder, began)
-            plan = self._plan(messages)
-            while plan:
-                how, some = plan.pop()
-                about = self._about(holder, how, some)
-                called = self.note(Settling, **about)
-                try:
-                    subscription.ack_many(some) if how == "ack" else some[0].nack(self.dice.uniform(0, 0.05))
-                except LeaseLost as exc:
-                    plan += self._refused(how, some, exc)
-                else:
-                    self.note(Settled, began=called, **about)
+        errors: list[BaseException] = []
+        threads = [
+            threading.Thread(target=self._take, args=(subscription, hand, errors), name=hand, daemon=True)
+            for hand in self._hands()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
         self.note(Closing, subscription=self.id, holder=self.holder)
         subscription.close()
+
+    def _take(self, subscription: Any, hand: str, errors: list[BaseException]) -> None:
+        fetches = hand.endswith(f"{HAND}0")
+        try:
+            while not self.done.is_set() and not errors:
+                if fetches:
+                    self._work(subscription, hand, subscription.fetch(FETCH, wait=FETCH_WAIT_S))
+                else:
+                    for message in subscription.messages(wait=FETCH_WAIT_S):
+                        self._work(subscription, hand, [message])
+        except BaseException as exc:
+            errors.append(exc)
+
+    def _work(self, subscription: Any, hand: str, messages: list[Any]) -> None:
+        if not messages:
+            return
+        holder = self._received(hand, messages)
+        plan = self._plan(messages)
+        while plan:
+            how, some = plan.pop()
+            about = self._about(holder, how, some)
+            called = self.book.note(Settling, hand, **about)
+            try:
+                subscription.ack_many(some) if how == "ack" else some[0].nack(self.dice.uniform(0, 0.05))
+            except LeaseLost as exc:
+                plan += self._refused(how, some, exc)
+            else:
+                self.book.note(Settled, hand, began=called, **about)
 
     async def run_async(self, log: headwater.AsyncLog) -> None:
         subscription = await log.subscribe(self.id, self.pattern, **self.options)
         log.remote.on_state(self.on_state)
         self._began()
-        while not self.done.is_set():
-            holder, began = self.holder, time.monotonic_ns()
-            messages = await subscription.fetch(FETCH, wait=FETCH_WAIT_S)
-            if not messages:
-                continue
-            self._received(messages, holder, began)
-            await asyncio.gather(*(self._settle(subscription, holder, how, some) for how, some in self._plan(messages)))
+        await asyncio.gather(*(self._take_async(subscription, hand) for hand in self._hands()))
         self.note(Closing, subscription=self.id, holder=self.holder)
         await subscription.close()
 
-    async def _settle(self, subscription: Any, holder: str, how: str, some: list[Any]) -> None:
+    async def _take_async(self, subscription: Any, hand: str) -> None:
+        while not self.done.is_set():
+            if hand.endswith(f"{HAND}0"):
+                await self._work_async(subscription, hand, await subscription.fetch(FETCH, wait=FETCH_WAIT_S))
+            else:
+                async for message in subscription.messages(wait=FETCH_WAIT_S):
+                    await self._work_async(subscription, hand, [message])
+
+    async def _work_async(self, subscription: Any, hand: str, messages: list[Any]) -> None:
+        if messages:
+            holder = self._received(hand, messages)
+            plan = self._plan(messages)
+            await asyncio.gather(*(self._settle(subscription, hand, holder, how, some) for how, some in plan))
+
+    async def _settle(self, subscription: Any, hand: str, holder: str, how: str, some: list[Any]) -> None:
         about = self._about(holder, how, some)
-        called = self.note(Settling, **about)
+        called = self.book.note(Settling, hand, **about)
         try:
             await (subscription.ack_many(some) if how == "ack" else some[0].nack(self.dice.uniform(0, 0.05)))
         except LeaseLost as exc:
             for again, each in self._refused(how, some, exc):
-                await self._settle(subscription, holder, again, each)
+                await self._settle(subscription, hand, holder, again, each)
         else:
-            self.note(Settled, began=called, **about)
+            self.book.note(Settled, hand, began=called, **about)
 
 
 class HandlerHost(Consumer):
@@ -247,7 +288,7 @@ class HandlerHost(Consumer):
         async def handle(message: headwater.AsyncReceivedMessage) -> None:
             about = {"subscription": self.id, "holder": self.holder}
             found = ((message.seq, message.attempt, message.data["token"]),)
-            self.note(Received, began=began, found=found, by_handler=True, **about)
+            self.note(Received, began=began, found=found, fetched_ahead=True, **about)
             how = "nack" if self.dice.random() < NACKED else "ack"
             self.note(Settling, how=how, keys=((message.seq, message.attempt),), **about)
             if how == "nack":

@@ -106,9 +106,8 @@ class Consumer(ABC):
             if self._buffer and self._now_ms() - self._extended_ms >= self.spec.ack_wait_ms:
                 # No heartbeat came: this process was asleep. They are overdue, and perhaps another's by now.
                 self._releasing = self.release(self._pop(len(self._buffer)))
-            if self._releasing is not None:  # so that a look finds what was given back before
-                yield Within(self._releasing, None)
-                self._releasing = None
+            if self._releasing is not None and not self._releasing.done:
+                yield Within(self._releasing, None)  # so that a look finds what was given back before
             missing = limit - len(self._buffer)
             is_short = 0 < missing < limit and not ahead  # filled up, redeliveries and new ones together
             if (is_short or (wait_s == 0 and missing > 0)) and not self._interrupted:
@@ -116,7 +115,6 @@ class Consumer(ABC):
                 yield from self._look(self._how_many(missing, ahead))
             while True:
                 self._tell_gaps()
-                turn: Ticket[None] = Ticket()
                 with self._lock:
                     self._refuse_ended()
                     if found := self._pop(limit):
@@ -124,10 +122,11 @@ class Consumer(ABC):
                     left_s = None if until is None else until - time.monotonic()
                     if self._interrupted or (left_s is not None and left_s <= 0):
                         return []
-                    is_mine, self._filling = not self._filling, True
-                    if not is_mine:
+                    turn: Ticket[None] | None = Ticket() if self._filling else None
+                    if turn is not None:
                         self._waiting.append(turn)
-                if not is_mine:
+                    self._filling = True
+                if turn is not None:
                     yield Within(turn, left_s)
                     continue
                 try:
@@ -169,14 +168,18 @@ class Consumer(ABC):
 
     def _pop(self, limit: int) -> list[Claimed]:
         taken: list[Claimed] = []
-        with contextlib.suppress(IndexError):
-            while len(taken) < limit:
-                taken.append(self._buffer.popleft())
+        popleft = self._buffer.popleft
+        try:
+            for _ in range(min(limit, len(self._buffer))):
+                taken.append(popleft())
+        except IndexError:  # another taker was quicker
+            pass
         return taken
 
     def _how_many(self, limit: int, ahead: bool) -> int:
         """To claim now."""
-        self._submit_acks()  # they ride in the commit of the claim
+        if self._acks:
+            self._submit_acks()  # they ride in the commit of the claim
         if not ahead:
             return limit
         self._prefetch.emptied()
@@ -207,15 +210,17 @@ class Consumer(ABC):
 
     def _tell_gaps(self) -> None:
         """By a taker, not where the claim is committed: there a callback could not ask the log anything."""
-        with contextlib.suppress(IndexError):
-            while True:
+        while self._gaps:
+            try:
                 gap = self._gaps.popleft()
-                logger.warning("subscription %s lost %d messages (%s)", self.id, gap.count, gap.why)
-                if self.on_gap is not None:
-                    try:
-                        self.on_gap(gap)
-                    except Exception:
-                        logger.exception("the on_gap callback of subscription %s failed", self.id)
+            except IndexError:  # another taker was quicker
+                return
+            logger.warning("subscription %s lost %d messages (%s)", self.id, gap.count, gap.why)
+            if self.on_gap is not None:
+                try:
+                    self.on_gap(gap)
+                except Exception:
+                    logger.exception("the on_gap callback of subscription %s failed", self.id)
 
     @abstractmethod
     def _look(self, limit: int) -> Flow[object]:

@@ -38,12 +38,12 @@ from headwater.ports.records import (
     TopicCount,
     selection_of,
 )
-from headwater.ports.store import Writer
+from headwater.ports.store import Reader, Writer
 from headwater.topics import Dialect, Pattern, parse_pattern
 
 HEARTBEATS_PER_LEASE = 3
 INT64_MAX = 2**63 - 1
-TAKE_UP_POLL_S = 0.2  # a lease that runs out wakes nobody
+STANDBY_POLL_S = 1.0  # a holder whose process has ended, or whose lease was not renewed, wakes nobody
 
 
 class Entry(NamedTuple):
@@ -125,6 +125,11 @@ class Core:
         """Begin or resume; while another holds it, wait for its release, or for its lease to run out."""
         until = None if wait_s is None else time.monotonic() + wait_s
         waiter = self.engine.wakeups.add(selection_of(spec).pattern, id, minds_settling=True)
+
+        def look(reader: Reader) -> int:
+            record = reader.subscription(id)
+            return 0 if record is None else self._held_ms(record, self.engine.clock.now_ms())
+
         try:
             while True:
                 ticket = waiter.arm()
@@ -133,13 +138,20 @@ class Core:
                     self._tell_former_holders(record)
                     return Subscriber(self.engine, record, resumed_from, resumed)
                 except SubscriptionActive:
-                    left_s = TAKE_UP_POLL_S if until is None else min(until - time.monotonic(), TAKE_UP_POLL_S)
-                    if left_s <= 0:
-                        raise
                     self.engine.ensure_watching()
-                    yield Within(ticket, left_s)
+                    while held_ms := (yield from self.engine.read(look)):  # beside the writers: it may be for days
+                        left_s = None if until is None else until - time.monotonic()
+                        if left_s is not None and left_s <= 0:
+                            raise
+                        yield Within(ticket, min(s for s in (left_s, held_ms / 1000, STANDBY_POLL_S) if s is not None))
+                        ticket = waiter.arm()
         finally:
             self.engine.wakeups.remove(waiter)
+
+    def _held_ms(self, record: SubscriptionRecord, now_ms: int) -> int:
+        """How long the lease of a living holder lasts, unless it is renewed or given back before."""
+        lease = record.lease
+        return lease.until_ms - now_ms if lease.live(now_ms) and not self.engine.is_gone(lease.owner) else 0
 
     def _begin_or_let_go(
         self, id: str, spec: SubscriptionSpec, entry: Entry
@@ -181,7 +193,7 @@ class Core:
             record = replace(record, spec=spec, active_ms=now_ms)
         resumed_from = claims.settled_to(writer, record)
         resumed = NOTHING_RESUMED
-        if entry.takeover:
+        if entry.takeover or not self._held_ms(record, now_ms):
             record = replace(record, lease=release(record.lease))
         if entry.resume is not None:
             record, resumed = resume(writer, record, entry.resume, now_ms)

@@ -25,6 +25,8 @@ from headwater.ports.store import Notifier, Reader, Store
 
 T = TypeVar("T")
 
+ANNOUNCED = "server-"  # in the name of an owner: whether its process lives can be asked
+
 READERS_MAX = 4
 READS_MAX = 3  # how often a read is tried whose connection breaks
 TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
@@ -62,6 +64,17 @@ class Engine:
         self._holders = itertools.count(1)
         self._pid = os.getpid()
         clock.on_advance(self.wakeups.wake_all)
+
+    def announce(self) -> None:
+        """For a server, before it holds anything: should it be killed, its next self knows at once."""
+        name = self.store.announce()
+        if name is not None:
+            self.owner = f"{socket.gethostname()}:{os.getpid()}:{ANNOUNCED}{name}"
+
+    def is_gone(self, owner: str) -> bool:
+        """Whether this holder was a server's that has ended without giving back what it held."""
+        _, is_announced, name = owner.partition(f":{ANNOUNCED}")
+        return bool(is_announced) and self.store.is_gone(name.partition(":")[0])
 
     def new_owner(self) -> str:
         """A name for one holder: two of the same process are two."""

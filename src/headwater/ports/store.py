@@ -230,6 +230,13 @@ class Store(Protocol):
     def outside(self) -> Outside | None:
         """None where the user has no connections of its own."""
 
+    def announce(self) -> str | None:
+        """For a server: a name for its process, by which another one that opens the log later can tell that it is gone.
+        None where that cannot be told, or where another server has announced itself and lives."""
+
+    def is_gone(self, name: str) -> bool:
+        """Whether the process that was announced under this name has ended for certain."""
+
     def reclaim_space(self, pages: int) -> bool:
         """Give back some free disk space without holding writers up for long; True while there is more to give."""
 

@@ -50,6 +50,12 @@ class MemoryStore:
         with self._turn():
             yield MemoryReader(self._tables)
 
+    def announce(self) -> None:
+        """Nothing outlives this process."""
+
+    def is_gone(self, name: str) -> bool:
+        return False
+
     def reclaim_space(self, pages: int) -> bool:
         """Python frees what is deleted by itself."""
         return False

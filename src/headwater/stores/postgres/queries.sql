@@ -12,6 +12,15 @@ pg_advisory_xact_lock_shared(1213661185, hashtext(current_schema()))
 -- :lock_alone: nobody else writes until this transaction ends
 pg_advisory_xact_lock(1213661185, hashtext(current_schema()))
 
+-- :announce: a server lives as long as its session holds this
+SELECT pg_advisory_lock(1213661187, %s::integer)
+
+-- :is_announced: whether a session holds the lock of a server
+SELECT EXISTS (
+    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = 1213661187 AND objid = %s::bigint::oid
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+
 -- :begin_users_sql: names are looked up as the user is used to, in the log's schema last; which schema that is
 SAVEPOINT headwater; SELECT current_schema();
 SELECT set_config('headwater.search_path', current_setting('search_path'), TRUE);

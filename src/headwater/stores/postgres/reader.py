@@ -231,6 +231,9 @@ class PostgresReader:
         there = self.messages([row.seq for row in rows])
         return [Due(row, there.get(row.seq)) for row in rows]
 
+    def is_announced(self, number: int) -> bool:
+        return bool(self._value("is_announced", number))
+
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
         found = _first(
             self._execute(SQL["next_due_ms"].replace("{which}", _WHICH[None if suspects else False]), (subscription,))

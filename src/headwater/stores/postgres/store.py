@@ -96,6 +96,7 @@ class PostgresStore:
         self._tell = tell.as_bytes()
         self._outcomes = Outcomes(self.place, self.sender, self.connect)
         self._turn = threading.Lock()
+        self._announced: int | None = None
         self._topics = TopicTail()
         self._closed = False
         self.ahead_ms = 0
@@ -179,6 +180,7 @@ class PostgresStore:
             try:
                 if self._connection.closed:
                     self._connection = self.connect("writer")
+                    self._hold_announced()
                 if self._connection.info.transaction_status != TransactionStatus.IDLE:
                     self._connection.execute("ROLLBACK")
                 cursor = self._connection.execute(self._begin_write[alone], prepare=False)
@@ -272,6 +274,23 @@ class PostgresStore:
         ahead_ms = server_ms - time.time_ns() // 1_000_000
         if abs(ahead_ms - self.ahead_ms) > CLOCK_JITTER_MS:
             self.ahead_ms = ahead_ms
+
+    def announce(self) -> str | None:
+        """A lock of the writing connection's session, which ends with the process. Behind a pooler there is none."""
+        if self._poll_only:
+            return None
+        with self._turn, translated(self.name):
+            self._announced = random.randrange(2**31)
+            self._hold_announced()
+        return str(self._announced)
+
+    def _hold_announced(self) -> None:
+        if self._announced is not None and not self._connection.closed:
+            self._connection.execute(SQL["announce"], (self._announced,))
+
+    def is_gone(self, name: str) -> bool:
+        with self.read() as reader:
+            return not reader.is_announced(int(name))
 
     def reclaim_space(self, pages: int) -> bool:
         """Autovacuum does it, by the settings that the tables have, but comes once a minute; rows of deliveries come

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import apsw
 
@@ -24,6 +25,11 @@ from headwater.stores.sqlite.migrations import SCHEMA_VERSION, prepare
 from headwater.stores.sqlite.queries import SQL
 from headwater.stores.sqlite.reader import SqliteReader
 from headwater.stores.sqlite.writer import SqliteWriter
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 IDLE_READERS_MAX = 8
 
@@ -54,6 +60,8 @@ class SqliteStore:
         self._busy_timeout_ms = busy_timeout_ms
         self._vfs = vfs
         self._closed = False
+        self._announcements = f"{self.path}-server"
+        self._announced: IO[bytes] | None = None
         self._turn = threading.Lock()
         self._topics = TopicTail()
         self._idle_readers: list[apsw.Connection] = []
@@ -132,6 +140,31 @@ class SqliteStore:
     def _data_version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").get)
 
+    def announce(self) -> str | None:
+        """A lock on a file of its own, which the system takes away with the process, however that ends. The file is
+        never removed: another process could hold a lock on what is not there any more."""
+        try:
+            file = open(self._announcements, "a+b")  # noqa: SIM115
+        except OSError:  # a directory that may not be written to
+            return None
+        if not _locked(file, exclusive=True):
+            file.close()
+            return None
+        name = uuid.uuid4().hex
+        file.truncate(0)
+        file.write(name.encode())
+        file.flush()
+        self._announced = file
+        return name
+
+    def is_gone(self, name: str) -> bool:
+        """One server at a time holds the lock, and its name stands in the file."""
+        try:
+            with open(self._announcements, "rb") as file:
+                return _locked(file, exclusive=False) or file.read() != name.encode()
+        except OSError:
+            return False
+
     def reclaim_space(self, pages: int) -> bool:
         with self._turn, translated(self.path):
             self._refuse_closed()
@@ -189,10 +222,22 @@ class SqliteStore:
             while self._idle_readers:
                 self._idle_readers.pop().close()
             self._connection.close()
+            if self._announced is not None:
+                self._announced.close()
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Closed("the log is closed", where=self.path, next="Open it again")
+
+
+def _locked(file: IO[bytes], *, exclusive: bool) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH))
+    except OSError:
+        return False
+    return True
 
 
 def _size_or_zero(path: str) -> int:
