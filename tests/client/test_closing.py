@@ -7,10 +7,13 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from client_states import States
+from eventually import eventually
 from fault_proxy import FaultProxy
 from frame_tap import FrameTap
 from served import RunningServer
@@ -140,6 +143,124 @@ async def test_what_was_fetched_ahead_and_never_seen_counts_as_no_attempt(serve:
         async with await log.subscribe("s", "a") as subscription:
             rest = await subscription.fetch(100)
             assert [(message.seq, message.attempt) for message in rest] == [(seq, 1) for seq in range(2, 11)]
+
+
+async def test_an_ack_after_the_close_costs_what_was_never_seen_no_attempt(serve: Any, proxy_to: Any) -> None:
+    """Closing waits for the acks under way; one that comes meanwhile is too late, and nothing more."""
+    async with serve() as server:
+        proxy = proxy_to(server.port)
+        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}") as log:
+            await log.publish_many([("a", n) for n in range(3)])
+            subscription = await log.subscribe("s", "a")
+            messages = subscription.messages()
+            first, second = await anext(messages), await anext(messages)
+            proxy.hold_back()
+            await first.ack(wait=False)
+            closing = asyncio.ensure_future(subscription.close())
+            await asyncio.sleep(0)
+            await second.ack(wait=False)
+            proxy.deliver_late()
+            await closing
+            await messages.aclose()
+            async with await log.subscribe("s", "a") as again:
+                rest = await again.fetch(10)
+                assert [(message.seq, message.attempt) for message in rest] == [(2, 2), (3, 1)]
+
+
+def test_what_arrives_while_its_holder_leaves_counts_as_no_attempt(server: RunningServer) -> None:
+    """The answer is half taken in, by the thread of the connection, when another thread closes."""
+    arrived, go_on = threading.Event(), threading.Event()
+
+    class HalfTakenIn(dict[int, Any]):
+        def update(self, *more: Any) -> None:  # type: ignore[override]
+            super().update(*more)
+            arrived.set()
+            assert go_on.wait(QUICKLY_S)
+
+    with headwater.open(server.url) as log, headwater.open(server.url) as other:
+        core: Any = log._core
+        subscription: Any = log.subscribe("s", "a")
+        subscription._consumer._in_flight = HalfTakenIn()
+        other.publish_many([("a", n) for n in range(3)])
+        with ThreadPoolExecutor() as threads:
+            fetching = threads.submit(subscription.fetch, 10)
+            assert arrived.wait(QUICKLY_S)
+            closing = threads.submit(subscription.close)
+            eventually(lambda: [each.method for each in core._link._inbox], ["rpc.unsubscribe.persistent"])
+            go_on.set()
+            closing.result(QUICKLY_S)
+            with pytest.raises(Closed):
+                fetching.result(QUICKLY_S)
+        with other.subscribe("s", "a") as again:
+            assert [(message.seq, message.attempt) for message in again.fetch(10)] == [(1, 1), (2, 1), (3, 1)]
+
+
+class NotedLock:
+    """A lock that tells when a thread has to wait for it."""
+
+    def __init__(self, waits: threading.Event) -> None:
+        self._lock, self._waits = threading.RLock(), waits
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waits.set()
+            self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize(
+    ("verb", "between"),
+    [("fetch", "_how_many"), ("ack", "_was_handed_out_last"), ("nack", "_was_handed_out_last")],
+)
+def test_what_another_thread_asks_for_while_its_holder_leaves_is_done_or_refused(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, verb: str, between: str
+) -> None:
+    """It has just been seen to be open. The server knows nothing of a subscription that is closed, and must not be
+    asked about it."""
+    with headwater.open(server.url) as log, ThreadPoolExecutor() as threads:
+        log.publish("a", 1)
+        subscription: Any = log.subscribe("s", "a")
+        consumer = subscription._consumer
+        [message] = subscription.fetch(1)
+        closes_or_waits = threading.Event()
+        consumer._lock = NotedLock(closes_or_waits)
+        go_on = getattr(consumer, between)
+
+        def close_here(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            threads.submit(subscription.close).add_done_callback(lambda _: closes_or_waits.set())
+            assert closes_or_waits.wait(QUICKLY_S)
+            return go_on(*arguments)
+
+        monkeypatch.setattr(consumer, between, close_here)
+        with contextlib.suppress(Closed, LeaseLost):
+            getattr(subscription if verb == "fetch" else message, verb)()
+
+
+@pytest.mark.parametrize("place", ["memory", "server"])
+def test_what_a_thread_takes_while_another_closes_counts_as_an_attempt(server: RunningServer, place: str) -> None:
+    closes_or_waits = threading.Event()
+
+    class Buffer(deque[Any]):
+        def popleft(self) -> Any:
+            if not closes_or_waits.is_set():
+                threads.submit(subscription.close).add_done_callback(lambda _: closes_or_waits.set())
+                assert closes_or_waits.wait(QUICKLY_S)
+            return super().popleft()
+
+    with headwater.open(server.url if place == "server" else "memory:") as log:
+        log.publish_many([("a", n) for n in range(3)])
+        subscription: Any = log.subscribe("s", "a")
+        messages = subscription.messages()
+        next(messages)
+        consumer = subscription._consumer
+        with ThreadPoolExecutor() as threads:
+            consumer._lock, consumer._buffer = NotedLock(closes_or_waits), Buffer(consumer._buffer)
+            assert next(messages).seq == 2
+        with log.subscribe("s", "a") as again:
+            assert [(message.seq, message.attempt) for message in again.fetch(10)] == [(1, 2), (2, 2), (3, 1)]
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])

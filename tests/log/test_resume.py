@@ -234,6 +234,25 @@ def test_a_later_attempt_that_never_arrived_is_no_attempt(log: Log, broken: Brea
     assert client.fetch() == [(1, 2)]
 
 
+@pytest.mark.parametrize("is_given_back", [False, True])
+def test_a_suspect_that_was_never_sent_keeps_its_count(log: Log, broken: Break, is_given_back: bool) -> None:
+    """What gives it back makes it no attempt; the resume must not do so once more."""
+    publish(log, 1)
+    killed = Client(log)
+    killed.fetch()
+    killed.vanish()
+    client = Client(log)
+    found = run_blocking(client.connection.take(1, 0.0))
+    assert [claimed.attempt for claimed in found] == [2]
+    if is_given_back:
+        client.connection.release(found).wait()
+    else:
+        client.connection.put_back(found)
+    broken(client)
+    assert client.resume() == []
+    assert client.fetch() == [(1, 2)]
+
+
 def test_of_a_shared_subscription_it_comes_back_like_that_of_any_who_vanished(log: Log) -> None:
     publish(log, 3)
     client, other = Client(log, mode="shared"), Client(log, mode="shared")

@@ -147,10 +147,11 @@ class Consumer(ABC):
 
     def pop(self) -> Claimed | None:
         """The next of the buffer, if there is one: what an iterator does for most messages."""
-        try:
-            return None if self._closing else self._buffer.popleft()
-        except IndexError:
-            return None
+        with self._lock:  # once it is closing, what is in the buffer is given back unseen
+            try:
+                return None if self._closing else self._buffer.popleft()
+            except IndexError:
+                return None
 
     def put_back(self, untouched: Sequence[Claimed]) -> None:
         """What was taken and not looked at is the next to be taken."""

@@ -190,12 +190,14 @@ class Holding(LogReader):
         self, claimed: Claimed, row: DeliveryRow | None, now_ms: int, *, seen: bool, vanished: bool = False
     ) -> DeliveryRow:
         """The row of a delivery that is given back: due now, and no attempt if no code has seen it. A token marks what
-        is suspected of having killed its consumer; what was not looked at stays as suspect as it was."""
+        is suspected of having killed its consumer; what was not looked at stays as suspect as it was, but not of this
+        one: a resume takes all that has the token of this holder for an attempt that it has to take back."""
         seq = claimed.message.seq
-        is_suspect = vanished if seen else seq == self._suspect
         row = row or DeliveryRow(seq, claimed.attempt, 0)
-        attempts = claimed.attempt if seen else claimed.attempt - 1
-        return replace(row, attempts=attempts, due_ms=now_ms, token=claimed.token if is_suspect else 0)
+        if seen:
+            return replace(row, attempts=claimed.attempt, due_ms=now_ms, token=claimed.token if vanished else 0)
+        token = max(1, claimed.token - 1) if seq == self._suspect else 0
+        return replace(row, attempts=claimed.attempt - 1, due_ms=now_ms, token=token)
 
     def _extend_in_window(self, claimed: Claimed, deadline_ms: int) -> bool:
         return claimed.attempt == 1 and self._window.extend(claimed.message.seq, deadline_ms)

@@ -197,10 +197,12 @@ class RemoteConsumer(Consumer):
     def _ask(self, limit: int, wait_s: float) -> Ticket[Any]:
         self._link.refuse_closed()
         request = Request("rpc.fetch", wire.Fetch(self.wire_id, limit, wait_s), self._arrive, alone=True, consumer=self)
-        self._asks.add(request.ticket)
-        request.ticket.watch(self._fetched)
-        # While there is no connection a wait goes on; a quick look does not.
-        return self._link.enqueue(request, WAIT_S_MAX if wait_s else None)
+        with self._lock:  # so that it is asked before another thread closes, or not at all
+            self._refuse_ended()
+            self._asks.add(request.ticket)
+            request.ticket.watch(self._fetched)
+            # While there is no connection a wait goes on; a quick look does not.
+            return self._link.enqueue(request, WAIT_S_MAX if wait_s else None)
 
     def _end_wait(self, asked: Ticket[Any]) -> None:
         """The taker is gone: what the server would find from now on would lie about here."""
@@ -240,15 +242,18 @@ class RemoteConsumer(Consumer):
     def ack(self, settled: Sequence[Claimed]) -> Ticket[Any]:
         if self.spec.mode == "ephemeral":
             return self.submit_ack(settled)
-        self._refuse_strangers(settled)
-        ticket = self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
+        with self._lock:  # as for a fetch
+            self._refuse_strangers(settled)
+            ticket = self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
         ticket.watch(lambda _: self._forget(settled) if ticket.error is None else None)
         return ticket
 
     def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
         if self.spec.mode == "ephemeral" or self.closed:
+            # Once closed, an ack comes too late. The subscription is not lost: what waits to be sent still goes there.
             done_already: Ticket[list[int]] = Ticket()
-            finish([(done_already, [], taken_over(self.id) if self.spec.mode != "ephemeral" else None)])
+            late = [] if self.spec.mode == "ephemeral" else sorted(claimed.message.seq for claimed in settled)
+            finish([(done_already, late, None)])
             return done_already
         mine = [claimed for claimed in settled if self._was_handed_out_last(claimed)]
         acks = Acks([claimed.message.seq for claimed in mine], strict=False)
@@ -277,7 +282,6 @@ class RemoteConsumer(Consumer):
     def _settle(self, method: str, claimed: Claimed, failure: Failure, delay_s: float | None) -> Flow[None]:
         if self.spec.mode == "ephemeral":
             return
-        self._refuse_strangers([claimed])
         params = wire.Settle(
             self.wire_id,
             claimed.message.seq,
@@ -288,9 +292,10 @@ class RemoteConsumer(Consumer):
             handler=failure.handler,
             failed=method == "rpc.reject" and failure.reason == "processing_error",
         )
-        ticket = self._settling[claimed.message.seq] = self._link.enqueue(
-            Request(method, params, read_nothing, consumer=self)
-        )
+        request = Request(method, params, read_nothing, consumer=self)
+        with self._lock:  # as for a fetch
+            self._refuse_strangers([claimed])
+            ticket = self._settling[claimed.message.seq] = self._link.enqueue(request)
         try:
             yield ticket
         finally:
@@ -301,10 +306,12 @@ class RemoteConsumer(Consumer):
     def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
         if self.spec.mode == "ephemeral":
             return
-        self._refuse_strangers(extended)
         seqs = [claimed.message.seq for claimed in extended]
         params = wire.Settle(self.wire_id, sequence_ids=seqs, by=None if by_ms is None else by_ms / 1000)
-        yield self._link.enqueue(Request("rpc.extend", params, read_nothing, consumer=self))
+        with self._lock:  # as for a fetch
+            self._refuse_strangers(extended)
+            ticket = self._link.enqueue(Request("rpc.extend", params, read_nothing, consumer=self))
+        yield ticket
 
     def _refuse_strangers(self, settled: Sequence[Claimed]) -> None:
         """What the server, which knows them by their seqs, cannot tell apart."""
@@ -380,6 +387,12 @@ class RemoteConsumer(Consumer):
     def _give_back(self, seen: Collection[tuple[int, int]] | None, taken_up: Ticket[Any] | None = None) -> None:
         """What the server has sent and did not arrive is not among the seen, so it counts as no attempt."""
 
+        def params() -> wire.Release:
+            """As it is when it is sent: on the link's loop, where nothing else arrives meanwhile."""
+            unseen = set(self._unseen())
+            looked_at = self._held() if seen is None else seen
+            return wire.Release(self.wire_id, [(seq, attempt) for seq, attempt in looked_at if seq not in unseen])
+
         def done(answer: Ticket[Any]) -> None:
             # Without a connection, or if it is another's by now, it has been given back already.
             is_over = isinstance(answer.error, Unreachable | SubscriptionError | Closed)
@@ -388,9 +401,6 @@ class RemoteConsumer(Consumer):
         if not self._ready or (taken_up is not None and taken_up.error is not None):
             finish([(self.gone, None, None)])  # the server let go of it when the connection broke
             return
-        unseen = set(self._unseen())
-        looked_at = self._held() if seen is None else seen
-        params = wire.Release(self.wire_id, [(seq, attempt) for seq, attempt in looked_at if seq not in unseen])
         self._link.enqueue(Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)).watch(done)
 
 
