@@ -103,9 +103,8 @@ class Consumer(ABC):
         until = None if wait_s is None else time.monotonic() + wait_s
         with contextlib.nullcontext() if ahead else self.taking():
             self._refuse_ended()
-            is_stale = self._now_ms() - self._extended_ms >= self.spec.ack_wait_ms
-            if self._buffer and is_stale and self.spec.mode != "ephemeral":
-                # No heartbeat came: this process was asleep. They are overdue, and perhaps another's by now.
+            if self._buffer and self._is_overdue():
+                # No heartbeat came: this process was asleep. They are perhaps another's by now.
                 self._releasing = self.release(self._pop(len(self._buffer)))
             if self._releasing is not None and not self._releasing.done:
                 yield Within(self._releasing, None)  # so that a look finds what was given back before
@@ -179,6 +178,9 @@ class Consumer(ABC):
         except IndexError:  # another taker was quicker
             pass
         return taken
+
+    def _is_overdue(self) -> bool:
+        return self.spec.mode != "ephemeral" and self._now_ms() - self._extended_ms >= self.spec.ack_wait_ms
 
     def _how_many(self, limit: int, ahead: bool) -> int:
         """To claim now."""
