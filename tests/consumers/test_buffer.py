@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from consumer_bench import PATIENCE_S, Api, Place, eventually_true
 
 import headwater
 from headwater import ManualClock
 from headwater.broker import reading
+from headwater.errors import Locked
 
 
 def messages(count: int) -> list[tuple[str, int]]:
@@ -78,3 +81,25 @@ def test_a_message_that_came_again_is_extended_though_its_first_handling_ends() 
         clock.advance(20_000)
         assert subscription.fetch() == []
         again.ack()
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_what_could_not_be_given_back_is_not_stranded(tmp_path: Path, mode: Any) -> None:
+    """Another process held the write lock for too long."""
+    path = tmp_path / "log.db"
+    with headwater.open(str(path), housekeeping=None, busy_timeout=0.05) as log:
+        log.publish_many(messages(5))
+        subscription = log.subscribe("s", "a", mode=mode)
+        iterator: Any = subscription.messages()
+        assert next(iterator).data == 0
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")
+        subscription._consumer.interrupt()
+        releasing = subscription._consumer._releasing
+        assert releasing is not None
+        assert releasing.wait(PATIENCE_S)
+        assert isinstance(releasing.error, Locked)
+        other.execute("ROLLBACK")
+        subscription.close()
+        again = log.subscribe("s", "a", mode=mode).fetch(10)
+        assert sorted((message.seq, message.attempt) for message in again) == [(1, 2), (2, 1), (3, 1), (4, 1), (5, 1)]

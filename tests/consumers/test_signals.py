@@ -331,3 +331,19 @@ def test_a_signal_at_the_very_beginning_of_run_is_not_overlooked(
         asyncio.run(run_twice())
     else:
         run_twice_blocking()
+
+
+def test_a_signal_stops_all_logs_that_run_on_one_event_loop(tmp_path: Path) -> None:
+    async def run_two() -> None:
+        async with headwater.connect(str(tmp_path / "a.db")) as one, headwater.connect(str(tmp_path / "b.db")) as two:
+            for log in (one, two):
+                log.on("a", id="h")(print)
+            runs = [asyncio.create_task(log.run()) for log in (one, two)]
+            while not all(log._handlers._running for log in (one, two)):
+                await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(asyncio.gather(*runs), PATIENCE_S)
+
+    before = [signal.getsignal(each) for each in SIGNALS]
+    asyncio.run(run_two())
+    assert [signal.getsignal(each) for each in SIGNALS] == before

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from consumer_bench import OPTIONS, PATIENCE_S, Api, Noted, Place, eventually_true, left_over
+from eventually import eventually
 from served import RunningServer
 
 import headwater
 from headwater import Reject
 from headwater.errors import HeadwaterError, LeaseLost, SubscriptionMismatch
+
+GIVES_A_COROUTINE = "InvalidOption: it gives a coroutine, which no thread runs. Use headwater.connect()"
 
 
 def declare(api: Api, log: Any, body: Callable[[Any], None], *, id: str = "h", **options: Any) -> None:
@@ -134,6 +137,17 @@ async def test_no_error_of_a_handler_ends_a_worker_silently(
             [shown] = (await api.do(log.health))["handlers"].values()
             assert shown["state"] == "failed"
             assert error.__name__ in shown["error"]
+
+
+def test_a_plain_function_that_gives_a_coroutine_has_handled_nothing_under_threads() -> None:
+    async def handle(message: Any) -> None: ...
+
+    with headwater.open("memory:", housekeeping=None) as log:
+        log.on("a", id="h", max_attempts=1)(lambda message: handle(message))
+        log.start()
+        log.publish("a", 1)
+        eventually(lambda: [letter.error for letter in log.dead_letters.list()], [GIVES_A_COROUTINE])
+        assert log.subscription("h").acked == 0
 
 
 async def test_handlers_that_fail_and_reject_go_on(api: Api, place: Place) -> None:

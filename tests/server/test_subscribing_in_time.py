@@ -129,3 +129,37 @@ async def test_a_subscribe_that_runs_into_its_time_limit_may_be_tried_again(serv
         await client.subscribe("t", "a")
         await client.publish("a")
         assert (await client.delivery())["subscription_id"] == "t"
+
+
+async def test_a_subscription_ended_before_its_answer_takes_no_later_one_with_it(serve: Serve) -> None:
+    """A client that does not wait for answers: subscribe, end it, subscribe again under the same id."""
+    async with serve() as server, connect(server) as client:
+        [connection] = server.connections
+        subscriptions = connection.subscriptions
+        params = wire.Subscribe("s", "a", start="first")
+        with busy_readers(server):  # the first one is at its counting
+            first = asyncio.create_task(subscriptions.begin(params))
+            async with asyncio.timeout(PATIENCE_S):
+                while not len(subscriptions):
+                    await turn()
+            await client.release("s")
+            again = asyncio.create_task(subscriptions.begin(params))
+            async with asyncio.timeout(PATIENCE_S):
+                while not len(subscriptions):
+                    await turn()
+        await asyncio.gather(first, again, return_exceptions=True)
+        assert await held(server) == ["s"]
+        assert len(subscriptions) == 1
+        await client.publish_many("a", 3)
+        assert await client.delivered_seqs(3) == [1, 2, 3]
+        await client.release("s")
+        assert await held(server) == []
+
+
+async def test_what_ends_while_the_deliveries_stop_does_not_keep_them_from_stopping(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        [connection] = server.connections
+        for id in ("one", "two"):
+            await client.subscribe(id, "a")
+        stopping = asyncio.create_task(connection.subscriptions.stop_delivering())
+        await asyncio.gather(stopping, connection.subscriptions.release("two"))

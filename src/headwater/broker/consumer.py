@@ -290,6 +290,7 @@ class Consumer(ABC):
         """What is handled or waits to be, unless it takes too long. What has waited for too long is given back."""
         now_ms, most_ms = self._now_ms(), self.spec.extension_ms_max
         self._extended_ms = now_ms
+        self._give_back_idle()  # what could not be given back before
         if self._buffer and now_ms - self._buffered_ms >= most_ms:
             self.release(self._pop(len(self._buffer)))
         running = [claimed for claimed, since_ms in list(self._running.values()) if now_ms - since_ms < most_ms]

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from headwater.broker.logger import logger
+from headwater.errors import InvalidOption
 
 T = TypeVar("T")
 
@@ -241,7 +242,10 @@ def _block_on(step: Step) -> Any:
         return step.work()
     if isinstance(step, Attempt):
         try:
-            step.function(step.argument)
+            outcome = step.function(step.argument)
+            if inspect.iscoroutine(outcome):
+                outcome.close()
+                raise InvalidOption("it gives a coroutine, which no thread runs", next="Use headwater.connect()")
         except BaseException as exc:
             return exc
         return None

@@ -402,13 +402,31 @@ class RunningHandler:
 _PASSES = (StoreError, RequestTimeout, Overloaded)
 
 
+_asked_by_signals: list[Callable[[], object]] = []  # several logs may run on one event loop
+
+
 @contextlib.contextmanager
 def stopped_by_signals(ask_to_stop: Callable[[], object]) -> Iterator[None]:
     """SIGTERM and SIGINT ask to stop; a second one ends the process at once. Only the main thread has signals; the
-    application's own handlers are back afterwards."""
+    application's own handlers are back when nothing runs any more."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    _asked_by_signals.append(ask_to_stop)
+    if len(_asked_by_signals) == 1:
+        _take_signals()
+    try:
+        yield
+    finally:
+        _asked_by_signals.remove(ask_to_stop)
+        if not _asked_by_signals:
+            _give_signals_back()
+
+
+_before: dict[signal.Signals, Any] = {}  # the application's handlers
+
+
+def _take_signals() -> None:
     asked = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -417,11 +435,12 @@ def stopped_by_signals(ask_to_stop: Callable[[], object]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         asked = True
-        ask_to_stop()
+        for ask_to_stop in list(_asked_by_signals):
+            ask_to_stop()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+    _before.update({number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)})
+
+
+def _give_signals_back() -> None:
+    for number, handler in _before.items():
+        signal.signal(number, handler or signal.SIG_DFL)

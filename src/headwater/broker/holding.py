@@ -12,7 +12,7 @@ from headwater.broker.flow import Flow, Ticket
 from headwater.broker.reading import LogReader
 from headwater.delivery.retry import Retry, decide_retry
 from headwater.delivery.window import Window
-from headwater.errors import LeaseLost, NotDelivered
+from headwater.errors import LeaseLost, NotDelivered, OutcomeUnknown, StoreError
 from headwater.ports.records import DeliveryRow, Stage, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
@@ -184,7 +184,14 @@ class Holding(LogReader):
             undo.then.append(self._wake_all_of_it)
             self._save(writer, record)
 
-        return self.engine.committer.submit(work, touching=self.id)
+        def keep(done: Ticket[None]) -> None:
+            if isinstance(done.error, StoreError) and not isinstance(done.error, OutcomeUnknown):
+                self._buffer.extendleft(reversed(untouched))  # still nobody else's, and not looked at
+                self._wake()
+
+        ticket: Ticket[None] = self.engine.committer.submit(work, touching=self.id)
+        ticket.watch(keep)
+        return ticket
 
     def _released(
         self, claimed: Claimed, row: DeliveryRow | None, now_ms: int, *, seen: bool, vanished: bool = False

@@ -173,7 +173,7 @@ class Subscriptions:
                 del self._held[id]
                 self._in_background(self._give_back(held, vanished=False))
             raise
-        if params.deliver == "push":
+        if params.deliver == "push" and self._held.get(id) is held:  # else the client has ended it meanwhile
             held.pump = asyncio.create_task(self._push(id, held))
         return _subscribed(params, subscriber, undelivered)
 
@@ -233,9 +233,9 @@ class Subscriptions:
                     logger.warning("subscription %s tries again: %s", subscriber.id, exc)
                     await asyncio.sleep(RETRY_S)
                 except (LeaseLost, UnknownSubscription, Closed) as exc:
-                    if not connection.is_gone:
+                    if not connection.is_gone and self._held.get(id) is held:
                         connection.notify("rpc.lost", wire.LostNotice(id, exc.why))
-                        self._held.pop(id, None)
+                        del self._held[id]
                         self._in_background(self._give_back(held, vanished=False))
                     return
 
@@ -345,7 +345,7 @@ class Subscriptions:
 
     async def stop_delivering(self) -> None:
         """No more deliveries; waiting fetches are answered with nothing. What is in flight can still be settled."""
-        for held in self._held.values():
+        for held in list(self._held.values()):
             held.subscriber.interrupt()
             await _cancel(held.pump)
 
