@@ -222,15 +222,15 @@ def test_what_waits_in_front_does_not_hide_it(log: Log, broken: Break, clock: Ma
 
 
 def test_a_later_attempt_that_never_arrived_is_no_attempt(log: Log, broken: Break, clock: ManualClock) -> None:
-    """The client was too slow and it was handed out anew; that is what counts, not what is still in hand."""
+    """The client was too slow and it was handed out anew; nobody has it but the client, who may go on."""
     publish(log, 1)
     client = Client(log, ack_wait=ACK_WAIT_MS / 1000, lease=3_600)
     client.fetch()
     clock.advance(ACK_WAIT_MS)
     assert client.fetch(arriving=0) == [(1, 2)]
     broken(client)
-    assert client.resume() == [], "it had its time"
-    assert client.settled == []
+    assert client.resume() == [(1, 1)]
+    client.nack(1)
     assert client.fetch() == [(1, 2)]
 
 
@@ -293,6 +293,19 @@ def test_a_nack_that_got_through_may_be_said_again(log: Log, mode: Any, broken: 
     client = Client(log, mode=mode, jitter=0)
     client.fetch()
     client.nack(1, delay_ms=60_000, answered=False)
+    broken(client)
+    assert client.resume() == [(1, 1)]
+    client.nack(1)
+    assert client.fetch() == [(1, 2)], "said twice, counted once"
+
+
+def test_a_nack_may_be_said_again_though_the_next_attempt_was_handed_out(log: Log, broken: Break) -> None:
+    """And never arrived: then the client knows of its own attempt alone, and waits for the answer to its nack."""
+    publish(log, 1)
+    client = Client(log, jitter=0)
+    client.fetch()
+    client.nack(1, answered=False)
+    assert client.fetch(arriving=0) == [(1, 2)]
     broken(client)
     assert client.resume() == [(1, 1)]
     client.nack(1)

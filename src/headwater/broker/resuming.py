@@ -47,9 +47,8 @@ def resume(
         return acquire(writer, record, asked.owner, now_ms), NOTHING_RESUMED
     old_fence = record.lease.fence
     record = acquire(writer, replace(record, lease=release(record.lease)), asked.owner, now_ms)
-    record, resumed = _take_up(writer, record, record.lease.fence, asked.held, now_ms)
-    _unsee_the_rest(writer, record, old_fence, now_ms)
-    return record, resumed
+    _unsee_what_never_arrived(writer, record, old_fence, asked.held, now_ms)
+    return _take_up(writer, record, record.lease.fence, asked.held, now_ms)
 
 
 def _take_up(
@@ -73,12 +72,16 @@ def _take_up(
     return record, Resumed(taken, settled)
 
 
-def _unsee_the_rest(writer: Writer, record: SubscriptionRecord, fence: int, now_ms: int) -> None:
-    """What the old connection was handing over and never got across is what still has its token."""
+def _unsee_what_never_arrived(
+    writer: Writer, record: SubscriptionRecord, fence: int, held: Sequence[tuple[int, int]], now_ms: int
+) -> None:
+    """What has the token of the old connection, and is not held: as if it had never been handed out. An earlier attempt
+    at the same message, which the client may still have in its hands, is the last one again."""
+    arrived = set(held)
     every_row = writer.delivery_counts(record.id).in_flight
     lost = [
         replace(row, attempts=max(0, row.attempts - 1), due_ms=now_ms, token=0)
         for row, _ in writer.due(record.id, now_ms, every_row, "seq", suspects=True)
-        if row.token == fence
+        if row.token == fence and (row.seq, row.attempts) not in arrived
     ]
     writer.put_deliveries(record.id, lost)
