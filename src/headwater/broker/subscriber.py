@@ -278,15 +278,17 @@ class Subscriber(Holding):
                     return
                 record = replace(record, lease=release(record.lease))
             # Looked at here, for an earlier claim may have been committed since it was asked for.
-            in_flight = {(seq, claimed.attempt): seq for seq, claimed in self._in_flight.items()}
-            unseen = set(self._unseen() if seen is None else map(in_flight.get, in_flight.keys() - set(seen)))
-            rows = writer.deliveries(self.id, list(self._in_flight))
+            in_flight, unseen = self._in_flight.copy(), set(self._unseen())
+            if seen is not None:
+                looked_at = set(seen)
+                unseen = {seq for seq, claimed in in_flight.items() if (seq, claimed.attempt) not in looked_at}
+            rows = writer.deliveries(self.id, list(in_flight))
             released = []
-            for seq, claimed in self._in_flight.items():
+            for seq, claimed in in_flight.items():
                 row = rows.get(seq)
                 if seq in self._window or (row is not None and row.token == claimed.token):  # else it was passed on
                     released.append(self._released(claimed, row, now_ms, seen=seq not in unseen, vanished=vanished))
-            self._close_in_window(undo, list(self._in_flight))
+            self._close_in_window(undo, list(in_flight))
             writer.put_deliveries(self.id, released)
             if not self.spec.keeps_rows:
                 record = replace(record, window=self._window.state())

@@ -57,7 +57,6 @@ class RemoteConsumer(Consumer):
         self._holder = new_holder()
         self._has_begun = False
         self._in_flight: dict[int, Claimed] = {}
-        self._asks: set[Ticket[Any]] = set()  # fetches on their way
         self._acks_sent: list[Acks] = []
         self._settling: dict[int, Ticket[Any]] = {}  # nacks and rejects without an answer, by seq
         self._leaves_s = 0.0
@@ -199,7 +198,6 @@ class RemoteConsumer(Consumer):
         request = Request("rpc.fetch", wire.Fetch(self.wire_id, limit, wait_s), self._arrive, alone=True, consumer=self)
         with self._lock:  # so that it is asked before another thread closes, or not at all
             self._refuse_ended()
-            self._asks.add(request.ticket)
             request.ticket.watch(self._fetched)
             # While there is no connection a wait goes on; a quick look does not.
             return self._link.enqueue(request, WAIT_S_MAX if wait_s else None)
@@ -223,7 +221,6 @@ class RemoteConsumer(Consumer):
             self.deliver(found)
 
     def _fetched(self, ticket: Ticket[Any]) -> None:
-        self._asks.discard(ticket)
         if isinstance(ticket.error, LeaseLost):
             self.lose(ticket.error)
         self._waiter.wake()

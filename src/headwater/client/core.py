@@ -282,12 +282,12 @@ class RemoteCore:
 
     def _beat(self) -> None:
         """Keep what is being handled from being given to others."""
+        self._heart = None
+        self._beat_in_time()
         for consumer in list(self._consumers.values()):
             request = consumer.heartbeat()
             if request is not None:
                 self._link.enqueue(request)
-        self._heart = None
-        self._beat_in_time()
 
     def _beat_in_time(self) -> None:
         """Once more for a new one, whose interval may be shorter than the one that is being waited for."""
