@@ -179,6 +179,7 @@ def _judge_deliveries(log: Log, told: Told, verdict: Verdict) -> None:
         seqs: list[int] = []
         while messages := subscription.fetch(1_000):
             seqs += [message.seq for message in messages]
+            subscription.ack_many(messages)  # what was in flight comes one at a time, the next when this one is settled
         found = set(seqs)
         if len(found) != len(seqs):
             verdict.broken.append(f"{id} delivers something twice: {sorted(seqs)}")
