@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("headwater")
     group.addoption("--kills", type=int, default=16, help="how many processes the crash loop kills")
     group.addoption("--every-cut", action="store_true", help="cut the power at every sync, not only at some")
-    group.addoption("--bench-examples", type=int, default=25, help="how many plays the bench of consumers plays a case")
+    group.addoption("--bench-examples", type=int, default=8, help="how many plays the bench of consumers plays a case")
     group.addoption("--dice", type=int, default=1, help="seed of the crash, power-loss and fault tests")
     group.addoption(
         "--spark",

@@ -356,7 +356,7 @@ class RunningHandler:
             yield from self._run(consumer, claimed)
             return
         id = claimed.message.id
-        answer = yield from self._once.begin(id, lambda: not consumer.lost, self._stopped)
+        answer = yield from self._once.begin(id, lambda: not (self._stopped.done or consumer.lost), self._stopped)
         if answer == "first":
             try:
                 yield from self._run(consumer, claimed)
