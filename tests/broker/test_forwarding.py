@@ -83,7 +83,7 @@ def test_an_incomplete_batch_waits_for_more_and_a_full_one_does_not(
         publish(memory_log, number)
     target.wait_for_tries(1)
     assert target.arrived == [0, 1, 2]
-    wait_for(lambda: memory_log.subscription("f").in_flight == 1, forwarder)
+    wait_for(lambda: forwarder.status().in_hand == 1, forwarder)
     assert target.arrived == [0, 1, 2]
     forwarder.stop()  # which waits no longer
     assert target.batches == [3, 1]

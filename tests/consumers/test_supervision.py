@@ -17,7 +17,7 @@ import headwater
 from headwater import Reject
 from headwater.errors import HeadwaterError, LeaseLost, SubscriptionMismatch
 
-GIVES_A_COROUTINE = "InvalidOption: it gives a coroutine, which no thread runs. Use headwater.connect()"
+GIVES_A_COROUTINE = "InvalidOption: it gives a coroutine, which no thread runs. Open the log for asyncio"
 
 
 def declare(api: Api, log: Any, body: Callable[[Any], None], *, id: str = "h", **options: Any) -> None:

@@ -23,6 +23,7 @@ def left_for_the_next(desk: Desk, mode: str, id: str = "s") -> list[int]:
     seqs = []
     while messages := subscription.fetch(100):
         seqs += [message.seq for message in messages]
+        subscription.ack_many(messages)  # suspects come one at a time
     return sorted(seqs)
 
 
@@ -160,8 +161,10 @@ def test_a_delivery_given_up_during_the_fault_comes_again(desk: Desk, mode: str)
     with pytest.raises(DiskFull):
         subscription.fetch(10)
     desk.vfs.full = False
-    again = [*subscription.fetch(1), *subscription.fetch(1)]
-    assert [(message.seq, message.attempt) for message in again] == [(1, 2), (2, 2)]
+    for seq in (1, 2):  # one at a time
+        (message,) = subscription.fetch(10)
+        assert (message.seq, message.attempt) == (seq, 2)
+        message.ack()
 
 
 def test_a_transaction_that_cannot_commit_leaves_neither_work_nor_ack(desk: Desk) -> None:

@@ -245,7 +245,7 @@ def _block_on(step: Step) -> Any:
             outcome = step.function(step.argument)
             if inspect.iscoroutine(outcome):
                 outcome.close()
-                raise InvalidOption("it gives a coroutine, which no thread runs", next="Use headwater.connect()")
+                raise InvalidOption("it gives a coroutine, which no thread runs", next="Open the log for asyncio")
         except BaseException as exc:
             return exc
         return None
