@@ -236,19 +236,19 @@ def _block_on(step: Step) -> Any:
     if isinstance(step, Ticket):
         step.wait()
         return step.result()
-    if isinstance(step, Within):
-        return step.ticket.wait(step.timeout_s)
-    if isinstance(step, Blocking):
-        return step.work()
     if isinstance(step, Attempt):
         try:
             outcome = step.function(step.argument)
-            if inspect.iscoroutine(outcome):
+            if outcome is not None and inspect.iscoroutine(outcome):
                 outcome.close()
                 raise InvalidOption("it gives a coroutine, which no thread runs", next="Open the log for asyncio")
         except BaseException as exc:
             return exc
         return None
+    if isinstance(step, Within):
+        return step.ticket.wait(step.timeout_s)
+    if isinstance(step, Blocking):
+        return step.work()
     return step.function(step.argument)
 
 

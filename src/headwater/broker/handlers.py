@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -334,6 +335,7 @@ class RunningHandler:
     # --- working ------------------------------------------------------------------------------------------------
 
     def _work(self, consumer: Consumer) -> Flow[None]:
+        handle = self._run if self._once is None else partial(self._run_once, self._once)
         with consumer.taking():
             while not self._stopped.done:
                 try:
@@ -343,7 +345,7 @@ class RunningHandler:
                     self._state = "running"
                     consumer.began(claimed)
                     try:
-                        yield from self._handle(consumer, claimed)
+                        yield from handle(consumer, claimed)
                     finally:
                         consumer.ended(claimed)
                 except _PASSES as exc:  # nothing is lost meanwhile
@@ -351,17 +353,14 @@ class RunningHandler:
                     logger.warning("subscription %s tries again: %s", self.id, exc)
                     yield Within(self._stopped, RETRY_S)
 
-    def _handle(self, consumer: Consumer, claimed: Claimed) -> Flow[None]:
-        if self._once is None:
-            yield from self._run(consumer, claimed)
-            return
+    def _run_once(self, once: HandledOnce, consumer: Consumer, claimed: Claimed) -> Flow[None]:
         id = claimed.message.id
-        answer = yield from self._once.begin(id, lambda: not (self._stopped.done or consumer.lost), self._stopped)
+        answer = yield from once.begin(id, lambda: not (self._stopped.done or consumer.lost), self._stopped)
         if answer == "first":
             try:
                 yield from self._run(consumer, claimed)
             finally:
-                self._once.ended(id)
+                once.ended(id)
         elif answer == "done":
             consumer.ack_soon([claimed])  # it was handled before: the ack is all that is missing
         else:  # told to stop while it waited for another's claim
@@ -370,9 +369,11 @@ class RunningHandler:
     def _run(self, consumer: Consumer, claimed: Claimed) -> Flow[None]:
         message = self._receive(claimed)
         error: BaseException | None = yield Attempt(self._registration.handler, message)
-        failure = None if error is None else self._failure(error)
-        again = not isinstance(error, Reject | InvalidData)  # an undecodable payload stays so
-        if error is not None and again:
+        failure, again = None, False
+        if error is not None:
+            failure = self._failure(error)
+            again = not isinstance(error, Reject | InvalidData)  # an undecodable payload stays so
+        if again:
             attempts = f"attempt {claimed.attempt} of {consumer.spec.retry.max_attempts}"
             logger.warning(
                 "handler %s failed on message %d, %s", self._name, claimed.message.seq, attempts, exc_info=error
