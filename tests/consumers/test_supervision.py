@@ -199,6 +199,7 @@ async def test_run_raises_when_the_subscription_was_taken_over(api: Api, lasting
         await api.do(log.publish, "a", 0)
         run = running(api, log)
         await seen.reach(1)
+        await eventually_true(lambda: _has_acked(api, other, "h"), "the first one is acked")
         rival = await api.do(other.subscribe, "h", "a", takeover=True, **OPTIONS)
         error = await outcome_of(run)
         assert isinstance(error, LeaseLost), error
@@ -229,6 +230,10 @@ async def test_what_ends_one_handler_ends_run_and_the_others_finish_what_is_in_h
         await api.do(rival.close)
         assert kept.seen == [(2, 1)]
         assert sorted(await left_over(api, lasting_place, "kept", "b")) == [(seq, 1) for seq in range(3, 12)]
+
+
+async def _has_acked(api: Api, log: Any, id: str) -> bool:
+    return bool((await api.do(log.subscription, id)).acked)
 
 
 async def _is_draining(api: Api, log: Any) -> bool:
