@@ -6,7 +6,7 @@ Four rules keep a message from being stranded between the log and the code that 
    caller by then; taking them out of the buffer waits for nothing. So cancelling a taker loses nothing.
 2. One taker at a time claims for all that wait. One that is cancelled or runs out of time passes the turn on.
 3. Takers are counted. When the last one leaves, a shared subscription gives its buffer back, without counting an
-   attempt; an exclusive one keeps it for the next taker, for nobody else could have it.
+   attempt; an exclusive one keeps it for the next taker, since no other consumer can have it.
 4. Everything in flight is in the buffer, with a taker, or being settled. Heartbeats extend the first two.
 
 `reading.LogReader` claims from a log in this process, `client.consumer.RemoteConsumer` from a server.

@@ -43,7 +43,7 @@ from headwater.topics import Dialect, Pattern, parse_pattern
 
 HEARTBEATS_PER_LEASE = 3
 INT64_MAX = 2**63 - 1
-STANDBY_POLL_S = 1.0  # a holder whose process has ended, or whose lease was not renewed, wakes nobody
+STANDBY_POLL_S = 1.0  # a holder that was killed, or a lease that was not renewed, sends no wake-up
 
 
 class Entry(NamedTuple):

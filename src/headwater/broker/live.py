@@ -272,7 +272,7 @@ class LiveFeed(Listeners):
 
     When `subscribe` returns, what is published from then on is heard. It must not look at the database to find out
     where that begins, for its caller may be an event loop. The highest seq that this process knows of is a safe place:
-    what has a higher one is later, unless another process published it before and nobody here has heard of that yet.
+    what has a higher one is later, unless another process published it before and this one has not heard of it yet.
     That may be much, so the reader leaves out what is older than a second. The rest of it is told: clocks and commits
     are not exact enough to tell just before from just after, and nothing that comes after may be missed."""
 
@@ -303,7 +303,7 @@ class LiveFeed(Listeners):
                 if self._tail is None:
                     before = run_blocking(self._engine.read(lambda reader: reader.seq_before(since_ms)))
                     self._tail = Tail(self._engine, "live", SubscriptionSpec(">"), max(after, before))
-                    continue  # to look whether it is to stop: whoever stops it has seen no tail yet
+                    continue  # to look whether it is to stop: the closing thread may have seen no tail yet
                 for claimed in run_blocking(self._tail.take(PAGE, None)):
                     with self._lock:
                         for listener in self._trie.match(claimed.message.topic):

@@ -120,7 +120,7 @@ class Wire(asyncio.Protocol):
             if not self.opened.done():
                 self.opened.set_exception(Unreachable("the connection broke before it was open"))
             if not self.opened.cancelled():
-                self.opened.exception()  # seen, should nobody wait for it any more
+                self.opened.exception()  # marks it as retrieved, should its waiter be gone
             if not self.lost.done():
                 self.lost.set_result(None)
 
