@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 KILLS ?= 1000
 # What is tested against the clock, and so not beside a Spark that takes all processors.
-CLOCKED := $(addprefix tests/,broker client console consumers crash dedupe faults faulty_network postgres processes server transports)
+CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe faults faulty_network postgres processes server transports)
 # Trust the certificates that the machine trusts, as pip does.
 export UV_SYSTEM_CERTS := 1
 

@@ -59,9 +59,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords and "long" not in config.getoption("-m"):
             item.add_marker(pytest.mark.skip(reason="takes long: run it with -m long"))
-        # With several workers: a file's tests share what they set up, and one Spark is enough for the machine.
-        item.add_marker(pytest.mark.xdist_group("spark" if _uses_spark(item) else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=lambda item: not _uses_spark(item))  # the longest group first
+
+
+def _group(item: pytest.Item) -> str:
+    """With several workers: a file's tests share what they set up, one Spark is enough for the machine, and a victim's
+    latency is measured under one attack at a time."""
+    if _uses_spark(item):
+        return "spark"
+    return "abuse" if "abuse" in item.path.parts else str(item.path)
 
 
 def _uses_spark(item: pytest.Item) -> bool:

@@ -1,0 +1,238 @@
+"""A server with tokens in a process of its own, a victim in another, and the test in the role of the attacker.
+
+    with Attacked(tmp_path, limits={"connections": 500}) as server:
+        token = server.token(publish=["mine.>"])
+        with server.victim() as victim:
+            ...attack server.port with that token...
+        server.assert_unharmed(victim)
+
+The victim publishes one small message after the other, receives each through a durable subscription and acks it. Its
+latency is the time of a publish and of the delivery; the server's memory is the peak of its resident set since the
+victim began. Both are printed, for the tables in docs/security.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from websockets.sync.client import ClientConnection, connect
+
+from headwater.server.scopes import Scopes
+from headwater.server.tokens import TokenFile
+
+PATIENCE_S = 60.0
+VICTIM_P99_MS = 250.0
+SERVER_RSS_MB = 400.0
+# Beside another worker's tests the victim waits for a processor too; an attacker that stops the server would keep
+# it waiting for far longer.
+BESIDE_OTHERS = 4.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0
+
+SERVER = """
+import json, sys, headwater
+path, settings = sys.argv[1:]
+headwater.serve(path, **json.loads(settings)).run(lambda server: print(server.port, flush=True))
+"""
+VICTIM = """
+import json, sys, threading, time, headwater
+url, token, pause_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+published, delivered = [], []
+with headwater.open(url, token=token) as log:
+    mine = log.subscribe("victim", "victim.news")
+    log.publish("victim.news", 0)
+    mine.fetch(1, wait=30)[0].ack()
+    print("ready", flush=True)
+    while not stop.wait(pause_s):
+        began = time.perf_counter()
+        log.publish("victim.news", {"text": "x" * 100})
+        stored = time.perf_counter()
+        [message] = mine.fetch(1, wait=60)
+        delivered.append(time.perf_counter() - began)
+        published.append(stored - began)
+        message.ack()
+print(json.dumps({"published": published, "delivered": delivered}), flush=True)
+"""
+
+
+class Attacked:
+    """Settings are those of `headwater.serve`; `descriptors` is the soft limit of open files that the server starts
+    with."""
+
+    def __init__(self, directory: Path, *, log: str | None = None, descriptors: int | None = None, **settings: Any):
+        self.directory = directory
+        self.tokens = TokenFile(directory / "tokens.json")
+        self._log = log or str(directory / "log.db")
+        self._settings = {"tokens": str(directory / "tokens.json"), "port": 0, **settings}
+        self._descriptors = descriptors
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def token(self, label: str = "attacker", **scopes: Any) -> str:
+        return self.tokens.create(label, Scopes(**scopes), now_ms=time.time_ns() // 1_000_000)
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def connect(self, token: str | None = None, **options: Any) -> ClientConnection:
+        """A plain WebSocket, authenticated with the token."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return connect(f"{self.url}/rpc", additional_headers=headers, max_size=None, **options)
+
+    def socket(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+
+    def victim(self, pause_s: float = 0.02) -> Victim:
+        token = self.token("victim", **VICTIM_SCOPES)
+        self.forget_peak()
+        return Victim(self.url, token, pause_s)
+
+    # --- what it costs ------------------------------------------------------------------------------------------------
+
+    def rss_mb(self) -> float:
+        return self._status("VmRSS")
+
+    def peak_mb(self) -> float:
+        return self._status("VmHWM")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def _status(self, name: str) -> float:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError(f"no {name} in the status of process {self.pid}")
+
+    def assert_unharmed(
+        self, victim: Victim, *, p99_ms: float = VICTIM_P99_MS, rss_mb: float = SERVER_RSS_MB, attack: str = ""
+    ) -> None:
+        told = f"{attack or 'attack'}: victim {victim.summary()}; server's peak {self.peak_mb():.0f} MB"
+        print(f"\n{told}")
+        assert len(victim.published) >= 10, told
+        assert victim.p99_ms < p99_ms * BESIDE_OTHERS, told
+        assert self.peak_mb() < rss_mb, told
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", SERVER, self._log, json.dumps({**self._settings, "port": self.port})]
+        if self._descriptors is not None:
+            command = ["bash", "-c", f'ulimit -Sn {self._descriptors}; exec "$@"', "bash", *command]
+        with open(self.directory / "server-stderr", "ab") as errors:
+            self._process = subprocess.Popen(
+                command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+            )
+        self.port = int(_line(self._process) or 0)
+        assert self.port, self.said()
+
+    def said(self) -> str:
+        """The last of what it wrote to stderr."""
+        return (self.directory / "server-stderr").read_text(errors="replace")[-5_000:]
+
+    def stop(self, seconds_max: float = PATIENCE_S) -> float:
+        """SIGTERM; returns how long it took to end."""
+        assert self._process is not None
+        began = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        assert self._process.wait(seconds_max) == 0, self.said()
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        self.token("first", publish=["first"])
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+
+VICTIM_SCOPES: dict[str, Any] = {"publish": ["victim.>"], "subscribe": ["victim.>"]}
+
+
+class Victim:
+    """Runs from `__enter__`, which returns when its first message has come, to `__exit__`."""
+
+    def __init__(self, url: str, token: str, pause_s: float) -> None:
+        self._command = [sys.executable, "-c", VICTIM, url, token, str(pause_s)]
+        self.published: list[float] = []
+        self.delivered: list[float] = []
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert _line(self._process) == "ready", "the victim could not begin"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        with self._process:
+            if kind is not None:
+                self._process.kill()
+                return
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                told = json.loads(_line(self._process) or "{}")
+            finally:
+                self._process.kill()
+        self.published, self.delivered = told.get("published", []), told.get("delivered", [])
+
+    @property
+    def p99_ms(self) -> float:
+        """Of publishing and of delivering, whichever is worse."""
+        return max(_at(self.published, 0.99), _at(self.delivered, 0.99))
+
+    def summary(self) -> str:
+        return (
+            f"{len(self.published)} messages, publish p50 {_at(self.published, 0.5):.1f} p99 "
+            f"{_at(self.published, 0.99):.1f} ms, delivery p50 {_at(self.delivered, 0.5):.1f} p99 "
+            f"{_at(self.delivered, 0.99):.1f} ms"
+        )
+
+
+def call(connection: ClientConnection, method: str, params: Any = None, id: int = 1) -> dict[str, Any]:
+    """One call and its answer; notifications that come before it are passed over."""
+    connection.send(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params or {}}))
+    while True:
+        answer = json.loads(connection.recv(PATIENCE_S))
+        if isinstance(answer, dict) and answer.get("id") == id:
+            return answer
+
+
+def untrusting() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+    return process.stdout.readline().decode().strip() if readable else ""
+
+
+def _at(values: list[float], share: float) -> float:
+    """In milliseconds."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1000 if values else 0.0
