@@ -6,9 +6,10 @@
             ...attack server.port with that token...
         server.assert_unharmed(victim)
 
-The victim publishes 200 small messages at least, one after the other, receives each through a durable subscription and acks it. Its
-latency is the time of a publish and of the delivery; the server's memory is the peak of its resident set since the
-victim began. Both are printed, for the tables in docs/security.md.
+The victim publishes one small message after the other, 200 at least, receives each through a durable subscription and
+acks it. Its latency is the time of a publish and of the delivery; the server's memory is the peak of its resident set
+since the victim began. Both are printed, for the table in docs/security.md. An attack goes on for as long as the
+victim's block, which may end before its 200th message.
 """
 
 from __future__ import annotations
