@@ -21,7 +21,8 @@ from headwater.stores.sqlite import SqliteStore, migrations
 from headwater.stores.sqlite.migrations import SCHEMA_VERSION
 
 OLD_VERSIONS = (1, 2, 3)
-NEW_IN = {2: {"receipts"}, 3: {"pruned", "sinks", "timings", "timings_by_hour"}}  # what stands in the way if the user has it already
+# What stands in the way if the user has it already.
+NEW_IN = {2: {"receipts"}, 3: {"pruned", "sinks", "timings", "timings_by_hour"}}
 TIME_LIMIT_S = 30
 CLOCK = ManualClock()
 

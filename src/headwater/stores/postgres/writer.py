@@ -86,9 +86,7 @@ class PostgresWriter(PostgresReader):
             self._execute(SQL["remember_ids"], (now_ms, array_of(new.values()), list(new)))
         return Appended(numbered.seqs, numbered.repeats)
 
-    def _remembered(
-        self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow
-    ) -> dict[str, int]:
+    def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
         asked = [id for id in scoped if id is not None]
         return {
             id: seq

@@ -82,9 +82,7 @@ class SqliteWriter(SqliteReader):
         self._connection.execute(SQL["remember_ids"], (now_ms, _json(numbered.to_remember)))
         return Appended(numbered.seqs, numbered.repeats)
 
-    def _remembered(
-        self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow
-    ) -> dict[str, int]:
+    def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
         asked = _json([id for id in scoped if id is not None])
         return {
             id: seq
