@@ -64,7 +64,7 @@ def test_what_is_corrupt_is_quarantined_and_late_rows_find_their_day(world: Worl
     world.insert_by_hand("orders.bad", "{not json")
     world.run()
     long_ago = int(dt.datetime(2001, 2, 3, tzinfo=dt.UTC).timestamp() * 1000)
-    world.insert_by_hand("orders.late", '{"n": 3}', published_at=long_ago, id="twice")
+    world.insert_by_hand("orders.new", '{"n": 3}', published_at=long_ago, id="twice")
     world.insert_by_hand("orders.late", '{"n": 4}', published_at=long_ago)
     world.run()
     assert world.seqs() == [1, 2, 3, 4, 5, 6]
