@@ -43,7 +43,7 @@ def publish(
     ] = None,
     id: Annotated[
         str | None,
-        typer.Option("--id", help="Your own id: published again on this topic, it is stored once. One message only."),
+        typer.Option("--id", help="Your own id: stored once on its topic. One message only."),
     ] = None,
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A free header; repeatable.")
