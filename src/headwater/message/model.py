@@ -45,6 +45,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def scoped_id(self) -> str:
+        """Topic and id in one text: what it is recognised by, for an id belongs to its topic."""
         return scoped_id(self.topic, self.id)
 
     @property

@@ -60,11 +60,11 @@ def test_what_is_corrupt_is_quarantined_and_late_rows_find_their_day(world: Worl
     with world.log() as log:
         log.publish("orders.new", {"n": 1}, type="order", version=1)
         log.publish("orders.new", {"n": "one"}, type="order", version=1)
-        log.publish("orders.new", {"n": 2}, id="twice")
+        log.publish("orders.late", {"n": 2}, id="twice")
     world.insert_by_hand("orders.bad", "{not json")
     world.run()
     long_ago = int(dt.datetime(2001, 2, 3, tzinfo=dt.UTC).timestamp() * 1000)
-    world.insert_by_hand("orders.new", '{"n": 3}', published_at=long_ago, id="twice")
+    world.insert_by_hand("orders.late", '{"n": 3}', published_at=long_ago, id="twice")
     world.insert_by_hand("orders.late", '{"n": 4}', published_at=long_ago)
     world.run()
     assert world.seqs() == [1, 2, 3, 4, 5, 6]
