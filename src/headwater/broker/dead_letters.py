@@ -297,7 +297,7 @@ def _letter_of(line: str, number: int) -> DeadLetter:
 def _refuse_foreign(reader: Reader, letter: DeadLetter) -> None:
     """A delivery goes by seq. A letter imported from another log has that log's seq, which here is another message."""
     here = reader.messages([letter.message.seq]).get(letter.message.seq)
-    if letter.message.seq > reader.last_seq() or (here is not None and here.id != letter.message.id):
+    if letter.message.seq > reader.last_seq() or (here is not None and here.scoped_id != letter.message.scoped_id):
         raise UnknownDeadLetter("the letter comes from another log; redrive it to a topic, as a new message")
 
 

@@ -121,9 +121,9 @@ class Writer(Reader, Protocol):
     """A transaction: all of it becomes durable together when its context ends, or none of it."""
 
     def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
-        """Give each draft the next seq and store it. A draft whose id the window remembers, or that stands earlier in
-        the same call, is not stored again: it gets the first one's seq. The window counts from the last seq before the
-        call."""
+        """Give each draft the next seq and store it. A draft whose id the window remembers on its topic, or that
+        stands there earlier in the same call, is not stored again: it gets the first one's seq. The window counts from
+        the last seq before the call."""
 
     def add_receipts(self, publisher: str, receipts: Sequence[Receipt], now_ms: int) -> None: ...
 

@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.delivery.lease import Lease
 from headwater.delivery.window import WindowState
-from headwater.message import Draft, MessageDocument, from_document
+from headwater.message import Draft, MessageDocument, from_document, scoped_id
 from headwater.ports.records import DeadLetter, Selection, SubscriptionRecord, SubscriptionSpec, TopicCount
 from headwater.ports.store import Reader
 
@@ -144,31 +144,34 @@ class Numbered(NamedTuple):
     fresh: list[Draft]
     fresh_seqs: list[int]
     repeats: frozenset[int]
-
-    @property
-    def given_ids(self) -> list[tuple[int, str]]:
-        pairs = zip(self.fresh_seqs, self.fresh, strict=True)
-        return [(seq, draft.id) for seq, draft in pairs if draft.id is not None]
+    to_remember: dict[str, int]
+    """The seqs of those that are new and were given an id, by their scoped ids."""
 
 
-def number(drafts: Sequence[Draft], last: int, seq_of_id: dict[str, int]) -> Numbered:
-    """Give the seqs after `last`; a draft whose id is known, also from earlier in the same batch, gets that one's."""
+def scoped_ids(drafts: Sequence[Draft]) -> list[str | None]:
+    return [None if draft.id is None else scoped_id(draft.topic, draft.id) for draft in drafts]
+
+
+def number(drafts: Sequence[Draft], scoped: Sequence[str | None], last: int, known: Mapping[str, int]) -> Numbered:
+    """Give the seqs after `last`; a draft whose scoped id is known, also from earlier in the same batch, gets that
+    one's."""
     seqs: list[int] = []
     fresh: list[Draft] = []
     fresh_seqs: list[int] = []
     repeats: list[int] = []
-    for position, draft in enumerate(drafts):
-        known = None if draft.id is None else seq_of_id.get(draft.id)
-        if known is None:
-            known = last = last + 1
+    new: dict[str, int] = {}
+    for position, (draft, id) in enumerate(zip(drafts, scoped, strict=True)):
+        seq = None if id is None else known.get(id) or new.get(id)
+        if seq is None:
+            seq = last = last + 1
             fresh.append(draft)
-            fresh_seqs.append(known)
-            if draft.id is not None:
-                seq_of_id[draft.id] = known
+            fresh_seqs.append(seq)
+            if id is not None:
+                new[id] = seq
         else:
             repeats.append(position)
-        seqs.append(known)
-    return Numbered(seqs, fresh, fresh_seqs, frozenset(repeats))
+        seqs.append(seq)
+    return Numbered(seqs, fresh, fresh_seqs, frozenset(repeats), new)
 
 
 def seq_before(first: int, high: int, at_ms: int, at_or_after: Callable[[int], tuple[int, int] | None]) -> int:

@@ -2,8 +2,8 @@
 -- by name: headwater.publish('orders.new', '{"order": 17}', id => 'order-17', priority => 5). They run with the log's
 -- schema as their search path and with the rights of its owner, so that USAGE of the schema is all a publisher needs.
 
--- Publishes inside the caller's transaction and returns the seq. An id that the dedupe window remembers returns the first
--- one's seq. Other publishers wait until the caller's transaction ends.
+-- Publishes inside the caller's transaction and returns the seq. An id that the dedupe window remembers on this topic
+-- returns the first one's seq. Other publishers wait until the caller's transaction ends.
 CREATE OR REPLACE FUNCTION publish(
     topic text,
     data json,
@@ -28,6 +28,7 @@ CREATE OR REPLACE FUNCTION publish(
 #variable_conflict use_variable
 DECLARE
     now_ms bigint := coalesce(published_at, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+    scoped text := topic || ' ' || id;
     last_seq bigint;
     known record;
 BEGIN
@@ -36,13 +37,13 @@ BEGIN
     END IF;
     last_seq := begin_publishing();
     IF id IS NOT NULL THEN
-        SELECT stored.seq, stored.published_at INTO known FROM remembered_ids AS stored WHERE stored.id = publish.id;
+        SELECT stored.seq, stored.published_at INTO known FROM remembered_ids AS stored WHERE stored.scoped_id = scoped;
         IF known.seq > last_seq - remembered_count
             AND known.published_at >= coalesce(remembered_since, now_ms - 86400000) THEN
             RETURN known.seq;
         END IF;
-        DELETE FROM remembered_ids AS stored WHERE stored.id = publish.id;
-        INSERT INTO remembered_ids (seq, id, published_at) VALUES (last_seq + 1, publish.id, now_ms);
+        DELETE FROM remembered_ids AS stored WHERE stored.scoped_id = scoped;
+        INSERT INTO remembered_ids (seq, scoped_id, published_at) VALUES (last_seq + 1, scoped, now_ms);
     END IF;
     INSERT INTO messages (seq, topic, data, size, published_at, checked, id, priority, deliver_at, expires_at, "from",
         "to", reply_to, correlation_id, type, version, content_type, traceparent, headers)

@@ -16,7 +16,21 @@ from headwater.stores.database import OWN_TABLES
 from headwater.stores.postgres.queries import FUNCTIONS, SCHEMA, SQL
 
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
-MIGRATIONS: list[str] = []
+MIGRATIONS: list[str] = [
+    # An id whose message is gone has no topic any more and is forgotten: to know it on every topic could swallow a
+    # message of another publisher, to forget it can at worst store one twice that is sent again.
+    """
+    CREATE UNLOGGED TABLE ids_by_topic AS
+    SELECT known.seq, known.published_at, message.topic || ' ' || known.id AS scoped_id
+    FROM remembered_ids AS known JOIN messages AS message USING (seq);
+    TRUNCATE remembered_ids;
+    ALTER TABLE remembered_ids DROP CONSTRAINT remembered_ids_id_key;
+    ALTER TABLE remembered_ids RENAME COLUMN id TO scoped_id;
+    INSERT INTO remembered_ids (seq, published_at, scoped_id) SELECT * FROM ids_by_topic ORDER BY seq;
+    ALTER TABLE remembered_ids ADD CONSTRAINT remembered_ids_scoped_id_key UNIQUE (scoped_id);
+    DROP TABLE ids_by_topic;
+    """,
+]
 SCHEMA_VERSION = 1 + len(MIGRATIONS)
 
 

@@ -117,13 +117,13 @@ COPY messages (seq, topic, data, published_at, size, checked) FROM STDIN
 COPY messages (seq, topic, data, published_at, size, checked, id, priority, deliver_at, expires_at, "from", "to",
     reply_to, correlation_id, type, version, content_type, traceparent, headers) FROM STDIN
 
--- :known_ids: which of the given ids are remembered
-SELECT id, seq, published_at FROM remembered_ids WHERE id = ANY(%s::text[])
+-- :known_ids: which of the given scoped ids are remembered
+SELECT scoped_id, seq, published_at FROM remembered_ids WHERE scoped_id = ANY(%s::text[])
 
--- :remember_ids: remember ids, forgetting an earlier message of the same id
-INSERT INTO remembered_ids (seq, id, published_at) SELECT seq, id, %s::bigint
-FROM unnest(%s::bigint[], %s::text[]) AS new(seq, id)
-ON CONFLICT (id) DO UPDATE SET seq = excluded.seq, published_at = excluded.published_at
+-- :remember_ids: remember ids, forgetting an earlier message of the same topic and id
+INSERT INTO remembered_ids (seq, scoped_id, published_at) SELECT seq, scoped_id, %s::bigint
+FROM unnest(%s::bigint[], %s::text[]) AS new(seq, scoped_id)
+ON CONFLICT (scoped_id) DO UPDATE SET seq = excluded.seq, published_at = excluded.published_at
 
 -- :forget_ids: drop ids outside the dedupe window
 DELETE FROM remembered_ids WHERE seq = ANY(ARRAY(

@@ -1,4 +1,4 @@
--- The log's tables, version 1, made in a schema of their own. Times are milliseconds since 1970 UTC. Texts are ordered
+-- The log's tables, version 2, made in a schema of their own. Times are milliseconds since 1970 UTC. Texts are ordered
 -- by code point (COLLATE "C"), whatever the database's own collation is.
 
 -- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
@@ -77,11 +77,12 @@ END
 $$;
 ALTER TABLE messages ALTER COLUMN seq SET DEFAULT next_seq();
 
--- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message.
+-- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message. `scoped_id` is the
+-- topic and the id with a blank between, which no topic holds: an id is known on its own topic alone.
 CREATE TABLE remembered_ids (
     seq          bigint PRIMARY KEY,
     published_at bigint NOT NULL,
-    id           text COLLATE "C" NOT NULL UNIQUE
+    scoped_id    text COLLATE "C" NOT NULL UNIQUE
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- What numbered publishers have stored: messages `number` and the `length` - 1 after it became `seq` and those after it.

@@ -59,12 +59,12 @@ INSERT INTO messages (seq, topic, data, published_at, checked) VALUES
 INSERT INTO messages (seq, topic, data, published_at, checked, id, priority, deliver_at, expires_at, "from", "to",
     reply_to, correlation_id, type, version, content_type, traceparent, headers) VALUES
 
--- :known_ids: which of the given ids are remembered
-SELECT id, seq, published_at FROM remembered_ids WHERE id IN (SELECT value FROM json_each(?))
+-- :known_ids: which of the given scoped ids are remembered
+SELECT scoped_id, seq, published_at FROM remembered_ids WHERE scoped_id IN (SELECT value FROM json_each(?))
 
--- :remember_ids: remember ids, forgetting an earlier message of the same id
-INSERT OR REPLACE INTO remembered_ids (seq, id, published_at)
-SELECT value ->> 0, value ->> 1, ? FROM json_each(?)
+-- :remember_ids: remember ids, forgetting an earlier message of the same topic and id
+INSERT OR REPLACE INTO remembered_ids (seq, scoped_id, published_at)
+SELECT value, key, ? FROM json_each(?)
 
 -- :forget_ids: drop ids outside the dedupe window
 DELETE FROM remembered_ids
