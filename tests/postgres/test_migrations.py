@@ -99,6 +99,7 @@ def test_a_role_that_may_not_create_can_use_what_is_there(
     connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
     connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {schema}")
     connection.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}")
+    connection.execute(f"GRANT ALL ON ALL FUNCTIONS IN SCHEMA {schema} TO {schema}")
     store = PostgresStore(f"{database.replace('postgres@', f'{schema}@')}?schema={schema}")
     with store.write() as writer:
         assert writer.append([make_draft("a", None, {}, NOW)], NOW, DedupeWindow()).seqs == [1]
@@ -163,14 +164,14 @@ def two_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "CREATE TABLE extra (n bigint); INSERT INTO extra SELECT count(*) FROM messages",
         "ALTER TABLE extra ADD COLUMN m bigint",
     ]
-    monkeypatch.setattr(migrations, "MIGRATIONS", steps)
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 3)
-    return steps
+    monkeypatch.setattr(migrations, "MIGRATIONS", [*migrations.MIGRATIONS, *steps])
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
+    return migrations.MIGRATIONS
 
 
 @pytest.fixture
 def old(connection: psycopg.Connection, schema: str) -> str:
-    """A log of version 1 with a message in it."""
+    """A log of today's version with a message in it."""
     prepare(connection, schema, NAME)
     connection.execute(f"INSERT INTO {schema}.messages (topic, data) VALUES ('a', '1')")
     return schema
@@ -179,7 +180,7 @@ def old(connection: psycopg.Connection, schema: str) -> str:
 def test_an_older_one_takes_all_steps(connection: psycopg.Connection, old: str, two_steps: Any) -> None:
     salt = facts(connection, old)["salt"]
     assert prepare(connection, old, NAME) == salt
-    assert facts(connection, old)["schema_version"] == 3
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 2
     assert connection.execute(f"SELECT n, m FROM {old}.extra").fetchall() == [(1, None)]
     assert prepare(connection, old, NAME) == salt
     assert connection.execute(f"SELECT data FROM {old}.messages").fetchall() == [(1,)]
@@ -188,14 +189,16 @@ def test_an_older_one_takes_all_steps(connection: psycopg.Connection, old: str, 
 def test_a_step_that_fails_leaves_nothing_and_those_before_it_stay(
     connection: psycopg.Connection, old: str, two_steps: list[str]
 ) -> None:
-    mended, two_steps[1] = two_steps[1], "CREATE TABLE half (n bigint); SELECT 1 / 0"
-    with pytest.raises(StoreError, match=r"from schema 2 to 3 failed .*division by zero"):
+    mended, two_steps[-1] = two_steps[-1], "CREATE TABLE half (n bigint); SELECT 1 / 0"
+    with pytest.raises(
+        StoreError, match=f"from schema {SCHEMA_VERSION + 1} to {SCHEMA_VERSION + 2} failed .*division by zero"
+    ):
         prepare(connection, old, NAME)
-    assert facts(connection, old)["schema_version"] == 2
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 1
     assert "half" not in relations(connection, old)
-    two_steps[1] = mended
+    two_steps[-1] = mended
     prepare(connection, old, NAME)
-    assert facts(connection, old)["schema_version"] == 3
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 2
 
 
 def test_many_that_upgrade_it_at_once_do_it_once(database: str, old: str, two_steps: Any) -> None:
