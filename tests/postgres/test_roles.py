@@ -300,6 +300,31 @@ def test_what_is_made_in_the_schema_runs_with_nobody_elses_rights(roles: Roles, 
         admin.rollback()
 
 
+@pytest.fixture
+def trapped(roles: Roles) -> Iterator[None]:
+    with psycopg.connect(roles.database, autocommit=True) as admin:
+        same_signature = [name for name in TRAPS if name != "*"]
+        for name in same_signature:
+            admin.execute(TRAPS[name].replace("{}", _SPRINGS).encode())
+        yield
+        for name in same_signature:
+            admin.execute(f"DROP FUNCTION headwater.{name}".encode())
+
+
+def test_the_librarys_own_connections_find_postgresqls_functions_first(roles: Roles, trapped: None) -> None:
+    with headwater.open(roles.url("application"), housekeeping=None) as log:
+        log.publish("trapped", 1)
+        with log.subscribe("trapped", "trapped") as subscription:
+            subscription.fetch(1)[0].ack()
+        log.unsubscribe("trapped")
+        assert log.topics()
+    place = PostgresPlace(roles.url("reader"))
+    with place.rows() as rows:
+        size = {"size": "octet_length(data::text)::bigint"}
+        batches = list(rows.batches(size, Range(0, 1), Condition("true", ()), 10))
+    assert sum(batch.num_rows for batch in batches) == 1
+
+
 @pytest.mark.parametrize("name", ["messages", "remembered_ids", "headwater", "pruned"])
 def test_a_temporary_table_takes_the_place_of_none(roles: Roles, name: str) -> None:
     with psycopg.connect(roles.url("publisher")) as connection:
