@@ -3,12 +3,12 @@
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from postgres_server import PostgresServer
+from postgres_version_1 import make_version_1
 
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import NewerSchema, NotALog, StoreError
@@ -20,7 +20,6 @@ from headwater.stores.postgres.migrations import SCHEMA_VERSION, prepare
 NOW = 1_700_000_000_000
 NAME = "the log"
 WAIT_S = 30.0
-NEXT = SCHEMA_VERSION + 1
 
 _numbers = itertools.count(1)
 
@@ -101,6 +100,7 @@ def test_a_role_that_may_not_create_can_use_what_is_there(
     connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
     connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {schema}")
     connection.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}")
+    connection.execute(f"GRANT ALL ON ALL FUNCTIONS IN SCHEMA {schema} TO {schema}")
     store = PostgresStore(f"{database.replace('postgres@', f'{schema}@')}?schema={schema}")
     with store.write() as writer:
         assert writer.append([make_draft("a", None, {}, NOW)], NOW, DedupeWindow()).seqs == [1]
@@ -162,18 +162,17 @@ def test_a_database_that_keeps_no_unicode_is_refused(postgres: PostgresServer) -
 def two_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """As if two releases had followed."""
     steps = [
-        *migrations.MIGRATIONS,
         "CREATE TABLE extra (n bigint); INSERT INTO extra SELECT count(*) FROM messages",
         "ALTER TABLE extra ADD COLUMN m bigint",
     ]
-    monkeypatch.setattr(migrations, "MIGRATIONS", steps)
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", NEXT + 1)
-    return steps
+    monkeypatch.setattr(migrations, "MIGRATIONS", [*migrations.MIGRATIONS, *steps])
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
+    return migrations.MIGRATIONS
 
 
 @pytest.fixture
 def old(connection: psycopg.Connection, schema: str) -> str:
-    """A log of this version with a message in it."""
+    """A log of today's version with a message in it."""
     prepare(connection, schema, NAME)
     connection.execute(f"INSERT INTO {schema}.messages (topic, data) VALUES ('a', '1')")
     return schema
@@ -182,7 +181,7 @@ def old(connection: psycopg.Connection, schema: str) -> str:
 def test_an_older_one_takes_all_steps(connection: psycopg.Connection, old: str, two_steps: Any) -> None:
     salt = facts(connection, old)["salt"]
     assert prepare(connection, old, NAME) == salt
-    assert facts(connection, old)["schema_version"] == NEXT + 1
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 2
     assert connection.execute(f"SELECT n, m FROM {old}.extra").fetchall() == [(1, None)]
     assert prepare(connection, old, NAME) == salt
     assert connection.execute(f"SELECT data FROM {old}.messages").fetchall() == [(1,)]
@@ -192,13 +191,15 @@ def test_a_step_that_fails_leaves_nothing_and_those_before_it_stay(
     connection: psycopg.Connection, old: str, two_steps: list[str]
 ) -> None:
     mended, two_steps[-1] = two_steps[-1], "CREATE TABLE half (n bigint); SELECT 1 / 0"
-    with pytest.raises(StoreError, match=rf"from schema {NEXT} to {NEXT + 1} failed .*division by zero"):
+    with pytest.raises(
+        StoreError, match=f"from schema {SCHEMA_VERSION + 1} to {SCHEMA_VERSION + 2} failed .*division by zero"
+    ):
         prepare(connection, old, NAME)
-    assert facts(connection, old)["schema_version"] == NEXT
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 1
     assert "half" not in relations(connection, old)
     two_steps[-1] = mended
     prepare(connection, old, NAME)
-    assert facts(connection, old)["schema_version"] == NEXT + 1
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 2
 
 
 def test_many_that_upgrade_it_at_once_do_it_once(database: str, old: str, two_steps: Any) -> None:
@@ -222,7 +223,8 @@ def shape_of(connection: psycopg.Connection, schema: str) -> set[tuple[Any, ...]
         FROM information_schema.columns WHERE table_schema = '{schema}'
     """
     constraints = f"""
-        SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
+        SELECT conrelid::regclass::text, conname, replace(pg_get_constraintdef(oid), ' NOT VALID', '')
+        FROM pg_constraint
         WHERE connamespace = '{schema}'::regnamespace AND contype <> 'n'
     """
     indexes = f"SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = '{schema}'"
@@ -231,13 +233,10 @@ def shape_of(connection: psycopg.Connection, schema: str) -> set[tuple[Any, ...]
 
 
 @pytest.fixture
-def version_1(connection: psycopg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def version_1(connection: psycopg.Connection, schema: str) -> str:
     """A log as version 1 made it: five messages, each with an id; the message of the last one is gone."""
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "SCHEMA", Path(__file__).with_name("schema_version_1.sql").read_text())
-        patch.setattr(migrations, "SCHEMA_VERSION", 1)
-        patch.setattr(migrations, "MIGRATIONS", [])
-        prepare(connection, schema, NAME)
+    connection.execute(f"CREATE SCHEMA {schema}")
+    make_version_1(connection, schema)
     connection.execute(
         f"""
         INSERT INTO {schema}.messages (seq, topic, data, published_at, id)
@@ -274,7 +273,7 @@ def test_the_function_publishes_by_topic_too(connection: psycopg.Connection, ver
     prepare(connection, version_1, NAME)
 
     def publish(topic: str) -> Any:
-        call = f"SELECT {version_1}.publish(%s, '1', id => 'id-3', published_at => {NOW})"
+        call = f"SELECT {version_1}.publish_checked(%s, '1', id => 'id-3', published_at => {NOW})"
         return connection.execute(call.encode(), (topic,)).fetchone()
 
     assert [publish(topic) for topic in ("a.1", "b", "a.1", "b")] == [(3,), (6,), (3,), (6,)]
