@@ -15,7 +15,7 @@ from typing import NamedTuple
 from headwater.replication.spans import DAY_MS
 
 GRACE_MS = 10_000  # how much longer a connected holder keeps its claim, so that its push can begin
-RETURN_MS = 30_000  # for a holder whose connection is lost to come back
+RETURN_MS = 60_000  # for a holder whose connection is lost to come back
 CLAIM_MS_MAX = 25 * DAY_MS
 CLAIM_MS_MIN = 1
 

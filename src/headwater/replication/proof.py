@@ -121,8 +121,8 @@ def check_integrity(
 
 _FOUND = "found:"
 _CHECK = (
-    f"PRAGMA locking_mode = EXCLUSIVE; PRAGMA mmap_size = {MMAP_BYTES}; PRAGMA trusted_schema = OFF;"
-    f" PRAGMA cell_size_check = ON; SELECT '{_FOUND}'; PRAGMA integrity_check({FINDINGS_MAX});"
+    f"PRAGMA mmap_size = {MMAP_BYTES}; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
+    f" SELECT '{_FOUND}'; PRAGMA integrity_check({FINDINGS_MAX});"
 )
 _RESTORE = "Restore an older version, or mend the origin and push again"
 

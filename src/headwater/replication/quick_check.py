@@ -23,9 +23,7 @@ def findings(place: str) -> list[str]:
     stand_ins: set[str] = set()
     while True:
         with closing(apsw.Connection(place, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)) as connection:
-            connection.execute(
-                "PRAGMA locking_mode = EXCLUSIVE; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON"
-            ).fetchall()
+            connection.execute("PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON")
             connection.collation_needed(lambda link, name: link.create_collation(name, _in_byte_order))
             for name in stand_ins:
                 connection.create_scalar_function(

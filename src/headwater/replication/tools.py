@@ -73,12 +73,17 @@ def start(
     # Set from here: a process with threads runs no code of ours between fork and exec.
     prlimit = getattr(resource, "prlimit", None)
     if prlimit is not None:
-        limits = {"RLIMIT_CORE": 0, "RLIMIT_AS": memory_bytes, "RLIMIT_CPU": max(1, round(cpu_s))}
+        seconds = max(1, round(cpu_s))
+        limits = {
+            resource.RLIMIT_CORE: (0, 0),
+            resource.RLIMIT_AS: (memory_bytes, memory_bytes),
+            resource.RLIMIT_CPU: (seconds, seconds + 1),  # the first tells what ended it, the second kills
+        }
         if file_bytes is not None:
-            limits["RLIMIT_FSIZE"] = file_bytes
-        for name, most in limits.items():
+            limits[resource.RLIMIT_FSIZE] = (file_bytes, file_bytes)
+        for kind, most in limits.items():
             with contextlib.suppress(OSError, ValueError):  # it has gone already, or a lower limit holds
-                prlimit(process.pid, getattr(resource, name), (most, most))
+                prlimit(process.pid, kind, most)
     if in_background:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, BACKGROUND)

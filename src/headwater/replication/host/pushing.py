@@ -194,6 +194,7 @@ class Push:
         except asyncio.CancelledError:
             asyncio.get_running_loop().call_later(STOP_S, self._stop.set)
             await wait_out(finishing)
+            finishing.exception()  # the server goes, and the client hears of that
             raise
 
     async def _finish(self, scratch: Scratch, facts: Facts) -> None:

@@ -22,12 +22,12 @@ class Slots:
         """Why there is no slot for it now, if there is none."""
         most = self._most[session]
         share = max(1, most // 2)
+        if self._taken[session, None] >= most:
+            return Refusal(503, "the server has as many sessions of this kind as it takes; try again\n")
         if self._taken[session, holder] >= share:
             return Refusal(429, f"this token, key or address has {share} of them running here already; try again\n")
         if self._taken[session, name] >= share:
             return Refusal(429, f"of this replica {share} of them are running already; try again\n")
-        if self._taken[session, None] >= most:
-            return Refusal(503, "the server has as many sessions of this kind as it takes; try again\n")
         return None
 
     def take(self, session: Session, name: ReplicaName, holder: str) -> None:
