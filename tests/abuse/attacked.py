@@ -170,7 +170,7 @@ class Attacked:
         self.kill()
 
 
-VICTIM_SCOPES: dict[str, Any] = {"publish": ["victim.>"], "subscribe": ["victim.>"]}
+VICTIM_SCOPES: dict[str, Any] = {"publish": ["victim.>"], "read": ["victim.>"], "consume": ["victim"]}
 
 
 class Victim:

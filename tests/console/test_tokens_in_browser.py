@@ -68,7 +68,7 @@ def test_a_token_without_the_admin_scope_shows_what_it_may(
 ) -> None:
     server = serve(tokens=str(tmp_path / "tokens.json"))
     page = open_page(server.page)
-    give(page, tokens.create("console", Scopes(publish=("orders.>",), subscribe=("orders.>",)), now_ms=0))
+    give(page, tokens.create("console", Scopes(publish=("orders.>",), read=("orders.>",), consume=("*",)), now_ms=0))
     page.until("main.dataset.sight === 'rate'")
     assert "admin scope" in page.text("#overview-problem")
     page.until("document.getElementById('live-problem').textContent.includes('subscribe scope')")

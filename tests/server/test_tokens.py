@@ -28,7 +28,7 @@ from headwater.server.token_document import LABEL_CHARS_MAX, TOKENS_MAX
 from headwater.server.tokens import Grant, TokenFile, id_of
 
 NOW = 1_700_000_000_000
-SCOPES = Scopes(publish=("orders.>",), subscribe=("logs.#",))
+SCOPES = Scopes(publish=("orders.>",), read=("logs.#",), consume=("*",))
 
 
 @pytest.fixture
@@ -143,13 +143,20 @@ def test_a_hash_that_anybody_knows_opens_nothing(file: TokenFile, monkeypatch: p
 def test_the_file_keeps_a_hash_and_not_the_secret(file: TokenFile, path: Path) -> None:
     id, secret = create(file, expires_ms=NOW + 1_000).split("_")[1:]
     assert json.loads(path.read_text()) == {
-        "version": 1,
+        "version": 2,
         "tokens": [
             {
                 "id": id,
                 "sha256": hashlib.sha256(secret.encode()).hexdigest(),
                 "label": "shop",
-                "scopes": {"publish": ["orders.>"], "subscribe": ["logs.#"], "admin": False},
+                "scopes": {
+                    "publish": ["orders.>"],
+                    "read": ["logs.#"],
+                    "consume": ["*"],
+                    "manage": [],
+                    "call": [],
+                    "admin": False,
+                },
                 "created_at": "2023-11-14T22:13:20Z",
                 "expires_at": "2023-11-14T22:13:21Z",
             }
@@ -248,7 +255,7 @@ def test_a_file_that_others_may_use_is_refused(file: TokenFile, path: Path, mode
         (b'{"version": 1}', "tokens"),
         (b'{"tokens": []}', "version"),
         (b'{"version": 1, "tokens": [], "more": 1}', "more"),
-        (b'{"version": 2, "tokens": "in another shape"}', "it has version 2, and this Headwater reads version 1"),
+        (b'{"version": 3, "tokens": "in another shape"}', "it has version 3, and this Headwater reads versions 1 to 2"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(file: TokenFile, path: Path, content: bytes, why: str) -> None:
@@ -291,7 +298,7 @@ def test_an_entry_that_makes_no_sense_is_refused_with_its_place(
 def test_two_tokens_with_one_id_are_refused(file: TokenFile, path: Path) -> None:
     create(file)
     document = json.loads(path.read_text())
-    path.write_text(json.dumps({"version": 1, "tokens": document["tokens"] * 2}))
+    path.write_text(json.dumps({"version": 2, "tokens": document["tokens"] * 2}))
     with pytest.raises(InvalidConfiguration, match="same id"):
         file.load()
 
@@ -300,10 +307,10 @@ def test_a_file_with_too_many_tokens_is_refused(file: TokenFile, path: Path) -> 
     create(file)
     [entry] = json.loads(path.read_text())["tokens"]
     many = [{**entry, "id": f"{number:012x}"} for number in range(TOKENS_MAX + 1)]
-    path.write_text(json.dumps({"version": 1, "tokens": many}))
+    path.write_text(json.dumps({"version": 2, "tokens": many}))
     with pytest.raises(InvalidConfiguration, match=f"length <= {TOKENS_MAX}"):
         file.load()
-    path.write_text(json.dumps({"version": 1, "tokens": many[1:]}))
+    path.write_text(json.dumps({"version": 2, "tokens": many[1:]}))
     file.load()
 
 
@@ -519,7 +526,7 @@ def test_a_running_server_sees_new_and_revoked_tokens(file: TokenFile, server: T
 
 
 def test_a_running_server_sees_an_edit_in_place(server: TokenFile, path: Path, old: str) -> None:
-    rewrite(path, scopes={"publish": [], "subscribe": [], "admin": True})
+    rewrite(path, scopes={"admin": True})
     grant = server.grant(old.split("_")[1], NOW)
     assert grant
     assert grant.scopes == Scopes(admin=True)

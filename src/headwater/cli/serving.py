@@ -87,7 +87,18 @@ def serve(
         str | None, _option("--tls-key", metavar="FILE", help="Its key, if not in the same file.", panel=_WHO)
     ] = None,
     metrics_need_token: Annotated[
-        bool | None, _option("--metrics-need-token", help="/metrics wants a token of an admin.", panel=_WHO)
+        bool | None,
+        _option(
+            "--metrics-need-token/--metrics-for-all",
+            help="Whether /metrics wants a token; as long as there are tokens, it does.",
+            panel=_WHO,
+        ),
+    ] = None,
+    audit: Annotated[
+        str | None,
+        _option(
+            "--audit", metavar="FILE", help="Append who was refused and who changed what, as JSON lines.", panel=_WHO
+        ),
     ] = None,
     shutdown_timeout: Annotated[
         str | None,
@@ -131,6 +142,7 @@ def serve(
         "server.tls_certificate": tls_certificate,
         "server.tls_key": tls_key,
         "server.metrics_need_token": metrics_need_token,
+        "server.audit": audit,
         "server.shutdown_timeout": shutdown_timeout,
         "server.console": console_pages,
         "server.tracing": tracing,

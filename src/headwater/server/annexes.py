@@ -85,4 +85,4 @@ class TokenRights:
 
     def may_read(self, topic: str) -> bool:
         scopes = self._scopes()
-        return scopes is not None and scopes.may_subscribe(parse_pattern(topic))
+        return scopes is not None and scopes.may_read(parse_pattern(topic))

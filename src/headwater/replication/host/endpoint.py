@@ -52,7 +52,7 @@ SESSIONS: tuple[Session, ...] = ("push", "pull", "subscribe")
 PULLS_MAX = 32  # at once
 SUBSCRIPTIONS_MAX = 10_000
 LOOKS_MAX = 4  # at the catalogue, at once
-RIGHTS_S = 5.0  # between two looks whether those who are here still may be
+RIGHTS_S = 2.0  # between two looks whether those who are here still may be
 POLICY_S = 600.0  # between two looks for versions that have become too old
 BUSY = Refusal(503, "the server has as many sessions of this kind as it takes; try again\n")
 
