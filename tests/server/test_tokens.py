@@ -295,6 +295,50 @@ def test_an_entry_that_makes_no_sense_is_refused_with_its_place(
         file.load()
 
 
+OF_VERSION_1: list[tuple[dict[str, Any], Scopes]] = [
+    ({"publish": ["a"], "subscribe": [], "admin": False}, Scopes(publish=("a",), call=(">",))),
+    ({"publish": [], "subscribe": ["b.>"], "admin": False}, Scopes(read=("b.>",), consume=("*",), call=(">",))),
+    ({"publish": [], "subscribe": [], "admin": True}, Scopes(manage=(">",), admin=True, call=(">",))),
+    ({}, Scopes(call=(">",))),
+]
+
+
+@pytest.mark.parametrize(("before", "now"), OF_VERSION_1, ids=str)
+def test_tokens_of_version_1_keep_what_they_could_do(
+    file: TokenFile, path: Path, before: dict[str, Any], now: Scopes
+) -> None:
+    text = create(file)
+    document = json.loads(path.read_text())
+    document["version"] = 1
+    document["tokens"][0]["scopes"] = before
+    path.write_text(json.dumps(document))
+    grant = file.check(text, NOW)
+    assert grant is not None
+    assert grant.scopes == now
+    assert json.loads(path.read_text())["version"] == 1  # looking changes nothing
+    other = create(file)
+    written = json.loads(path.read_text())
+    assert written["version"] == 2
+    assert "subscribe" not in path.read_text()
+    for each in (text, other):
+        assert TokenFile(path).check(each, NOW) is not None
+    assert TokenFile(path).check(text, NOW) == grant
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"id": "short"}, {"sha256": "0" * 63}, {"scopes": {"subscribe": ["a..b"]}}, {"scopes": {"read": ["a"]}}],
+    ids=str,
+)
+def test_what_made_no_sense_in_version_1_makes_none_now(file: TokenFile, path: Path, changes: dict[str, Any]) -> None:
+    create(file)
+    document = json.loads(path.read_text())
+    document["tokens"][0] |= {"scopes": {}, **changes}
+    path.write_text(json.dumps({**document, "version": 1}))
+    with pytest.raises(InvalidConfiguration, match="makes no sense"):
+        file.load()
+
+
 def test_two_tokens_with_one_id_are_refused(file: TokenFile, path: Path) -> None:
     create(file)
     document = json.loads(path.read_text())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pytest
-from foreign_client import PATIENCE_S, Serve, connect, gone
+from foreign_client import PATIENCE_S, Serve, bearer, connect, gone
 from raw_http import get
 from websockets.exceptions import InvalidStatus
 
@@ -15,28 +13,6 @@ from headwater import ManualClock
 from headwater.server import serving
 from headwater.server.scopes import EVERYTHING, Scopes
 from headwater.server.tokens import TokenFile, id_of
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def tokens(tmp_path: Path, clock: ManualClock) -> TokenFile:
-    """A file with one token in it, so that there is one to read."""
-    file = TokenFile(tmp_path / "tokens.json")
-    file.create("nobody's", Scopes(), now_ms=clock.now_ms())
-    return file
-
-
-@pytest.fixture
-def serve_tokens(serve: Serve, tmp_path: Path, clock: ManualClock, tokens: TokenFile) -> Serve:
-    return lambda **flags: serve(tokens=str(tmp_path / "tokens.json"), clock=clock, **flags)
-
-
-def bearer(token: str) -> dict[str, Any]:
-    return {"additional_headers": {"Authorization": f"Bearer {token}"}}
 
 
 # --- getting in -------------------------------------------------------------------------------------------------------

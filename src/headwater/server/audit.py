@@ -11,8 +11,9 @@ import errno
 import os
 import queue
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -38,10 +39,11 @@ ADDRESSES_MAX = 1_000
 class Audit:
     """Records may be made on the event loop only."""
 
-    def __init__(self, path: str | None, clock: Clock) -> None:
+    def __init__(self, path: str | None, clock: Clock, now_s: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._now_s = now_s
         self._file = None if path is None else AuditFile(path, clock)
-        self._of_all = Bucket(REFUSED_PER_SECOND_OF_ALL, REFUSED_BURST_OF_ALL)
+        self._of_all = Bucket(REFUSED_PER_SECOND_OF_ALL, REFUSED_BURST_OF_ALL, now_s)
         self._by_address: OrderedDict[str, Bucket] = OrderedDict()
         self._left_out = 0
 
@@ -59,7 +61,7 @@ class Audit:
         self._write(event, who, details, is_refusal=True)
 
     def _bucket(self, address: str) -> Bucket:
-        bucket = self._by_address.pop(address, None) or Bucket(REFUSED_PER_SECOND, REFUSED_BURST)
+        bucket = self._by_address.pop(address, None) or Bucket(REFUSED_PER_SECOND, REFUSED_BURST, self._now_s)
         self._by_address[address] = bucket
         if len(self._by_address) > ADDRESSES_MAX:
             self._by_address.popitem(last=False)

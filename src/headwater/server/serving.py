@@ -108,8 +108,10 @@ class Server:
     async def start(self) -> None:
         settings = self.settings.server
         context = _tls(settings.tls_certificate, settings.tls_key)
+        known: dict[str, Token] = {}
         if self._tokens is not None:
             self._tokens.load()
+            known = {token.id: token for token in self._tokens.list()}
         core = await asyncio.to_thread(self._open_core)
         audit = None
         try:
@@ -126,7 +128,7 @@ class Server:
             if audit is not None:
                 await asyncio.to_thread(audit.close)
             raise
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper = asyncio.create_task(self._sweep(known))
         self._pages.ready = True
         logger.info("serving %(log)s on %(url)s", {"log": core.name, "url": self.url})
 
@@ -277,10 +279,9 @@ class Server:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, known: dict[str, Token]) -> None:
         """Let go of clients whose token was revoked or has expired."""
         tokens, parts, seen = self._tokens, self._parts, -1
-        known = {} if tokens is None else {token.id: token for token in tokens.list()}
         while tokens is not None and parts is not None:
             await asyncio.sleep(SWEEP_S)
             now_ms = parts.core.engine.clock.now_ms()

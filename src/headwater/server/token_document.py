@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -73,9 +73,15 @@ class _ScopesOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     subscribe: tuple[str, ...] = ()
     admin: bool = False
 
-    def now(self) -> Scopes:
-        consume, manage = ("*",) if self.subscribe else (), (">",) if self.admin else ()
-        return Scopes(self.publish, self.subscribe, consume, manage, call=(">",), admin=self.admin)
+    def now(self) -> dict[str, Any]:
+        return {
+            "publish": self.publish,
+            "read": self.subscribe,
+            "consume": ("*",) if self.subscribe else (),
+            "manage": (">",) if self.admin else (),
+            "call": (">",),
+            "admin": self.admin,
+        }
 
 
 class _EntryOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,9 +99,7 @@ class _DocumentOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     def now(self) -> _Document:
         """As the next change of the file writes it."""
-        entries = [
-            {**msgspec.to_builtins(each), "scopes": msgspec.to_builtins(each.scopes.now())} for each in self.tokens
-        ]
+        entries = [{**msgspec.to_builtins(each), "scopes": each.scopes.now()} for each in self.tokens]
         return msgspec.convert({"version": VERSION, "tokens": entries}, _Document)
 
 
