@@ -1,4 +1,4 @@
-"""The table of rights and methods in docs/server.md, as the code has it. Run as a program, it writes the table there."""
+"""The table of rights and methods in docs/server.md, as the code has it. As a program, it writes the table there."""
 
 from __future__ import annotations
 

@@ -336,12 +336,14 @@ async def test_the_subscriptions_of_a_token_are_counted(serve_tokens: Serve, mak
     rights: dict[str, Any] = {"read": [">"], "consume": ["*"]}
     many, other = make("many", **rights), make("other", **rights)
     for first in (0, 2):  # they outlive the server and its connections
-        async with serve_tokens(limits_subscriptions_per_token=4) as server:
-            async with connect(server, **bearer(many)) as client:
-                for number in (first, first + 1):
-                    await client.subscribe(f"s{number}", "a")
-                    await client.release(f"s{number}")
-                await client.subscribe("live", "a", mode="ephemeral")
+        async with (
+            serve_tokens(limits_subscriptions_per_token=4) as server,
+            connect(server, **bearer(many)) as client,
+        ):
+            for number in (first, first + 1):
+                await client.subscribe(f"s{number}", "a")
+                await client.release(f"s{number}")
+            await client.subscribe("live", "a", mode="ephemeral")
     async with (
         serve_tokens(limits_subscriptions_per_token=4) as server,
         connect(server, **bearer(many)) as client,
@@ -498,23 +500,26 @@ async def test_what_came_by_a_revoked_token_ends(
             cancelled.set()
 
     token = make("shop", EVERYTHING)
-    async with server, connect(server, **bearer(make("other", EVERYTHING))) as other:
-        async with connect(server, **bearer(token), ping_timeout=None) as client:
-            await client.subscribe("s", "a", deliver="fetch")
-            await client.call("rpc.subscribe", {"topic": ">"})
-            await client.ask("rpc.fetch", {"subscription_id": "s", "count": 1, "wait": 30})
-            await client.ask("slow")
-            await began.wait()
-            client.stop_reading()  # and so it does not answer the close
-            tokens.revoke(str(id_of(token)))
-            async with asyncio.timeout(2):
-                await cancelled.wait()
-                while server._parts is None or len(server._parts.live):
-                    await turn()
-            await other.subscribe("s", "a")
-            async with asyncio.timeout(5):
-                while len(server.connections) > 1:
-                    await turn()
+    async with (
+        server,
+        connect(server, **bearer(make("other", EVERYTHING))) as other,
+        connect(server, **bearer(token)) as client,
+    ):
+        await client.subscribe("s", "a", deliver="fetch")
+        await client.call("rpc.subscribe", {"topic": ">"})
+        await client.ask("rpc.fetch", {"subscription_id": "s", "count": 1, "wait": 30})
+        await client.ask("slow")
+        await began.wait()
+        client.stop_reading()  # and so it does not answer the close
+        tokens.revoke(str(id_of(token)))
+        async with asyncio.timeout(2):
+            await cancelled.wait()
+            while server._parts is None or len(server._parts.live):
+                await turn()
+        await other.subscribe("s", "a")
+        async with asyncio.timeout(5):
+            while len(server.connections) > 1:
+                await turn()
 
 
 def test_a_revoked_token_is_noticed_within_five_seconds() -> None:
@@ -543,7 +548,7 @@ async def test_a_publisher_belongs_to_its_token(serve_tokens: Serve, make: Make)
         assert await shop.call("rpc.publish", again) == {"sequence_id": 1, "duplicate": True}  # and ends nothing
 
 
-# --- middleware and methods of the application --------------------------------------------------------------------------
+# --- middleware and methods of the application ------------------------------------------------------------------------
 
 
 class Nosy(Middleware):

@@ -14,7 +14,6 @@ from headwater.server import serving
 from headwater.server.scopes import EVERYTHING, Scopes
 from headwater.server.tokens import TokenFile, id_of
 
-
 # --- getting in -------------------------------------------------------------------------------------------------------
 
 

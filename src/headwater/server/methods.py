@@ -286,7 +286,7 @@ def letters(connection: Connection, params: wire.Letters) -> Flow[list[Any]]:
 
 def letter(connection: Connection, params: wire.LetterId) -> Flow[Any]:
     found = yield from connection.core.dead_letters.get(params.id)
-    if not connection.scopes.may_manage(parse_pattern(found.message.topic)):
+    if not connection.scopes.manages(found.message.topic):
         raise dead_letters.unknown(params.id)  # as if it were not there
     return dead_letters.to_wire(found)
 

@@ -71,7 +71,7 @@ class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     def may_look_at(self, topic: str) -> bool:
         """By the right to read it, or to manage it."""
-        return self._matches("read", topic) or self._matches("manage", topic)
+        return self._matches("read", topic) or self.manages(topic)
 
     def may_read(self, pattern: Pattern) -> bool:
         """Whether all that `pattern` asks for is allowed, and by one pattern; two halves do not add up."""
@@ -80,6 +80,9 @@ class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     def may_manage(self, pattern: Pattern) -> bool:
         """The same for managing."""
         return self._covers("manage", pattern)
+
+    def manages(self, topic: str) -> bool:
+        return self._matches("manage", topic)
 
     def may_consume(self, name: str) -> bool:
         return any(

@@ -120,7 +120,7 @@ class Server:
             self._parts = Parts(core, self.registry, self.settings, self.metrics, authenticate, self._version, audit)
             self._pages = Pages(self._parts, self.settings.server, self._files)
             await self._apply_retention(core)
-            await self._annexes.start(core, needs_token=self._tokens is not None)
+            await self._annexes.start(core, audit, needs_token=self._tokens is not None)
             self._listener = await self._listen(context)
         except BaseException:
             await self._annexes.stop()
@@ -244,7 +244,7 @@ class Server:
             now = tokens.grant(token_id, clock.now_ms())
             return None if now is None else now.scopes
 
-        return TokenRights(scopes)
+        return TokenRights(grant, scopes)
 
     def _audit_refusal(self, request: UpgradeRequest | HttpRequest, status: int, why: str) -> None:
         if self._parts is not None and status in (401, 403):

@@ -270,3 +270,19 @@ async def test_who_may_push_and_not_pull_may_report(hosted: Hosting, database: P
         assert (await http(server, replica_id, report(), key=pusher))[0] == 204
         assert (await http(server, NAME, report(), key=pusher))[0] == 204
         assert (await http(server, f"versions/{NAME}", key=pusher))[0] == 403
+
+
+async def test_a_version_that_is_asked_for_by_number_is_audited(
+    hosted: Hosting, database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    token = tokens.create("ops", Scopes(publish=("replica.>",), read=("replica.>",)), now_ms=1)
+    async with hosted(tokens=tmp_path / "tokens.json") as server:
+        await server.push(database, key=token)
+        with caplog.at_level("INFO", "headwater"):
+            await server.pull(tmp_path / "newest.db", key=token)
+            await server.pull(tmp_path / "restored.db", f"{NAME}@1", key=token)
+            assert await server.refused(f"pull/{NAME}@1") == 401
+    told = [each.__dict__ for each in caplog.records if each.getMessage().startswith("audit: replica.restore")]
+    assert [(each["label"], each["replica"], each["version"]) for each in told] == [("ops", NAME, 1)]
+    assert any(each.getMessage() == "audit: authentication.refused" for each in caplog.records)

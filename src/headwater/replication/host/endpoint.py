@@ -88,6 +88,7 @@ class ReplicaEndpoint:
             raise
         announcer = Announcer(shelf, surroundings.publish, threads.do)
         self._needs_token = surroundings.needs_token
+        self._audit = surroundings.audit
         self._running = running = dict.fromkeys(SESSIONS, 0)
         figures = Figures(surroundings.meter, running.__getitem__, self._most["push"])
         room = Room(shelf.directory)
@@ -182,6 +183,15 @@ class ReplicaEndpoint:
         if isinstance(work, Refusal):
             figures.ended(asked.session, "refused")
             return work
+        if asked.version is not None:  # an earlier one, as a restore wants it
+            who = {"address": request.address, **({} if rights is None else rights.who)}
+            self._audit(
+                "replica.restore",
+                who,
+                replica=asked.name.path,
+                version=asked.version.number or f"latest-{asked.version.back}",
+                client=client,
+            )
         self._running[asked.session] += 1
         task = asyncio.create_task(self._run(asked.session, visit, work, figures))
         self._sessions[task] = _Guest(visit, asked, bearer, look)
