@@ -123,11 +123,13 @@ class Attacked:
 
     def assert_unharmed(
         self, victim: Victim, *, p99_ms: float = VICTIM_P99_MS, rss_mb: float = SERVER_RSS_MB, attack: str = ""
-    ) -> None:
+    ) -> str:
         told = f"{attack or 'attack'}: victim {victim.summary()}; server's peak {self.peak_mb():.0f} MB"
         print(f"\n{told}")
+        assert len(victim.published) >= 200, f"{told}\n{self.said()}"
         assert victim.p99_ms < p99_ms * BESIDE_OTHERS, told
         assert self.peak_mb() < rss_mb, told
+        return told
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class Attacked:
             self._process = subprocess.Popen(
                 command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
             )
-        self.port = int(_line(self._process) or 0)
+        self.port = int(line_of(self._process) or 0)
         assert self.port, self.said()
 
     def said(self) -> str:
@@ -171,6 +173,13 @@ class Attacked:
 
 
 VICTIM_SCOPES: dict[str, Any] = {"publish": ["victim.>"], "read": ["victim.>"], "consume": ["victim"]}
+ATTACKER_SCOPES: dict[str, Any] = {
+    "publish": ["mine.>"],
+    "read": ["mine.>"],
+    "consume": ["*"],
+    "manage": [">"],
+    "admin": True,
+}
 
 
 class Victim:
@@ -183,21 +192,26 @@ class Victim:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert _line(self._process) == "ready", "the victim could not begin"
+        assert line_of(self._process) == "ready", "the victim could not begin"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+    def wait(self) -> None:
+        """Until it has sent its messages, while the attack goes on."""
         with self._process:
-            if kind is not None:
-                self._process.kill()
-                return
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
-                told = json.loads(_line(self._process) or "{}")
+                told = json.loads(line_of(self._process) or "{}")
             finally:
                 self._process.kill()
         self.published, self.delivered = told.get("published", []), told.get("delivered", [])
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None:
+            self._process.kill()
+            self._process.wait()
+        elif self._process.returncode is None:
+            self.wait()
 
     @property
     def p99_ms(self) -> float:
@@ -227,7 +241,7 @@ def untrusting() -> ssl.SSLContext:
     return context
 
 
-def _line(process: subprocess.Popen[bytes]) -> str:
+def line_of(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
     return process.stdout.readline().decode().strip() if readable else ""

@@ -185,3 +185,20 @@ def test_an_active_subscription_is_refused_in_the_words_of_the_seed() -> None:
             log.subscribe("billing", "orders.>")
         wire = sent(caught.value)
     assert (wire.code, wire.message) == (-32001, "Subscription 'billing' is already active on another connection")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/var/lib/shop/log.db", "log.db"),
+        ("the tokens file '/etc/headwater/tokens.json' is gone", "the tokens file 'tokens.json' is gone"),
+        ("mkdir -p /srv/data/logs", "mkdir -p logs"),
+        ("ws://host:8765/shop/books.db", "ws://host:8765/shop/books.db"),
+        ("see docs/server.md, and/or ask", "see docs/server.md, and/or ask"),
+        ("orders/eu/new", "orders/eu/new"),
+        ("JSON-RPC is at /rpc", "JSON-RPC is at /rpc"),
+    ],
+)
+def test_where_files_lie_is_not_told(text: str, told: str) -> None:
+    fault = fault_of(errors.StoreError(text, where=text, next=text))
+    assert (fault.message, fault.data) == (told, {"kind": "StoreError", "where": told, "why": told, "next": told})

@@ -38,7 +38,7 @@ class RawConnection:
             return Response(int(lines[0].split()[1]), headers, await self.reader.readexactly(length))
 
     async def get(self, path: str, more: str = "", method: str = "GET") -> Response:
-        self.send(f"{method} {path} HTTP/1.1\r\nHost: here\r\n{more}\r\n")
+        self.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n")
         return await self.response(to_head=method == "HEAD")
 
     async def ended(self) -> bytes:

@@ -231,7 +231,7 @@ async def test_a_guest_hears_how_its_client_left(house: House) -> None:
         async with visit(server) as socket:
             socket.transport.abort()
         async with dial(server) as raw:
-            raw.send(f"GET /shed/x HTTP/1.1\r\nHost: here\r\n{UPGRADE}\r\n")
+            raw.send(f"GET /shed/x HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n")
             assert (await raw.response()).status == 101
             raw.send(Frame(Opcode.BINARY, bytes(1000)).serialize(mask=True)[:500])  # cut in mid-frame
         async with asyncio.timeout(PATIENCE_S):
@@ -256,7 +256,7 @@ async def test_what_comes_with_the_head_waits_for_the_admission(house: House) ->
     shed.gate = asyncio.Event()
     async with house(shed) as server, dial(server) as raw, dial(server) as leaving:
         frames = Frame(Opcode.TEXT, b"early").serialize(mask=True) + Frame(Opcode.BINARY, b"bird").serialize(mask=True)
-        head = f"GET /shed/x HTTP/1.1\r\nHost: here\r\n{UPGRADE}\r\n".encode()
+        head = f"GET /shed/x HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode()
         raw.send(head + frames)
         leaving.send(head)
         while len(shed.seen) < 2:
@@ -306,7 +306,7 @@ async def test_the_rules_of_the_server_hold_for_its_annexes(house: House) -> Non
 async def test_plain_http_under_the_prefix_is_answered_by_the_annex(house: House) -> None:
     async with house(Shed()) as server, dial(server) as raw:
         assert (await raw.get("/shed/a?b=c", method="DELETE")).body == b"DELETE /shed/a?b=c 0"
-        raw.send("POST /shed/a HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\nhello")
+        raw.send("POST /shed/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello")
         assert (await raw.response()).body == b"POST /shed/a 5"
         assert (await raw.get("/shed")).status == 404
 

@@ -23,7 +23,7 @@ from headwater.server.serving import Server
 from headwater.wiring import open_core
 
 PAGE = bytes(200_000)
-UPGRADED = f"GET /shed/x HTTP/1.1\r\nHost: here\r\n{UPGRADE}\r\n".encode()
+UPGRADED = f"GET /shed/x HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode()
 
 
 class Deaf:
@@ -80,7 +80,7 @@ async def test_who_asks_and_asks_and_reads_nothing_is_not_listened_to_and_gets_a
     annex, count = Deaf(), 200
     async with house(annex) as server, dial(server) as raw:
         for number in range(count):
-            raw.send(f"GET /shed/{number} HTTP/1.1\r\nHost: here\r\n\r\n")
+            raw.send(f"GET /shed/{number} HTTP/1.1\r\nHost: localhost\r\n\r\n")
         asked = -1
         while asked < len(annex.asked):  # until no more are answered
             asked = len(annex.asked)

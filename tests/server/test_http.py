@@ -15,7 +15,7 @@ from raw_http import UPGRADE, dial, get
 from headwater.errors import DiskFull
 from headwater.server import door, pages
 
-HEAD = "Host: here\r\n"
+HEAD = "Host: localhost\r\n"
 
 
 async def test_health_and_readiness(serve: Serve) -> None:

@@ -189,7 +189,7 @@ async def test_the_limit_of_a_frame_also_holds_for_its_fragments_together(serve:
 
 async def test_a_client_that_reads_when_it_has_sent_its_frame_learns_that_it_was_too_long(serve: Serve) -> None:
     async with serve(limits_frame_bytes=10_000) as server, dial(server) as raw:
-        raw.send(f"GET /rpc HTTP/1.1\r\nHost: here\r\n{UPGRADE}\r\n")
+        raw.send(f"GET /rpc HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n")
         assert (await raw.response()).status == 101
         raw.send(Frame(Opcode.TEXT, b"x" * 20_000_000).serialize(mask=True))
         async with asyncio.timeout(PATIENCE_S):

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 from foreign_client import PATIENCE_S, Serve, connect, turn
 from raw_http import dial
+from server_process import ServerProcess
 
-from headwater.errors import InvalidConfiguration
+import headwater
+from headwater.errors import InvalidConfiguration, Unreachable
+from headwater.server.scopes import Scopes
+from headwater.server.serving import Server
+from headwater.server.tokens import TokenFile
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ async def test_everything_works_over_tls(serve_tls: Serve, authority: trustme.CA
 async def test_http_too(serve_tls: Serve, authority: trustme.CA) -> None:
     async with serve_tls("memory:") as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting(authority))
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
         await writer.wait_closed()
@@ -82,7 +89,7 @@ async def test_old_protocols_are_refused(serve_tls: Serve, authority: trustme.CA
 async def test_plain_text_to_a_tls_port_gets_nowhere(serve_tls: Serve, authority: trustme.CA) -> None:
     async with serve_tls("memory:") as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(PATIENCE_S):
             assert b"200" not in await reader.read()
         writer.close()
@@ -140,3 +147,114 @@ async def test_a_certificate_that_cannot_be_used_is_told_at_the_start(serve: Ser
     for certificate in ("broken.pem", "missing.pem"):
         with pytest.raises(InvalidConfiguration, match="certificate"):
             await serve("memory:", tls_certificate=certificate).start()
+
+
+def write_certificate(directory: Path, authority: trustme.CA, *names: str) -> None:
+    """In place, key after certificate, as many tools do it."""
+    certificate = authority.issue_cert(*names)
+    (directory / "certificate.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    certificate.private_key_pem.write_to_path(directory / "key.pem")
+
+
+async def shown_name(server: Server, authority: trustme.CA) -> str:
+    context = trusting(authority)
+    context.check_hostname = False
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
+    names = writer.get_extra_info("peercert")["subjectAltName"]
+    writer.close()
+    return str(names[0][1])
+
+
+async def test_a_renewed_certificate_is_shown_to_who_comes_next(
+    serve_tls: Serve, authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve_tls("memory:") as server, connect(server, ssl=trusting(authority)) as before:
+        write_certificate(tmp_path, authority, "renewed.example")
+        server.reload()
+        assert await shown_name(server, authority) == "renewed.example"
+        (tmp_path / "key.pem").write_text("half of a key")
+        server.reload()
+        assert "the certificate read before stays in use" in caplog.text
+        assert await shown_name(server, authority) == "renewed.example"
+        write_certificate(tmp_path, authority, "again.example")
+        server.reload()
+        assert await shown_name(server, authority) == "again.example"
+        assert await before.publish("a") == 1
+
+
+async def test_a_renewed_certificate_is_found_without_a_signal(
+    serve_tls: Serve, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.server.serving.SWEEP_S", 0.01)
+    async with serve_tls("memory:") as server, asyncio.timeout(PATIENCE_S):
+        write_certificate(tmp_path, authority, "renewed.example")
+        while await shown_name(server, authority) != "renewed.example":
+            await turn()
+
+
+async def test_a_client_without_a_certificate_is_refused_where_one_is_wanted(
+    serve_tls: Serve, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(tmp_path / "client.pem")
+    trustme.CA().issue_cert("client").private_key_and_cert_chain_pem.write_to_path(tmp_path / "stranger.pem")
+    async with serve_tls(tls_client_ca="ca.pem") as server:
+        options: dict[str, Any] = {"ca": tmp_path / "ca.pem", "connect_timeout": 5}
+        with pytest.raises(Unreachable, match=r"hung up right after the TLS handshake\. If it asks for a certificate"):
+            async with headwater.connect(server.url, **options):
+                pass
+        with pytest.raises(Unreachable):
+            async with headwater.connect(server.url, certificate=tmp_path / "stranger.pem", **options):
+                pass
+        async with headwater.connect(server.url, certificate=tmp_path / "client.pem", **options) as log:
+            assert await log.publish("a", 1) == 1
+        monkeypatch.setenv("HEADWATER_CERTIFICATE", str(tmp_path / "client.pem"))
+        async with headwater.connect(server.url, **options) as log:
+            assert await log.publish("a", 1) == 2
+
+
+async def test_authorities_of_clients_are_read_again_too(
+    serve_tls: Serve, authority: trustme.CA, tmp_path: Path
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "server-ca.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(tmp_path / "client.pem")
+    options: dict[str, Any] = {"ca": tmp_path / "server-ca.pem", "certificate": tmp_path / "client.pem"}
+    async with serve_tls(tls_client_ca="ca.pem") as server:
+        async with headwater.connect(server.url, **options) as log:
+            assert await log.publish("a", 1) == 1
+        trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+        server.reload()
+        with pytest.raises(Unreachable):
+            async with headwater.connect(server.url, connect_timeout=5, **options):
+                pass
+
+
+async def test_authorities_that_cannot_be_read_are_told_at_the_start(serve_tls: Serve) -> None:
+    with pytest.raises(InvalidConfiguration, match="authorities cannot be read"):
+        await serve_tls("memory:", tls_client_ca="missing.pem").start()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False)]
+)  # addresses of this machine alone need no warning
+async def test_tokens_in_clear_text_are_warned_about(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, is_warned: bool
+) -> None:
+    TokenFile(tmp_path / "tokens.json").create("a", Scopes(publish=("a",)), now_ms=1)
+    async with serve("memory:", host=host, tokens=str(tmp_path / "tokens.json")):
+        assert ("tokens come in clear text" in caplog.text) is is_warned
+
+
+async def test_sighup_reads_the_certificate_again(authority: trustme.CA, tmp_path: Path) -> None:
+    write_certificate(tmp_path, authority, "first.example")
+    settings = {"tls_certificate": str(tmp_path / "certificate.pem"), "tls_key": str(tmp_path / "key.pem")}
+    server = ServerProcess(tmp_path / "log.db", **settings)
+    with server:
+        write_certificate(tmp_path, authority, "second.example")
+        assert server._process is not None
+        server._process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(PATIENCE_S):
+            while await shown_name(server, authority) != "second.example":  # type: ignore[arg-type]
+                await turn()
+        server.stop()

@@ -86,6 +86,10 @@ def serve(
     tls_key: Annotated[
         str | None, _option("--tls-key", metavar="FILE", help="Its key, if not in the same file.", panel=_WHO)
     ] = None,
+    tls_client_ca: Annotated[
+        str | None,
+        _option("--tls-client-ca", metavar="FILE", help="Only with a certificate of these authorities.", panel=_WHO),
+    ] = None,
     metrics_need_token: Annotated[
         bool | None,
         _option(
@@ -141,6 +145,7 @@ def serve(
         "server.origins": tuple(origins) if origins else None,
         "server.tls_certificate": tls_certificate,
         "server.tls_key": tls_key,
+        "server.tls_client_ca": tls_client_ca,
         "server.metrics_need_token": metrics_need_token,
         "server.audit": audit,
         "server.shutdown_timeout": shutdown_timeout,

@@ -14,20 +14,24 @@ import msgspec
 from headwater.client.backoff import Backoff, Strategy
 from headwater.errors import HeadwaterError, InvalidOption, Unauthorized, Unreachable
 from headwater.message import Span, span_ms
+from headwater.protocol.tls import CERTIFICATE_VARIABLE, client_context
 
 TOKEN_VARIABLE = "HEADWATER_TOKEN"
 NO_TLS = "it does not speak TLS"
+HUNG_UP = "it hung up right after the TLS handshake"
 URL_NEXT = "Write ws://host:8765"
 
 
 class RemoteOptions(TypedDict, total=False):
     """`token`: shown to the server; the environment's HEADWATER_TOKEN if not given. `ca`: a file with the certificates
-    to trust for wss://. `timeout`: for an answer. `connect_timeout`: for the first connection. `reconnect`,
-    `reconnect_min`, `reconnect_max`, `reconnect_attempts`: what to do when the connection breaks. `ping`: how long a
-    silent connection is trusted. `tracing`: spans of OpenTelemetry, as for a log here."""
+    to trust for wss://. `certificate`: a file with a certificate and its key, for servers that ask for one; the
+    environment's HEADWATER_CERTIFICATE if not given. `timeout`: for an answer. `connect_timeout`: for the first
+    connection. `reconnect`, `reconnect_min`, `reconnect_max`, `reconnect_attempts`: what to do when the connection
+    breaks. `ping`: how long a silent connection is trusted. `tracing`: spans of OpenTelemetry, as for a log here."""
 
     token: str | None
     ca: str | os.PathLike[str] | None
+    certificate: str | os.PathLike[str] | None
     timeout: Span
     connect_timeout: Span
     reconnect: Strategy
@@ -81,7 +85,7 @@ def read_options(url: str, options: RemoteOptions) -> Settings:
         url=url,
         host=parts.hostname,
         port=port or (443 if parts.scheme == "wss" else 80),
-        tls=_tls(options.get("ca")) if parts.scheme == "wss" else None,
+        tls=client_context(options.get("ca"), options.get("certificate")) if parts.scheme == "wss" else None,
         token=token,
         timeout_s=seconds("timeout", 30.0),
         connect_timeout_s=seconds("connect_timeout", 10.0),
@@ -95,13 +99,6 @@ def _shown(url: str) -> str:
     scheme, _, rest = re.split("[?#]", url)[0].partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
-def _tls(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=None if ca is None else os.fspath(ca))
-    except (OSError, ssl.SSLError) as exc:
-        raise InvalidOption(f"the certificates cannot be read ({exc})", where=str(ca)) from exc
 
 
 def why_not_connected(exc: BaseException) -> str:
@@ -134,6 +131,8 @@ def unreachable(settings: Settings, why: str) -> Unreachable:
     next = "Is the server running? headwater serve LOG"
     if why == NO_TLS:
         next = f"Write {_shown(settings.url).replace('wss:', 'ws:', 1)}, or give the server a certificate"
-    if "certificate" in why:
+    if why == HUNG_UP:
+        next = f"If it asks for a certificate: name a PEM file with certificate and key in {CERTIFICATE_VARIABLE}"
+    elif "certificate" in why:
         next = "Trust a certificate of your own with ca=FILE (--ca FILE for commands)"
     return Unreachable(why, where=_shown(settings.url), next=next)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from headwater.broker.logger import logger
-from headwater.client.options import Settings
+from headwater.client.options import HUNG_UP, Settings
 from headwater.errors import Unauthorized, Unreachable
 from headwater.protocol.jsonrpc import FRAME_BYTES_MAX
 from headwater.protocol.websocket import NORMAL, ClientSocket
@@ -46,16 +46,18 @@ class Wire(asyncio.Protocol):
         self._ping_s = ping_s
         self._transport: asyncio.Transport | None = None
         self._heard_s = loop.time()
+        self._has_heard = self._speaks_tls = False
         self._pinger: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
+        self._speaks_tls = transport.get_extra_info("ssl_object") is not None
         self._flush()
         self._pinger = self._loop.call_later(self._ping_s, self._look_alive)
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self._loop.time()
+        self._heard_s, self._has_heard = self._loop.time(), True
         try:
             texts = self._socket.receive(data)
             if not self.opened.done():
@@ -113,7 +115,9 @@ class Wire(asyncio.Protocol):
         if self._pinger is not None:
             self._pinger.cancel()
         try:
-            if not self.opened.done():
+            if not self.opened.done() and not self._has_heard and self._speaks_tls:
+                self.opened.set_exception(Unreachable(HUNG_UP))
+            elif not self.opened.done():
                 self._socket.receive_eof()
                 self._see_whether_open()
         finally:

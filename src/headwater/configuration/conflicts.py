@@ -23,9 +23,14 @@ def _about_the_server(settings: Settings) -> list[Complaint]:
         elif not is_loopback(server.host):
             why = f"other machines can reach {server.host}, and no tokens are set"
             found.append(_complaint(settings, "server.host", why))
-    if server.tls_key is not None and server.tls_certificate is None:
-        next = "Set server.tls_certificate too"
-        found.append(_complaint(settings, "server.tls_key", "a key without a certificate", next))
+    if server.tls_certificate is None:
+        alone = {
+            "server.tls_key": "a key without a certificate",
+            "server.tls_client_ca": "clients show certificates over TLS only, and the server has none",
+        }
+        for path, why in alone.items():
+            if getattr(server, path.removeprefix("server.")) is not None:
+                found.append(_complaint(settings, path, why, "Set server.tls_certificate too"))
     return found
 
 

@@ -48,6 +48,7 @@ class ServerSettings(Frozen):
     origins: Origins = ()
     tls_certificate: OptionalText = None
     tls_key: OptionalText = None
+    tls_client_ca: OptionalText = None
     shutdown_timeout: Duration = 10.0
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

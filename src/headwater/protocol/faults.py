@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -59,6 +60,9 @@ KINDS_BY_NAME: dict[str, type[HeadwaterError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
 }
 
+# Where a file lies on this machine is no business of the other end; its name is enough to tell one from another.
+_FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"]+/)+")
+
 RETRY_AFTER = "retry_after"  # seconds, on an Overloaded that knows
 
 
@@ -71,13 +75,13 @@ def fault_of(exc: Exception) -> Fault:
     line = type(exc).__mro__
     kind = next(each.__name__ for each in line if each.__name__ in KINDS_BY_NAME)
     told = {"kind": kind, "where": exc.where, "why": exc.why, "next": exc.next}
-    data: dict[str, Any] = {name: text for name, text in told.items() if text}
+    data: dict[str, Any] = {name: _FOLDERS.sub("", text) for name, text in told.items() if text}
     retry_after = getattr(exc, RETRY_AFTER, None)
     if retry_after is not None:
         data[RETRY_AFTER] = retry_after
     if isinstance(exc, errors.CallFailed):  # passed on: somebody else's code
         return Fault(exc.code, exc.why, data if exc.data is None else {**data, "data": exc.data})
-    return Fault(next(CODES[each] for each in line if each in CODES), exc.why, data)
+    return Fault(next(CODES[each] for each in line if each in CODES), data.get("why", ""), data)
 
 
 def error_of(error: ErrorObject, where: str) -> HeadwaterError:

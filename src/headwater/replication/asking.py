@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 import msgspec
 
 from headwater.errors import HeadwaterError, Unreachable
+from headwater.protocol.tls import client_context
 from headwater.replication.link import (
     UNREADABLE,
     Hash,
@@ -19,7 +20,6 @@ from headwater.replication.link import (
     ReplicaID,
     key_header,
     refusal_of,
-    tls_context,
     unreachable,
 )
 from headwater.replication.names import PREFIX, Remote
@@ -87,7 +87,7 @@ def ask(url: str, *, key: str | None, ca: str | None, body: bytes | None = None)
 def _connection(parts: SplitResult, ca: str | None) -> http.client.HTTPConnection:
     host = parts.hostname or ""
     if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, parts.port or 443, timeout=ANSWER_S_MAX, context=tls_context(ca))
+        return http.client.HTTPSConnection(host, parts.port or 443, timeout=ANSWER_S_MAX, context=client_context(ca))
     return http.client.HTTPConnection(host, parts.port or 80, timeout=ANSWER_S_MAX)
 
 

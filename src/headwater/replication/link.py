@@ -35,6 +35,7 @@ from headwater.errors import (
     Unreachable,
     VersionConflict,
 )
+from headwater.protocol.tls import client_context
 from headwater.replication.names import ABORT, CONFIG, PREFIX
 from headwater.replication.tools import READ_BYTES
 from headwater.version import VERSION
@@ -93,7 +94,7 @@ class Link:
         self._socket: ClientConnection | None = None
 
     async def __aenter__(self) -> Link:
-        tls = tls_context(self._ca) if self.url.startswith("wss:") else None
+        tls = client_context(self._ca) if self.url.startswith("wss:") else None
         try:
             self._socket = await _Straight(
                 self.url,
@@ -302,10 +303,3 @@ def unreachable(exc: Exception, url: str) -> Unreachable:
             why = "it does not speak TLS"
         next = "A server without a certificate speaks ws://, not wss://"
     return Unreachable(why, where=url, next=next)
-
-
-def tls_context(ca: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as exc:
-        raise InvalidOption(f"the certificates cannot be read ({exc})", where=str(ca)) from exc

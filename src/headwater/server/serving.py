@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import os
 import signal
-import ssl
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from headwater.broker.core import Core
 from headwater.broker.flow import run_async
 from headwater.configuration import Limits, Settings
+from headwater.configuration.kinds import is_loopback
 from headwater.errors import InvalidConfiguration, InvalidOption
 from headwater.ports.annex import Annex, HttpRequest, HttpResponse, Refusal, UpgradeRequest
 from headwater.server.annexes import Annexes, TokenRights
@@ -30,6 +31,7 @@ from headwater.server.parts import POLICY_VIOLATION, Parts
 from headwater.server.registry import Middleware, Registry
 from headwater.server.scopes import RIGHTS, Scopes
 from headwater.server.shapes import ImplementationShapes, SpecificationShapes
+from headwater.server.tls import Certificates
 from headwater.server.tokens import Grant, Token, TokenFile
 
 SWEEP_S = 2.0  # how often revoked and expired tokens are looked for
@@ -60,6 +62,7 @@ class Server:
         self._version = version
         self._files = files or {}
         self._tokens = None if settings.server.tokens is None else TokenFile(settings.server.tokens)
+        self._certificates: Certificates | None = None
         self._parts: Parts | None = None
         self._pages: Pages | None = None
         self._listener: asyncio.Server | None = None
@@ -107,7 +110,7 @@ class Server:
 
     async def start(self) -> None:
         settings = self.settings.server
-        context = _tls(settings.tls_certificate, settings.tls_key)
+        self._certificates = Certificates.read(settings)
         known: dict[str, Token] = {}
         if self._tokens is not None:
             self._tokens.load()
@@ -121,7 +124,7 @@ class Server:
             self._pages = Pages(self._parts, self.settings.server, self._files)
             await self._apply_retention(core)
             await self._annexes.start(core, audit, needs_token=self._tokens is not None)
-            self._listener = await self._listen(context)
+            self._listener = await self._listen()
         except BaseException:
             await self._annexes.stop()
             await asyncio.to_thread(core.close)
@@ -131,12 +134,14 @@ class Server:
         self._sweeper = asyncio.create_task(self._sweep(known))
         self._pages.ready = True
         logger.info("serving %(log)s on %(url)s", {"log": core.name, "url": self.url})
+        if self._tokens is not None and self._certificates is None and not is_loopback(settings.host):
+            logger.warning("tokens come in clear text, unless a proxy in front of this port speaks TLS")
 
-    async def _listen(self, context: ssl.SSLContext | None) -> asyncio.Server:
+    async def _listen(self) -> asyncio.Server:
         host, port = self.settings.server.host, self.settings.server.port
         try:
             return await asyncio.get_running_loop().create_server(
-                lambda: Door(self), host, port, ssl=context, backlog=BACKLOG
+                lambda: Door(self), host, port, ssl=self._certificates, backlog=BACKLOG
             )
         except OSError as exc:
             raise InvalidConfiguration(
@@ -221,12 +226,20 @@ class Server:
         origin, settings = headers.get("origin"), self.settings.server
         if origin is None or "*" in settings.origins or origin in settings.origins:
             return True
-        page = urlsplit(origin)
-        if page.netloc != headers.get("host"):
+        if origin.partition("://")[2] != headers.get("host"):
             return False
         # A name can be made to point here by whoever owns it, and then its page looks like ours. Where no token is
         # needed, only names that nobody else can own are believed.
-        return self._tokens is not None or is_unmistakable(page.hostname or "", settings.host)
+        return self._tokens is not None or is_unmistakable(_name_in(origin), settings.host)
+
+    def _host_is_welcome(self, headers: dict[str, str]) -> bool:
+        """A page whose name was made to point here sends no Origin when it reads, but its own name as the Host."""
+        host, settings = headers.get("host"), self.settings.server
+        if host is None or self._tokens is not None or "*" in settings.origins:
+            return True
+        if any(urlsplit(origin).netloc == host for origin in settings.origins):
+            return True
+        return is_unmistakable(_name_in(f"//{host}"), settings.host)
 
     def _authenticate(self, token: str) -> Grant | None:
         if self._tokens is None or self._parts is None:
@@ -258,6 +271,8 @@ class Server:
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         assert self._pages is not None
+        if not self._host_is_welcome(request.headers):
+            return plain(421, "the server does not know this name of its own; see the setting server.origins")
         grant = None
         if (token := bearer(request.headers)) is not None:
             grant = self._authenticate(token)
@@ -279,11 +294,21 @@ class Server:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
+    def reload(self) -> None:
+        """Read certificates and tokens again, if they have changed."""
+        if self._certificates is not None:
+            self._certificates.refresh()
+        if self._tokens is not None:
+            self._tokens.refresh()
+
     async def _sweep(self, known: dict[str, Token]) -> None:
         """Let go of clients whose token was revoked or has expired."""
         tokens, parts, seen = self._tokens, self._parts, -1
-        while tokens is not None and parts is not None:
+        while True:
             await asyncio.sleep(SWEEP_S)
+            self.reload()
+            if tokens is None or parts is None:
+                continue
             now_ms = parts.core.engine.clock.now_ms()
             generation = tokens.refresh()
             if generation != seen:
@@ -340,7 +365,7 @@ class Server:
     async def serve_until_stopped(self, on_ready: Callable[[Server], None] | None = None) -> None:
         """Serve until SIGTERM, SIGINT or `ask_to_stop`."""
         self._stop_asked = asyncio.Event()
-        with _on_signals(self.ask_to_stop):
+        with _on_signals(self.ask_to_stop, self.reload):
             async with self:
                 if on_ready is not None:
                     on_ready(self)
@@ -389,11 +414,14 @@ def _audit_changes(audit: Audit, known: dict[str, Token], tokens: TokenFile) -> 
 
 
 @contextlib.contextmanager
-def _on_signals(act: Callable[[], None]) -> Iterator[None]:
-    """Inside, SIGTERM and SIGINT call `act`; afterwards they do what they did before."""
+def _on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT call `stop` and SIGHUP calls `reload`; afterwards they do what they did before."""
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
+    acts = {signal.SIGTERM: stop, signal.SIGINT: stop}
+    if not os.isatty(0):  # a terminal that is closed sends it, too, and then the server should end
+        acts[signal.SIGHUP] = reload
+    for number, act in acts.items():
         former = signal.getsignal(number)
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not on every thread
             loop.add_signal_handler(number, act)
@@ -405,6 +433,13 @@ def _on_signals(act: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
             if former is not None:  # it was not installed by Python, and cannot be
                 signal.signal(number, former)
+
+
+def _name_in(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:  # brackets around what is no address
+        return ""
 
 
 def is_unmistakable(name: str, own_host: str) -> bool:
@@ -430,19 +465,3 @@ def _why_it_cannot_listen(exc: OSError) -> str:
         errno.EACCES: "this user may not listen here; ports below 1024 are often kept for the system",
     }
     return known.get(exc.errno or 0, f"cannot listen here ({exc.strerror or exc})")
-
-
-def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    if certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key, password="")  # or it would ask for one, where nobody may be listening
-    except (OSError, ssl.SSLError) as exc:
-        raise InvalidConfiguration(
-            f"the certificate or its key cannot be used ({exc})",
-            where=certificate,
-            next="Set server.tls_certificate and server.tls_key to PEM files that belong together",
-        ) from exc
-    return context

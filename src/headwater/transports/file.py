@@ -175,7 +175,7 @@ class FileTransport(BaseTransport):
         os.close(before)
 
     def _opened(self) -> int:
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             if self._sync:
                 _sync_directory(self._path.parent)
@@ -210,7 +210,7 @@ class FileTransport(BaseTransport):
         logger.warning("%s: its last line had no end; it %s", self.name, "got one" if whole else "was cut off")
 
     def _lock_side_file(self) -> int:
-        side = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        side = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(side, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:

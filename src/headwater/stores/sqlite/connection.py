@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import apsw
@@ -78,7 +78,11 @@ def translate(exc: apsw.Error, where: str) -> HeadwaterError:
 
 
 def connect(path: str, *, durability: Durability, busy_timeout_ms: int, vfs: str | None = None) -> apsw.Connection:
-    """A connection with our settings. The file is created if it is not there."""
+    """A connection with our settings. The file is created if it is not there, and its user alone may read it; what
+    SQLite puts beside it has the same mode."""
+    # Made without opening it: closing a descriptor would drop the locks that another connection of this process holds.
+    with suppress(OSError):
+        os.mknod(path, 0o600)
     connection = apsw.Connection(path, vfs=vfs)
     connection.set_busy_handler(_patient(busy_timeout_ms))
     # On macOS a plain fsync does not reach the disk; elsewhere these two do nothing.

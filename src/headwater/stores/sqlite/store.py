@@ -144,7 +144,7 @@ class SqliteStore:
         """A lock on a file of its own, which the system takes away with the process, however that ends. The file is
         never removed: another process could hold a lock on what is not there any more."""
         try:
-            file = open(self._announcements, "a+b")  # noqa: SIM115
+            file = open(self._announcements, "a+b", opener=_for_its_user_alone)  # noqa: SIM115
         except OSError:  # a directory that may not be written to
             return None
         if not _locked(file, exclusive=True):
@@ -228,6 +228,10 @@ class SqliteStore:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Closed("the log is closed", where=self.path, next="Open it again")
+
+
+def _for_its_user_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _locked(file: IO[bytes], *, exclusive: bool) -> bool:
