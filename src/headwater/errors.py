@@ -39,7 +39,7 @@ HeadwaterError
 ├── RemoteError                           a server said no, or did not answer
 │   ├── Unreachable                       there is no connection, and no more hope for one
 │   ├── RequestTimeout                    no answer in time: it may or may not have been done
-│   ├── Unauthorized                      no token, a wrong one, or one without this scope
+│   ├── Unauthorized                      no token, a wrong one, or one without this right
 │   ├── Overloaded                        over a rate or a queue limit of the server; later it may do
 │   └── CallFailed                        a method answered with an error of its own: `code`, `data`
 ├── TransportError                        a copy did not reach its target; the log still has the message

@@ -172,8 +172,14 @@ class Attacked:
         self.kill()
 
 
-VICTIM_SCOPES: dict[str, Any] = {"publish": ["victim.>"], "subscribe": ["victim.>"]}
-ATTACKER_SCOPES: dict[str, Any] = {"publish": ["mine.>"], "subscribe": ["mine.>"], "admin": True}
+VICTIM_SCOPES: dict[str, Any] = {"publish": ["victim.>"], "read": ["victim.>"], "consume": ["victim"]}
+ATTACKER_SCOPES: dict[str, Any] = {
+    "publish": ["mine.>"],
+    "read": ["mine.>"],
+    "consume": ["*"],
+    "manage": [">"],
+    "admin": True,
+}
 
 
 class Victim:

@@ -224,7 +224,7 @@ def test_bench_through_a_server(run, tmp_path: Path, url: str):
 @pytest.fixture
 def tokens(tmp_path: Path, run) -> tuple[Path, str]:
     file = tmp_path / "headwater.tokens"
-    made = run("token", "create", "--tokens", file, "--publish", "orders.>", "--subscribe", "orders.>")
+    made = run("token", "create", "--tokens", file, "--publish", "orders.>", "--read", "orders.>")
     return file, made.out.strip()
 
 
@@ -242,8 +242,9 @@ def test_a_token_opens_the_door(serve, run, tokens, monkeypatch):
     monkeypatch.setenv("HEADWATER_TOKEN", token)
     assert seqs(run("tail", url, "orders.>", "--json")) == [1]
     not_allowed = run("publish", url, "secrets", "1")
-    assert (not_allowed.code, "no publish scope" in not_allowed.err) == (3, True)
-    assert run("topics", url).code == 3  # for admins
+    assert (not_allowed.code, "no publish right" in not_allowed.err) == (3, True)
+    assert "orders.new" in run("topics", url).out
+    assert run("subscriptions", url).code == 3  # it may neither consume nor manage
 
 
 def test_wss_with_a_certificate_of_our_own(start, run, tmp_path: Path):

@@ -37,17 +37,26 @@ def test_create_prints_the_token_and_nothing_else(run, tokens: Path):
 
 
 def test_create_with_everything_said(run, tokens: Path):
-    scopes = ("--publish", "orders.>", "--publish", "logs.#", "--subscribe", "a.*", "--subscribe", "b", "--admin")
+    topics = ("--publish", "orders.>", "--publish", "logs.#", "--read", "a.*", "--read", "b", "--manage", ">")
+    scopes = (*topics, "--consume", "billing", "--consume", "mail-*", "--call", "orders.*", "--admin")
     result = run("token", "create", "--tokens", tokens, *scopes, "--label", "all", "--expires", "30d", "--json")
     made = result.json
     assert "not be shown again" in result.err
     found = re.fullmatch(TEXT, made["token"])
     assert found
     assert made["id"] == found[1]
-    assert (made["label"], made["publish"], made["subscribe"]) == ("all", ["orders.>", "logs.#"], ["a.*", "b"])
+    assert (made["label"], made["publish"], made["read"]) == ("all", ["orders.>", "logs.#"], ["a.*", "b"])
+    assert (made["consume"], made["manage"], made["call"]) == (["billing", "mail-*"], [">"], ["orders.*"])
     assert (made["admin"], made["expired"]) == (True, False)
     [kept] = TokenFile(tokens).list()
-    assert kept.scopes == Scopes(publish=("orders.>", "logs.#"), subscribe=("a.*", "b"), admin=True)
+    assert kept.scopes == Scopes(
+        publish=("orders.>", "logs.#"),
+        read=("a.*", "b"),
+        consume=("billing", "mail-*"),
+        manage=(">",),
+        call=("orders.*",),
+        admin=True,
+    )
     assert kept.expires_ms == kept.created_ms + 30 * 86_400_000
 
 
@@ -55,8 +64,9 @@ def test_a_token_without_a_scope_is_refused(run, tokens: Path):
     result = run("token", "create", "--tokens", tokens, "--label", "nothing")
     assert (result.code, result.out) == (2, "")
     assert result.err.splitlines() == [
-        "error: a token without a scope could do nothing",
-        "next: Pass --publish PATTERN, --subscribe PATTERN or --admin; the pattern '>' is every topic",
+        "error: a token without a right could do nothing",
+        "next: Pass --publish, --read, --manage or --call with a PATTERN, --consume NAME, or --admin; "
+        "the pattern '>' is every topic",
     ]
     assert not tokens.exists()
 
@@ -65,7 +75,9 @@ def test_a_token_without_a_scope_is_refused(run, tokens: Path):
     ("arguments", "said"),
     [
         (["--publish", "a..b"], "publish scope, nats pattern 'a..b': a token is empty"),
-        (["--subscribe", "a.*.>"], "subscribe scope, nats pattern 'a.*.>': '*' and '>' do not go together"),
+        (["--read", "a.*.>"], "read scope, nats pattern 'a.*.>': '*' and '>' do not go together"),
+        (["--read", "a", "--consume", "a.>"], "consume scope: 'a.>' names no subscriptions"),
+        (["--consume", "a"], "a durable subscription reads topics, and this token could read none"),
         (["--admin", "--expires", "soon"], "--expires is a length of time, not 'soon'"),
         (["--admin", "--expires", "0s"], "a token expires in the future"),
         (["--admin", "--label", "x" * 101], "the label has 101 characters and the limit is 100"),
@@ -83,13 +95,16 @@ def test_ls(run, tokens: Path):
     file = TokenFile(tokens)
     ids = [
         file.create("shop", Scopes(publish=("orders.>", "b")), now_ms=1_000, expires_ms=2_000).split("_")[1],
-        file.create("", Scopes(subscribe=("logs.#",), admin=True), now_ms=2_000, expires_ms=FAR_MS).split("_")[1],
-        file.create("two words", Scopes(admin=True), now_ms=3_000).split("_")[1],
+        file.create(
+            "", Scopes(read=("logs.#",), consume=("*",), manage=(">",), admin=True), now_ms=2_000, expires_ms=FAR_MS
+        ).split("_")[1],
+        file.create("two words", Scopes(manage=(">",), admin=True), now_ms=3_000).split("_")[1],
     ]
     lines = [re.split(r" {2,}", line) for line in run("token", "ls", "--tokens", tokens).out.splitlines()]
-    assert lines[0] == ["id", "label", "publish", "subscribe", "admin", "created", "expires"]
-    assert [[*line[:5], line[-1]] for line in lines[1:2]] == [[ids[0], "shop", "orders.>, b", "-", "-", "expired"]]
-    assert lines[2][:5] == [ids[1], "-", "-", "logs.#", "yes"]
+    rights = ["publish", "read", "consume", "manage", "call", "admin"]
+    assert lines[0] == ["id", "label", *rights, "created", "expires"]
+    assert [*lines[1][:8], lines[1][-1]] == [ids[0], "shop", "orders.>, b", *("-" * 5), "expired"]
+    assert lines[2][:8] == [ids[1], "-", "-", "logs.#", "*", ">", "-", "yes"]
     assert lines[2][-1].startswith("2096-")
     assert [lines[3][at] for at in (0, 1, -1)] == [ids[2], "two words", "never"]
     listed = run("token", "ls", "--tokens", tokens, "--json").json
@@ -97,7 +112,10 @@ def test_ls(run, tokens: Path):
         "id": ids[0],
         "label": "shop",
         "publish": ["orders.>", "b"],
-        "subscribe": [],
+        "read": [],
+        "consume": [],
+        "manage": [],
+        "call": [],
         "admin": False,
         "created_at": "1970-01-01T00:00:01.000Z",
         "expires_at": "1970-01-01T00:00:02.000Z",
@@ -108,7 +126,7 @@ def test_ls(run, tokens: Path):
 
 
 def test_neither_secrets_nor_hashes_are_listed(run, tokens: Path):
-    text = TokenFile(tokens).create("shop", Scopes(admin=True), now_ms=1_000)
+    text = TokenFile(tokens).create("shop", Scopes(manage=(">",), admin=True), now_ms=1_000)
     hashed = re.findall(r"[0-9a-f]{64}", tokens.read_text())
     for options in ([], ["--json"]):
         listed = run("token", "ls", "--tokens", tokens, *options).out
@@ -119,7 +137,7 @@ def test_neither_secrets_nor_hashes_are_listed(run, tokens: Path):
 
 def test_revoke(run, tokens: Path):
     file = TokenFile(tokens)
-    texts = [file.create(label, Scopes(admin=True), now_ms=1_000) for label in ("a", "b", "c")]
+    texts = [file.create(label, Scopes(manage=(">",), admin=True), now_ms=1_000) for label in ("a", "b", "c")]
     ids = [text.split("_")[1] for text in texts]
     assert run("token", "revoke", "--tokens", tokens, ids[0]).out == f"revoked {ids[0]}\n"
     assert run("token", "revoke", texts[1], "--tokens", tokens, "--json").json == {"revoked": ids[1]}
@@ -146,14 +164,14 @@ def test_looking_makes_no_file(run, tokens: Path, command):
     assert (result.code, result.out) == (2, "")
     assert result.err.splitlines() == [
         f"error: tokens file {tokens}: there is no such file",
-        f"next: Make a first token: headwater token create --tokens {tokens} --subscribe '>'",
+        f"next: Make a first token: headwater token create --tokens {tokens} --read '>'",
     ]
     assert os.listdir() == []
 
 
 @pytest.mark.parametrize("command", [["ls"], ["revoke", "x"], ["create", "--admin"]], ids=" ".join)
 def test_a_file_that_others_may_read_is_refused(run, tokens: Path, command):
-    TokenFile(tokens).create("", Scopes(admin=True), now_ms=1_000)
+    TokenFile(tokens).create("", Scopes(manage=(">",), admin=True), now_ms=1_000)
     tokens.chmod(0o644)
     result = run("token", *command, "--tokens", tokens)
     assert (result.code, result.out) == (2, "")

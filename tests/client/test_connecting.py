@@ -34,7 +34,9 @@ def nobody() -> Any:
 @pytest.fixture
 def token(tmp_path: Path) -> str:
     tokens = TokenFile(tmp_path / "tokens.json")
-    return tokens.create("test", Scopes(publish=("a.>",), subscribe=("a.>",)), now_ms=int(time.time() * 1000))
+    return tokens.create(
+        "test", Scopes(publish=("a.>",), read=("a.>",), consume=("*",)), now_ms=int(time.time() * 1000)
+    )
 
 
 async def refusal(url: str, **options: Any) -> HeadwaterError:

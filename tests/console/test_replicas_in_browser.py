@@ -79,7 +79,10 @@ def test_a_token_shows_what_it_may_pull(
     tokens = TokenFile(tmp_path / "tokens.json")
     everything = tokens.create("everything", EVERYTHING, now_ms=0)
     server = serve(tokens=str(tmp_path / "tokens.json"))
-    for token, may_see in ((tokens.create("no topic", Scopes(admin=True), now_ms=0), False), (everything, True)):
+    for token, may_see in (
+        (tokens.create("no topic", Scopes(manage=(">",), admin=True), now_ms=0), False),
+        (everything, True),
+    ):
         page = open_page(server.page)
         page.until("!document.getElementById('token').hidden")
         page.fill("token-text", token)

@@ -63,15 +63,15 @@ def test_a_revoked_token_is_asked_for_again(
     assert "unknown or expired" in page.text("#token-problem")
 
 
-def test_a_token_without_the_admin_scope_shows_what_it_may(
+def test_a_token_without_the_manage_right_shows_what_it_may(
     serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     server = serve(tokens=str(tmp_path / "tokens.json"))
     page = open_page(server.page)
-    give(page, tokens.create("console", Scopes(publish=("orders.>",), subscribe=("orders.>",)), now_ms=0))
+    give(page, tokens.create("console", Scopes(publish=("orders.>",), read=("orders.>",), consume=("*",)), now_ms=0))
     page.until("main.dataset.sight === 'rate'")
-    assert "admin scope" in page.text("#overview-problem")
-    page.until("document.getElementById('live-problem').textContent.includes('subscribe scope')")
+    assert "manage right" in page.text("#overview-problem")
+    page.until("document.getElementById('live-problem').textContent.includes('read right')")
     page.fill("pattern", "orders.*")
     page.click("#live-form button")
     page.until("document.getElementById('live-problem').hidden")

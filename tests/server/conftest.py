@@ -15,7 +15,10 @@ from foreign_client import Serve, without_settings
 from own_loop import pytest_pyfunc_call
 
 import headwater
+from headwater import ManualClock
+from headwater.server.scopes import Scopes
 from headwater.server.serving import Server
+from headwater.server.tokens import TokenFile
 
 __all__ = ["pytest_pyfunc_call"]
 
@@ -29,3 +32,21 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
         return headwater.serve(log, **{"port": 0, **flags})
 
     return make
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def tokens(tmp_path: Path, clock: ManualClock) -> TokenFile:
+    """A file with one token in it, so that there is one to read."""
+    file = TokenFile(tmp_path / "tokens.json")
+    file.create("nobody's", Scopes(), now_ms=clock.now_ms())
+    return file
+
+
+@pytest.fixture
+def serve_tokens(serve: Serve, tmp_path: Path, clock: ManualClock, tokens: TokenFile) -> Serve:
+    return lambda **flags: serve(tokens=str(tmp_path / "tokens.json"), clock=clock, **flags)

@@ -97,6 +97,14 @@ class Client:
     async def code(self, method: str, params: Json = None) -> int:
         return int((await self.refusal(method, params))["code"])
 
+    async def code_of(self, id: Json) -> int:
+        """The same for a call that was sent before."""
+        try:
+            result = await self.answer(id)
+        except Refused as refused:
+            return int(refused.error["code"])
+        raise AssertionError(f"call {id} was not refused: {str(result)[:500]}")
+
     async def notify(self, method: str, params: Json = None) -> None:
         call = {"jsonrpc": "2.0", "method": method}
         await self.send(call if params is None else {**call, "params": params})
@@ -124,6 +132,9 @@ class Client:
     def unread_notes(self) -> list[Json]:
         """Those that came while an answer was waited for."""
         return [note["params"] for note in self._notes]
+
+    def forget_notes(self) -> None:
+        self._notes.clear()
 
     async def has_nothing_to_read(self) -> bool:
         """What the server sent before answering a ping would be here by now."""
@@ -201,6 +212,10 @@ async def connect(server: Server | str, path: str = "/rpc", **options: Any) -> A
     settings = {"proxy": None, "ping_interval": None, "max_size": None, "close_timeout": 1.0, **options}
     async with connect_socket(f"{url}{path}", **settings) as socket:
         yield Client(socket)
+
+
+def bearer(token: str) -> dict[str, Any]:
+    return {"additional_headers": {"Authorization": f"Bearer {token}"}}
 
 
 async def gone(server: Server) -> None:

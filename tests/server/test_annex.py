@@ -313,7 +313,7 @@ async def test_plain_http_under_the_prefix_is_answered_by_the_annex(house: House
 
 async def test_an_annex_sees_the_bearer_and_what_the_server_knows_of_it(house: House, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
-    token = tokens.create("t", Scopes(publish=("replica.a.>",), subscribe=("replica.>",)), now_ms=1)
+    token = tokens.create("t", Scopes(publish=("replica.a.>",), read=("replica.>",), consume=("*",)), now_ms=1)
     shed = Shed()
     async with house(shed, **{"server.tokens": str(tmp_path / "tokens.json")}) as server:
         assert shed.surroundings is not None

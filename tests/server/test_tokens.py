@@ -28,7 +28,7 @@ from headwater.server.token_document import LABEL_CHARS_MAX, TOKENS_MAX
 from headwater.server.tokens import Grant, TokenFile, id_of
 
 NOW = 1_700_000_000_000
-SCOPES = Scopes(publish=("orders.>",), subscribe=("logs.#",))
+SCOPES = Scopes(publish=("orders.>",), read=("logs.#",), consume=("*",))
 
 
 @pytest.fixture
@@ -143,13 +143,20 @@ def test_a_hash_that_anybody_knows_opens_nothing(file: TokenFile, monkeypatch: p
 def test_the_file_keeps_a_hash_and_not_the_secret(file: TokenFile, path: Path) -> None:
     id, secret = create(file, expires_ms=NOW + 1_000).split("_")[1:]
     assert json.loads(path.read_text()) == {
-        "version": 1,
+        "version": 2,
         "tokens": [
             {
                 "id": id,
                 "sha256": hashlib.sha256(secret.encode()).hexdigest(),
                 "label": "shop",
-                "scopes": {"publish": ["orders.>"], "subscribe": ["logs.#"], "admin": False},
+                "scopes": {
+                    "publish": ["orders.>"],
+                    "read": ["logs.#"],
+                    "consume": ["*"],
+                    "manage": [],
+                    "call": [],
+                    "admin": False,
+                },
                 "created_at": "2023-11-14T22:13:20Z",
                 "expires_at": "2023-11-14T22:13:21Z",
             }
@@ -248,7 +255,7 @@ def test_a_file_that_others_may_use_is_refused(file: TokenFile, path: Path, mode
         (b'{"version": 1}', "tokens"),
         (b'{"tokens": []}', "version"),
         (b'{"version": 1, "tokens": [], "more": 1}', "more"),
-        (b'{"version": 2, "tokens": "in another shape"}', "it has version 2, and this Headwater reads version 1"),
+        (b'{"version": 3, "tokens": "in another shape"}', "it has version 3, and this Headwater reads versions 1 to 2"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(file: TokenFile, path: Path, content: bytes, why: str) -> None:
@@ -288,10 +295,54 @@ def test_an_entry_that_makes_no_sense_is_refused_with_its_place(
         file.load()
 
 
+OF_VERSION_1: list[tuple[dict[str, Any], Scopes]] = [
+    ({"publish": ["a"], "subscribe": [], "admin": False}, Scopes(publish=("a",), call=(">",))),
+    ({"publish": [], "subscribe": ["b.>"], "admin": False}, Scopes(read=("b.>",), consume=("*",), call=(">",))),
+    ({"publish": [], "subscribe": [], "admin": True}, Scopes(manage=(">",), admin=True, call=(">",))),
+    ({}, Scopes(call=(">",))),
+]
+
+
+@pytest.mark.parametrize(("before", "now"), OF_VERSION_1, ids=str)
+def test_tokens_of_version_1_keep_what_they_could_do(
+    file: TokenFile, path: Path, before: dict[str, Any], now: Scopes
+) -> None:
+    text = create(file)
+    document = json.loads(path.read_text())
+    document["version"] = 1
+    document["tokens"][0]["scopes"] = before
+    path.write_text(json.dumps(document))
+    grant = file.check(text, NOW)
+    assert grant is not None
+    assert grant.scopes == now
+    assert json.loads(path.read_text())["version"] == 1  # looking changes nothing
+    other = create(file)
+    written = json.loads(path.read_text())
+    assert written["version"] == 2
+    assert "subscribe" not in path.read_text()
+    for each in (text, other):
+        assert TokenFile(path).check(each, NOW) is not None
+    assert TokenFile(path).check(text, NOW) == grant
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"id": "short"}, {"sha256": "0" * 63}, {"scopes": {"subscribe": ["a..b"]}}, {"scopes": {"read": ["a"]}}],
+    ids=str,
+)
+def test_what_made_no_sense_in_version_1_makes_none_now(file: TokenFile, path: Path, changes: dict[str, Any]) -> None:
+    create(file)
+    document = json.loads(path.read_text())
+    document["tokens"][0] |= {"scopes": {}, **changes}
+    path.write_text(json.dumps({**document, "version": 1}))
+    with pytest.raises(InvalidConfiguration, match="makes no sense"):
+        file.load()
+
+
 def test_two_tokens_with_one_id_are_refused(file: TokenFile, path: Path) -> None:
     create(file)
     document = json.loads(path.read_text())
-    path.write_text(json.dumps({"version": 1, "tokens": document["tokens"] * 2}))
+    path.write_text(json.dumps({"version": 2, "tokens": document["tokens"] * 2}))
     with pytest.raises(InvalidConfiguration, match="same id"):
         file.load()
 
@@ -300,10 +351,10 @@ def test_a_file_with_too_many_tokens_is_refused(file: TokenFile, path: Path) -> 
     create(file)
     [entry] = json.loads(path.read_text())["tokens"]
     many = [{**entry, "id": f"{number:012x}"} for number in range(TOKENS_MAX + 1)]
-    path.write_text(json.dumps({"version": 1, "tokens": many}))
+    path.write_text(json.dumps({"version": 2, "tokens": many}))
     with pytest.raises(InvalidConfiguration, match=f"length <= {TOKENS_MAX}"):
         file.load()
-    path.write_text(json.dumps({"version": 1, "tokens": many[1:]}))
+    path.write_text(json.dumps({"version": 2, "tokens": many[1:]}))
     file.load()
 
 
@@ -519,7 +570,7 @@ def test_a_running_server_sees_new_and_revoked_tokens(file: TokenFile, server: T
 
 
 def test_a_running_server_sees_an_edit_in_place(server: TokenFile, path: Path, old: str) -> None:
-    rewrite(path, scopes={"publish": [], "subscribe": [], "admin": True})
+    rewrite(path, scopes={"admin": True})
     grant = server.grant(old.split("_")[1], NOW)
     assert grant
     assert grant.scopes == Scopes(admin=True)

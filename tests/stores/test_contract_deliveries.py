@@ -113,6 +113,24 @@ def test_subscriptions_come_by_id(store: Store) -> None:
         assert [record.id for record in reader.subscriptions()] == ["B", "a", "a.b", "b", "ä"]
 
 
+def test_subscriptions_are_counted_by_their_owner(store: Store) -> None:
+    owners = [None, "label:a", "label:a", "label:A", 'it\'s "b" ä', "label:a*"]
+    with store.write() as writer:
+        for number, owner in enumerate(owners):
+            spec = SubscriptionSpec(">", owner=owner)
+            writer.save_subscription(SubscriptionRecord(f"s{number}", spec, NOW, NOW))
+        assert writer.owned_subscriptions("label:a") == 2
+
+    with store.read() as reader:
+        assert {owner: reader.owned_subscriptions(owner) for owner in owners if owner} == {
+            "label:a": 2,
+            "label:A": 1,
+            'it\'s "b" ä': 1,
+            "label:a*": 1,
+        }
+        assert reader.owned_subscriptions("label:none") == 0
+
+
 def test_saving_a_subscription_again_replaces_it_and_keeps_its_rows(store: Store) -> None:
     subscribe(store, "s")
     put(store, waiting(1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
@@ -29,7 +29,7 @@ from headwater.broker.verbs import RemoteVerbs
 from headwater.delivery.lease import Lease, release
 from headwater.delivery.retention import Limits
 from headwater.delivery.window import WindowState
-from headwater.errors import Closed, HeadwaterError, InvalidOption, SubscriptionActive, SubscriptionMismatch
+from headwater.errors import Closed, HeadwaterError, InvalidOption, SubscriptionActive, SubscriptionMismatch, TooLarge
 from headwater.message import PublishOptions, Span, check_whole, span_ms
 from headwater.ports.records import (
     RetentionPolicy,
@@ -39,11 +39,32 @@ from headwater.ports.records import (
     selection_of,
 )
 from headwater.ports.store import Reader, Writer
-from headwater.topics import Dialect, Pattern, parse_pattern
+from headwater.topics import Dialect, parse_pattern
 
 HEARTBEATS_PER_LEASE = 3
 INT64_MAX = 2**63 - 1
 STANDBY_POLL_S = 1.0  # a holder that was killed, or a lease that was not renewed, sends no wake-up
+
+
+Allow = Callable[[SubscriptionRecord], None]
+"""Raises Unauthorized if this subscription is not for who asks."""
+
+
+class Tenant(NamedTuple):
+    """On whose behalf a server subscribes: what is new is theirs, and so many may be."""
+
+    owner: str
+    allow: Allow
+    subscriptions_max: int
+
+    def check_new(self, writer: Writer, record: SubscriptionRecord) -> None:
+        self.allow(record)
+        if (there := writer.owned_subscriptions(self.owner)) >= self.subscriptions_max:
+            raise TooLarge(
+                f"there are {there:,} durable subscriptions of this token and the limit is {self.subscriptions_max:,}",
+                where=record.id,
+                next="Remove those that are not used, or raise limits.subscriptions_per_token",
+            )
 
 
 class Entry(NamedTuple):
@@ -52,6 +73,7 @@ class Entry(NamedTuple):
     start: Start
     takeover: bool
     resume: Resume | None
+    tenant: Tenant | None = None
 
 
 class Core:
@@ -99,7 +121,12 @@ class Core:
     # --- subscribing --------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, id: str, pattern: str, resume: Resume | None = None, **options: Unpack[SubscribeOptions]
+        self,
+        id: str,
+        pattern: str,
+        resume: Resume | None = None,
+        tenant: Tenant | None = None,
+        **options: Unpack[SubscribeOptions],
     ) -> Flow[Subscriber | Tail]:
         check_subscription_id(id)
         start: Start = options.pop("start", "new" if options.get("mode") == "ephemeral" else "first")
@@ -107,7 +134,7 @@ class Core:
         takeover = options.pop("takeover", False)
         if not isinstance(takeover, bool):
             raise InvalidOption(f"takeover is True or False, not {takeover!r}", where=id)
-        entry = Entry(start, takeover, resume)
+        entry = Entry(start, takeover, resume, tenant)
         spec = make_spec(pattern, options)
         subscriber: Subscriber | Tail
         if spec.mode == "ephemeral":
@@ -187,10 +214,16 @@ class Core:
         record = writer.subscription(id)
         if record is None:
             after = start_position(writer, entry.start)
+            if entry.tenant is not None:
+                spec = replace(spec, owner=entry.tenant.owner)
             record = SubscriptionRecord(id, spec, now_ms, now_ms, WindowState(after, after))
+            if entry.tenant is not None:
+                entry.tenant.check_new(writer, record)
         else:
+            if entry.tenant is not None:
+                entry.tenant.allow(record)
             _refuse_other_purpose(record.spec, spec, id)
-            record = replace(record, spec=spec, active_ms=now_ms)
+            record = replace(record, spec=replace(spec, owner=record.spec.owner), active_ms=now_ms)
         resumed_from = claims.settled_to(writer, record)
         resumed = NOTHING_RESUMED
         if entry.takeover or not self._held_ms(record, now_ms):
@@ -209,11 +242,13 @@ class Core:
                 if isinstance(other, Subscriber) and other.id == record.id and other.fence != record.lease.fence:
                     other.lose()
 
-    def unsubscribe(self, id: str) -> Flow[None]:
+    def unsubscribe(self, id: str, allow: Allow | None = None) -> Flow[None]:
         """Remove a subscription with all its state; its dead letters stay."""
 
         def work(writer: Writer, undo: Undo) -> None:
             record = claims.load(writer, id)
+            if allow is not None:
+                allow(record)
             if record.lease.live(self.engine.clock.now_ms()):
                 raise claims.already_active(record, "Close it there first")
             end_redrives(writer, id, "the subscription was removed")
@@ -221,12 +256,14 @@ class Core:
 
         return self.engine.write(work)
 
-    def seek(self, id: str, start: Start) -> Flow[int]:
+    def seek(self, id: str, start: Start, allow: Allow | None = None) -> Flow[int]:
         """Move a subscription: what comes after the new position is delivered (again), all else counts as settled.
         Only while nobody holds it; shared consumers lose what they have in flight."""
 
         def work(writer: Writer, undo: Undo) -> int:
             record = claims.load(writer, id)
+            if allow is not None:
+                allow(record)
             if record.spec.mode == "exclusive" and record.lease.live(self.engine.clock.now_ms()):
                 raise claims.already_active(record, "Close it there, seek, and subscribe again")
             after = start_position(writer, start)
@@ -261,8 +298,8 @@ class Core:
         now_ms = self.engine.clock.now_ms()
         return self.engine.read(lambda reader: statistics.describe(reader, claims.load(reader, id), now_ms))
 
-    def subscription_pattern(self, id: str) -> Flow[Pattern]:
-        return self.engine.read(lambda reader: selection_of(claims.load(reader, id).spec).pattern)
+    def subscription_record(self, id: str) -> Flow[SubscriptionRecord]:
+        return self.engine.read(lambda reader: claims.load(reader, id))
 
     def topics(self) -> Flow[list[TopicCount]]:
         return self.engine.read(lambda reader: reader.topic_counts())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -137,8 +137,7 @@ class DeadLetters:
                 if to_topic is not None:
                     self._republish(writer, letter, to_topic, now_ms)
                     continue
-                if writer.subscription(letter.subscription) is None:
-                    raise UnknownDeadLetter(f"subscription '{letter.subscription}' is gone")
+                _refuse_unwanted(writer, letter)
                 _refuse_foreign(writer, letter)
                 if writer.deliveries(letter.subscription, [letter.message.seq]):
                     raise UnknownDeadLetter("the message is being delivered already")
@@ -174,9 +173,12 @@ class DeadLetters:
         letters = yield from self._engine.read(lambda reader: [*_all(reader, query)])
         return [msgspec.json.encode(_exported(letter)).decode() for letter in letters]
 
-    def import_(self, lines: Iterable[str]) -> Flow[int]:
-        """Bring exported letters back, all or none. They get new ids."""
+    def import_(self, lines: Iterable[str], allow: Callable[[str], object] | None = None) -> Flow[int]:
+        """Bring exported letters back, all or none. They get new ids. `allow` raises for a topic that is refused."""
         letters = [_letter_of(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+        if allow is not None:
+            for topic in {letter.message.topic for letter in letters}:
+                allow(topic)
 
         def work(writer: Writer, undo: Undo) -> int:
             return len(writer.bury(letters))
@@ -294,6 +296,15 @@ def _letter_of(line: str, number: int) -> DeadLetter:
         ) from exc
 
 
+def _refuse_unwanted(reader: Reader, letter: DeadLetter) -> None:
+    """A letter may be imported with any topic; its subscription gets it only if it could have got it by a publish."""
+    record = reader.subscription(letter.subscription)
+    if record is None:
+        raise UnknownDeadLetter(f"subscription '{letter.subscription}' is gone")
+    if not parse_pattern(record.spec.pattern, record.spec.dialect).matches(letter.message.topic):
+        raise UnknownDeadLetter(f"subscription '{letter.subscription}' does not read {letter.message.topic}")
+
+
 def _refuse_foreign(reader: Reader, letter: DeadLetter) -> None:
     """A delivery goes by seq. A letter imported from another log has that log's seq, which here is another message."""
     here = reader.messages([letter.message.seq]).get(letter.message.seq)
@@ -304,8 +315,12 @@ def _refuse_foreign(reader: Reader, letter: DeadLetter) -> None:
 def _one(reader: Reader, id: int) -> DeadLetter:
     found = reader.dead_letters(DeadLetterQuery(ids=(id,)), 0, 1)
     if not found:
-        raise UnknownDeadLetter(f"there is no dead letter {id}", next="`headwater dlq ls` lists them")
+        raise unknown(id)
     return found[0]
+
+
+def unknown(id: int) -> UnknownDeadLetter:
+    return UnknownDeadLetter(f"there is no dead letter {id}", next="`headwater dlq ls` lists them")
 
 
 def _all(reader: Reader, query: DeadLetterQuery) -> Iterable[DeadLetter]:

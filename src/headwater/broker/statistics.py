@@ -37,6 +37,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     holder: str | None
     created_ms: int
     active_ms: int
+    owner: str | None = None
 
 
 class LogStatistics(msgspec.Struct, frozen=True):
@@ -88,6 +89,7 @@ def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Subscri
         holder=record.lease.owner if record.lease.live(now_ms) else None,
         created_ms=record.created_ms,
         active_ms=record.active_ms,
+        owner=record.spec.owner,
     )
 
 

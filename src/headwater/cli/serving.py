@@ -91,7 +91,18 @@ def serve(
         _option("--tls-client-ca", metavar="FILE", help="Only with a certificate of these authorities.", panel=_WHO),
     ] = None,
     metrics_need_token: Annotated[
-        bool | None, _option("--metrics-need-token", help="/metrics wants a token of an admin.", panel=_WHO)
+        bool | None,
+        _option(
+            "--metrics-need-token/--metrics-for-all",
+            help="Whether /metrics wants a token; as long as there are tokens, it does.",
+            panel=_WHO,
+        ),
+    ] = None,
+    audit: Annotated[
+        str | None,
+        _option(
+            "--audit", metavar="FILE", help="Append who was refused and who changed what, as JSON lines.", panel=_WHO
+        ),
     ] = None,
     shutdown_timeout: Annotated[
         str | None,
@@ -136,6 +147,7 @@ def serve(
         "server.tls_key": tls_key,
         "server.tls_client_ca": tls_client_ca,
         "server.metrics_need_token": metrics_need_token,
+        "server.audit": audit,
         "server.shutdown_timeout": shutdown_timeout,
         "server.console": console_pages,
         "server.tracing": tracing,

@@ -13,13 +13,13 @@ from headwater.cli.output import clock, note, printable, say, show_table, table,
 from headwater.cli.times import SPAN_HELP, parse_span
 from headwater.errors import InvalidOption
 from headwater.message import iso, span_ms, time_ms
-from headwater.server.scopes import Scopes
+from headwater.server.scopes import LISTED, RIGHTS, Scopes
 from headwater.server.tokens import Token, TokenFile, id_of
 
 token = typer.Typer(
     no_args_is_help=True,
     help="Tokens: who may use a server, and for what.\n\n"
-    "[dim]A first one:[/]  headwater token create --subscribe 'orders.>' --label billing",
+    "[dim]A first one:[/]  headwater token create --read 'orders.>' --consume billing --label billing",
 )
 
 TokensPath = Annotated[
@@ -34,13 +34,38 @@ DEFAULT_FILE = "headwater.tokens"
 def create(
     tokens: TokensPath = DEFAULT_FILE,
     publish: Annotated[
-        Patterns, typer.Option("--publish", metavar="PATTERN", help="It may publish here. Can be repeated.")
+        Patterns, typer.Option("--publish", metavar="PATTERN", help="Publish to these topics. Can be repeated.")
     ] = None,
-    subscribe: Annotated[
-        Patterns, typer.Option("--subscribe", metavar="PATTERN", help="It may subscribe here. Can be repeated.")
+    read: Annotated[
+        Patterns, typer.Option("--read", metavar="PATTERN", help="Read these topics, live or by consuming. Too.")
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="It may look after the log: dead letters, retention.")] = False,
-    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="What it is for.", show_default=False)] = "",
+    consume: Annotated[
+        Patterns,
+        typer.Option("--consume", metavar="NAME", help="Have durable subscriptions: billing, billing-*, or *. Too."),
+    ] = None,
+    manage: Annotated[
+        Patterns,
+        typer.Option(
+            "--manage",
+            metavar="PATTERN",
+            help="Look after these topics: retention, dead letters, subscriptions of other tokens. Too.",
+        ),
+    ] = None,
+    call: Annotated[
+        Patterns, typer.Option("--call", metavar="PATTERN", help="Call these methods of the application. Too.")
+    ] = None,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Look after the server: health, housekeeping, metrics.")
+    ] = False,
+    label: Annotated[
+        str,
+        typer.Option(
+            "--label",
+            metavar="TEXT",
+            help="Which service it is for. Tokens of one label share subscriptions and publishers.",
+            show_default=False,
+        ),
+    ] = "",
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="SPAN", help=f"Good for so long, {SPAN_HELP}. Else for ever.")
     ] = None,
@@ -48,13 +73,35 @@ def create(
 ) -> None:
     """Make a token and print it, this once: the file keeps only a hash of it.
 
-    [dim]For a month:[/]  headwater token create --publish 'orders.>' --label shop --expires 30d
+    [dim]A shop that publishes:[/]   headwater token create --label shop --publish 'orders.>' --expires 30d
+    [dim]A service that works:[/]    headwater token create --label billing --read 'orders.>' --consume 'billing*'
+    [dim]A dashboard that looks:[/]  headwater token create --label screen --read 'orders.>'
+    [dim]An operator:[/]             headwater token create --label ops --read '>' --consume '*' --manage '>' --admin
+    [dim]Prometheus:[/]              headwater token create --label prometheus --admin
+    [dim]One that calls:[/]          headwater token create --label till --call 'orders.*'
+
+    No right implies another. A durable subscription belongs to the label that
+    made it; a token of another label needs --manage for its topics. To replace
+    a token, make a new one of the same label, then revoke the old one.
     """
-    scopes = Scopes(publish=tuple(publish or ()), subscribe=tuple(subscribe or ()), admin=admin)
+    scopes = Scopes(
+        publish=tuple(publish or ()),
+        read=tuple(read or ()),
+        consume=tuple(consume or ()),
+        manage=tuple(manage or ()),
+        call=tuple(call or ()),
+        admin=admin,
+    )
     if scopes.allow_nothing:
         raise InvalidOption(
-            "a token without a scope could do nothing",
-            next="Pass --publish PATTERN, --subscribe PATTERN or --admin; the pattern '>' is every topic",
+            "a token without a right could do nothing",
+            next="Pass --publish, --read, --manage or --call with a PATTERN, --consume NAME, or --admin; "
+            "the pattern '>' is every topic",
+        )
+    if scopes.consume and not scopes.read and not scopes.manage:
+        raise InvalidOption(
+            "a durable subscription reads topics, and this token could read none",
+            next="Pass --read PATTERN too; the pattern '>' is every topic",
         )
     now_ms = _now_ms()
     expires_ms = None if expires is None else now_ms + span_ms(parse_span(expires, "--expires"), "--expires")
@@ -70,7 +117,7 @@ def create(
 
 @token.command("ls")
 def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """List tokens and their scopes, oldest first; never their secrets."""
+    """List tokens and their rights, oldest first; never their secrets."""
     found, now_ms = TokenFile(tokens).list(), _now_ms()
     if as_json:
         write_document([_token_json(each, now_ms) for each in found])
@@ -78,13 +125,12 @@ def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> N
     if not found:
         say("no tokens: nobody may connect")
         return
-    shown = table("id", "~label", "~publish", "~subscribe", "admin", "created", "expires")
+    shown = table("id", "~label", *(f"~{name}" for name in LISTED), "admin", "created", "expires")
     for each in found:
         shown.add_row(
             each.id,
             printable(each.label) or "-",
-            Text(printable(", ".join(each.scopes.publish)) or "-", "cyan"),
-            Text(printable(", ".join(each.scopes.subscribe)) or "-", "cyan"),
+            *(Text(printable(", ".join(getattr(each.scopes, name))) or "-", "cyan") for name in LISTED),
             "yes" if each.scopes.admin else "-",
             clock(each.created_ms),
             _expiry(each, now_ms),
@@ -122,9 +168,7 @@ def _token_json(each: Token, now_ms: int) -> dict[str, Any]:
     return {
         "id": each.id,
         "label": each.label,
-        "publish": each.scopes.publish,
-        "subscribe": each.scopes.subscribe,
-        "admin": each.scopes.admin,
+        **{name: getattr(each.scopes, name) for name in RIGHTS},
         "created_at": iso(each.created_ms),
         "expires_at": None if each.expires_ms is None else iso(each.expires_ms),
         "expired": each.is_expired(now_ms),

@@ -105,6 +105,7 @@ OptionalText = Annotated[
     Annotated[str, Field(max_length=TEXT_CHARS_MAX)] | None,
     BeforeValidator(_none_if_empty),
 ]
+OptionalBool = Annotated[bool | None, BeforeValidator(_none_if_empty)]
 Host = Annotated[Text, AfterValidator(_check_host)]
 Port = Annotated[int, Field(ge=0, le=PORT_MAX)]
 Origins = Annotated[

@@ -17,6 +17,7 @@ from headwater.configuration.kinds import (
     CountOrZero,
     Duration,
     Host,
+    OptionalBool,
     OptionalText,
     OptionalTimeout,
     Origins,
@@ -51,9 +52,10 @@ class ServerSettings(Frozen):
     shutdown_timeout: Duration = 10.0
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    metrics_need_token: bool = False
+    metrics_need_token: OptionalBool = None
     console: bool = True
     tracing: bool = False
+    audit: OptionalText = None
 
 
 class Limits(Frozen):
@@ -72,6 +74,8 @@ class Limits(Frozen):
     ping_interval: Timeout = 20.0
     ping_timeout: Timeout = 20.0
     http_head_bytes: BufferBytes = 16 * 1024
+    subscriptions_per_token: Count = 1_000
+    method_threads: Count = 16
 
 
 class LogSettings(Frozen):

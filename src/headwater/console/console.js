@@ -115,7 +115,7 @@ async function look() {
       complain("overview-problem");
       $("main").dataset.sight = "all";
     } else {
-      showRate((await link.call("rpc.last_seq")).sequence_id); // all that may be asked without the admin scope
+      showRate((await link.call("rpc.last_seq")).sequence_id); // all that may surely be asked
     }
   } catch (error) {
     if (link.isReady) complain("overview-problem", error);

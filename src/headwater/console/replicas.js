@@ -42,7 +42,7 @@ export class Replicas {
     this.#timer = setTimeout(() => this.lookIfDue(), waitMs);
   }
 
-  /** For who has the admin scope: the metrics answer nobody else for sure. */
+  /** For a token that may see the dead letters too: the metrics answer few others. */
   async lookIfDue() {
     const waitedMs = performance.now() - this.#lookedAt;
     const isDue = waitedMs >= (this.#isStale ? NEWS_MS : LOOK_MS) && this.#isWelcome !== false;

@@ -5,7 +5,7 @@ The server knows the wire, who comes and what their token allows; the annex know
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from headwater.ports.clock import Clock
@@ -76,6 +76,10 @@ class Rights(Protocol):
 
     def may_read(self, topic: str) -> bool: ...
 
+    @property
+    def who(self) -> Mapping[str, str]:
+        """The token's id and label, for the audit trail."""
+
 
 Publish = Callable[[str, Any, str], Awaitable[None]]
 """Topic, data and message id; returns when it is on disk."""
@@ -97,6 +101,12 @@ class Meter(Protocol):
         """Of seconds, by how often they were how many."""
 
 
+class Record(Protocol):
+    """Puts an event into the server's audit trail: by whom, from where, and what else there is to say."""
+
+    def __call__(self, event: str, who: Mapping[str, str], **details: Any) -> None: ...
+
+
 class Surroundings(NamedTuple):
     """What the server lends to an annex."""
 
@@ -104,6 +114,7 @@ class Surroundings(NamedTuple):
     clock: Clock
     needs_token: bool
     meter: Meter
+    audit: Record
 
 
 class Annex(Protocol):

@@ -60,6 +60,8 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     inactive_ms: int | None = None
     bury_expired: bool = True
     retry: RetryPolicy = RetryPolicy()
+    owner: str | None = None
+    """Of which token it is, by label or id; None: of none. Never part of what is asked for: it stays as it began."""
 
     @property
     def keeps_rows(self) -> bool:

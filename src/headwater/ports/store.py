@@ -71,6 +71,9 @@ class Reader(Protocol):
     def subscriptions(self) -> list[SubscriptionRecord]:
         """All durable subscriptions, by id."""
 
+    def owned_subscriptions(self, owner: str) -> int:
+        """How many durable subscriptions have this owner."""
+
     def due(
         self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
     ) -> list[Due]:

@@ -346,8 +346,9 @@ class GapNotice(msgspec.Struct, gc=False, rename={"from_": "from"}):
     timestamp: str = ""
 
 
-class LostNotice(msgspec.Struct, gc=False):
-    """`rpc.lost`: the subscription was taken over, or dropped; nothing more comes."""
+class LostNotice(msgspec.Struct, gc=False, omit_defaults=True):
+    """`rpc.lost`: the subscription was taken over, or dropped; nothing more comes. A live one has a topic and no id."""
 
     subscription_id: str
     why: str
+    topic: str | None = None

@@ -9,11 +9,13 @@ from typing import Any
 from headwater.broker.core import Core
 from headwater.broker.flow import run_async
 from headwater.ports.annex import Annex, FrameGuest, Surroundings
+from headwater.server.audit import Audit
 from headwater.server.door import Admitted
 from headwater.server.http import path_of
 from headwater.server.logger import logger
 from headwater.server.metrics import Metrics
 from headwater.server.scopes import Scopes
+from headwater.server.tokens import Grant
 from headwater.topics import parse_pattern
 
 # Not sent yet, to one visitor. What it asks by the way (a ping) is answered behind that, so it must not take long on a
@@ -32,11 +34,11 @@ class Annexes:
         path = path_of(target)
         return next((annex for annex in self._annexes if path.startswith(annex.prefix)), None)
 
-    async def start(self, core: Core, *, needs_token: bool) -> None:
+    async def start(self, core: Core, audit: Audit, *, needs_token: bool) -> None:
         async def publish(topic: str, data: Any, id: str) -> None:
             await run_async(core.publish(topic, data, {"id": id}))
 
-        surroundings = Surroundings(publish, core.engine.clock, needs_token, self._metrics)
+        surroundings = Surroundings(publish, core.engine.clock, needs_token, self._metrics, audit.record)
         for annex in self._annexes:
             await annex.start(surroundings)
             self._started.append(annex)
@@ -76,7 +78,8 @@ class Visitor:
 class TokenRights:
     """`scopes`: of the token as it is now; None when it is one no more."""
 
-    def __init__(self, scopes: Callable[[], Scopes | None]) -> None:
+    def __init__(self, grant: Grant, scopes: Callable[[], Scopes | None]) -> None:
+        self.who = {"token": grant.token_id, "label": grant.label}
         self._scopes = scopes
 
     def may_publish(self, topic: str) -> bool:
@@ -85,4 +88,4 @@ class TokenRights:
 
     def may_read(self, topic: str) -> bool:
         scopes = self._scopes()
-        return scopes is not None and scopes.may_subscribe(parse_pattern(topic))
+        return scopes is not None and scopes.may_read(parse_pattern(topic))

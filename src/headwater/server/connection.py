@@ -7,26 +7,30 @@ import inspect
 import time
 from collections.abc import Sequence
 from types import GeneratorType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+import msgspec
 from msgspec import UNSET, Raw
 from msgspec.json import decode
 
+from headwater.broker.core import Tenant
 from headwater.broker.flow import run_async
 from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, Unauthorized
+from headwater.ports.records import SubscriptionRecord
 from headwater.protocol.faults import error_of, fault_of
 from headwater.protocol.jsonrpc import FRAME_BYTES_MIN, INTERNAL_ERROR, Answer, Call, Fault, params_of
 from headwater.protocol.session import Exchange, Session
+from headwater.protocol.wire import LostNotice
 from headwater.server.logger import logger
-from headwater.server.parts import Parts
+from headwater.server.parts import POLICY_VIOLATION, Parts
 from headwater.server.publishing import publish_batch_call, publish_calls
 from headwater.server.rate import Bucket
 from headwater.server.registry import CallContext, Middleware, Outcome, ShortCircuit
-from headwater.server.scopes import EVERYTHING, Scopes
+from headwater.server.scopes import EVERYTHING, Scopes, not_allowed
 from headwater.server.shapes import SpecificationShapes
 from headwater.server.subscriptions import Subscriptions
 from headwater.server.tokens import Grant
-from headwater.topics import Pattern, check_topic
+from headwater.topics import Pattern, check_topic, parse_pattern
 
 TOPICS_CHECKED_MAX = 10_000  # how many topics a connection remembers it may publish to
 OUTGOING_BYTES_MAX = 8 * 1024 * 1024  # of a frame: any one message fits, however its payload is written
@@ -35,7 +39,8 @@ GOING_AWAY = 1001
 IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe"})  # they wait for nothing
 UNTIMED = frozenset({"rpc.fetch"})  # it has a wait of its own
 CANCELLED = Fault(INTERNAL_ERROR, "the connection ended before it was done")
-FOR_STRANGERS = frozenset({"rpc.hello", "rpc.authenticate"})
+REVOKED_CLOSE_S = 2.0  # for the answer to the close; nothing else passes by then
+NOT_ITS_OWN = "the token that the connection has now may not have it"
 
 
 class Wire(Protocol):
@@ -49,7 +54,7 @@ class Wire(Protocol):
 
     def resume_reading(self) -> None: ...
 
-    def close(self, code: int, reason: str) -> None: ...
+    def close(self, code: int, reason: str, within_s: float = ...) -> None: ...
 
 
 class Connection:
@@ -102,7 +107,11 @@ class Connection:
     @property
     def who(self) -> dict[str, str]:
         """For the logs."""
-        return {"address": self._address, "label": self.label}
+        return {
+            "address": self._address,
+            "label": self.label,
+            "token": "" if self.grant is None else self.grant.token_id,
+        }
 
     @property
     def scopes(self) -> Scopes:
@@ -119,8 +128,29 @@ class Connection:
     def authenticate(self, grant: Grant | None) -> None:
         if grant is None:
             raise Unauthorized("the token is unknown or expired", where=self._address, next="Ask for a new one")
-        self.grant = grant
+        before, self.grant = self.grant, grant
         self._may_publish.clear()
+        if before is not None and before.owner != grant.owner:
+            self.parts.forget_publisher(self)
+        for pattern in self.parts.live.patterns(self):
+            if not self.scopes.may_read(pattern):
+                self.parts.live.remove(self, pattern.text)
+                self.notify("rpc.lost", LostNotice("", NOT_ITS_OWN, pattern.text))
+        self.subscriptions.drop_forbidden(NOT_ITS_OWN)
+
+    def require_method(self, name: str) -> None:
+        """Refuse a call that its token has no right for, whatever it asks for, before middleware sees it."""
+        method = self.parts.registry.get(name)
+        if method is not None and not method.needs.rights:
+            return
+        scopes = self.scopes  # a client that has not authenticated gets no further
+        if method is None and name.startswith("rpc."):
+            return  # it will not be found
+        if method is None or method.params is None:
+            if not scopes.may_call(name):
+                raise not_allowed("call", name)
+        elif not any(map(scopes.has, method.needs.rights)):
+            raise not_allowed(" or ".join(method.needs.rights), name)
 
     def may_publish(self, topic: str) -> bool:
         try:
@@ -133,19 +163,57 @@ class Connection:
         if topic not in self._may_publish:
             check_topic(topic)
             if not self.scopes.may_publish(topic):
-                raise _not_allowed("publish", topic)
+                raise not_allowed("publish", topic)
             if len(self._may_publish) >= TOPICS_CHECKED_MAX:
                 self._may_publish.clear()
             self._may_publish.add(topic)
         return topic
 
-    def require_subscribe(self, pattern: Pattern) -> None:
-        if not self.scopes.may_subscribe(pattern):
-            raise _not_allowed("subscribe", pattern.text)
+    def require_read(self, pattern: Pattern) -> None:
+        if not self.scopes.may_read(pattern):
+            raise not_allowed("read", pattern.text)
 
-    def require_admin(self) -> None:
-        if not self.scopes.admin:
-            raise _not_allowed("admin", self.label or self._address)
+    def require_manage(self, pattern: Pattern) -> None:
+        if not self.scopes.may_manage(pattern):
+            raise not_allowed("manage", pattern.text)
+
+    def may_use(self, id: str, pattern: Pattern, owner: str | None) -> bool:
+        """Whether a durable subscription may be held, looked at, moved and removed: it is the token's own, or of no
+        token, and has a name that it may consume; or it may manage the topics."""
+        if self.scopes.may_manage(pattern):
+            return True
+        is_own = owner is None or (self.grant is not None and owner == self.grant.owner)
+        return is_own and self.scopes.may_consume(id)
+
+    def require_use(self, record: SubscriptionRecord) -> None:
+        spec = record.spec
+        if not self.may_use(record.id, parse_pattern(spec.pattern, spec.dialect), spec.owner):
+            if self.scopes.may_consume(record.id):
+                raise Unauthorized(
+                    "the subscription belongs to another token",
+                    where=record.id,
+                    next="Use another name, or a token with the manage right for its topics",
+                )
+            raise not_allowed("consume", record.id)
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """On whose behalf it subscribes; None where there are no tokens."""
+        if self.grant is None:
+            return None
+        return Tenant(self.grant.owner, self.require_use, self.parts.limits.subscriptions_per_token)
+
+    def fault_for(self, exc: BaseException, method: str) -> Fault:
+        """What the client is told; a refusal for want of a right is recorded."""
+        if isinstance(exc, Unauthorized):
+            is_stranger = self.grant is None or method == "rpc.authenticate"
+            event = "authentication.refused" if is_stranger else "right.refused"
+            self.parts.audit.refused(event, self.who, method=method, why=exc.why, where=exc.where)
+        if isinstance(exc, Fault):
+            return exc
+        if not isinstance(exc, HeadwaterError):
+            logger.error("method %(method)s failed", {"method": method}, exc_info=exc)
+        return fault_of(cast(Exception, exc))
 
     # --- frames in ----------------------------------------------------------------------------------------------
 
@@ -203,13 +271,13 @@ class Connection:
 
     def _do_in_place(self, exchange: Exchange, call: Call) -> None:
         try:
+            self.require_method(call.method)
             method = self.parts.registry.find(call.method)
             assert method.params is not None
-            _ = self.scopes
             exchange.answer(call, method.run(self, params_of(call, method.params)))
             outcome = "done"
         except Exception as exc:
-            exchange.refuse(call, _fault_for(exc, call))
+            exchange.refuse(call, self.fault_for(exc, call.method))
             outcome = "refused"
         self.finished(1)
         self.parts.metrics.count_calls(call.method, outcome, 1)
@@ -237,9 +305,10 @@ class Connection:
         passed: list[Middleware] = []
         outcome = Outcome(fault=CANCELLED)
         try:
+            self.require_method(call.method)
             outcome = await self._before_and_call(context, call, passed)
         except Exception as exc:
-            outcome = Outcome(fault=_fault_for(exc, call))
+            outcome = Outcome(fault=self.fault_for(exc, call.method))
         finally:  # also when the client has gone
             for middleware in reversed(passed):
                 try:
@@ -249,7 +318,8 @@ class Connection:
         return outcome
 
     async def _before_and_call(self, context: CallContext, call: Call, passed: list[Middleware]) -> Outcome:
-        for middleware in self.parts.registry.middleware:
+        is_stranger = self.grant is None and self.parts.needs_token
+        for middleware in () if is_stranger else self.parts.registry.middleware:
             passed.append(middleware)
             short = await middleware.before(context)
             if isinstance(short, ShortCircuit):
@@ -258,16 +328,18 @@ class Connection:
 
     async def _invoke(self, call: Call, context: CallContext) -> Any:
         method = self.parts.registry.find(call.method)
-        if call.method not in FOR_STRANGERS:
-            _ = self.scopes  # a stranger may call nothing else
         seconds = None if call.method in UNTIMED else self.parts.limits.request_timeout
         try:
             async with asyncio.timeout(seconds):
                 params = call if method.params is None else params_of(call, method.params)
                 outcome = method.run(context if method.params is None else self, params)
                 if isinstance(outcome, GeneratorType):
-                    return await run_async(outcome)
-                return await outcome if inspect.isawaitable(outcome) else outcome
+                    outcome = await run_async(outcome)
+                elif inspect.isawaitable(outcome):
+                    outcome = await outcome
+                if method.audited:
+                    self.parts.audit.record(call.method, self.who, **_told(params))
+                return outcome
         except TimeoutError as exc:
             raise RequestTimeout(
                 f"not done within {seconds:g} s", where=call.method, next="Ask for less at once, or try again"
@@ -350,6 +422,16 @@ class Connection:
             self.flush()
             self._wire.close(code, reason)
 
+    def cut_off(self, reason: str) -> None:
+        """All that came by its token ends now: calls under way, subscriptions, what is live."""
+        for task in self._tasks:
+            task.cancel()
+        self.parts.live.remove_all(self)
+        self.parts.forget_publisher(self)
+        self.subscriptions.end()
+        self.flush()
+        self._wire.close(POLICY_VIOLATION, reason, REVOKED_CLOSE_S)
+
     async def drain(self) -> None:
         """Take no more work: deliver nothing more, let what runs finish, send the answers, say goodbye."""
         self._draining = asyncio.Event()
@@ -373,17 +455,7 @@ class Connection:
             task.cancel()
 
 
-def _fault_for(exc: Exception, call: Call) -> Fault:
-    if isinstance(exc, Fault):
-        return exc
-    if not isinstance(exc, HeadwaterError):
-        logger.error("method %(method)s failed", {"method": call.method}, exc_info=exc)
-    return fault_of(exc)
-
-
-def _not_allowed(scope: str, what: str) -> Unauthorized:
-    return Unauthorized(
-        f"the token has no {scope} scope for this",
-        where=what,
-        next="Ask for a token that has it: headwater token create",
-    )
+def _told(params: Any) -> dict[str, Any]:
+    """What an audited call was asked to do; of what it brings, only how much."""
+    fields = msgspec.structs.asdict(params)
+    return {name: len(value) if name == "lines" else value for name, value in fields.items()}

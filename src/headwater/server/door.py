@@ -284,12 +284,12 @@ class SocketWire:
         if not self._is_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def close(self, code: int, reason: str) -> None:
+    def close(self, code: int, reason: str, within_s: float = CLOSE_SECONDS_MAX) -> None:
         self._socket.close(code, reason)
         self._flush()
         self._messages.clear()
         self.resume_reading()  # for the answer to the close
-        self._loop.call_later(CLOSE_SECONDS_MAX, self._transport.abort)
+        self._loop.call_later(within_s, self._transport.abort)
 
     # --- for the transport --------------------------------------------------------------------------------------
 

@@ -74,6 +74,9 @@ class LiveHub:
         for listener in self._listeners.pop(connection, {}).values():
             self._trie.remove(listener.pattern, listener)
 
+    def patterns(self, connection: Connection) -> list[Pattern]:
+        return [listener.pattern for listener in self._listeners.get(connection, {}).values()]
+
     def _follow(self) -> None:
         if self._tail is None:
             engine = self._core.engine

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from headwater.broker import dead_letters
-from headwater.broker.core import Core
-from headwater.broker.dead_letters import LetterFilter
+from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
 from headwater.broker.flow import Flow, run_async
+from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.errors import HeadwaterError, InvalidOption, TooLarge
 from headwater.message import NAME_CHARS_MAX
+from headwater.ports.records import RetentionPolicy, TopicCount
 from headwater.protocol import wire
 from headwater.server import publishing
-from headwater.server.registry import Method
+from headwater.server.registry import Method, Needs
+from headwater.server.scopes import not_allowed, parse_any_spelling
 from headwater.server.subscriptions import start_of
-from headwater.topics import Dialect, Pattern, parse_pattern
+from headwater.topics import Dialect, Pattern, check_topic, parse_pattern
 
 if TYPE_CHECKING:
     from headwater.server.connection import Connection
@@ -67,9 +69,9 @@ def subscribe_live_batch(connection: Connection, params: wire.Topics) -> dict[st
 
 
 def _listen(connection: Connection, topics: list[str]) -> list[Pattern]:
-    patterns = [parse_pattern(topic, "amqp" if "#" in topic else "nats") for topic in topics]
+    patterns = [parse_any_spelling(topic) for topic in topics]
     for pattern in patterns:
-        connection.require_subscribe(pattern)
+        connection.require_read(pattern)
     connection.parts.live.add_all(connection, patterns)
     return patterns
 
@@ -177,34 +179,28 @@ def give_back(connection: Connection, params: wire.GiveBack) -> Flow[dict[str, b
 # --- looking after subscriptions ------------------------------------------------------------------------------------
 
 
-def _require_stored(connection: Connection, id: str) -> Flow[None]:
-    """A stored subscription may be looked at and moved by who may subscribe to its pattern."""
-    pattern = yield from connection.core.subscription_pattern(id)
-    if not connection.scopes.admin:
-        connection.require_subscribe(pattern)
-
-
 def subscription(connection: Connection, params: wire.SubscriptionId) -> Flow[Any]:
-    yield from _require_stored(connection, params.subscription_id)
+    connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
     info = yield from connection.core.subscription_info(params.subscription_id)
     return info
 
 
 def remove_subscription(connection: Connection, params: wire.SubscriptionId) -> Flow[dict[str, bool]]:
-    yield from _require_stored(connection, params.subscription_id)
-    yield from connection.core.unsubscribe(params.subscription_id)
+    yield from connection.core.unsubscribe(params.subscription_id, connection.require_use)
     return OK
 
 
 def seek(connection: Connection, params: wire.Seek) -> Flow[dict[str, int]]:
-    yield from _require_stored(connection, params.subscription_id)
-    position = yield from connection.core.seek(params.subscription_id, start_of(params.start))
+    position = yield from connection.core.seek(params.subscription_id, start_of(params.start), connection.require_use)
     return {"sequence_id": position}
 
 
+# --- looking: what the token may read or manage, and nothing of the rest ----------------------------------------------
+
+
 def topic_max_seq(connection: Connection, params: wire.Topic) -> Flow[dict[str, int]]:
-    if not connection.scopes.admin:
-        connection.require_subscribe(parse_pattern(params.topic))
+    if not connection.scopes.may_look_at(check_topic(params.topic)):
+        raise not_allowed("read or manage", params.topic)
     last = yield from connection.core.topic_max_seq(params.topic)
     return {"sequence_id": last}
 
@@ -214,34 +210,62 @@ def last_seq(connection: Connection, params: wire.Nothing) -> Flow[dict[str, int
     return {"sequence_id": last}
 
 
-# --- looking after the log: for admins --------------------------------------------------------------------------------
-
-Run = Callable[["Connection", Any], Any]
-
-
-def for_admins(run: Callable[[Core, Any], Any]) -> Run:
-    def checked(connection: Connection, params: Any) -> Any:
-        connection.require_admin()
-        return run(connection.core, params)
-
-    return checked
+def topics(connection: Connection, params: wire.Nothing) -> Flow[list[TopicCount]]:
+    found = yield from connection.core.topics()
+    return [each for each in found if connection.scopes.may_look_at(each.topic)]
 
 
-def retain(core: Core, params: wire.Retain) -> Flow[dict[str, bool]]:
-    yield from core.retain(
+def subscriptions(connection: Connection, params: wire.Nothing) -> Flow[list[SubscriptionInfo]]:
+    found = yield from connection.core.subscription_infos()
+    return _usable(connection, found)
+
+
+def _usable(connection: Connection, found: list[SubscriptionInfo]) -> list[SubscriptionInfo]:
+    return [each for each in found if connection.may_use(each.id, parse_any_spelling(each.pattern), each.owner)]
+
+
+def statistics(connection: Connection, params: wire.Nothing) -> Flow[LogStatistics]:
+    found = yield from connection.core.statistics()
+    seen = [each for each in found.topics if connection.scopes.may_look_at(each.topic)]
+    messages, size = sum(each.count for each in seen), sum(each.bytes for each in seen)
+    return LogStatistics(found.last_seq, messages, size, seen, _usable(connection, found.subscriptions))
+
+
+def health(connection: Connection, params: wire.Nothing) -> Flow[Any]:
+    return connection.core.health()
+
+
+def housekeep(connection: Connection, params: wire.Nothing) -> Flow[Any]:
+    return connection.core.housekeep()
+
+
+# --- retention ------------------------------------------------------------------------------------------------------
+
+
+def retain(connection: Connection, params: wire.Retain) -> Flow[dict[str, bool]]:
+    dialect = _dialect(params.dialect)
+    connection.require_manage(parse_pattern(params.topic, dialect))
+    yield from connection.core.retain(
         params.topic,
         max_age=params.max_age,
         max_count=params.max_count,
         max_bytes=params.max_bytes,
         keep_unacked=params.keep_unacked,
-        dialect=_dialect(params.dialect),
+        dialect=dialect,
     )
     return OK
 
 
-def unretain(core: Core, params: wire.Unretain) -> Flow[dict[str, bool]]:
-    removed = yield from core.unretain(params.topic, _dialect(params.dialect))
+def unretain(connection: Connection, params: wire.Unretain) -> Flow[dict[str, bool]]:
+    dialect = _dialect(params.dialect)
+    connection.require_manage(parse_pattern(params.topic, dialect))
+    removed = yield from connection.core.unretain(params.topic, dialect)
     return {"removed": removed}
+
+
+def retention(connection: Connection, params: wire.Nothing) -> Flow[list[RetentionPolicy]]:
+    found = yield from connection.core.retention()
+    return [each for each in found if connection.scopes.may_manage(parse_pattern(each.pattern, each.dialect))]
 
 
 def _dialect(given: str) -> Dialect:
@@ -250,77 +274,123 @@ def _dialect(given: str) -> Dialect:
     return given  # type: ignore[return-value]
 
 
-def letters(core: Core, params: wire.Letters) -> Flow[list[Any]]:
+# --- dead letters: those of the topics that the token may manage ------------------------------------------------------
+
+
+def letters(connection: Connection, params: wire.Letters) -> Flow[list[Any]]:
     if not 1 <= params.limit <= LETTERS_MAX:
         raise TooLarge(f"limit lies between 1 and {LETTERS_MAX}, not {params.limit}", next="Page with after")
-    found = yield from core.dead_letters.find(params.after, params.limit, **_filter(params))
+    found = yield from connection.core.dead_letters.find(params.after, params.limit, **_filter(connection, params))
     return [dead_letters.to_wire(letter) for letter in found]
 
 
-def letter(core: Core, params: wire.LetterId) -> Flow[Any]:
-    found = yield from core.dead_letters.get(params.id)
+def letter(connection: Connection, params: wire.LetterId) -> Flow[Any]:
+    found = yield from connection.core.dead_letters.get(params.id)
+    if not connection.scopes.manages(found.message.topic):
+        raise dead_letters.unknown(params.id)  # as if it were not there
     return dead_letters.to_wire(found)
 
 
-def _filter(params: wire.Letters) -> LetterFilter:
+def _filter(connection: Connection, params: wire.Letters) -> LetterFilter:
+    """Without a topic, it asks for those of every topic."""
     names = ("ids", "subscription", "topic", "type", "reason", "error")
     for name in names:
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
             raise TooLarge(f"{name} has more than {NAME_CHARS_MAX} characters")
+    connection.require_manage(parse_pattern(">" if params.topic is None else params.topic))
     return cast(LetterFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
 
 
-def export(core: Core, params: wire.Letters) -> Flow[dict[str, list[str]]]:
-    lines = yield from core.dead_letters.export(**_filter(params))
+def letter_statistics(connection: Connection, params: wire.Letters) -> Flow[LetterStatistics]:
+    return connection.core.dead_letters.statistics(**_filter(connection, params))
+
+
+def redrive(connection: Connection, params: wire.Letters) -> Flow[Redriven]:
+    """To their subscription again: the message was published before. To a topic: it is published anew."""
+    chosen = _filter(connection, params)
+    if params.to_topic is not None:
+        connection.require_publish(params.to_topic)
+    return connection.core.dead_letters.redrive(params.to_topic, **chosen)
+
+
+def purge(connection: Connection, params: wire.Letters) -> Flow[int]:
+    return connection.core.dead_letters.purge(**_filter(connection, params))
+
+
+def export(connection: Connection, params: wire.Letters) -> Flow[dict[str, list[str]]]:
+    lines = yield from connection.core.dead_letters.export(**_filter(connection, params))
     return {"lines": lines}
+
+
+def import_(connection: Connection, params: wire.ImportLetters) -> Flow[int]:
+    """A letter whose message is not in the log is redriven with what was imported: so it is published by its import."""
+
+    def allow(topic: str) -> None:
+        connection.require_publish(topic)
+        connection.require_manage(parse_pattern(topic))
+
+    return connection.core.dead_letters.import_(params.lines, allow)
+
+
+OPEN = Needs((), "")
+LISTEN = Needs(("read",), "each pattern")
+HELD = Needs(("read",), "what the connection holds")
+DURABLE = Needs(("read",), "the pattern; and `consume` of the name, unless the mode is ephemeral")
+OWN = Needs(("consume", "manage"), "`consume` of the name of its own subscription, else `manage` of its pattern")
+LOOK = Needs(("read", "manage"), "what is shown: nothing else is")
+LIST_OWN = Needs(("consume", "manage"), "what is shown: nothing else is")
+MANAGE = Needs(("manage",), "the pattern")
+DEAD = Needs(("manage",), "the topic filter, or every topic without one")
+ADMIN = Needs(("admin",), "the server")
 
 
 def _methods() -> dict[str, Method]:
     methods = {
-        "rpc.hello": Method(wire.Hello, hello),
-        "rpc.authenticate": Method(wire.Authenticate, authenticate),
+        "rpc.hello": Method(wire.Hello, hello, OPEN),
+        "rpc.authenticate": Method(wire.Authenticate, authenticate, OPEN),
         **publishing.METHODS,
-        "rpc.subscribe": Method(wire.Topic, subscribe_live),
-        "rpc.unsubscribe": Method(wire.Topic, unsubscribe_live),
-        "rpc.subscribe.batch": Method(wire.Topics, subscribe_live_batch),
-        "rpc.unsubscribe.batch": Method(wire.Topics, unsubscribe_live_batch),
-        "rpc.subscribe.persistent": Method(wire.Subscribe, subscribe),
-        "rpc.subscribe.persistent.batch": Method(wire.SubscribeBatch, subscribe_batch),
-        "rpc.unsubscribe.persistent": Method(wire.Release, release),
-        "rpc.unsubscribe.persistent.batch": Method(wire.SubscriptionIds, release_batch),
-        "rpc.acknowledge.persistent": Method(wire.Acknowledge, acknowledge),
-        "rpc.acknowledge.persistent.batch": Method(wire.AcknowledgeBatch, acknowledge_batch),
-        "rpc.nack": Method(wire.Settle, nack),
-        "rpc.reject": Method(wire.Settle, reject),
-        "rpc.extend": Method(wire.Settle, extend),
-        "rpc.fetch": Method(wire.Fetch, fetch),
-        "rpc.fetch.end": Method(wire.SubscriptionId, end_fetches),
-        "rpc.release": Method(wire.GiveBack, give_back),
-        "rpc.subscription": Method(wire.SubscriptionId, subscription),
-        "rpc.subscription.remove": Method(wire.SubscriptionId, remove_subscription),
-        "rpc.seek": Method(wire.Seek, seek),
-        "rpc.topic_max_seq": Method(wire.Topic, topic_max_seq),
-        "rpc.last_seq": Method(wire.Nothing, last_seq),
+        "rpc.subscribe": Method(wire.Topic, subscribe_live, LISTEN),
+        "rpc.unsubscribe": Method(wire.Topic, unsubscribe_live, HELD),
+        "rpc.subscribe.batch": Method(wire.Topics, subscribe_live_batch, LISTEN),
+        "rpc.unsubscribe.batch": Method(wire.Topics, unsubscribe_live_batch, HELD),
+        "rpc.subscribe.persistent": Method(wire.Subscribe, subscribe, DURABLE),
+        "rpc.subscribe.persistent.batch": Method(wire.SubscribeBatch, subscribe_batch, DURABLE),
+        "rpc.unsubscribe.persistent": Method(wire.Release, release, HELD),
+        "rpc.unsubscribe.persistent.batch": Method(wire.SubscriptionIds, release_batch, HELD),
+        "rpc.acknowledge.persistent": Method(wire.Acknowledge, acknowledge, HELD),
+        "rpc.acknowledge.persistent.batch": Method(wire.AcknowledgeBatch, acknowledge_batch, HELD),
+        "rpc.nack": Method(wire.Settle, nack, HELD),
+        "rpc.reject": Method(wire.Settle, reject, HELD),
+        "rpc.extend": Method(wire.Settle, extend, HELD),
+        "rpc.fetch": Method(wire.Fetch, fetch, HELD),
+        "rpc.fetch.end": Method(wire.SubscriptionId, end_fetches, HELD),
+        "rpc.release": Method(wire.GiveBack, give_back, HELD),
+        "rpc.subscription": Method(wire.SubscriptionId, subscription, OWN),
+        "rpc.subscription.remove": Method(wire.SubscriptionId, remove_subscription, OWN, audited=True),
+        "rpc.seek": Method(wire.Seek, seek, OWN, audited=True),
+        "rpc.topic_max_seq": Method(wire.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
+        "rpc.last_seq": Method(wire.Nothing, last_seq, Needs(("read", "manage"), "anything")),
+        "rpc.topics": Method(wire.Nothing, topics, LOOK),
+        "rpc.subscriptions": Method(wire.Nothing, subscriptions, LIST_OWN),
+        "rpc.stats": Method(wire.Nothing, statistics, LOOK),
+        "rpc.health": Method(wire.Nothing, health, ADMIN),
+        "rpc.housekeep": Method(wire.Nothing, housekeep, ADMIN),
+        "rpc.retain": Method(wire.Retain, retain, MANAGE, audited=True),
+        "rpc.unretain": Method(wire.Unretain, unretain, MANAGE, audited=True),
+        "rpc.retention": Method(wire.Nothing, retention, Needs(("manage",), "what is shown: nothing else is")),
+        "rpc.dead_letters": Method(wire.Letters, letters, DEAD),
+        "rpc.dead_letters.get": Method(wire.LetterId, letter, Needs(("manage",), "its topic")),
+        "rpc.dead_letters.stats": Method(wire.Letters, letter_statistics, DEAD),
+        "rpc.dead_letters.redrive": Method(
+            wire.Letters, redrive, Needs(("manage",), f"{DEAD.of}; and `publish` of `to_topic`"), audited=True
+        ),
+        "rpc.dead_letters.purge": Method(wire.Letters, purge, DEAD, audited=True),
+        "rpc.dead_letters.export": Method(wire.Letters, export, DEAD),
+        "rpc.dead_letters.import": Method(
+            wire.ImportLetters, import_, Needs(("manage",), "each topic; and `publish` of it"), audited=True
+        ),
     }
-    admin: dict[str, tuple[type[Any], Callable[[Core, Any], Any]]] = {
-        "rpc.topics": (wire.Nothing, lambda core, _: core.topics()),
-        "rpc.subscriptions": (wire.Nothing, lambda core, _: core.subscription_infos()),
-        "rpc.stats": (wire.Nothing, lambda core, _: core.statistics()),
-        "rpc.health": (wire.Nothing, lambda core, _: core.health()),
-        "rpc.retain": (wire.Retain, retain),
-        "rpc.unretain": (wire.Unretain, unretain),
-        "rpc.retention": (wire.Nothing, lambda core, _: core.retention()),
-        "rpc.housekeep": (wire.Nothing, lambda core, _: core.housekeep()),
-        "rpc.dead_letters": (wire.Letters, letters),
-        "rpc.dead_letters.get": (wire.LetterId, letter),
-        "rpc.dead_letters.stats": (wire.Letters, lambda core, p: core.dead_letters.statistics(**_filter(p))),
-        "rpc.dead_letters.redrive": (wire.Letters, lambda core, p: core.dead_letters.redrive(p.to_topic, **_filter(p))),
-        "rpc.dead_letters.purge": (wire.Letters, lambda core, p: core.dead_letters.purge(**_filter(p))),
-        "rpc.dead_letters.export": (wire.Letters, export),
-        "rpc.dead_letters.import": (wire.ImportLetters, lambda core, p: core.dead_letters.import_(p.lines)),
-    }
-    methods.update({name: Method(params, for_admins(run)) for name, (params, run) in admin.items()})
     methods.update(_other_spellings(methods))
     return methods
 
@@ -332,11 +402,11 @@ def _other_spellings(methods: dict[str, Method]) -> dict[str, Method]:
     for dotted, short in verbs.items():
         spelled[f"rpc.{short}_persistent"] = methods[f"rpc.{dotted}.persistent"]
         batch = methods[f"rpc.{dotted}.persistent.batch"]
-        spelled[f"rpc.{short}_persistent_batch"] = Method(list[Any], _from_array(batch))
+        spelled[f"rpc.{short}_persistent_batch"] = Method(list[Any], _from_array(batch), batch.needs)
     return spelled
 
 
-def _from_array(method: Method) -> Run:
+def _from_array(method: Method) -> Callable[[Connection, Any], Any]:
     """Read a bare array as the one member of the dotted spelling's params."""
     params = method.params
     assert params is not None

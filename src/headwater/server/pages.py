@@ -39,7 +39,9 @@ FILE_HEADERS = (
 class Pages:
     def __init__(self, parts: Parts, settings: ServerSettings, files: Files) -> None:
         self._parts = parts
-        self._settings = settings
+        # Where there are no tokens there may be none, unless the setting says otherwise.
+        need = settings.metrics_need_token
+        self._metrics_need_token = parts.needs_token if need is None else need
         self._files = files
         self.ready = False
 
@@ -55,8 +57,8 @@ class Pages:
         if file is not None and (page is None or "text/html" in request.headers.get("accept", "")):
             return HttpResponse(200, *file, FILE_HEADERS)
         assert page is not None
-        if path == "/metrics" and self._settings.metrics_need_token and not (grant and grant.scopes.admin):
-            return _text(401, "a token with the admin scope is needed", ("WWW-Authenticate", "Bearer"))
+        if path == "/metrics" and self._metrics_need_token and not (grant and grant.scopes.may_watch):
+            return _text(401, "a token with the admin right is needed, or manage of >", ("WWW-Authenticate", "Bearer"))
         return await page()
 
     async def _root(self) -> HttpResponse:

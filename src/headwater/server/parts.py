@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headwater.broker.core import Core
 from headwater.configuration import Settings
+from headwater.server.audit import Audit
 from headwater.server.live import LiveHub
 from headwater.server.metrics import Metrics
 from headwater.server.registry import Registry
@@ -27,6 +28,7 @@ class Parts:
         metrics: Metrics,
         authenticate: Callable[[str], Grant | None] | None,
         version: str,
+        audit: Audit,
     ) -> None:
         self.core = core
         self.registry = registry
@@ -36,12 +38,14 @@ class Parts:
         self.needs_token = authenticate is not None
         self.authenticate = authenticate or (lambda _: None)
         self.version = version
+        self.audit = audit
         self.live = LiveHub(core, metrics)
         self._publishers: dict[str, Connection] = {}
 
-    def take_publisher(self, name: str, connection: Connection) -> None:
+    def take_publisher(self, given: str, connection: Connection) -> None:
         """A publisher speaks through one connection. What an earlier one still has under way would otherwise be taken
-        after it was sent again here."""
+        after it was sent again here. Its name is kept with the owner of its token, so that no other one has it."""
+        name = given if connection.grant is None else f"{connection.grant.owner}/{given}"
         before = self._publishers.get(name)
         if before is not None and before is not connection:
             before.publisher = None
@@ -50,6 +54,6 @@ class Parts:
         connection.publisher = name
 
     def forget_publisher(self, connection: Connection) -> None:
-        name = connection.publisher
+        name, connection.publisher = connection.publisher, None
         if name is not None and self._publishers.get(name) is connection:
             del self._publishers[name]

@@ -24,7 +24,6 @@ from headwater.message import (
     ms_of_iso,
 )
 from headwater.ports.records import Appended
-from headwater.protocol.faults import fault_of
 from headwater.protocol.jsonrpc import Call, Fault, params_of
 from headwater.protocol.session import Exchange
 from headwater.protocol.wire import (
@@ -36,7 +35,7 @@ from headwater.protocol.wire import (
     Published,
     PublishedBatch,
 )
-from headwater.server.registry import Method
+from headwater.server.registry import Method, Needs
 
 if TYPE_CHECKING:
     from headwater.server.connection import Connection
@@ -56,7 +55,7 @@ def publish_calls(connection: Connection, exchange: Exchange, calls: Sequence[Ca
             params = _params(call)
             draft = draft_of(connection, params)
         except (Fault, HeadwaterError) as exc:
-            exchange.refuse(call, _fault(exc))
+            exchange.refuse(call, connection.fault_for(exc, call.method))
             refused += 1
             continue
         if run and not _follows(run[-1][1], params):
@@ -96,7 +95,7 @@ def _store(connection: Connection, exchange: Exchange, run: list[tuple[Call, Pla
     def done(ticket: Ticket[Appended]) -> None:
         connection.finished(len(calls))
         if ticket.error is not None:
-            fault = _fault(ticket.error)
+            fault = connection.fault_for(ticket.error, "rpc.publish")
             for call in calls:
                 exchange.refuse(call, fault)
             metrics.count_calls("rpc.publish", "refused", len(calls))
@@ -114,10 +113,6 @@ def _store(connection: Connection, exchange: Exchange, run: list[tuple[Call, Pla
         ticket = Ticket()
         finish([(ticket, None, exc)])
     ticket.then(connection.loop, done)
-
-
-def _fault(exc: BaseException) -> Fault:
-    return exc if isinstance(exc, Fault) else fault_of(cast(Exception, exc))
 
 
 def numbering(connection: Connection, number: int | None, confirmed: int) -> Numbered | None:
@@ -197,7 +192,7 @@ def publish_batch_call(connection: Connection, exchange: Exchange, call: Call) -
     def done(ticket: Ticket[Appended]) -> None:
         connection.finished(1)
         if ticket.error is not None:
-            exchange.refuse(call, _fault(ticket.error))
+            exchange.refuse(call, connection.fault_for(ticket.error, call.method))
             metrics.count_calls("rpc.publish.batch", "refused", 1)
             return
         seqs, repeats = ticket.result()
@@ -206,7 +201,7 @@ def publish_batch_call(connection: Connection, exchange: Exchange, call: Call) -
         metrics.observe_publish(len(seqs), len(repeats), time.perf_counter() - began)
 
     try:
-        _ = connection.scopes  # not even nothing may be published by a stranger
+        connection.require_method(call.method)  # not even nothing may be published without the right
         params = _batch_params(call)
         drafts = _drafts(connection, params)
         numbered = numbering(connection, params.number, params.confirmed)
@@ -252,6 +247,6 @@ def _drafts(connection: Connection, params: PlainBatch | PublishBatch) -> list[D
 
 
 METHODS = {
-    "rpc.publish": Method(Publish, publish_one),
-    "rpc.publish.batch": Method(PublishBatch, publish_batch),
+    "rpc.publish": Method(Publish, publish_one, Needs(("publish",), "the topic")),
+    "rpc.publish.batch": Method(PublishBatch, publish_batch, Needs(("publish",), "each topic")),
 }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import contextvars
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -11,6 +15,7 @@ import msgspec
 from headwater.errors import InvalidOption
 from headwater.protocol.calling import bind_params
 from headwater.protocol.jsonrpc import METHOD_NOT_FOUND, Call, Fault
+from headwater.server.scopes import Right
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,6 +45,12 @@ class CallContext:
         self.peer = peer
         self.metadata: dict[str, Any] = {}
 
+    def in_thread(self) -> CallContext:
+        """The same call for a synchronous method; its peer's verbs block."""
+        other = CallContext(self._call, PeerInThread(self.peer, asyncio.get_running_loop()))
+        other.metadata = self.metadata
+        return other
+
     @property
     def method(self) -> str:
         return self._call.method
@@ -51,6 +62,23 @@ class CallContext:
     @property
     def params(self) -> Any:
         return None if self._call.params is msgspec.UNSET else msgspec.json.decode(self._call.params)
+
+
+class PeerInThread:
+    """The peer of a call that a synchronous method has: its verbs may be used from that method's thread, and block."""
+
+    def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
+        self._peer = peer
+        self._loop = loop
+        self.address = peer.address
+        self.label = peer.label
+
+    def call(self, method: str, params: Any = None, *, timeout: float | None = None) -> Any:
+        asked = asyncio.run_coroutine_threadsafe(self._peer.call(method, params, timeout=timeout), self._loop)
+        return asked.result()
+
+    def notify(self, method: str, params: Any = None) -> None:
+        self._loop.call_soon_threadsafe(self._peer.notify, method, params)
 
 
 class ShortCircuit(NamedTuple):
@@ -65,7 +93,8 @@ class Outcome(NamedTuple):
 
 
 class Middleware:
-    """Sees every call, those of `rpc.*` too. To refuse one, raise Fault (or any HeadwaterError) in `before`."""
+    """Sees every call of a client that has authenticated and may call this method, those of `rpc.*` too. To refuse one,
+    raise Fault (or any HeadwaterError) in `before`."""
 
     async def before(self, call: CallContext) -> ShortCircuit | None:
         return None
@@ -74,16 +103,34 @@ class Middleware:
         """Called in the opposite order, whatever the outcome, for every middleware whose `before` was called."""
 
 
+class Needs(NamedTuple):
+    """The right that a call needs. One of `rights` lets it begin; then what it asks for must be covered, as `of` says
+    in the table of docs/server.md. No rights: open to clients that have not authenticated."""
+
+    rights: tuple[Right, ...]
+    of: str
+
+
 class Method(NamedTuple):
     params: type[Any] | None
     run: Callable[[Any, Any], Any]
     """Takes the connection (or, without a params type, the CallContext) and the params."""
+    needs: Needs
+    audited: bool = False
+    """Each call that was done is recorded in the audit trail."""
+
+
+OF_THE_APPLICATION = Needs(("call",), "the method's name")
 
 
 class Registry:
-    def __init__(self, builtin: Mapping[str, Method]) -> None:
+    def __init__(self, builtin: Mapping[str, Method], threads_max: int = 16) -> None:
         self._methods: dict[str, Method] = dict(builtin)
+        self._threads = MethodThreads(threads_max)
         self.middleware: list[Middleware] = []
+
+    def get(self, name: str) -> Method | None:
+        return self._methods.get(name)
 
     def find(self, name: str) -> Method:
         method = self._methods.get(name)
@@ -95,21 +142,66 @@ class Registry:
         return name in self._methods
 
     def add(self, name: str, function: Callable[..., Any]) -> None:
-        """Offer a function as a method: params by name or by position become its arguments."""
+        """Offer a function as a method: params by name or by position become its arguments. One that is not a
+        coroutine function runs in a thread, beside the event loop."""
         if name.startswith("rpc."):
             raise InvalidOption("names that begin with rpc. are the server's own", where=name, next="Use another name")
         if name in self._methods:
             raise InvalidOption("there is a method of this name already", where=name)
-        self._methods[name] = Method(None, as_method(function))
+        self._methods[name] = Method(None, self._as_method(function), OF_THE_APPLICATION)
+
+    def _as_method(self, function: Callable[..., Any]) -> Callable[[CallContext, Call], Any]:
+        """Turn JSON-RPC params into the arguments of a plain function."""
+        signature = inspect.signature(function)
+        wants_context = next(iter(signature.parameters), None) == "call"
+        blocks = not inspect.iscoroutinefunction(function)
+
+        def run(context: CallContext, call: Call) -> Any:
+            if blocks:
+                context = context.in_thread()
+            bound = bind_params(call, signature, *([context] if wants_context else []))
+            if blocks:
+                return self._threads.run(lambda: function(*bound.args, **bound.kwargs))
+            return function(*bound.args, **bound.kwargs)
+
+        return run
 
 
-def as_method(function: Callable[..., Any]) -> Callable[[CallContext, Call], Any]:
-    """Turn JSON-RPC params into the arguments of a plain function."""
-    signature = inspect.signature(function)
-    wants_context = next(iter(signature.parameters), None) == "call"
+class MethodThreads:
+    """For synchronous methods: so many threads at most, and a call beyond them waits for one of them to end. A call
+    that was given up (by its time limit, or by its client) keeps its thread until the method returns."""
 
-    def run(context: CallContext, call: Call) -> Any:
-        bound = bind_params(call, signature, *([context] if wants_context else []))
-        return function(*bound.args, **bound.kwargs)
+    def __init__(self, threads_max: int) -> None:
+        self._free = asyncio.Semaphore(threads_max)
 
-    return run
+    async def run(self, function: Callable[[], Any]) -> Any:
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Any] = loop.create_future()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._free.release()
+            if outcome.cancelled():
+                return
+            if error is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+
+        def work() -> None:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = function()
+            except StopIteration as exc:  # which a future cannot carry
+                error = RuntimeError(f"the method raised {exc!r}")
+            except BaseException as exc:
+                error = exc
+            with contextlib.suppress(RuntimeError):  # the server has stopped, and its loop is closed
+                loop.call_soon_threadsafe(done, result, error)
+
+        # A daemon, so that a method that never returns does not keep the process from ending.
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(work,), name="headwater-method", daemon=True).start()
+        found = await outcome
+        return await found if inspect.isawaitable(found) else found

@@ -19,6 +19,7 @@ from headwater.configuration.kinds import is_loopback
 from headwater.errors import InvalidConfiguration, InvalidOption
 from headwater.ports.annex import Annex, HttpRequest, HttpResponse, Refusal, UpgradeRequest
 from headwater.server.annexes import Annexes, TokenRights
+from headwater.server.audit import Audit
 from headwater.server.connection import Connection, Wire
 from headwater.server.door import Admission, Admitted, Door, SocketWire
 from headwater.server.http import path_of, plain
@@ -28,10 +29,10 @@ from headwater.server.metrics import Metrics
 from headwater.server.pages import Files, Pages
 from headwater.server.parts import POLICY_VIOLATION, Parts
 from headwater.server.registry import Middleware, Registry
-from headwater.server.scopes import Scopes
+from headwater.server.scopes import RIGHTS, Scopes
 from headwater.server.shapes import ImplementationShapes, SpecificationShapes
 from headwater.server.tls import Certificates
-from headwater.server.tokens import Grant, TokenFile
+from headwater.server.tokens import Grant, Token, TokenFile
 
 SWEEP_S = 2.0  # how often revoked and expired tokens are looked for
 BACKLOG = 1_024
@@ -54,7 +55,7 @@ class Server:
     ) -> None:
         self.settings = settings
         self.limits: Limits = settings.limits
-        self.registry = Registry(METHODS)
+        self.registry = Registry(METHODS, settings.limits.method_threads)
         self.metrics = Metrics()
         self._annexes = Annexes(annexes, self.metrics)
         self._open_core = open_core
@@ -110,21 +111,27 @@ class Server:
     async def start(self) -> None:
         settings = self.settings.server
         self._certificates = Certificates.read(settings)
+        known: dict[str, Token] = {}
         if self._tokens is not None:
             self._tokens.load()
+            known = {token.id: token for token in self._tokens.list()}
         core = await asyncio.to_thread(self._open_core)
+        audit = None
         try:
             authenticate = None if self._tokens is None else self._authenticate
-            self._parts = Parts(core, self.registry, self.settings, self.metrics, authenticate, self._version)
+            audit = Audit(settings.audit, core.engine.clock)
+            self._parts = Parts(core, self.registry, self.settings, self.metrics, authenticate, self._version, audit)
             self._pages = Pages(self._parts, self.settings.server, self._files)
             await self._apply_retention(core)
-            await self._annexes.start(core, needs_token=self._tokens is not None)
+            await self._annexes.start(core, audit, needs_token=self._tokens is not None)
             self._listener = await self._listen()
         except BaseException:
             await self._annexes.stop()
             await asyncio.to_thread(core.close)
+            if audit is not None:
+                await asyncio.to_thread(audit.close)
             raise
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper = asyncio.create_task(self._sweep(known))
         self._pages.ready = True
         logger.info("serving %(log)s on %(url)s", {"log": core.name, "url": self.url})
         if self._tokens is not None and self._certificates is None and not is_loopback(settings.host):
@@ -211,6 +218,7 @@ class Server:
     def _refuse(self, request: UpgradeRequest, status: int, why: str, text: str) -> Refusal:
         self.metrics.refused.labels(why).inc()
         logger.debug("client refused", extra={"address": request.address, "status": status, "why": text})
+        self._audit_refusal(request, status, text)
         return Refusal(status, f"{text}\n")
 
     def _origin_is_welcome(self, headers: dict[str, str]) -> bool:
@@ -249,9 +257,19 @@ class Server:
             now = tokens.grant(token_id, clock.now_ms())
             return None if now is None else now.scopes
 
-        return TokenRights(scopes)
+        return TokenRights(grant, scopes)
+
+    def _audit_refusal(self, request: UpgradeRequest | HttpRequest, status: int, why: str) -> None:
+        if self._parts is not None and status in (401, 403):
+            who = {"address": request.address}
+            self._parts.audit.refused("authentication.refused", who, path=path_of(request.target), why=why)
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
+        response = await self._answer(request)
+        self._audit_refusal(request, response.status, f"HTTP {response.status}")
+        return response
+
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         assert self._pages is not None
         if not self._host_is_welcome(request.headers):
             return plain(421, "the server does not know this name of its own; see the setting server.origins")
@@ -283,7 +301,7 @@ class Server:
         if self._tokens is not None:
             self._tokens.refresh()
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, known: dict[str, Token]) -> None:
         """Let go of clients whose token was revoked or has expired."""
         tokens, parts, seen = self._tokens, self._parts, -1
         while True:
@@ -293,12 +311,14 @@ class Server:
                 continue
             now_ms = parts.core.engine.clock.now_ms()
             generation = tokens.refresh()
+            if generation != seen:
+                known = _audit_changes(parts.audit, known, tokens)
             for client in list(self._clients):
                 grant = client.grant
                 if grant is None or (generation == seen and (grant.expires_ms or now_ms + 1) > now_ms):
                     continue
                 if tokens.grant(grant.token_id, now_ms) != grant:
-                    client.close(POLICY_VIOLATION, "the token was revoked, changed or has expired")
+                    client.cut_off("the token was revoked, changed or has expired")
             seen = generation
 
     # --- ending -------------------------------------------------------------------------------------------------
@@ -328,6 +348,7 @@ class Server:
             await asyncio.sleep(0.01)
         await self._parts.live.close()
         await asyncio.to_thread(self._parts.core.close)
+        await asyncio.to_thread(self._parts.audit.close)
         logger.info("stopped")
 
     async def __aenter__(self) -> Self:
@@ -379,6 +400,17 @@ class ServedConnection(Connection):
 
     def on_closed(self, *, vanished: bool) -> None:
         self._server.client_left(self, vanished=vanished)
+
+
+def _audit_changes(audit: Audit, known: dict[str, Token], tokens: TokenFile) -> dict[str, Token]:
+    """Commands write the file of tokens and know of no audit trail: the server tells what has become of it."""
+    now = {token.id: token for token in tokens.list()}
+    for id, token in {**known, **now}.items():
+        if known.get(id) != now.get(id):
+            event = "token.revoked" if id not in now else "token.changed" if id in known else "token.made"
+            scopes = {name: given for name in RIGHTS if (given := getattr(token.scopes, name))}
+            audit.record(event, {"token": id, "label": token.label}, scopes=scopes, file=tokens.path)
+    return now
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from headwater.ports.store import Reader
 from headwater.protocol import wire
 from headwater.server.deliveries import pack, push
 from headwater.server.logger import logger
+from headwater.server.scopes import not_allowed
 from headwater.topics import parse_pattern
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Held:
     def __init__(self, subscriber: Subscriber | Tail) -> None:
         self.subscriber = subscriber
         self.pump: asyncio.Task[None] | None = None
+        self.is_forbidden = False  # by now: what a fetch under way has found is not for its client
         self._usual_bytes = FIRST_GUESS_BYTES
         self._waits: set[asyncio.Task[list[Claimed]]] = set()
 
@@ -128,12 +130,22 @@ class Subscriptions:
     def _find(self, id: str) -> Held:
         held = self._held.get(id)
         if held is None:
-            raise UnknownSubscription(
-                f"subscription {id!r} is not held here",
-                where=id,
-                next="Call rpc.subscribe.persistent first",
-            )
+            raise self._not_held(id)
         return held
+
+    def _not_held(self, id: str) -> UnknownSubscription:
+        return UnknownSubscription(
+            f"subscription {id!r} is not held here",
+            where=id,
+            next="Call rpc.subscribe.persistent first",
+        )
+
+    def _may_hold(self, subscriber: Subscriber | Tail) -> bool:
+        spec, connection = subscriber.spec, self._connection
+        pattern = parse_pattern(spec.pattern, spec.dialect)
+        if not connection.scopes.may_read(pattern):
+            return False
+        return isinstance(subscriber, Tail) or connection.may_use(subscriber.id, pattern, spec.owner)
 
     # --- beginning ----------------------------------------------------------------------------------------------
 
@@ -151,19 +163,27 @@ class Subscriptions:
             )
         if params.deliver not in ("push", "fetch"):
             raise InvalidOption(f"deliver is push or fetch, not {params.deliver!r}", where=id)
-        options = self._options(params)
-        connection.require_subscribe(parse_pattern(params.topic, options.get("dialect", "nats")))
+        options, grant = self._options(params), connection.grant
+        pattern = parse_pattern(params.topic, options.get("dialect", "nats"))
+        connection.require_read(pattern)
+        if options.get("mode") != "ephemeral" and not connection.may_use(stored, pattern, None):
+            raise not_allowed("consume", stored)
         asked = params.resume
         resume = None if asked is None else Resume(check_holder(asked.holder), asked.held)
         self._beginning.add(id)
         try:
             core = connection.core
-            subscriber = await run_async(core.subscribe(stored, params.topic, resume, **options))
+            subscriber = await run_async(core.subscribe(stored, params.topic, resume, connection.tenant, **options))
         finally:
             self._beginning.discard(id)
         if connection.is_gone:  # it left while we were at it
             self._in_background(self._give_back(Held(subscriber), vanished=True))
             raise Closed("the connection is gone", where=id)
+        if connection.grant is not grant and not self._may_hold(subscriber):  # it came with another token meanwhile
+            self._in_background(self._give_back(Held(subscriber), vanished=False))
+            raise not_allowed("read or consume", id)
+        if options.get("takeover"):
+            connection.parts.audit.record("subscription.taken_over", connection.who, subscription_id=stored)
         held = self._held[id] = Held(subscriber)
         subscriber.on_gap = partial(self._tell_gap, id)
         try:
@@ -246,6 +266,8 @@ class Subscriptions:
         found = await held.take(params.count, wait_s)
         if connection.is_gone:
             return None
+        if held.is_forbidden:
+            raise self._not_held(params.subscription_id)
         sent, answer = await pack(held.subscriber, found)
         connection.parts.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
         return answer
@@ -348,6 +370,24 @@ class Subscriptions:
         for held in list(self._held.values()):
             held.subscriber.interrupt()
             await _cancel(held.pump)
+
+    def drop_forbidden(self, why: str) -> None:
+        """The connection has another token: what that may not hold is given back, and the client told."""
+        for id, held in list(self._held.items()):
+            if not self._may_hold(held.subscriber):
+                self._drop(id, held)
+                self._connection.notify("rpc.lost", wire.LostNotice(id, why))
+
+    def end(self) -> None:
+        """The connection has no token any more."""
+        for id, held in list(self._held.items()):
+            self._drop(id, held)
+
+    def _drop(self, id: str, held: Held) -> None:
+        del self._held[id]
+        held.is_forbidden = True
+        held.end_waits()
+        self._in_background(self._give_back(held, vanished=False))
 
     async def close(self, *, vanished: bool) -> None:
         held = list(self._held.values())

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -22,7 +22,7 @@ LABEL_CHARS_MAX = 100
 TOKENS_FILE_BYTES_MAX = 64 * 1024 * 1024
 WRITE_TRIES_MAX = 500
 WRITE_TRY_EVERY_S = 0.01
-VERSION = 1
+VERSION = 2
 
 Signature: TypeAlias = tuple[int, int, int, int]
 _Moment: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -63,6 +63,44 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _AnyVersion(msgspec.Struct):
     version: int
+
+
+class _ScopesOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every token could call the application's methods; `subscribe` was also for durable subscriptions of any name,
+    `admin` also for what is `manage` now."""
+
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+    admin: bool = False
+
+    def now(self) -> dict[str, Any]:
+        return {
+            "publish": self.publish,
+            "read": self.subscribe,
+            "consume": ("*",) if self.subscribe else (),
+            "manage": (">",) if self.admin else (),
+            "call": (">",),
+            "admin": self.admin,
+        }
+
+
+class _EntryOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    sha256: str
+    label: str
+    scopes: _ScopesOfVersion1
+    created_at: _Moment
+    expires_at: _Moment | None
+
+
+class _DocumentOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    tokens: Annotated[tuple[_EntryOfVersion1, ...], msgspec.Meta(max_length=TOKENS_MAX)]
+
+    def now(self) -> _Document:
+        """As the next change of the file writes it."""
+        entries = [{**msgspec.to_builtins(each), "scopes": each.scopes.now()} for each in self.tokens]
+        return msgspec.convert({"version": VERSION, "tokens": entries}, _Document)
 
 
 def check_label(label: str) -> None:
@@ -108,7 +146,7 @@ def read(path: str) -> tuple[Signature, Entries]:
         raise InvalidConfiguration(
             "there is no such file",
             where=where(path),
-            next=f"Make a first token: headwater token create --tokens {shlex.quote(path)} --subscribe '>'",
+            next=f"Make a first token: headwater token create --tokens {shlex.quote(path)} --read '>'",
         ) from exc
     except OSError as exc:
         raise InvalidConfiguration(
@@ -141,13 +179,16 @@ def _check_size(path: str, size: int) -> None:
 def _decode(path: str, text: bytes) -> Entries:
     try:
         version = msgspec.json.decode(text, type=_AnyVersion).version
-        if version != VERSION:
+        if not 1 <= version <= VERSION:
             raise InvalidConfiguration(
-                f"it has version {version}, and this Headwater reads version {VERSION}",
+                f"it has version {version}, and this Headwater reads versions 1 to {VERSION}",
                 where=where(path),
                 next="Use the Headwater that wrote it, or make new tokens in another file",
             )
-        document = msgspec.json.decode(text, type=_Document)
+        if version == 1:
+            document = msgspec.json.decode(text, type=_DocumentOfVersion1).now()
+        else:
+            document = msgspec.json.decode(text, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidConfiguration(
             f"it makes no sense ({exc})", where=where(path), next="Mend it, or make new tokens in another file"

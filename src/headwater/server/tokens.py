@@ -52,6 +52,12 @@ class Grant(msgspec.Struct, frozen=True):
     scopes: Scopes
     expires_ms: int | None
 
+    @property
+    def owner(self) -> str:
+        """To whom its subscriptions and publishers belong. Tokens of one label are one owner, so that a new token can
+        go on where the one that it replaces ended."""
+        return f"label:{self.label}" if self.label else f"token:{self.token_id}"
+
 
 class TokenFile:
     """The tokens in the file at `path`. May be used from several threads, and while other processes write the file.
@@ -61,7 +67,7 @@ class TokenFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
+        self.path = os.fspath(path)
         self._lock = threading.RLock()
         self._entries: Entries | None = None
         self._seen: Signature | None = None
@@ -73,11 +79,11 @@ class TokenFile:
     def load(self) -> None:
         """Read the file, or raise InvalidConfiguration saying what is wrong with it."""
         with self._lock:
-            self._accept(*token_document.read(self._path))
+            self._accept(*token_document.read(self.path))
 
     def changed(self) -> bool:
         """Whether the file is another than the one last read."""
-        return token_document.signature_at(self._path) != self._seen
+        return token_document.signature_at(self.path) != self._seen
 
     def refresh(self) -> int:
         """Read the file if it has changed; returns a number that grows with every set of tokens read.
@@ -113,12 +119,12 @@ class TokenFile:
         token_document.check_label(label)
         if expires_ms is not None and not now_ms < expires_ms <= TIME_MS_MAX:
             raise InvalidOption("a token expires in the future, before the year 10000", next="Give it another time")
-        with self._lock, token_document.only_writer(self._path) as scratch:
-            entries = dict(token_document.read(self._path)[1]) if os.path.exists(self._path) else {}
+        with self._lock, token_document.only_writer(self.path) as scratch:
+            entries = dict(token_document.read(self.path)[1]) if os.path.exists(self.path) else {}
             if len(entries) >= TOKENS_MAX:
                 raise TooLarge(
                     f"there are {len(entries):,} tokens and the limit is {TOKENS_MAX:,}",
-                    where=token_document.where(self._path),
+                    where=token_document.where(self.path),
                     next="Revoke those that nobody uses or that have expired",
                 )
             id, secret = secrets.token_hex(ID_BYTES), secrets.token_hex(SECRET_BYTES)
@@ -126,16 +132,16 @@ class TokenFile:
                 id = secrets.token_hex(ID_BYTES)
             expires_at = None if expires_ms is None else datetime_of(expires_ms)
             entries[id] = Entry(id, _hash(secret), label, scopes, datetime_of(now_ms), expires_at)
-            self._accept(token_document.replace(self._path, scratch, entries), entries)
+            self._accept(token_document.replace(self.path, scratch, entries), entries)
         return f"hw_{id}_{secret}"
 
     def revoke(self, token_id: str) -> bool:
         """Take a token from the file; False if it is not there."""
-        with self._lock, token_document.only_writer(self._path) as scratch:
-            entries = dict(token_document.read(self._path)[1])
+        with self._lock, token_document.only_writer(self.path) as scratch:
+            entries = dict(token_document.read(self.path)[1])
             if entries.pop(token_id, None) is None:
                 return False
-            self._accept(token_document.replace(self._path, scratch, entries), entries)
+            self._accept(token_document.replace(self.path, scratch, entries), entries)
         return True
 
     def list(self) -> tuple[Token, ...]:
@@ -155,9 +161,9 @@ class TokenFile:
         self._complaint = ""
 
     def _try_again(self) -> None:
-        looked_at = token_document.signature_at(self._path)
+        looked_at = token_document.signature_at(self.path)
         try:
-            self._accept(*token_document.read(self._path))
+            self._accept(*token_document.read(self.path))
         except InvalidConfiguration as exc:
             # What makes no sense will make none until it changes. What the system refused, it may grant next time.
             if not isinstance(exc.__cause__, OSError):

@@ -98,9 +98,9 @@ async def test_a_server_with_tokens_goes_by_the_topic_of_the_replica(
     hosted: Hosting, database: Path, tmp_path: Path
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
-    ours = tokens.create("ours", Scopes(publish=("replica.ns.>",), subscribe=("replica.ns.>",)), now_ms=1)
-    reader = tokens.create("reader", Scopes(subscribe=("replica.>",)), now_ms=1)
-    other = tokens.create("other", Scopes(publish=("replica.other.>",), admin=True), now_ms=1)
+    ours = tokens.create("ours", Scopes(publish=("replica.ns.>",), read=("replica.ns.>",), consume=("*",)), now_ms=1)
+    reader = tokens.create("reader", Scopes(read=("replica.>",), consume=("*",)), now_ms=1)
+    other = tokens.create("other", Scopes(publish=("replica.other.>",), manage=(">",), admin=True), now_ms=1)
     async with hosted(tokens=tmp_path / "tokens.json") as server:
         for session in ("push", "pull", "subscribe"):
             assert await server.refused(f"{session}/{NAME}") == 401
@@ -212,8 +212,8 @@ async def test_a_list_of_replicas_has_what_a_key_opens_and_no_others(hosted: Hos
 
 async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: Hosting, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
-    every = tokens.create("all", Scopes(subscribe=("replica.>",)), now_ms=1)
-    one = tokens.create("one", Scopes(subscribe=("replica.ns.a",)), now_ms=1)
+    every = tokens.create("all", Scopes(read=("replica.>",), consume=("*",)), now_ms=1)
+    one = tokens.create("one", Scopes(read=("replica.ns.a",), consume=("*",)), now_ms=1)
     pusher = tokens.create("pusher", Scopes(publish=("replica.>",)), now_ms=1)
     async with hosted(tokens=tmp_path / "tokens.json") as server:
         assert await listed(server, key=every) == []
@@ -270,3 +270,19 @@ async def test_who_may_push_and_not_pull_may_report(hosted: Hosting, database: P
         assert (await http(server, replica_id, report(), key=pusher))[0] == 204
         assert (await http(server, NAME, report(), key=pusher))[0] == 204
         assert (await http(server, f"versions/{NAME}", key=pusher))[0] == 403
+
+
+async def test_a_version_that_is_asked_for_by_number_is_audited(
+    hosted: Hosting, database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    token = tokens.create("ops", Scopes(publish=("replica.>",), read=("replica.>",)), now_ms=1)
+    async with hosted(tokens=tmp_path / "tokens.json") as server:
+        await server.push(database, key=token)
+        with caplog.at_level("INFO", "headwater"):
+            await server.pull(tmp_path / "newest.db", key=token)
+            await server.pull(tmp_path / "restored.db", f"{NAME}@1", key=token)
+            assert await server.refused(f"pull/{NAME}@1") == 401
+    told = [each.__dict__ for each in caplog.records if each.getMessage().startswith("audit: replica.restore")]
+    assert [(each["label"], each["replica"], each["version"]) for each in told] == [("ops", NAME, 1)]
+    assert any(each.getMessage() == "audit: authentication.refused" for each in caplog.records)

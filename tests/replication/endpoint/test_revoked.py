@@ -39,7 +39,7 @@ async def test_what_runs_is_ended_and_its_client_told_why(
     tokens = TokenFile(tmp_path / "tokens.json")
     options: dict[str, Any] = {}
     if how == "token revoked":
-        key = tokens.create("a", Scopes(publish=("replica.ns.>",), subscribe=("replica.ns.>",)), now_ms=1)
+        key = tokens.create("a", Scopes(publish=("replica.ns.>",), read=("replica.ns.>",), consume=("*",)), now_ms=1)
         options = {"tokens": tmp_path / "tokens.json"}
     async with hosted(**options) as server:
         if how == "key revoked":

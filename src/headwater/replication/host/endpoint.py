@@ -53,7 +53,7 @@ SESSIONS: tuple[Session, ...] = ("push", "pull", "subscribe")
 PULLS_MAX = 32  # at once
 SUBSCRIPTIONS_MAX = 10_000
 LOOKS_MAX = 4  # at the catalogue, at once
-RIGHTS_S = 5.0  # between two looks whether those who are here still may be
+RIGHTS_S = 2.0  # between two looks whether those who are here still may be
 POLICY_S = 600.0  # between two looks for versions that have become too old
 GOING_AWAY_TEXT = "the server is going away"
 
@@ -93,6 +93,7 @@ class ReplicaEndpoint:
             raise
         announcer = Announcer(shelf, surroundings.publish, threads.do)
         self._needs_token = surroundings.needs_token
+        self._audit = surroundings.audit
         self._slots = Slots(self._most)
         figures = Figures(surroundings.meter, self._slots.running, self._most["push"])
         room = Room(shelf.directory)
@@ -195,6 +196,15 @@ class ReplicaEndpoint:
         if refusal is not None:
             figures.ended(asked.session, "refused")
             return refusal
+        if asked.version is not None:  # an earlier one, as a restore wants it
+            who = {"address": request.address, **({} if rights is None else rights.who)}
+            self._audit(
+                "replica.restore",
+                who,
+                replica=asked.name.path,
+                version=asked.version.number or f"latest-{asked.version.back}",
+                client=client_of(request.headers, request.address),
+            )
         slots.take(*slot)
         task = asyncio.create_task(self._run(asked.session, visit, session, figures))
         self._sessions[task] = _Guest(visit, asked, bearer, look)

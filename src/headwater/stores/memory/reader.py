@@ -84,6 +84,9 @@ class MemoryReader:
     def subscriptions(self) -> list[SubscriptionRecord]:
         return sorted(self._tables.subscriptions.values(), key=lambda record: record.id)
 
+    def owned_subscriptions(self, owner: str) -> int:
+        return sum(record.spec.owner == owner for record in self._tables.subscriptions.values())
+
     def due(
         self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
     ) -> list[Due]:

@@ -264,6 +264,9 @@ FROM subscriptions WHERE id = %s
 SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried
 FROM subscriptions ORDER BY id
 
+-- :owned_subscriptions: how many of them belong to an owner
+SELECT count(*) FROM subscriptions WHERE spec::json ->> 'owner' = %s
+
 -- :save_subscription: insert a subscription or replace what changes of it
 INSERT INTO subscriptions (id, pattern, mode, spec, floor, delivered, settled, holder, fence, lease_until, created_at,
     active_at, acked, redelivered, buried)

@@ -179,6 +179,9 @@ class SqliteReader:
     def subscriptions(self) -> list[SubscriptionRecord]:
         return [record_of(row) for row in self._connection.execute(SQL["subscriptions"])]
 
+    def owned_subscriptions(self, owner: str) -> int:
+        return int(self._value("owned_subscriptions", owner))
+
     def due(
         self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
     ) -> list[Due]:

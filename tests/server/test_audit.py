@@ -1,0 +1,249 @@
+"""The audit trail: what it tells, and that it never stands in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eventually import eventually
+from foreign_client import Client, Serve, bearer, connect, turn
+from raw_http import get
+from websockets.exceptions import InvalidStatus
+
+from headwater import ManualClock
+from headwater.errors import InvalidConfiguration
+from headwater.server import audit, serving
+from headwater.server.audit import Audit
+from headwater.server.scopes import EVERYTHING, Scopes
+from headwater.server.tokens import TokenFile, id_of
+
+WHO = {"address": "10.0.0.1", "token": "abc", "label": "shop"}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+# --- what it tells ----------------------------------------------------------------------------------------------------
+
+
+async def bury(client: Client) -> str:
+    await client.subscribe("s", "a")
+    seq = await client.publish("a", "secret")
+    await client.delivery()
+    await client.call("rpc.reject", {"subscription_id": "s", "sequence_id": seq})
+    await client.release("s")
+    return str((await client.call("rpc.dead_letters.export"))["lines"][0])
+
+
+async def test_every_change_is_told_with_who_and_from_where(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path
+) -> None:
+    token = tokens.create("operator", EVERYTHING, now_ms=clock.now_ms())
+    async with serve_tokens(audit=str(path)) as server, connect(server, **bearer(token)) as client:
+        line = await bury(client)
+        done: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            ("rpc.retain", {"topic": "a", "max_count": 9}, {"topic": "a", "max_count": 9}),
+            ("rpc.unretain", {"topic": "a"}, {"topic": "a"}),
+            ("rpc.seek", {"subscription_id": "s", "start": "new"}, {"subscription_id": "s", "start": "new"}),
+            ("rpc.dead_letters.redrive", {"to_topic": "b"}, {"to_topic": "b"}),
+            ("rpc.dead_letters.import", {"lines": [line]}, {"lines": 1}),
+            ("rpc.dead_letters.purge", {"topic": "a"}, {"topic": "a"}),
+            ("rpc.subscription.remove", {"subscription_id": "s"}, {"subscription_id": "s"}),
+        ]
+        for method, params, _ in done:
+            await client.call(method, params)
+        await client.subscribe("t", "a", takeover=True)
+        assert await client.code("rpc.seek", {"subscription_id": "none", "start": 0}) == -32002  # nothing was changed
+    told = lines(path)
+    expected = [*((method, said) for method, _, said in done), ("subscription.taken_over", {"subscription_id": "t"})]
+    assert [each["event"] for each in told] == [event for event, _ in expected]
+    for each, (_, said) in zip(told, expected, strict=True):
+        assert (each["address"], each["token"], each["label"]) == ("127.0.0.1", id_of(token), "operator")
+        assert each["time"].endswith("Z")
+        assert {name: each[name] for name in said} == said
+    assert "secret" not in path.read_text()
+    assert token not in path.read_text()
+
+
+async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path) -> None:
+    token = tokens.create("reader", Scopes(read=("a",)), now_ms=clock.now_ms())
+    async with serve_tokens(audit=str(path)) as server:
+        with pytest.raises(InvalidStatus):
+            async with connect(server, **bearer("hw_wrong")):
+                pass
+        assert (await get(server, "/metrics")).status == 401
+        async with connect(server) as client:
+            assert await client.code("rpc.topics") == -32000
+            assert await client.code("rpc.authenticate", {"token": "hw_wrong"}) == -32000
+            await client.call("rpc.authenticate", {"token": token})
+            assert await client.code("rpc.publish", {"topic": "b", "data": 1}) == -32000
+            assert await client.code("rpc.publish.batch", {"messages": [{"topic": "b", "data": 1}]}) == -32000
+            assert await client.code("rpc.subscribe", {"topic": "b"}) == -32000
+            assert await client.code("rpc.retain", {"topic": "b", "max_count": 1}) == -32000
+            assert await client.code("orders.count") == -32000
+    told = [(each["event"], each.get("method", each.get("path")), each.get("label")) for each in lines(path)]
+    assert told == [
+        ("authentication.refused", "/rpc", None),
+        ("authentication.refused", "/metrics", None),
+        ("authentication.refused", "rpc.topics", None),
+        ("authentication.refused", "rpc.authenticate", None),
+        ("right.refused", "rpc.publish", "reader"),
+        ("right.refused", "rpc.publish.batch", "reader"),
+        ("right.refused", "rpc.subscribe", "reader"),
+        ("right.refused", "rpc.retain", "reader"),
+        ("right.refused", "orders.count", "reader"),
+    ]
+    assert "hw_wrong" not in path.read_text()
+
+
+async def test_tokens_that_appear_and_disappear_are_told(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "SWEEP_S", 0.01)
+    before = tokens.create("before", EVERYTHING, now_ms=clock.now_ms())
+    async with serve_tokens(audit=str(path)):
+        commands = TokenFile(tokens.path)
+        made = commands.create("new", Scopes(read=("a",)), now_ms=clock.now_ms())
+        while not lines(path):
+            await turn()
+        commands.revoke(str(id_of(before)))
+        while len(lines(path)) < 2:
+            await turn()
+    told = [(each["event"], each["token"], each["label"], each["scopes"]) for each in lines(path)]
+    assert told[0] == ("token.made", id_of(made), "new", {"read": ["a"]})
+    assert told[1][:3] == ("token.revoked", id_of(before), "before")
+    assert len(told) == 2
+
+
+async def test_without_a_file_the_log_has_it(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    async with serve() as server, connect(server) as client:
+        with caplog.at_level("INFO", "headwater"):
+            await client.call("rpc.retain", {"topic": "a", "max_count": 1})
+    [record] = [each for each in caplog.records if each.getMessage().startswith("audit")]
+    assert record.getMessage() == "audit: rpc.retain"
+    assert (record.__dict__["address"], record.__dict__["topic"]) == ("127.0.0.1", "a")
+
+
+# --- how it is written ------------------------------------------------------------------------------------------------
+
+
+def test_refusals_are_limited_and_counted(path: Path) -> None:
+    trail = Audit(str(path), ManualClock(), lambda: 0.0)
+    for number in range(1_000):
+        trail.refused("right.refused", WHO, number=number)
+    trail.refused("right.refused", {"address": "10.0.0.2"}, number=-1)  # another one is not drowned
+    trail.record("rpc.seek", WHO)  # nor what was done
+    trail.close()
+    told = lines(path)
+    assert len(told) == audit.REFUSED_BURST + 2
+    assert told[-2] | {"time": ""} == {
+        "time": "",
+        "event": "right.refused",
+        "address": "10.0.0.2",
+        "number": -1,
+        "left_out": 1_000 - audit.REFUSED_BURST,
+    }
+
+
+def test_refusals_of_very_many_addresses_are_limited_too(path: Path) -> None:
+    trail = Audit(str(path), ManualClock(), lambda: 0.0)
+    for number in range(5_000):
+        trail.refused("authentication.refused", {"address": f"10.{number}"})
+    trail.close()
+    assert len(lines(path)) == audit.REFUSED_BURST_OF_ALL
+    assert len(trail._by_address) <= audit.ADDRESSES_MAX
+
+
+def test_values_are_cut(path: Path) -> None:
+    trail = Audit(str(path), ManualClock())
+    trail.record("rpc.seek", WHO, where="x" * 100_000, ids=[*range(1_000)])
+    trail.close()
+    [told] = lines(path)
+    assert len(told["where"]) == audit.TEXT_CHARS_MAX + 1
+    assert len(told["ids"]) == audit.LISTED_MAX
+
+
+def test_the_file_is_for_its_owner_and_appended_to(path: Path) -> None:
+    for number in range(2):
+        trail = Audit(str(path), ManualClock())
+        trail.record("rpc.seek", WHO, number=number)
+        trail.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each["number"] for each in lines(path)] == [0, 1]
+
+
+def test_a_file_that_was_renamed_is_left_alone(path: Path, tmp_path: Path) -> None:
+    trail = Audit(str(path), ManualClock())
+    trail.record("rpc.seek", WHO, number=0)
+    eventually(lambda: len(lines(path)), 1)
+    old = path.rename(tmp_path / "audit.jsonl.1")
+    trail.record("rpc.seek", WHO, number=1)
+    eventually(lambda: len(lines(path)), 1)
+    path.unlink()
+    trail.record("rpc.seek", WHO, number=2)
+    trail.close()
+    assert [each["number"] for each in (*lines(old), *lines(path))] == [0, 2]
+
+
+def test_a_full_disk_loses_lines_and_says_how_many(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has room for so many bytes, as a quota gives them out."""
+    room = [200]
+    write = os.write
+
+    def bounded(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        written = write(descriptor, data[: room[0]])
+        room[0] -= written
+        return written
+
+    trail = Audit(str(path), ManualClock())
+    monkeypatch.setattr(audit.os, "write", bounded)
+    for number in range(100):
+        trail.record("rpc.seek", WHO, number=number)
+    eventually(lambda: (trail._file is not None and trail._file._waiting.empty(), room[0]), (True, 0))
+    monkeypatch.setattr(audit.os, "write", write)
+    trail.record("rpc.seek", WHO, number=100)
+    trail.close()
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            assert line.startswith('{"time"')  # the one that was cut off
+    whole = [each["number"] for each in found if "number" in each]
+    [lost] = [each["lines"] for each in found if each["event"] == "audit.lost"]
+    assert whole[-1] == 100
+    assert len(whole) + lost == 101
+
+
+def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # and nothing is read
+    monkeypatch.setattr(audit, "CLOSE_S", 0.05)
+    trail = Audit(str(pipe), ManualClock())
+    try:
+        for number in range(audit.LINES_WAITING_MAX + 5_000):
+            trail.record("rpc.seek", WHO, number=number, where="x" * 200)
+        trail.close()
+        assert trail._file is not None
+        assert trail._file._lost > 0
+    finally:
+        os.close(reader)
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(serve: Serve, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        Audit(str(tmp_path / "none" / "audit"), ManualClock())
+    assert refused.value.next == "Set server.audit to a file that this user may write"
