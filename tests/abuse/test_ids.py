@@ -40,7 +40,7 @@ def test_ids_of_another_topic_are_neither_swallowed_nor_told(tmp_path: Path) -> 
     # What would be the same if topic and id were joined carelessly.
     spellings = [f"{prefix}{id}" for id in ids[:100] for prefix in (f"{TOPIC} ", f"x {TOPIC} ", " ", f"{TOPIC}.", "\0")]
     with Attacked(tmp_path) as server:
-        owners = server.token("owner", publish=["orders.>"], subscribe=["orders.>"])
+        owners = server.token("owner", publish=["orders.>"], read=["orders.>"], consume=["*"])
         attackers = server.token(publish=["a.>"])
         with server.victim() as victim, server.connect(attackers) as attacker, server.connect(owners) as owner:
             assert publish(attacker, "a.x", [*ids, *spellings]) == (len(ids) + len(spellings), 0)

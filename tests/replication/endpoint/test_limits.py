@@ -64,7 +64,7 @@ async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(endpoint, "PULLS_MAX", 4)
     tokens = TokenFile(tmp_path / "tokens.json")
-    scopes = Scopes(publish=("replica.>",), subscribe=("replica.>",))
+    scopes = Scopes(publish=("replica.>",), read=("replica.>",))
     greedy, other = (tokens.create(label, scopes, now_ms=1) for label in ("greedy", "other"))
     async with hosted(pushes_max=4, tokens=tmp_path / "tokens.json") as server, contextlib.AsyncExitStack() as stack:
         for name in "abc":
@@ -88,7 +88,7 @@ async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
 
 async def test_a_replica_has_half_of_the_slots_whoever_comes(hosted: Hosting, database: Path, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
-    scopes = Scopes(publish=("replica.>",), subscribe=("replica.>",))
+    scopes = Scopes(publish=("replica.>",), read=("replica.>",))
     one, two, three = (tokens.create(label, scopes, now_ms=1) for label in ("one", "two", "three"))
     async with (
         hosted(pushes_max=4, tokens=tmp_path / "tokens.json") as server,
@@ -189,7 +189,7 @@ async def test_clients_that_name_themselves_alike_or_not_at_all_have_claims_of_t
     hosted: Hosting, tmp_path: Path
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
-    scopes = Scopes(publish=("replica.>",), subscribe=("replica.>",))
+    scopes = Scopes(publish=("replica.>",), read=("replica.>",))
     one, two = (tokens.create(label, scopes, now_ms=1) for label in ("one", "two"))
     path = f"subscribe/{NAME}"
     async with hosted(tokens=tmp_path / "tokens.json") as server:
