@@ -137,36 +137,32 @@ def test_a_role_can_do_what_its_kind_may_and_nothing_else(roles: Roles, kind: st
     assert surprises == []
 
 
+def rights_of_public(connection: psycopg.Connection) -> list[tuple[str]]:
+    return connection.execute(
+        "SELECT proname::text FROM pg_proc, aclexplode(coalesce(proacl, acldefault('f', proowner))) AS acl"
+        " WHERE pronamespace = 'headwater'::regnamespace AND acl.grantee = 0"
+        " UNION ALL SELECT relname FROM pg_class, aclexplode(relacl) AS acl"
+        " WHERE relnamespace = 'headwater'::regnamespace AND acl.grantee = 0"
+        " UNION ALL SELECT nspname FROM pg_namespace, aclexplode(nspacl) AS acl"
+        " WHERE nspname = 'headwater' AND acl.grantee = 0"
+    ).fetchall()
+
+
 def test_public_has_no_right_at_all(roles: Roles) -> None:
     with psycopg.connect(roles.database) as admin:
-        [(functions,)] = admin.execute(
-            "SELECT array_agg(proname::text ORDER BY proname) FROM pg_proc"
-            " WHERE pronamespace = 'headwater'::regnamespace"
-        )
-        public = admin.execute(
-            "SELECT proname::text FROM pg_proc, aclexplode(coalesce(proacl, acldefault('f', proowner))) AS acl"
-            " WHERE pronamespace = 'headwater'::regnamespace AND acl.grantee = 0"
-            " UNION ALL SELECT relname FROM pg_class, aclexplode(relacl) AS acl"
-            " WHERE relnamespace = 'headwater'::regnamespace AND acl.grantee = 0"
-            " UNION ALL SELECT nspname FROM pg_namespace, aclexplode(nspacl) AS acl"
-            " WHERE nspname = 'headwater' AND acl.grantee = 0"
+        functions = admin.execute(
+            "SELECT proname FROM pg_proc WHERE pronamespace = 'headwater'::regnamespace"
         ).fetchall()
-    assert public == []
-    assert set(functions) == OWN_FUNCTIONS
+        assert rights_of_public(admin) == []
+    assert {name for (name,) in functions} == OWN_FUNCTIONS
 
 
 def test_rights_to_public_that_a_database_gives_by_itself_are_taken_back(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as admin:
-        admin.execute("ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC")
-        admin.execute("ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO PUBLIC")
-        admin.execute("ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO PUBLIC")
+        for kind in ("TABLES", "SEQUENCES", "SCHEMAS"):
+            admin.execute(f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO PUBLIC")
         prepare(admin, "headwater", "the log")
-        objects = (
-            "SELECT relname FROM pg_class, aclexplode(relacl) AS acl WHERE relnamespace = 'headwater'::regnamespace"
-        )
-        assert admin.execute(f"{objects} AND acl.grantee = 0".encode()).fetchall() == []
-        schema = "SELECT 1 FROM pg_namespace, aclexplode(nspacl) AS acl WHERE nspname = 'headwater' AND acl.grantee = 0"
-        assert admin.execute(schema).fetchall() == []
+        assert rights_of_public(admin) == []
 
 
 # --- publishing ---------------------------------------------------------------------------------------------
@@ -583,12 +579,13 @@ def test_roles_of_version_1_go_on_with_what_they_did(old_log: OldLog) -> None:
             )
 
 
-def test_all_that_version_1_had_belongs_to_its_owner_still(old_log: OldLog) -> None:
+def test_what_version_1_had_is_its_owners_and_nothing_is_publics(old_log: OldLog) -> None:
     with psycopg.connect(old_log.database) as admin:
         owners = admin.execute(
             "SELECT DISTINCT proowner::regrole::text, proconfig FROM pg_proc"
             " WHERE pronamespace = 'headwater'::regnamespace"
         ).fetchall()
+        assert rights_of_public(admin) == []
     assert owners == [(old_log.owner, ["search_path=pg_catalog, pg_temp"])]
 
 
