@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from headwater.errors import Closed, Conflict, NotALog, StoreError, Unavailable
+from headwater.ports.store import Interruption
 from headwater.stores.database import TopicTail
 from headwater.stores.postgres.connection import (
     SERVER_VERSION_MIN,
@@ -240,14 +242,18 @@ class PostgresStore:
     # --- reading ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def read(self) -> Iterator[PostgresReader]:
+    def read(self, interruption: Interruption | None = None) -> Iterator[PostgresReader]:
         self._refuse_closed()
+        interruption = interruption or Interruption()
         try:
             with self._readers.connection(self._begin_reading, self._patience_s) as connection:
                 try:
-                    yield PostgresReader(connection, self.salt, self._topics)
+                    with interruption.stops(partial(_cancel, connection)):
+                        yield PostgresReader(connection, self.salt, self._topics, interruption)
                     connection.execute("COMMIT")  # after a ROLLBACK psycopg would prepare all statements anew
                 except psycopg.Error as exc:
+                    if interruption.reason is not None:
+                        raise interruption.reason from exc
                     told = translate(exc, self.name)
                     if is_broken(connection, exc):
                         raise Conflict(
@@ -255,6 +261,8 @@ class PostgresStore:
                         ) from exc
                     raise told from exc
                 finally:
+                    if interruption.reason is not None:
+                        connection.close()  # or the cancellation, if it comes late, ends what is read next
                     with contextlib.suppress(psycopg.Error):
                         if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
                             connection.execute("ROLLBACK")
@@ -308,8 +316,8 @@ class PostgresStore:
     def journal_bytes(self) -> int:
         return 0  # the server's own business
 
-    def health(self) -> dict[str, Any]:
-        with self.read() as reader, translated(self.name):
+    def health(self, interruption: Interruption | None = None) -> dict[str, Any]:
+        with self.read(interruption) as reader, translated(self.name):
             return health_of(reader.connection, self.name, self.place.schema, self.durability)
 
     def close(self) -> None:
@@ -327,3 +335,14 @@ class PostgresStore:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Closed("the log is closed", where=self.name, next="Open it again")
+
+
+def _cancel(connection: psycopg.Connection) -> None:
+    """Ask the server to end what it runs for this connection; over the network, so on a thread of its own."""
+    cancel = connection.pgconn.get_cancel()
+
+    def ask() -> None:
+        with contextlib.suppress(psycopg.Error):
+            cancel.cancel()
+
+    threading.Thread(target=ask, name="headwater-cancel", daemon=True).start()

@@ -13,6 +13,7 @@ from typing import IO, Any
 import apsw
 
 from headwater.errors import Closed
+from headwater.ports.store import Interruption
 from headwater.stores.database import TopicTail
 from headwater.stores.sqlite.connection import (
     Durability,
@@ -102,22 +103,30 @@ class SqliteStore:
                 raise
 
     @contextmanager
-    def read(self) -> Iterator[SqliteReader]:
+    def read(self, interruption: Interruption | None = None) -> Iterator[SqliteReader]:
         with translated(self.path):
             connection = self._reader()
             key = id(connection)
             self._reading[key] = (time.monotonic(), threading.current_thread().name)
             try:
                 connection.execute("BEGIN")
-                yield SqliteReader(connection, self.salt, self._topics)
+                with _interrupting(connection, interruption):
+                    yield SqliteReader(connection, self.salt, self._topics)
             finally:
                 self._reading.pop(key, None)
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                if self._closed or len(self._idle_readers) >= IDLE_READERS_MAX:
-                    connection.close()
-                else:
-                    self._idle_readers.append(connection)
+                self._put_back(connection)
+
+    def _put_back(self, connection: apsw.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except apsw.Error:
+            connection.close(True)
+            raise
+        if self._closed or len(self._idle_readers) >= IDLE_READERS_MAX:
+            connection.close()
+        else:
+            self._idle_readers.append(connection)
 
     def _reader(self) -> apsw.Connection:
         self._refuse_closed()
@@ -187,9 +196,9 @@ class SqliteStore:
         except OSError:  # there is none before the first write, and after the last connection closed
             return 0
 
-    def health(self) -> dict[str, Any]:
+    def health(self, interruption: Interruption | None = None) -> dict[str, Any]:
         in_wal, moved = self.checkpoint()
-        with self.read() as reader, translated(self.path):
+        with self.read(interruption) as reader:
             pragma = reader._connection.execute
             integrity = [row[0] for row in pragma("PRAGMA quick_check(10)")]
             oldest = min(self._reading.values(), default=None)
@@ -228,6 +237,24 @@ class SqliteStore:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Closed("the log is closed", where=self.path, next="Open it again")
+
+
+@contextmanager
+def _interrupting(connection: apsw.Connection, interruption: Interruption | None) -> Iterator[None]:
+    """SQLite forgets an interruption that comes between two statements, so each asks before it begins."""
+    if interruption is None:
+        yield
+        return
+    connection.exec_trace = lambda *_: interruption.reason is None
+    try:
+        with interruption.stops(connection.interrupt):
+            yield
+    except (apsw.InterruptError, apsw.ExecTraceAbort) as exc:
+        if interruption.reason is None:
+            raise
+        raise interruption.reason from exc
+    finally:
+        connection.exec_trace = None
 
 
 def _locked(file: IO[bytes], *, exclusive: bool) -> bool:
