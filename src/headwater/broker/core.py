@@ -13,7 +13,7 @@ from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import COUNTS, Undo
 from headwater.broker.consumer import Consumer
 from headwater.broker.dead_letters import DeadLetters, end_redrives
-from headwater.broker.engine import Engine
+from headwater.broker.engine import Engine, SharedRead
 from headwater.broker.flow import Flow, Within, run_blocking, run_together
 from headwater.broker.keeper import Repeating
 from headwater.broker.live import LiveFeed
@@ -63,6 +63,9 @@ class Core:
         self.dead_letters = DeadLetters(engine)
         self.live = LiveFeed(engine)
         self.outside = OutsideTransactions(engine)
+        clock = engine.clock
+        self._all_statistics = SharedRead(engine, lambda reader: statistics.log_statistics(reader, clock.now_ms()))
+        self._all_subscriptions = SharedRead(engine, lambda reader: statistics.describe_all(reader, clock.now_ms()))
         self._subscribers: set[Subscriber | Tail] = set()
         self._closed = False
         self._keeper = Repeating("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
@@ -244,8 +247,7 @@ class Core:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def subscription_infos(self) -> Flow[list[statistics.SubscriptionInfo]]:
-        now_ms = self.engine.clock.now_ms()
-        return self.engine.read(lambda reader: statistics.describe_all(reader, now_ms), self.engine.statistics)
+        return self._all_subscriptions.get()
 
     def describe(self, consumer: Consumer) -> Flow[statistics.SubscriptionInfo]:
         if isinstance(consumer, Tail):
@@ -276,6 +278,8 @@ class Core:
 
     def statistics(self, subscriptions_max: int | None = None) -> Flow[statistics.LogStatistics]:
         """`subscriptions_max`: only the first ones, by id, are described."""
+        if subscriptions_max is None:
+            return self._all_statistics.get()
         now_ms = self.engine.clock.now_ms()
         return self.engine.read(
             lambda reader: statistics.log_statistics(reader, now_ms, subscriptions_max), self.engine.statistics

@@ -99,6 +99,12 @@ class DeadLetters:
         query = make_query(given)
         return self._engine.read(lambda reader: _statistics(reader, query), self._engine.statistics)
 
+    def count_by_reason(self) -> Flow[dict[str, int]]:
+        every = DeadLetterQuery()
+        return self._engine.read(
+            lambda reader: reader.count_dead_letters(every, "reason", COUNTED_MAX), self._engine.statistics
+        )
+
     def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[Redriven]:
         """Deliver again, to the subscription they died in, or as new messages on another topic.
 

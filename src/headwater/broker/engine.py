@@ -12,10 +12,11 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from headwater.broker.committer import Committer, Work
-from headwater.broker.flow import Blocking, Flow, Ticket
+from headwater.broker.flow import Blocking, Flow, Ticket, finish
 from headwater.broker.timings import Timings
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.dedupe import DedupeWindow
@@ -95,33 +96,33 @@ class Engine:
     def read(self, work: Callable[[Reader], T], lane: Executor | None = None) -> Flow[T]:
         """`lane`: `readers`, unless it is said to be `statistics`, where a read keeps no delivery waiting."""
 
-        def look(interruption: Interruption) -> T:
-            for _ in range(READS_MAX - 1):
-                with contextlib.suppress(Conflict), self.store.read(interruption) as reader:
-                    return work(reader)
-            with self.store.read(interruption) as reader:
-                return work(reader)
+        return self.look(partial(self.read_now, work), lane)
 
-        return self.look(look, lane)
+    def read_now(self, work: Callable[[Reader], T], interruption: Interruption) -> T:
+        for _ in range(READS_MAX - 1):
+            with contextlib.suppress(Conflict), self.store.read(interruption) as reader:
+                return work(reader)
+        with self.store.read(interruption) as reader:
+            return work(reader)
 
     def look(self, look: Callable[[Interruption], T], lane: Executor | None = None) -> Flow[T]:
         """Run what reads the log, and interrupt it when its caller leaves or the log is closed."""
         self.refuse_closed()
         interruption = Interruption()
-
-        def interruptible() -> T:
-            self._reading.add(interruption)
-            try:
-                self.refuse_closed()  # or `close` has not seen this one
-                return look(interruption)
-            finally:
-                self._reading.discard(interruption)
-
-        def abandon() -> None:
-            interruption.interrupt(RequestTimeout("the read was stopped: its caller waits no longer"))
-
-        outcome: T = yield Blocking(interruptible, lane or self.readers, abandon)
+        outcome: T = yield Blocking(
+            lambda: self.run_interruptible(look, interruption),
+            lane or self.readers,
+            lambda: interruption.interrupt(_abandoned()),
+        )
         return outcome
+
+    def run_interruptible(self, look: Callable[[Interruption], T], interruption: Interruption) -> T:
+        self._reading.add(interruption)
+        try:
+            self.refuse_closed()  # or `close` has not seen this one
+            return look(interruption)
+        finally:
+            self._reading.discard(interruption)
 
     def interrupt_reads(self) -> None:
         """Those that run now."""
@@ -182,6 +183,57 @@ class Engine:
         for pool in (self.turns, self.transactions, self.readers, self.statistics):
             pool.shutdown(wait=True)
         self.store.close()
+
+
+class SharedRead(Generic[T]):
+    """Statistics that many may ask for at once: each read serves all who asked before it began, so that what they wrote
+    is in it. It is interrupted when all of them have left."""
+
+    class _Round:
+        def __init__(self) -> None:
+            self.outcome: Ticket[Any] = Ticket()
+            self.interruption = Interruption()
+            self.asking = 0
+
+    def __init__(self, engine: Engine, work: Callable[[Reader], T]) -> None:
+        self._engine = engine
+        self._work = work
+        self._lock = threading.Lock()
+        self._next: SharedRead._Round | None = None  # not begun yet
+
+    def get(self) -> Flow[T]:
+        self._engine.refuse_closed()
+        with self._lock:
+            round = self._next
+            if round is None:
+                round = self._next = self._Round()
+                self._engine.statistics.submit(self._run, round)
+            round.asking += 1
+        try:
+            outcome: T = yield round.outcome
+            return outcome
+        finally:
+            with self._lock:
+                round.asking -= 1
+                if not round.asking:
+                    round.interruption.interrupt(_abandoned())
+                    if self._next is round:
+                        self._next = None
+
+    def _run(self, round: _Round) -> None:
+        with self._lock:
+            if self._next is round:
+                self._next = None
+        try:
+            value = self._engine.run_interruptible(partial(self._engine.read_now, self._work), round.interruption)
+        except BaseException as exc:
+            finish([(round.outcome, None, exc)])
+        else:
+            finish([(round.outcome, value, None)])
+
+
+def _abandoned() -> RequestTimeout:
+    return RequestTimeout("the read was stopped: its caller waits no longer")
 
 
 def refuse_in_transaction(engine: Engine) -> None:

@@ -110,9 +110,9 @@ SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({
 -- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
 SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at)), ({mark}) FROM ({counted_between})
 
--- :counted_between: the messages of a seq range by topic
-SELECT topic, count(*) AS count, sum({size}) AS bytes, max(seq) AS last_seq, max(published_at) AS last_published_at
-FROM messages WHERE seq > ? AND seq <= ? GROUP BY topic
+-- :counted_between: the messages of a seq range by topic; the LIMIT keeps SQLite from sorting them with their data
+SELECT topic, count(*) AS count, sum(size) AS bytes, max(seq) AS last_seq, max(published_at) AS last_published_at
+FROM (SELECT topic, {size} AS size, seq, published_at FROM messages WHERE seq > ? AND seq <= ? LIMIT -1) GROUP BY topic
 
 -- :size: how many bytes the data of a message has; unlike the column `size` it does not load them
 octet_length(data)
@@ -134,8 +134,9 @@ WHERE topic_counts.topic = gone.topic
 
 -- :present: count and bytes by topic of those of the given seqs that exist
 SELECT json_group_array(json_array(topic, count, bytes)) FROM (
-    SELECT topic, count(*) AS count, sum({size}) AS bytes FROM messages
-    WHERE seq IN (SELECT value FROM json_each(?)) GROUP BY topic
+    SELECT topic, count(*) AS count, sum(size) AS bytes FROM (
+        SELECT topic, {size} AS size FROM messages WHERE seq IN (SELECT value FROM json_each(?)) LIMIT -1
+    ) GROUP BY topic
 )
 
 -- :present_seqs: those of the given seqs that exist
