@@ -311,7 +311,8 @@ class Core:
                 check_whole(name, limit, 0, INT64_MAX)
         limits = Limits(None if max_age is None else span_ms(max_age, "max_age"), max_count, max_bytes, keep_unacked)
         policy = RetentionPolicy(parse_pattern(pattern, dialect).text, limits, dialect)
-        return self.engine.write(lambda writer, _: writer.set_retention(policy))
+        if policy not in (yield from self.retention()):  # so that a server starts on a full disk
+            yield from self.engine.write(lambda writer, _: writer.set_retention(policy))
 
     def unretain(self, pattern: str, dialect: Dialect) -> Flow[bool]:
         return self.engine.write(lambda writer, _: writer.remove_retention(pattern, dialect))

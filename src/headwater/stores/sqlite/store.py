@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from headwater.stores.sqlite.connection import (
     Durability,
     check_file,
     connect,
+    keep_journal,
     refuse_unsafe_sqlite,
     translated,
 )
@@ -79,7 +81,12 @@ class SqliteStore:
 
     def connect(self) -> apsw.Connection:
         """One more connection with the log's settings."""
-        return connect(self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs)
+        connection = connect(
+            self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs
+        )
+        if os.path.exists(self._announcements):  # it is a server's, which can be started again on a full disk
+            keep_journal(connection)
+        return connection
 
     @contextmanager
     def write(self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True) -> Iterator[SqliteWriter]:
@@ -159,10 +166,17 @@ class SqliteStore:
         if not _locked(file, exclusive=True):
             file.close()
             return None
+        with self._turn:
+            keep_journal(self._connection)
         name = uuid.uuid4().hex
-        file.truncate(0)
-        file.write(name.encode())
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(name.encode())
+            file.flush()
+        except OSError:  # a full disk
+            with contextlib.suppress(OSError):
+                file.close()
+            return None
         self._announced = file
         return name
 
