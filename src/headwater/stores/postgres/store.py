@@ -46,6 +46,7 @@ OPENINGS_MAX = 5  # how often a log is opened whose connection breaks meanwhile
 PATIENCE_S_MIN = 1.0  # for connections, which take a while to make
 DEAD_DELIVERIES_MAX = 50_000  # what housekeeping leaves to autovacuum
 VACUUM_MS_MAX = 2_000  # limits how long close() waits for it; autovacuum does the rest
+CANCEL_AGAIN_S = 0.1
 CLOCK_JITTER_MS = 20  # what a round trip may take is no difference of clocks
 
 _XID_AND_TIME = "pg_current_xact_id()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -244,11 +245,11 @@ class PostgresStore:
     @contextmanager
     def read(self, interruption: Interruption | None = None) -> Iterator[PostgresReader]:
         self._refuse_closed()
-        interruption = interruption or Interruption()
+        interruption, ended = interruption or Interruption(), threading.Event()
         try:
             with self._readers.connection(self._begin_reading, self._patience_s) as connection:
                 try:
-                    with interruption.stops(partial(_cancel, connection)):
+                    with interruption.stops(partial(_cancel, connection, ended)):
                         yield PostgresReader(connection, self.salt, self._topics, interruption)
                     connection.execute("COMMIT")  # after a ROLLBACK psycopg would prepare all statements anew
                 except psycopg.Error as exc:
@@ -261,6 +262,7 @@ class PostgresStore:
                         ) from exc
                     raise told from exc
                 finally:
+                    ended.set()
                     if interruption.reason is not None:
                         connection.close()  # or the cancellation, if it comes late, ends what is read next
                     with contextlib.suppress(psycopg.Error):
@@ -337,12 +339,15 @@ class PostgresStore:
             raise Closed("the log is closed", where=self.name, next="Open it again")
 
 
-def _cancel(connection: psycopg.Connection) -> None:
-    """Ask the server to end what it runs for this connection; over the network, so on a thread of its own."""
+def _cancel(connection: psycopg.Connection, ended: threading.Event) -> None:
+    """Ask the server to end what it runs for this connection; over the network, so on a thread of its own, and until it
+    has ended: between two statements the server has nothing to cancel, and forgets that it was asked."""
     cancel = connection.pgconn.get_cancel()
 
     def ask() -> None:
-        with contextlib.suppress(psycopg.Error):
-            cancel.cancel()
+        while not ended.is_set():
+            with contextlib.suppress(psycopg.Error):
+                cancel.cancel()
+            ended.wait(CANCEL_AGAIN_S)
 
     threading.Thread(target=ask, name="headwater-cancel", daemon=True).start()

@@ -35,6 +35,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 IDLE_READERS_MAX = 8
+ASKS_EVERY_STEPS = 1_000_000  # of SQLite's virtual machine, some 20 ms
 
 
 class SqliteStore:
@@ -255,11 +256,13 @@ class SqliteStore:
 
 @contextmanager
 def _interrupting(connection: apsw.Connection, interruption: Interruption | None) -> Iterator[None]:
-    """SQLite forgets an interruption that comes between two statements, so each asks before it begins."""
+    """SQLite forgets an interruption that comes between two statements: so each asks before it begins, and now and then
+    while it runs."""
     if interruption is None:
         yield
         return
     connection.exec_trace = lambda *_: interruption.reason is None
+    connection.set_progress_handler(lambda: interruption.reason is not None, ASKS_EVERY_STEPS)
     try:
         with interruption.stops(connection.interrupt):
             yield
@@ -269,6 +272,7 @@ def _interrupting(connection: apsw.Connection, interruption: Interruption | None
         raise interruption.reason from exc
     finally:
         connection.exec_trace = None
+        connection.set_progress_handler(None)
 
 
 def _locked(file: IO[bytes], *, exclusive: bool) -> bool:
