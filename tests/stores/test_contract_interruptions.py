@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headwater.broker.engine import Engine, SharedRead
+from headwater.broker.engine import READERS_MAX, Engine, SharedRead
 from headwater.broker.flow import run_async, run_blocking
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import Closed, RequestTimeout
@@ -87,6 +87,16 @@ def test_a_read_that_runs_ends_with_the_reason(store: Store, work: Callable[[Rea
     for _ in range(3):
         with store.read() as reader:
             assert reader.last_seq() == 0
+
+
+def test_an_interruption_between_two_statements(store: Store) -> None:
+    interruption = Interruption()
+    with pytest.raises(RequestTimeout), store.read(interruption) as reader:
+        reader.last_seq()
+        interruption.interrupt(REASON)
+        reader.last_seq()
+    with store.read() as reader:
+        assert reader.last_seq() == 0
 
 
 def test_an_interruption_before_it_begins_or_after_its_end(store: Store) -> None:
@@ -195,4 +205,42 @@ def test_a_shared_read_ends_when_all_have_left(store: Store) -> None:
 
     asyncio.run(ask())
     assert run_blocking(SharedRead(engine, lambda reader: reader.last_seq()).get()) == 0  # its thread is free again
+    engine.close()
+
+
+def test_reads_whose_callers_have_left_free_their_threads(store: Store) -> None:
+    engine = engine_of(store)
+
+    async def ask() -> int:
+        for lane in (engine.readers, engine.statistics):
+            for _ in range(READERS_MAX + 1):
+                look, has_begun = begun(endless)
+                asking = asyncio.ensure_future(run_async(engine.read(look, lane)))
+                async with asyncio.timeout(PATIENCE_S):
+                    while not has_begun.is_set():
+                        await asyncio.sleep(0.001)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        return await run_async(engine.read(lambda reader: reader.last_seq()))
+
+    assert asyncio.run(ask()) == 0
+    engine.close()
+
+
+def test_statistics_keep_no_delivery_waiting(store: Store) -> None:
+    engine = engine_of(store)
+    look, has_begun = begun(endless)
+
+    async def ask() -> int:
+        asking = [asyncio.ensure_future(run_async(engine.read(look, engine.statistics))) for _ in range(100)]
+        while not has_begun.is_set():
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(PATIENCE_S):
+            found = await run_async(engine.read(lambda reader: reader.last_seq()))
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        return found
+
+    assert asyncio.run(ask()) == 0
     engine.close()
