@@ -89,6 +89,17 @@ FROM messages AS m WHERE m.seq = ANY(%s::bigint[])
 -- :scan_seqs: the same without the messages, where they cannot be read all at once
 SELECT seq FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
 
+-- :scan_times: the same with nothing but the time of publishing
+SELECT coalesce(json_agg(json_build_array(seq, published_at)), '[]')::text FROM (
+    SELECT seq, published_at FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
+) AS page
+
+-- :scan_candidates: the same, and what topics and entities are matched by where SQL cannot do that alone
+SELECT coalesce(json_agg(json_build_array(seq, published_at, topic, "from", "to")), '[]')::text FROM (
+    SELECT seq, published_at, topic, "from", "to" FROM messages
+    WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
+) AS page
+
 -- :columns: one message, column by column
 SELECT seq, topic, data::text, published_at, {size}, id, priority, deliver_at, expires_at, "from", "to",
     reply_to, correlation_id, type, version, content_type, traceparent, headers::text
@@ -365,6 +376,12 @@ ON CONFLICT (id) DO UPDATE SET
     stack = excluded.stack, handler = excluded.handler, redrives = excluded.redrives, redriving = excluded.redriving,
     redrive_error = excluded.redrive_error, message = excluded.message
 RETURNING id
+
+-- :count_dead_letters: the most frequent values of a column; {column} is one of count_dead_letters' own
+SELECT coalesce(json_agg(json_build_array(value, count)), '[]')::text FROM (
+    SELECT {column} AS value, count(*) AS count FROM dead_letters WHERE {condition}
+    GROUP BY value ORDER BY count DESC, value LIMIT %s
+) AS counted
 
 -- :remove_dead_letters: remove dead letters by id
 DELETE FROM dead_letters WHERE id = ANY(%s::bigint[])
