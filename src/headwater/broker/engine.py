@@ -11,7 +11,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
 from headwater.broker.committer import Committer, Work
@@ -28,6 +28,7 @@ T = TypeVar("T")
 ANNOUNCED = "server-"  # in the name of an owner: whether its process lives can be asked
 
 READERS_MAX = 4
+FILTERS_MAX = 1  # looks by filters that take time, which keep each other waiting and nothing else
 READS_MAX = 3  # how often a read is tried whose connection breaks
 TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
 
@@ -52,6 +53,7 @@ class Engine:
             self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
         self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
+        self.filters = ThreadPoolExecutor(FILTERS_MAX, thread_name_prefix="headwater-filter")
         # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
         # their turn do so on another, so that they never take the thread that the open one needs to end.
         self.turns = ThreadPoolExecutor(1, thread_name_prefix="headwater-turn")
@@ -89,7 +91,7 @@ class Engine:
         outcome: T = yield self.submit(work, touching=touching)
         return outcome
 
-    def read(self, work: Callable[[Reader], T]) -> Flow[T]:
+    def read(self, work: Callable[[Reader], T], lane: Executor | None = None) -> Flow[T]:
         self.refuse_closed()
 
         def look() -> T:
@@ -99,7 +101,7 @@ class Engine:
             with self.store.read() as reader:
                 return work(reader)
 
-        outcome: T = yield Blocking(look, self.readers)
+        outcome: T = yield Blocking(look, lane or self.readers)
         return outcome
 
     def refuse_closed(self) -> None:
@@ -149,7 +151,7 @@ class Engine:
             self._notifier.stop()
         self.committer.close()
         self.wakeups.wake_all()
-        for pool in (self.turns, self.transactions, self.readers):
+        for pool in (self.turns, self.transactions, self.readers, self.filters):
             pool.shutdown(wait=True)
         self.store.close()
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.errors import InvalidFilter
 from headwater.message import Message
 from headwater.ports.records import Selection, SubscriptionRecord, TopicCount, selection_of
 from headwater.ports.store import Reader
@@ -37,6 +38,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     holder: str | None
     created_ms: int
     active_ms: int
+    problem: str | None = None
 
 
 class LogStatistics(msgspec.Struct, frozen=True):
@@ -64,8 +66,35 @@ def look_upto(reader: Reader, after: int, most: int) -> int:
     return min(reader.last_seq(), first[0].seq - 1 + most) if first else reader.last_seq()
 
 
+def _broken(reader: Reader, record: SubscriptionRecord, now_ms: int, why: str) -> SubscriptionInfo:
+    """One whose filter cannot be used: nothing can be said of what it waits for, and it must spoil no one else's."""
+    counts = reader.delivery_counts(record.id)
+    return SubscriptionInfo(
+        id=record.id,
+        pattern=record.spec.pattern,
+        mode=record.spec.mode,
+        position=record.window.floor if counts.first_seq is None else min(record.window.floor, counts.first_seq - 1),
+        lag=counts.in_flight + counts.waiting,
+        lag_is_least=True,
+        in_flight=counts.in_flight,
+        waiting=counts.waiting,
+        oldest_unacked_ms=None,
+        acked=record.acked,
+        redelivered=record.redelivered,
+        dead=record.buried,
+        gaps=reader.gap_total(record.id),
+        holder=record.lease.owner if record.lease.live(now_ms) else None,
+        created_ms=record.created_ms,
+        active_ms=record.active_ms,
+        problem=f"subscription '{record.id}' is broken: {why}",
+    )
+
+
 def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> SubscriptionInfo:
-    selection, window = selection_of(record.spec), record.window
+    try:
+        selection, window = selection_of(record.spec), record.window
+    except InvalidFilter as exc:
+        return _broken(reader, record, now_ms, str(exc))
     counts = reader.delivery_counts(record.id)
     undelivered = count_waiting(reader, selection, window.delivered, LAG_LOOKED_AT_MAX)
     bound = look_upto(reader, window.floor, LAG_LOOKED_AT_MAX)

@@ -59,6 +59,7 @@ KINDS_BY_NAME: dict[str, type[HeadwaterError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
 }
 
+TOLD_CHARS_MAX = 4_000  # of each text; an error that quotes what was sent does not send it back whole
 RETRY_AFTER = "retry_after"  # seconds, on an Overloaded that knows
 
 
@@ -71,13 +72,13 @@ def fault_of(exc: Exception) -> Fault:
     line = type(exc).__mro__
     kind = next(each.__name__ for each in line if each.__name__ in KINDS_BY_NAME)
     told = {"kind": kind, "where": exc.where, "why": exc.why, "next": exc.next}
-    data: dict[str, Any] = {name: text for name, text in told.items() if text}
+    data: dict[str, Any] = {name: text[:TOLD_CHARS_MAX] for name, text in told.items() if text}
     retry_after = getattr(exc, RETRY_AFTER, None)
     if retry_after is not None:
         data[RETRY_AFTER] = retry_after
     if isinstance(exc, errors.CallFailed):  # passed on: somebody else's code
-        return Fault(exc.code, exc.why, data if exc.data is None else {**data, "data": exc.data})
-    return Fault(next(CODES[each] for each in line if each in CODES), exc.why, data)
+        return Fault(exc.code, exc.why[:TOLD_CHARS_MAX], data if exc.data is None else {**data, "data": exc.data})
+    return Fault(next(CODES[each] for each in line if each in CODES), exc.why[:TOLD_CHARS_MAX], data)
 
 
 def error_of(error: ErrorObject, where: str) -> HeadwaterError:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 LETTERS_MAX = 1_000  # dead letters in one answer
+LETTER_IDS_MAX = 10_000
 OK = {"ok": True}
 
 
@@ -251,10 +252,15 @@ def _dialect(given: str) -> Dialect:
 
 
 def letters(core: Core, params: wire.Letters) -> Flow[list[Any]]:
+    """As many as an answer takes; the next page is after the last of them, and an empty one is the end."""
+    _check_limit(params)
+    found = yield from core.dead_letters.page(params.after, params.limit, **_filter(params))
+    return [dead_letters.to_wire(letter) for letter in found.letters]
+
+
+def _check_limit(params: wire.Letters) -> None:
     if not 1 <= params.limit <= LETTERS_MAX:
         raise TooLarge(f"limit lies between 1 and {LETTERS_MAX}, not {params.limit}", next="Page with after")
-    found = yield from core.dead_letters.find(params.after, params.limit, **_filter(params))
-    return [dead_letters.to_wire(letter) for letter in found]
 
 
 def letter(core: Core, params: wire.LetterId) -> Flow[Any]:
@@ -268,12 +274,14 @@ def _filter(params: wire.Letters) -> LetterFilter:
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
             raise TooLarge(f"{name} has more than {NAME_CHARS_MAX} characters")
+    if params.ids is not None and len(params.ids) > LETTER_IDS_MAX:
+        raise TooLarge(f"{len(params.ids):,} ids are more than {LETTER_IDS_MAX:,}", next="Name them in several calls")
     return cast(LetterFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
 
 
-def export(core: Core, params: wire.Letters) -> Flow[dict[str, list[str]]]:
-    lines = yield from core.dead_letters.export(**_filter(params))
-    return {"lines": lines}
+def export(core: Core, params: wire.Letters) -> Flow[dead_letters.Exported]:
+    _check_limit(params)
+    return core.dead_letters.export(params.after, params.limit, **_filter(params))
 
 
 def _methods() -> dict[str, Method]:

@@ -28,6 +28,10 @@ FROM messages AS m WHERE m.seq IN (SELECT value FROM json_each(?))
 -- :scan_seqs: the same without the messages, where they cannot be read all at once
 SELECT seq FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
 
+-- :candidates: messages of a seq range that may be wanted, and whether their content is known to fit
+SELECT seq, CAST(topic AS BLOB), CAST("from" AS BLOB), CAST("to" AS BLOB), octet_length(data), published_at, {judged}
+FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
+
 -- :columns: one message, column by column, the payload as bytes
 SELECT seq, CAST(topic AS BLOB), CAST(data AS BLOB), published_at, size, coalesce(id, ?), priority, deliver_at,
     expires_at, "from", "to", reply_to, correlation_id, type, version, content_type, traceparent,
@@ -267,7 +271,7 @@ DELETE FROM deliveries WHERE subscription = ?
 
 -- :dead_letters: dead letters above an id
 SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error, message
-FROM dead_letters WHERE id > ? AND {condition} ORDER BY id LIMIT ?
+FROM dead_letters WHERE id > ? AND {condition} ORDER BY id
 
 -- :bury: store a dead letter or replace it
 INSERT OR REPLACE INTO dead_letters (id, subscription, seq, topic, type, reason, attempts, died_at, error, stack, handler,
@@ -276,6 +280,9 @@ VALUES (nullif(?, 0), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- :remove_dead_letters: remove dead letters by id
 DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))
+
+-- :end_redrives: letters on their way again no longer are
+UPDATE dead_letters SET redriving = 0, redrive_error = ? WHERE subscription = ? AND redriving
 
 -- :add_gap: record a gap
 INSERT INTO gaps (subscription, from_seq, to_seq, count, why, at) VALUES (?, ?, ?, ?, ?, ?)
