@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -131,7 +132,8 @@ class DeadLetters:
             after = page.looked_to
 
     def _page(self, query: DeadLetterQuery, after: int, limit: int) -> Flow[LettersPage]:
-        return self._engine.read(lambda reader: _page(reader, query, after, limit))
+        # One at a time: pages are large, and many of them at once would keep the interpreter from everything else.
+        return self._engine.read(lambda reader: _page(reader, query, after, limit), self._engine.filters)
 
     def get(self, id: int) -> Flow[DeadLetter]:
         return self._engine.read(lambda reader: _one(reader, id))
@@ -143,8 +145,8 @@ class DeadLetters:
     def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[Redriven]:
         """Deliver again, to the subscription they died in, or as new messages on another topic.
 
-        A hundred at most are one transaction. A letter stays until its redelivery is acked; if that fails again, or cannot be
-        begun (the subscription is gone), it stays for good with its count one higher.
+        A hundred at most are one transaction. A letter stays until its redelivery is acked; if that fails again, or
+        cannot be begun (the subscription is gone), it stays for good with its count one higher.
         """
         query = make_query(given)
         if to_topic is not None:
@@ -209,8 +211,17 @@ class DeadLetters:
 
     def export(self, after: int = 0, limit: int = PAGE, **given: Unpack[LetterFilter]) -> Flow[Exported]:
         """A page of JSON documents, one per letter, oldest first."""
-        page = yield from self.page(after, limit, **given)
-        return Exported([msgspec.json.encode(_exported(letter)).decode() for letter in page.letters], page.looked_to)
+        query = make_query(given)
+
+        def look(reader: Reader, after: int) -> Exported:
+            page = _page(reader, query, after, limit)
+            return Exported([msgspec.json.encode(_exported(each)).decode() for each in page.letters], page.looked_to)
+
+        while True:
+            page = yield from self._engine.read(partial(look, after=after), self._engine.filters)
+            if page.lines or page.next is None:
+                return page
+            after = page.next
 
     def import_(self, lines: Iterable[str]) -> Flow[int]:
         """Bring exported letters back, a page of lines at a time: all of a page or none. They get new ids."""

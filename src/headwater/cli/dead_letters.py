@@ -240,8 +240,9 @@ def export(
             return
         try:
             with open(out, "w", encoding="utf-8") as file:
-                for written, line in enumerate(lines, 1):
+                for line in lines:
                     file.write(f"{line}\n")
+                    written += 1
         except OSError as exc:
             raise InvalidOption(f"cannot be written ({exc.strerror})", where=out, next="Name another file") from exc
     note(f"{some(written, 'dead letter')} in {out}")

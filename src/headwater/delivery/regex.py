@@ -13,7 +13,7 @@ import re2
 from headwater.errors import InvalidFilter
 
 REGEX_CHARS_MAX = 256
-REGEX_STEPS_MAX = 1_000  # of the compiled program; what a search does for each character at most
+REGEX_STEPS_MAX = 5_000  # of the compiled program; a search takes so many for each character at most
 SEARCHED_CHARS_MAX = 2_048  # the beginning of a text, which is all that is searched
 _MEMORY_BYTES = 128 * 1024
 _COMPILED_KEPT = 1_024
@@ -33,6 +33,12 @@ _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 _OPTIONS.max_mem = _MEMORY_BYTES
 _OPTIONS.never_capture = True
+_LITERAL = re2.Options()
+_LITERAL.log_errors = False
+_LITERAL.max_mem = _MEMORY_BYTES
+_LITERAL.never_capture = True
+_LITERAL.literal = True
+_LITERAL.encoding = re2.Options.Encoding.LATIN1
 
 
 class Regex:
@@ -75,6 +81,16 @@ def parse_regex(source: str, where: str) -> Regex:
     return Regex(source)
 
 
+def is_in(text: str, whole: str) -> bool:
+    """Whether a large text holds another one. Python would search it without letting other threads run."""
+    return _compiled_text(text).search(whole.encode(errors="surrogatepass")) is not None
+
+
+@lru_cache(maxsize=_COMPILED_KEPT)
+def _compiled_text(text: str) -> re2._Regexp:
+    return re2._Regexp(text.encode(errors="surrogatepass"), _LITERAL)
+
+
 @lru_cache(maxsize=_COMPILED_KEPT)
 def _compiled(source: str) -> re2._Regexp:
     # Not by re2.compile, which keeps a cache of its own.
@@ -83,8 +99,9 @@ def _compiled(source: str) -> re2._Regexp:
 
 def _instead(why: str) -> str:
     what = why.rpartition(": ")[2]
-    if what in _INSTEAD:
-        return _INSTEAD[what]
+    for named, instead in _INSTEAD.items():
+        if what.startswith(named):
+            return instead
     if what.startswith("\\") and what[1:].isdigit():
         return "A backreference: name what is wanted, in a list"
     return "Mend it (the spelling of RE2)"

@@ -91,9 +91,9 @@ class Reader(Protocol):
         """Seqs in [low, high] that some subscription holds under a live lease."""
 
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
-        """Dead letters with an id above `after`, by id: so many that they take LETTERS_BYTES_MAX, and one at least. A page
-        that is shorter than `limit` need not be the last one; an empty one is. What the query says of errors is left to
-        the caller."""
+        """Dead letters with an id above `after`, by id: so many that they take LETTERS_BYTES_MAX, and one at least. A
+        page that is shorter than `limit` need not be the last one; an empty one is. What the query says of errors is
+        left to the caller."""
 
     def gaps(self, subscription: str) -> list[Gap]:
         """Gaps not yet told to the subscription, oldest first."""

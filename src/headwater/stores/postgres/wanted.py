@@ -22,8 +22,8 @@ from headwater.stores.sifting import SMALL_BYTES_MAX
 
 class Wanted(NamedTuple):
     """All that a selection says, and parts of it: its topics, and all but the `where`, which some payload may be unfit
-    for (`may_fail`). If it is not `exact`, `selection.keeps` must check what it lets through. `sieve` lets large messages
-    pass unread, and `judged` tells the others."""
+    for (`may_fail`). If it is not `exact`, `selection.keeps` must check what it lets through. `sieve` lets large
+    messages pass unread, and `judged` tells the others."""
 
     condition: Condition
     exact: bool
