@@ -18,7 +18,7 @@ from headwater.errors import InvalidFilter
         (r"(?<=a)b", "(?<=", "look-behind"),
         (r"(?<!a)b", "(?<!", "negative look-behind"),
         (r"(a)\1", r"\1", "backreference"),
-        (r"(?P<x>a)(?P=x)", "(?P=", "backreference"),
+        (r"(?P<x>a)(?P=x)", "(?P", "backreference"),
         (r"(?>a)b", "(?>", "atomic"),
         (r"a\Z", r"\Z", r"\z"),
         (r"\u00e9", r"\u", r"\x{"),

@@ -24,7 +24,7 @@ _INSTEAD = {
     "(?<=": "A look-behind: match what comes before as well",
     "(?<!": "A negative look-behind: name what is wanted, in a list",
     "(?>": "An atomic group: use a plain one, (?:…)",
-    "(?P=": "A backreference: name what is wanted, in a list",
+    "(?P": "A backreference: name what is wanted, in a list",
     "(?#": "A comment: leave it out",
     r"\Z": r"The end of the text is \z",
     r"\u": r"A character by its number is \x{…}",
@@ -99,9 +99,8 @@ def _compiled(source: str) -> re2._Regexp:
 
 def _instead(why: str) -> str:
     what = why.rpartition(": ")[2]
-    for named, instead in _INSTEAD.items():
-        if what.startswith(named):
-            return instead
+    if what in _INSTEAD:
+        return _INSTEAD[what]
     if what.startswith("\\") and what[1:].isdigit():
         return "A backreference: name what is wanted, in a list"
     return "Mend it (the spelling of RE2)"
