@@ -43,7 +43,7 @@ def test_an_entry_names_its_objects_and_the_ids_in_them() -> None:
     made = entry(3, "a", "b")
     found = decode_entry(encode_entry(made), 3, "here")
     assert found == made
-    assert found.digests() == [id_digest("orders.new a"), id_digest("orders.new b")]
+    assert found.digests() == [id_digest("orders.new#a"), id_digest("orders.new#b")]
     (named,) = found.objects
     assert (named.messages, named.id_from, named.id_to) == (2, "a", "b")
 

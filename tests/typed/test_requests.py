@@ -157,7 +157,7 @@ def test_a_redelivered_request_is_answered_once(asked, told, log):
     assert done.wait(TIME_LIMIT_S)
     log.stop()
     assert (answer.price, attempts) == (1, [1, 2])
-    assert [message.id for message in replies(log)] == [answer_id("prices.asked q-1", "pricer")]
+    assert [message.id for message in replies(log)] == [answer_id("prices.asked#q-1", "pricer")]
 
 
 def test_requests_of_one_id_on_two_topics_are_both_answered(asked, told, log):

@@ -55,7 +55,7 @@ CREATE OR REPLACE FUNCTION publish_checked(
 #variable_conflict use_variable
 DECLARE
     now_ms bigint := coalesce(published_at, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
-    scoped text := topic || ' ' || id;
+    scoped text := topic || '#' || id;
     last_seq bigint;
     known record;
 BEGIN

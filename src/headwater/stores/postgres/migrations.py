@@ -20,7 +20,7 @@ from headwater.stores.postgres.queries import FUNCTIONS, SCHEMA, SQL
 # of another publisher, to forget it can at worst store one twice that is sent again.
 _IDS_BY_TOPIC = """
 CREATE UNLOGGED TABLE ids_by_topic AS
-SELECT known.seq, known.published_at, message.topic || ' ' || known.id AS scoped_id
+SELECT known.seq, known.published_at, message.topic || '#' || known.id AS scoped_id
 FROM remembered_ids AS known JOIN messages AS message USING (seq);
 TRUNCATE remembered_ids;
 ALTER TABLE remembered_ids DROP CONSTRAINT remembered_ids_id_key;

@@ -68,7 +68,7 @@ MIGRATIONS: list[str] = [
         published_at INTEGER NOT NULL
     ) STRICT;
     INSERT INTO remembered_ids (seq, scoped_id, published_at)
-    SELECT known.seq, message.topic || ' ' || known.id, known.published_at
+    SELECT known.seq, message.topic || '#' || known.id, known.published_at
     FROM ids_by_log AS known CROSS JOIN messages AS message ON message.seq = known.seq
     ORDER BY known.seq;
     CREATE UNIQUE INDEX remembered_ids_by_scoped_id ON remembered_ids (scoped_id);

@@ -42,7 +42,7 @@ CREATE TABLE messages (
 ) STRICT;
 
 -- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message. `scoped_id` is the
--- topic and the id with a blank between, which no topic holds: an id is known on its own topic alone.
+-- topic and the id with a # between, which no topic holds: an id is known on its own topic alone.
 CREATE TABLE remembered_ids (
     seq          INTEGER PRIMARY KEY,
     scoped_id    TEXT NOT NULL,
