@@ -91,10 +91,15 @@ def test_a_read_that_runs_ends_with_the_reason(store: Store, work: Callable[[Rea
 
 def test_an_interruption_between_two_statements(store: Store) -> None:
     interruption = Interruption()
-    with pytest.raises(RequestTimeout), store.read(interruption) as reader:  # noqa: PT012
-        reader.last_seq()
-        interruption.interrupt(REASON)
-        reader.last_seq()
+
+    def look() -> None:
+        with store.read(interruption) as reader:
+            reader.last_seq()
+            interruption.interrupt(REASON)
+            reader.last_seq()
+
+    with pytest.raises(RequestTimeout):
+        look()
     with store.read() as reader:
         assert reader.last_seq() == 0
 

@@ -14,9 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.replication.host import figures
 from headwater.replication.names import ReplicaName
+from headwater.server import pages
 
 Hosting = Callable[..., Hosted]
 Samples = dict[tuple[str, ...], float]
+
+
+@pytest.fixture(autouse=True)
+def scraped_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "CACHED_S", 0.0)
 
 
 @pytest.fixture
