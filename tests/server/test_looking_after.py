@@ -65,6 +65,7 @@ async def test_subscriptions_as_they_are(serve: Serve) -> None:
             "gaps": 0,
             "created_ms": 1_700_000_000_000,
             "active_ms": 1_700_000_000_000,
+            "problem": None,
         }
         assert await client.call("rpc.subscriptions") == [{**info, "holder": holder}]
         assert await client.code("rpc.subscription", {"subscription_id": "x"}) == -32002
