@@ -17,9 +17,10 @@ MANY_NAMES = " or ".join(f"data['key-{39_999 - n}'] == 'b'" for n in range(48))
 ONE_TEXT = " or ".join(f"data.text contains 'aaaaa{n:02}'" for n in range(TERMS))
 
 
-@pytest.mark.parametrize("mode", ["exclusive", "shared"])
 @pytest.mark.parametrize(
-    ("where", "data"), [(MANY_NAMES, KEYS), (ONE_TEXT, {"text": "a" * 1_000_000})], ids=["many-names", "one-text"]
+    ("mode", "where", "data"),
+    [("exclusive", MANY_NAMES, KEYS), ("shared", ONE_TEXT, {"text": "a" * 1_000_000})],
+    ids=["many-names", "one-text"],
 )
 def test_conditions_over_large_messages(tmp_path: Path, mode: str, where: str, data: Any) -> None:
     with Attacked(tmp_path) as server:

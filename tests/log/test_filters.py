@@ -1,10 +1,11 @@
 """Which messages a subscription gets: by topic in both dialects, by sender and receiver, by content."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from headwater import Log
+from headwater import Log, Subscription
 
 TOPICS = [
     "orders.electronics.laptops.premium",
@@ -130,3 +131,45 @@ def test_messages_of_others_are_passed_over_however_many(log: Log) -> None:
         subscription = log.subscribe(mode, "wanted", mode=mode, start="first")
         assert [message.seq for message in subscription.fetch()] == [12_001]
         assert log.subscription(mode).lag == 1
+
+
+def test_sharers_with_a_condition_outrun_each_other_and_miss_nothing(log: Log) -> None:
+    count = 400
+    sharers = [log.subscribe("s", "a", mode="shared", where="data.wanted") for _ in range(4)]
+    log.publish_many([("a", {"wanted": n % 2 == 0, "n": n}) for n in range(count)])
+    seen: list[int] = []
+
+    def consume(sharer: Subscription) -> None:
+        while messages := sharer.fetch(7):
+            seen.extend(message.data["n"] for message in messages)
+            sharer.ack_many(messages)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(consume, sharers))
+    for sharer in sharers:
+        consume(sharer)
+    assert sorted(seen) == [*range(0, count, 2)]
+    assert log.subscriptions()[0].lag == 0
+
+
+def test_priorities_among_what_a_condition_keeps(log: Log) -> None:
+    log.publish_many([("a", n, {"priority": n % 10}) for n in range(300)])
+    first = log.subscribe("s", "a", order="priority", where="data >= 100").fetch(21)
+    assert [message.priority for message in first] == [9] * 20 + [8]
+    assert [message.data for message in first[:2]] == [109, 119]
+
+
+def test_a_holder_takes_over_what_a_condition_kept(log: Log) -> None:
+    log.publish_many([("a", n) for n in range(10)])
+    lost = log.subscribe("s", "a", where="data >= 4")
+    lost.fetch(2)[1].ack()
+    held = log.subscribe("s", "a", where="data >= 4", takeover=True)
+    assert sorted(message.data for message in held.fetch()) == [4, 6, 7, 8, 9]
+
+
+def test_retention_counts_as_gaps_what_a_condition_wants(log: Log) -> None:
+    log.publish_many([("a", {"n": n, "text": "x" * 5_000 * (n % 2)}) for n in range(10)])
+    log.subscribe("s", "a", where="data.n >= 7").close()
+    log.retain("a", max_count=0)
+    log.housekeep()
+    assert log.subscriptions()[0].gaps == 3

@@ -66,6 +66,7 @@ async def test_subscriptions_as_they_are(serve: Serve) -> None:
             "created_ms": 1_700_000_000_000,
             "active_ms": 1_700_000_000_000,
             "owner": None,
+            "problem": None,
         }
         assert await client.call("rpc.subscriptions") == [{**info, "holder": holder}]
         assert await client.code("rpc.subscription", {"subscription_id": "x"}) == -32002

@@ -18,7 +18,7 @@ from headwater.broker.flow import Flow, Within, run_blocking, run_together
 from headwater.broker.keeper import Repeating
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
-from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec, start_position
+from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, spec_of, start_position
 from headwater.broker.outside import OutsideTransactions
 from headwater.broker.publish import Outgoing, publish, publish_many
 from headwater.broker.resuming import NOTHING_RESUMED, Resume, Resumed, resume
@@ -34,7 +34,6 @@ from headwater.errors import (
     HeadwaterError,
     InvalidFilter,
     InvalidOption,
-    InvalidWhere,
     SubscriptionActive,
     SubscriptionMismatch,
     TooLarge,
@@ -149,10 +148,7 @@ class Core:
         if not isinstance(takeover, bool):
             raise InvalidOption(f"takeover is True or False, not {takeover!r}", where=id)
         entry = Entry(start, takeover, resume, tenant)
-        try:
-            spec = make_spec(pattern, options)
-        except (InvalidFilter, InvalidWhere) as exc:
-            raise type(exc)(exc.why, where=f"subscription {id}, {exc.where}", next=exc.next) from exc
+        spec = spec_of(id, pattern, options)
         subscriber: Subscriber | Tail
         if spec.mode == "ephemeral":
             after = yield from self.engine.read(lambda reader: start_position(reader, start))

@@ -11,7 +11,7 @@ from headwater.delivery.entity_filter import parse_entity_filter
 from headwater.delivery.retry import ATTEMPTS_MAX, RetryPolicy
 from headwater.delivery.where import parse_where
 from headwater.delivery.where_syntax import parse_path
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidFilter, InvalidOption, InvalidWhere
 from headwater.message import Span, check_whole, span_ms, time_ms
 from headwater.ports.records import Mode, Order, SubscriptionSpec
 from headwater.ports.store import Reader
@@ -67,6 +67,14 @@ def check_subscription_id(id: str) -> str:
 def _shown(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= SHOWN_CHARS_MAX else f"{shown[:SHOWN_CHARS_MAX]}…"
+
+
+def spec_of(id: str, pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
+    """The same, with the subscription's name in what is said of its filters."""
+    try:
+        return make_spec(pattern, options)
+    except (InvalidFilter, InvalidWhere) as exc:
+        raise type(exc)(exc.why, where=f"subscription {id}, {exc.where}", next=exc.next) from exc
 
 
 def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:

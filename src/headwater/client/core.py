@@ -16,7 +16,7 @@ from headwater.broker.consumer import Consumer
 from headwater.broker.flow import Flow, Within, run_async
 from headwater.broker.housekeeping import Report
 from headwater.broker.logger import logger
-from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, make_spec
+from headwater.broker.options import Start, SubscribeOptions, check_subscription_id, spec_of
 from headwater.broker.publish import Outgoing, parts_of
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.transaction import OwnTransaction
@@ -183,7 +183,7 @@ class RemoteCore:
     def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[RemoteConsumer]:
         check_subscription_id(id)
         spec_options = {name: value for name, value in options.items() if name not in ("start", "wait", "takeover")}
-        spec = make_spec(pattern, spec_options)
+        spec = spec_of(id, pattern, spec_options)
         for former in [each for each in list(self._consumers.values()) if each.id == id and each.closed]:
             yield Within(former.gone, self._link.settings.timeout_s)  # it is being given back
         consumer = RemoteConsumer(self._link, id, spec, subscribe_params(id, pattern, options))
