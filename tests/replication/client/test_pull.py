@@ -215,3 +215,38 @@ def test_a_pull_that_is_not_what_was_pushed_leaves_no_new_file_and_warns_of_an_o
     assert sorted(os.listdir(tmp_path)) == files
     with pytest.raises(ReplicationFailed, match=r"do not trust it.*replica verify.*--overwrite"):
         client.pull("ns/app.db", "old.db")
+
+
+def test_what_is_made_beside_a_database_is_this_user_s_alone_and_a_target_keeps_its_mode(
+    client: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    before = os.umask(0o000)
+
+    def look(_: object) -> None:
+        for path in tmp_path.rglob("*"):
+            if path.stat().st_mode & 0o077 and path not in others:
+                seen.append(str(path))
+
+    try:
+        database = make(mode="delete")
+        os.chmod(database.path, 0o644)
+        shared = tmp_path / "shared.db"
+        shared.touch(0o664)
+        others = {Path(database.path), shared}
+        client.push(database, progress=look)
+        client.pull("ns/app.db", "new.db")
+        client.pull("ns/app.db", "shared.db")
+        client.copy("app.db", "copied.db")
+        os.unlink(tmp_path / "new.db")
+        other = make("other.db", page_size=8192)
+        os.chmod(other.path, 0o640)
+        others.add(Path(other.path))
+        client.pull("ns/app.db", "other.db", overwrite=True)
+        look(None)
+    finally:
+        os.umask(before)
+    assert seen == []
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("copied.db", "shared.db", "other.db")}
+    assert modes == {"copied.db": 0o600, "shared.db": 0o664, "other.db": 0o640}
+    assert all(path.stat().st_mode & 0o777 == 0o700 for path in tmp_path.glob("*-headwater"))

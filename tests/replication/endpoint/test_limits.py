@@ -86,12 +86,15 @@ async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
     assert server.endpoint._slots._taken == {}
 
 
-async def test_a_replica_has_half_of_the_slots_whoever_comes(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+async def test_a_replica_has_three_quarters_of_the_slots_whoever_comes(
+    hosted: Hosting, database: Path, tmp_path: Path
+) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     scopes = Scopes(publish=("replica.>",), read=("replica.>",))
     one, two, three = (tokens.create(label, scopes, now_ms=1) for label in ("one", "two", "three"))
     async with (
         hosted(pushes_max=4, tokens=tmp_path / "tokens.json") as server,
+        server.session(f"push/{NAME}", key=one),
         server.session(f"push/{NAME}", key=one),
         server.session(f"push/{NAME}", key=two),
     ):

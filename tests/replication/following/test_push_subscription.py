@@ -251,9 +251,9 @@ async def test_a_wrong_path_ends_it_at_once(
         async with follow(tmp_path / "mistyped.db", remote):
             pass
     (tmp_path / "text.db").write_text("no database, but a text that is longer than a header " * 20)
-    async with follow(tmp_path / "text.db", remote) as running:
-        with pytest.raises(NotADatabase):
-            await running.next()
+    with pytest.raises(NotADatabase):
+        async with follow(tmp_path / "text.db", remote):
+            pass
     assert "not pushed" not in caplog.text
 
 

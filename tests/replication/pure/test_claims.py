@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headwater.replication.claims import CLAIM_MS_MAX, GRACE_MS, Answer, ClaimDesk
+from headwater.replication.claims import CLAIM_MS_MAX, GRACE_MS, RETURN_MS, Answer, ClaimDesk
 
 
 def test_the_first_wins_and_the_other_hears_what_remains() -> None:
@@ -67,6 +67,23 @@ def test_a_connection_lost_late_does_not_take_the_new_one_along() -> None:
     assert desk.holder(1_000 + GRACE_MS - 1) == "A"
     desk.leave("A", 1_000 + GRACE_MS - 1)
     assert desk.holder(1_000 + GRACE_MS - 1) is None
+
+
+def test_a_claim_dies_with_its_connection_and_a_minute_however_long_it_was() -> None:
+    desk = ClaimDesk()
+    desk.join("A", 0)
+    desk.claim("A", CLAIM_MS_MAX, 0)
+    assert desk.leave("A", 1_000)
+    assert desk.claim("B", 5, 2_000) == Answer(False, RETURN_MS - 1_000)
+    desk.join("A", 1_000 + RETURN_MS - 1)  # it comes back in time
+    assert desk.holder(10 * RETURN_MS) == "A"
+    desk.push_began("A", 10 * RETURN_MS)
+    desk.leave("A", 10 * RETURN_MS)  # its line is lost, and its push goes on
+    assert desk.holder(20 * RETURN_MS) == "A"
+    desk.push_ended("A", 20 * RETURN_MS)
+    assert desk.holder(20 * RETURN_MS) is None
+    assert desk.claim("B", 5, 20 * RETURN_MS).granted
+    assert not desk.leave("A", 20 * RETURN_MS)
 
 
 AFTER = st.integers(0, 15_000)
