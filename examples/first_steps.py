@@ -15,7 +15,7 @@ with headwater.open(directory / "first_steps.db") as log:
         seq = log.publish("orders.new", {"order": number})
         print("published", seq)
 
-    # The same id within the dedupe window is the same message: a retried publish stores nothing twice.
+    # The same id on a topic within the dedupe window is the same message: a retried publish stores nothing twice.
     print("paid", log.publish("orders.paid", {"order": 1}, id="payment-1"))
     print("paid again", log.publish("orders.paid", {"order": 1}, id="payment-1"))
 

@@ -149,7 +149,11 @@ def _annexes(settings: Settings) -> list[Annex]:
             replicas_max=replicas.max_replicas,
         )
 
-    return [ReplicaEndpoint(make_shelf, bytes_max=replicas.max_bytes, pushes_max=replicas.pushes)]
+    return [
+        ReplicaEndpoint(
+            make_shelf, bytes_max=replicas.max_bytes, pushes_max=replicas.pushes, idle_s=replicas.idle_timeout
+        )
+    ]
 
 
 def connect(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Connecting:

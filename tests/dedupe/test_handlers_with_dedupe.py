@@ -57,14 +57,29 @@ def test_the_same_id_twice_is_handled_once_and_acked_twice(log: Log, dedupe: Mem
     log.start()
     acked(log, "h", 3)
     assert list(seen.queue) == [1, 3]
-    assert [entry.id for entry in dedupe.entries("h")] == ["x", "y"]
+    assert [entry.id for entry in dedupe.entries("h")] == ["a x", "a y"]
+
+
+def test_the_same_id_on_two_topics_is_handled_twice(log: Log, dedupe: MemoryDedupe) -> None:
+    """Or one who may publish on one topic could keep another one's messages from being handled."""
+    seen: queue.Queue[Any] = queue.Queue()
+
+    @log.on(">", id="h", dedupe=dedupe)
+    def handle(message: Any) -> None:
+        seen.put((message.topic, message.seq))
+
+    for topic in ("a.x", "orders.new", "orders.new"):
+        log.publish(topic, None, id="order-17")
+    log.start()
+    acked(log, "h", 3)
+    assert list(seen.queue) == [("a.x", 1), ("orders.new", 2)]
 
 
 def test_a_crash_between_the_end_of_handling_and_the_ack_costs_no_second_handling(
     log: Log, dedupe: MemoryDedupe
 ) -> None:
     log.publish("a", 1, id="x")
-    dedupe.add("h", "x")  # as the process that died did
+    dedupe.add("h", "a x")  # as the process that died did
 
     @log.on("a", id="h", dedupe=dedupe)
     def handle(message: Any) -> None:
@@ -129,7 +144,7 @@ def test_it_waits_for_the_claim_of_another_and_spends_no_attempts_on_that(
             return super().begin(*given)
 
     witnessed = Witnessed(clock=clock)
-    witnessed.begin("h", "x", clock.now_ms(), CLAIM_MS)  # somebody who will not come back
+    witnessed.begin("h", "a x", clock.now_ms(), CLAIM_MS)  # somebody who will not come back
     attempts: queue.Queue[int] = queue.Queue()
 
     @log.on("a", id="h", dedupe=witnessed, max_attempts=2)
@@ -168,7 +183,7 @@ def test_while_it_is_handled_nobody_else_can_begin_it_however_long_it_takes(log:
                 continue
             for _ in range(2):  # the second began after the time had passed
                 assert extended.acquire(timeout=PATIENCE_S)
-        others.put(witnessed.begin("h", "x", seen_by.now_ms(), claim_ms))
+        others.put(witnessed.begin("h", "a x", seen_by.now_ms(), claim_ms))
 
     log.publish("a", 1, id="x")
     log.start()
@@ -191,7 +206,7 @@ def test_an_id_that_the_queue_does_not_take_is_known_by_its_digest(tmp_path: Pat
         log.start()
         assert [seen.get(timeout=PATIENCE_S) for _ in range(2)] == [1, 2]
         acked(log, "h", 2)
-    assert [len(entry.id) for entry in dedupe.entries("h")] == [64, 1]
+    assert [len(entry.id) for entry in dedupe.entries("h")] == [64, 3]
     assert len({handled_once.key_of(id) for id in ("a", "", "a\0b", "\ud800", "x" * 513)}) == 5
 
 
@@ -208,7 +223,7 @@ def test_what_waits_for_anothers_claim_at_the_end_is_given_back_untouched(
             return answer
 
     witnessed = Witnessed(clock=clock)
-    witnessed.begin("h", "x", clock.now_ms(), CLAIM_MS)
+    witnessed.begin("h", "a x", clock.now_ms(), CLAIM_MS)
 
     @log.on("a", id="h", dedupe=witnessed)
     def handle(message: Any) -> None:

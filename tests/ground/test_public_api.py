@@ -60,7 +60,8 @@ PUBLIC_NAMES = {
     blocking.DeadLetterBox: ["export", "get", "import_", "list", "purge", "redrive", "statistics"],
     blocking.Transaction: ["execute", "publish"],
     headwater.Message: [
-        "data", "data_json", "deliver_at", "expires_at", "field", "headers", "id", "published_at", "to_json",
+        "data", "data_json", "deliver_at", "expires_at", "field", "headers", "id", "published_at", "scoped_id",
+        "to_json",
     ],
     headwater.ManualClock: ["advance", "now_ms", "on_advance"],
 }  # fmt: skip

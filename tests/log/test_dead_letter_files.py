@@ -76,6 +76,16 @@ def test_letters_of_another_log_are_redriven_to_a_topic_only(log: Log, clock: Ma
     assert [(message.topic, message.data) for message in subscription.fetch()] == [("again", None)]
 
 
+def test_a_letter_of_another_log_is_known_by_its_topic_too(log: Log, clock: ManualClock) -> None:
+    with headwater.open("memory:", clock=clock, housekeeping=None, heartbeats=False) as elsewhere:
+        bury_two(elsewhere)
+        lines = list(elsewhere.dead_letters.export(reason="max_retries"))
+    log.publish("orders.new", "ours", id="given")
+    log.subscribe("s", ">").close()
+    log.dead_letters.import_(lines)
+    assert log.dead_letters.redrive().redriven == 0
+
+
 def test_empty_lines_do_not_matter(log: Log) -> None:
     bury_two(log)
     first, second = log.dead_letters.export()

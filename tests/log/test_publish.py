@@ -143,9 +143,16 @@ def test_publish_many_takes_any_iterable(log: Log) -> None:
 def test_the_same_id_is_stored_once_and_gets_the_first_seq(log: Log) -> None:
     assert log.publish("a", "first", id="x") == 1
     assert log.publish("a", "other", id="y") == 2
-    assert log.publish("b", "second", id="x") == 1
+    assert log.publish("a", "second", id="x") == 1
     assert [message.data for message in fetch_all(log)] == ["first", "other"]
     assert log.publish("a", None) == 3, "a repeat takes no seq"
+
+
+def test_the_same_id_on_two_topics_is_two_messages(log: Log) -> None:
+    assert log.publish("a.x", "another's", id="order-17") == 1
+    assert log.publish("orders.new", "ours", id="order-17") == 2
+    assert log.publish_many([(topic, None, {"id": "order-17"}) for topic in ("orders.new", "b", "a.x")]) == [2, 3, 1]
+    assert [message.data for message in fetch_all(log)] == ["another's", "ours", None]
 
 
 def test_the_same_id_twice_in_one_batch_is_stored_once(log: Log) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_server import PostgresServer
+from postgres_version_1 import make_version_1
 
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import NewerSchema, NotALog, StoreError
@@ -99,6 +100,7 @@ def test_a_role_that_may_not_create_can_use_what_is_there(
     connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
     connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {schema}")
     connection.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}")
+    connection.execute(f"GRANT ALL ON ALL FUNCTIONS IN SCHEMA {schema} TO {schema}")
     store = PostgresStore(f"{database.replace('postgres@', f'{schema}@')}?schema={schema}")
     with store.write() as writer:
         assert writer.append([make_draft("a", None, {}, NOW)], NOW, DedupeWindow()).seqs == [1]
@@ -163,14 +165,14 @@ def two_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "CREATE TABLE extra (n bigint); INSERT INTO extra SELECT count(*) FROM messages",
         "ALTER TABLE extra ADD COLUMN m bigint",
     ]
-    monkeypatch.setattr(migrations, "MIGRATIONS", steps)
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 3)
-    return steps
+    monkeypatch.setattr(migrations, "MIGRATIONS", [*migrations.MIGRATIONS, *steps])
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
+    return migrations.MIGRATIONS
 
 
 @pytest.fixture
 def old(connection: psycopg.Connection, schema: str) -> str:
-    """A log of version 1 with a message in it."""
+    """A log of today's version with a message in it."""
     prepare(connection, schema, NAME)
     connection.execute(f"INSERT INTO {schema}.messages (topic, data) VALUES ('a', '1')")
     return schema
@@ -179,7 +181,7 @@ def old(connection: psycopg.Connection, schema: str) -> str:
 def test_an_older_one_takes_all_steps(connection: psycopg.Connection, old: str, two_steps: Any) -> None:
     salt = facts(connection, old)["salt"]
     assert prepare(connection, old, NAME) == salt
-    assert facts(connection, old)["schema_version"] == 3
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 2
     assert connection.execute(f"SELECT n, m FROM {old}.extra").fetchall() == [(1, None)]
     assert prepare(connection, old, NAME) == salt
     assert connection.execute(f"SELECT data FROM {old}.messages").fetchall() == [(1,)]
@@ -188,14 +190,16 @@ def test_an_older_one_takes_all_steps(connection: psycopg.Connection, old: str, 
 def test_a_step_that_fails_leaves_nothing_and_those_before_it_stay(
     connection: psycopg.Connection, old: str, two_steps: list[str]
 ) -> None:
-    mended, two_steps[1] = two_steps[1], "CREATE TABLE half (n bigint); SELECT 1 / 0"
-    with pytest.raises(StoreError, match=r"from schema 2 to 3 failed .*division by zero"):
+    mended, two_steps[-1] = two_steps[-1], "CREATE TABLE half (n bigint); SELECT 1 / 0"
+    with pytest.raises(
+        StoreError, match=f"from schema {SCHEMA_VERSION + 1} to {SCHEMA_VERSION + 2} failed .*division by zero"
+    ):
         prepare(connection, old, NAME)
-    assert facts(connection, old)["schema_version"] == 2
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 1
     assert "half" not in relations(connection, old)
-    two_steps[1] = mended
+    two_steps[-1] = mended
     prepare(connection, old, NAME)
-    assert facts(connection, old)["schema_version"] == 3
+    assert facts(connection, old)["schema_version"] == SCHEMA_VERSION + 2
 
 
 def test_many_that_upgrade_it_at_once_do_it_once(database: str, old: str, two_steps: Any) -> None:
@@ -207,3 +211,69 @@ def test_many_that_upgrade_it_at_once_do_it_once(database: str, old: str, two_st
         assert len(set(pool.map(upgrade, range(6), timeout=WAIT_S))) == 1
     with psycopg.connect(database) as connection:
         assert connection.execute(f"SELECT count(*) FROM {old}.extra").fetchall() == [(1,)]
+
+
+# --- logs of older versions ---------------------------------------------------------------------------------
+
+
+def shape_of(connection: psycopg.Connection, schema: str) -> set[tuple[Any, ...]]:
+    """Columns, constraints and indexes."""
+    columns = f"""
+        SELECT table_name, column_name, data_type, collation_name, column_default, is_nullable
+        FROM information_schema.columns WHERE table_schema = '{schema}'
+    """
+    constraints = f"""
+        SELECT conrelid::regclass::text, conname, replace(pg_get_constraintdef(oid), ' NOT VALID', '')
+        FROM pg_constraint
+        WHERE connamespace = '{schema}'::regnamespace AND contype <> 'n'
+    """
+    indexes = f"SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = '{schema}'"
+    found = [row for query in (columns, constraints, indexes) for row in connection.execute(query.encode())]
+    return {tuple(value.replace(schema, "") if isinstance(value, str) else value for value in row) for row in found}
+
+
+@pytest.fixture
+def version_1(connection: psycopg.Connection, schema: str) -> str:
+    """A log as version 1 made it: five messages, each with an id; the message of the last one is gone."""
+    connection.execute(f"CREATE SCHEMA {schema}")
+    make_version_1(connection, schema)
+    connection.execute(
+        f"""
+        INSERT INTO {schema}.messages (seq, topic, data, published_at, id)
+        SELECT n, 'a.' || n % 2, 'null', {NOW}, 'id-' || n FROM generate_series(1, 5) AS n;
+        INSERT INTO {schema}.remembered_ids (seq, published_at, id)
+        SELECT seq, published_at, id FROM {schema}.messages;
+        DELETE FROM {schema}.messages WHERE seq = 5
+        """.encode()
+    )
+    return schema
+
+
+def test_an_old_log_looks_like_a_new_one(connection: psycopg.Connection, version_1: str) -> None:
+    prepare(connection, version_1, NAME)
+    new = f"{version_1}_new"
+    prepare(connection, new, NAME)
+    assert shape_of(connection, version_1) == {
+        tuple(value.replace("_new", "") if isinstance(value, str) else value for value in row)
+        for row in shape_of(connection, new)
+    }
+
+
+def test_ids_are_remembered_on_the_topics_they_were_published_on(database: str, version_1: str) -> None:
+    """One whose message is gone is forgotten: known on all topics, it could swallow a message of another publisher."""
+    store = PostgresStore(f"{database}?schema={version_1}")
+    published = [("a.1", "id-3"), ("a.0", "id-3"), ("a.1", "id-5")]
+    drafts = [make_draft(topic, None, {"id": id}, NOW) for topic, id in published]
+    with store.write() as writer:
+        assert writer.append(drafts, NOW, DedupeWindow()).seqs == [3, 6, 7]
+    store.close()
+
+
+def test_the_function_publishes_by_topic_too(connection: psycopg.Connection, version_1: str) -> None:
+    prepare(connection, version_1, NAME)
+
+    def publish(topic: str) -> Any:
+        call = f"SELECT {version_1}.publish_checked(%s, '1', id => 'id-3', published_at => {NOW})"
+        return connection.execute(call.encode(), (topic,)).fetchone()
+
+    assert [publish(topic) for topic in ("a.1", "b", "a.1", "b")] == [(3,), (6,), (3,), (6,)]

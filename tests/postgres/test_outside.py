@@ -283,24 +283,13 @@ def test_a_connection_to_another_database_is_refused(log: Log, postgres_url: str
         log.publish("a", 1, tx=mine)
 
 
-def test_a_role_that_may_only_use_the_schema_can_publish(log: Log, postgres_url: str, mine: psycopg.Connection) -> None:
+def test_a_role_that_may_not_use_the_schema_is_told_what_to_grant(
+    log: Log, postgres_url: str, mine: psycopg.Connection
+) -> None:
     mine.execute("DO $$ BEGIN CREATE ROLE newcomer LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
     mine.commit()
-    theirs = postgres_url.replace("postgres@", "newcomer@")
     with pytest.raises(ReadOnly, match="GRANT USAGE ON SCHEMA headwater"):
-        headwater.open(theirs)
-    mine.execute("GRANT USAGE ON SCHEMA headwater TO newcomer")
-    mine.commit()
-    with psycopg.connect(theirs) as other:
-        row = other.execute("SELECT headwater.publish('a', '1', id => 'one', priority => 3)").fetchone()
-        assert row == (1,)
-        assert other.execute("SELECT headwater.publish('a', '1', id => 'one')").fetchone() == (1,)
-    mine.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA headwater TO newcomer")
-    mine.commit()
-    with headwater.open(theirs) as their_log:
-        assert their_log.publish("a", 2) == 2
-        (message, _) = their_log.subscribe("s", "a").fetch()
-        assert (message.id, message.priority) == ("one", 3)
+        headwater.open(postgres_url.replace("postgres@", "newcomer@"))
 
 
 def test_any_client_can_publish_with_plain_sql(log: Log, mine: psycopg.Connection) -> None:

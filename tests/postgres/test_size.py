@@ -58,7 +58,7 @@ HOT: dict[str, Callable[[PostgresWriter], object]] = {
     "under lease": lambda log: log.leased_seqs(3_000, 3_050, NOW),
     "the subscription": lambda log: log.subscription("s"),
     "a lease": lambda log: log.lease("housekeeping"),
-    "remembered": lambda log: log._remembered([Draft("a", "1", 1, "given")], 5, NOW, DedupeWindow()),
+    "remembered": lambda log: log._remembered(["a given"], 5, NOW, DedupeWindow()),
     "receipts": lambda log: log.receipts("p", 1, 100),
     "what was pruned": lambda log: log.pruned(1, 1_000),
     "gaps": lambda log: log.gaps("s"),

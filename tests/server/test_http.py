@@ -150,6 +150,7 @@ async def test_an_upgraded_connection_is_not_cut(serve: Serve, monkeypatch: pyte
 async def test_a_log_that_cannot_be_written_is_not_ready(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pages, "CACHED_S", 0.0)
     monkeypatch.setattr(pages, "PROBE_SECONDS_MAX", 0.2)
     async with serve() as server:
         other = apsw.Connection(str(tmp_path / "log.db"))
@@ -165,6 +166,7 @@ async def test_a_log_that_cannot_be_written_is_not_ready(
 
 
 async def test_a_failing_store_is_told_by_its_own_words(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "CACHED_S", 0.0)
     async with serve() as server:
         core = server._parts.core  # type: ignore[union-attr]
 
@@ -205,3 +207,33 @@ async def test_while_it_stops_it_is_not_ready_and_takes_nobody_new(serve: Serve)
         assert await client.answer(working) == "done"
         assert await client.close_code() == 1001
         await stopping
+
+
+@pytest.mark.parametrize(("path", "asked"), [("/readyz", "prove_writable"), ("/metrics", "statistics")])
+async def test_one_answer_serves_all_who_ask_within_a_second(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, asked: str
+) -> None:
+    monkeypatch.setattr(pages, "CACHED_S", 60.0)
+    async with serve() as server:
+        core, asks = server._parts.core, []  # type: ignore[union-attr]
+        ask = getattr(core, asked)
+        monkeypatch.setattr(core, asked, lambda *args: asks.append(args) or ask(*args))
+        answers = await asyncio.gather(*(get(server, path) for _ in range(20)))
+        answers.append(await get(server, path))
+        assert {answer.status for answer in answers} == {200}
+        assert len(asks) == 1
+
+
+async def test_readiness_writes(serve: Serve) -> None:
+    async with serve() as server:
+        wal = server._parts.core.engine.store.journal_bytes  # type: ignore[union-attr]
+        before = wal()
+        assert (await get(server, "/readyz")).status == 200
+        assert wal() > before
+
+
+async def test_a_scrape_that_takes_too_long_says_so(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "SCRAPE_SECONDS_MAX", 0.0)
+    async with serve() as server:
+        answer = await get(server, "/metrics")
+        assert (answer.status, answer.body) == (503, b"not counted within 0 s\n")

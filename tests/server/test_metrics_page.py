@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from foreign_client import Serve, connect, gone
 from prometheus_client.parser import text_string_to_metric_families
 from raw_http import get
 
 from headwater import ManualClock
+from headwater.server import pages
 from headwater.server.registry import Middleware
 from headwater.server.serving import Server
+
+
+@pytest.fixture(autouse=True)
+def scraped_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "CACHED_S", 0.0)
 
 
 class Samples(dict[tuple[str, frozenset[tuple[str, str]]], float]):

@@ -218,3 +218,29 @@ def test_paging(store: Store, query: DeadLetterQuery) -> None:
         paged += page
     assert len(expected) >= 250
     assert paged == expected == sorted(set(expected))
+
+
+def test_letters_are_counted_by_each_column(store: Store) -> None:
+    first, second = publish(store, "a", type="t"), publish(store, "b")
+    long = "x" * 200
+    bury(
+        store,
+        letter(first, error="one\ntwo"),
+        letter(first, "other", "expired", error="one"),
+        letter(second, redriving=True, error=long),
+        letter(second),
+    )
+    with store.read() as reader:
+
+        def counted(by: Any, query: DeadLetterQuery = ALL, limit: int = 100) -> list[tuple[str, int]]:
+            return [*reader.count_dead_letters(query, by, limit).items()]
+
+        assert counted("reason") == [("rejected", 3), ("expired", 1)]
+        assert counted("subscription") == [("s", 3), ("other", 1)]
+        assert counted("topic") == [("a", 2), ("b", 2)]
+        assert counted("type") == [("", 2), ("t", 2)]
+        assert counted("redriving") == [("0", 3), ("1", 1)]
+        assert counted("error") == [("one", 2), ("", 1), (long[:120], 1)]
+        assert counted("reason", limit=1) == [("rejected", 3)]
+        assert counted("reason", DeadLetterQuery(subscription="other", topic=parse_pattern("a"))) == [("expired", 1)]
+        assert counted("reason", DeadLetterQuery(ids=())) == []

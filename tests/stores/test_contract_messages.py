@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from headwater.delivery.dedupe import DedupeWindow
-from headwater.message import DATA_BYTES_MAX, TIME_MS_MAX, Draft, Message, make_draft
+from headwater.message import DATA_BYTES_MAX, ID_CHARS_MAX, TIME_MS_MAX, Draft, Message, make_draft
 from headwater.ports.records import Appended, Selection, TopicCount
 from headwater.ports.store import Store
-from headwater.topics import parse_pattern
+from headwater.topics import TOPIC_BYTES_MAX, parse_pattern
 
 NOW = 1_700_000_000_000
 WINDOW = DedupeWindow(span_ms=60_000, count=1_000)
@@ -224,7 +224,7 @@ def test_ids_that_were_not_given_are_uuids_of_version_7_and_stay_the_same(store:
 
 def test_a_repeated_id_gets_the_first_seq_and_is_not_stored(store: Store) -> None:
     append(store, draft("a", "first", id="x"))
-    again = append(store, draft("a", "other"), draft("b", "repeat", id="x"), draft("a", "last", id="y"))
+    again = append(store, draft("a", "other"), draft("a", "repeat", id="x"), draft("a", "last", id="y"))
 
     assert again == Appended([2, 1, 3], frozenset({1}))
     assert data_of(store) == ["first", "other", "last"]
@@ -241,6 +241,52 @@ def test_a_repeat_within_one_call_is_one_even_if_nothing_is_remembered(store: St
     drafts = [draft("a", 1, id="x"), draft("a", 2, id="x")]
 
     assert append(store, *drafts, window=DedupeWindow(0, 0)) == Appended([1, 1], frozenset({1}))
+
+
+def test_an_id_belongs_to_its_topic(store: Store) -> None:
+    append(store, draft("a.x", "another's", id="order-17"))
+
+    assert append(store, draft("orders.new", "ours", id="order-17")) == Appended([2], frozenset())
+    assert append(store, draft("orders.new", "again", id="order-17")) == Appended([2], frozenset({0}))
+    assert append(store, draft("a.x", "again", id="order-17")) == Appended([1], frozenset({0}))
+    assert data_of(store) == ["another's", "ours"]
+
+
+def test_an_id_belongs_to_its_topic_within_one_call_too(store: Store) -> None:
+    append(store, draft("a", 1, id="x"))
+    topics = ["b", "a", "b", "c", "a", "c"]
+
+    again = append(store, *(draft(topic, at, id="x") for at, topic in enumerate(topics)))
+    assert again == Appended([2, 1, 2, 3, 1, 3], frozenset({1, 2, 4, 5}))
+    assert data_of(store) == [1, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(("a", "b x"), ("a.b", "x")), (("a", "b.x"), ("a.b", "x")), (("a", " x"), ("a", "x")), (("a", "A"), ("A", "a"))],
+)
+def test_a_topic_and_an_id_are_told_apart(store: Store, first: tuple[str, str], second: tuple[str, str]) -> None:
+    """No choice of an id on one topic stands for an id on another."""
+    seqs = [append(store, draft(topic, id=id)).seqs for topic, id in (first, second, first, second)]
+
+    assert seqs == [[1], [2], [1], [2]]
+
+
+def test_the_longest_ids_on_the_longest_topics(store: Store) -> None:
+    topic, id = "é" * (TOPIC_BYTES_MAX // 2), "\U0001f600" * ID_CHARS_MAX
+
+    assert [append(store, draft(topic, id=id)).seqs for _ in range(2)] == [[1], [1]]
+
+
+def test_an_id_that_is_too_old_on_one_topic_is_remembered_on_another(store: Store) -> None:
+    window = DedupeWindow(span_ms=1_000, count=100)
+    append(store, draft("a", id="x"), now_ms=NOW, window=window)
+    append(store, draft("b", id="x"), now_ms=NOW + 1_000, window=window)
+
+    assert append(store, draft("a", id="x"), draft("b", id="x"), now_ms=NOW + 1_001, window=window).seqs == [3, 2]
+    with store.write() as writer:
+        assert writer.forget_ids(window, NOW + 2_001, 10) == 1
+    assert append(store, draft("a", id="x"), draft("b", id="x"), now_ms=NOW + 2_001, window=window).seqs == [3, 4]
 
 
 def test_messages_without_id_are_never_repeats(store: Store) -> None:
@@ -275,6 +321,7 @@ def test_an_id_is_remembered_after_its_message_was_deleted(store: Store) -> None
 
     assert append(store, draft("a", id="x")) == Appended([1], frozenset({0}))
     assert data_of(store) == []
+    assert append(store, draft("b", id="x")) == Appended([2], frozenset()), "on its own topic"
 
 
 def test_forgotten_ids_are_those_outside_the_window(store: Store) -> None:

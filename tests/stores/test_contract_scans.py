@@ -387,3 +387,33 @@ def test_many_messages_are_deleted_at_once(store: Store) -> None:
             ("a", 0),
             ("b", 1_000),
         ]
+
+
+@pytest.mark.parametrize(
+    "selected",
+    [
+        EVERYTHING,
+        selection("a.b"),
+        selection("*.b"),
+        selection(">", from_="/^a/"),
+        selection(">", from_="ann", where="data.n > 2"),
+        selection("*.b", where="data.n > 2"),
+    ],
+)
+def test_times_are_those_of_the_messages_that_a_scan_finds(store: Store, selected: Selection) -> None:
+    for number in range(30):
+        topic, sender = ("a.b", "a.c", "b.b")[number % 3], ("ann", "bob", None)[number % 4 % 3]
+        options = {} if sender is None else {"from_": sender}
+        append(store, draft(topic, {"n": number}, **options), now_ms=NOW + number)
+    expected = [(message.seq, message.published_ms) for message in scanned(store, selected, 3) if message.seq <= 25]
+    assert expected
+    with store.read() as reader:
+        for limit in (1, 4, 100):
+            found, after = [], 3
+            while after < 25:
+                page = reader.scan_times(selected, after, limit, 25)
+                assert after < page.scanned_to <= 25
+                found += page.found
+                after = page.scanned_to
+            assert found == expected
+        assert reader.scan_times(selected, 25, 5, 25) == ([], 25)

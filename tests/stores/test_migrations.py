@@ -20,8 +20,9 @@ from headwater.ports.records import Gap
 from headwater.stores.sqlite import SqliteStore, migrations
 from headwater.stores.sqlite.migrations import SCHEMA_VERSION
 
-OLD_VERSIONS = (1, 2)
-NEW_IN = {2: {"receipts"}, 3: {"pruned", "sinks", "timings"}}  # what stands in the way if the user has it already
+OLD_VERSIONS = (1, 2, 3)
+# What stands in the way if the user has it already.
+NEW_IN = {2: {"receipts"}, 3: {"pruned", "sinks", "timings", "timings_by_hour"}}
 TIME_LIMIT_S = 30
 CLOCK = ManualClock()
 
@@ -51,7 +52,8 @@ def path(tmp_path: Path, version: int) -> Path:
     path = tmp_path / "old.db"
     with as_of(version), open_log(path) as log:
         log.publish_many([("a", n, {"headers": {"n": n}, "priority": n}) for n in range(1, 7)])
-        log.publish("b.c", "named", id="given")
+        log.publish("b.c", "named")
+        remember(path, 7, "given")
         log.retain("b.>", max_count=5)
         exclusive = log.subscribe("exclusive", "a", jitter=0, backoff=60)
         first, second, third, fourth, _ = exclusive.fetch(5)
@@ -73,6 +75,12 @@ def query(path: Path, sql: str) -> list[Any]:
         return list(connection.execute(sql))
     finally:
         connection.close()
+
+
+def remember(path: Path, seq: int, id: str, at_ms: int | None = None) -> None:
+    """A message published with an id, as before ids were remembered by topic."""
+    query(path, f"UPDATE messages SET id = '{id}', checked = 2 WHERE seq = {seq}")
+    query(path, f"INSERT INTO remembered_ids VALUES ({seq}, '{id}', {CLOCK.now_ms() if at_ms is None else at_ms})")
 
 
 def version_of(path: Path) -> int:
@@ -136,6 +144,31 @@ def test_it_goes_on_where_it_was(path: Path) -> None:
         assert log.subscription("exclusive").waiting == 1
 
 
+def test_ids_are_remembered_on_the_topics_they_were_published_on(path: Path) -> None:
+    with open_log(path) as log:
+        assert log.publish("a", "another's", id="given") == 8
+        assert log.publish("b.c", "again", id="given") == 7
+        assert log.publish("a", "again", id="given") == 8
+
+
+def test_an_id_whose_message_is_gone_is_forgotten(path: Path) -> None:
+    """Its topic is not known any more. Known on all of them, it could swallow a message of another publisher."""
+    query(path, "DELETE FROM messages WHERE seq = 7")
+    with open_log(path) as log:
+        assert log.publish("orders.new", "ours", id="given") == 8
+        assert log.publish("b.c", "sent again", id="given") == 9
+
+
+def test_ids_out_of_the_window_are_forgotten_as_before(path: Path) -> None:
+    for seq, id, age_ms in ((5, "old", 24 * 3600_000 + 1), (6, "young", 24 * 3600_000)):
+        remember(path, seq, id, CLOCK.now_ms() - age_ms)
+    with open_log(path) as log:
+        assert log.publish("a", "again", id="old") == 8
+        assert log.publish("a", "again", id="young") == 6
+        log.housekeep()
+        assert log.publish("a", "again", id="young") == 6
+
+
 def test_numbered_publishing_works_in_it(path: Path) -> None:
     with open_log(path) as log:
         assert send(log, "p", 1, "one", "two") == ([8, 9], set())
@@ -144,6 +177,7 @@ def test_numbered_publishing_works_in_it(path: Path) -> None:
         log.housekeep()
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     ("deleted", "runs"),
     [
@@ -274,12 +308,12 @@ def test_many_processes_at_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["CREATE TABLE {} (mine)", "CREATE VIEW {} AS SELECT 1 AS mine"], ids=["table", "view"])
-@pytest.mark.parametrize("name", ["receipts", "pruned", "sinks", "timings", "timings_by_hour"])
+@pytest.mark.parametrize("name", ["receipts", "pruned", "sinks", "timings", "timings_by_hour", "ids_by_log"])
 def test_a_name_of_the_users_in_the_way_leaves_the_file_as_it_was(
     path: Path, version: int, own: str, name: str
 ) -> None:
     """In a database that was adopted, the user may have a table of that name: all steps are done, or none."""
-    if name == "receipts" and version > 1:
+    if any(name in new and since <= version for since, new in NEW_IN.items()):
         pytest.skip("it is the log's own there")
     query(path, own.format(name))
     shape = shape_of(path)

@@ -187,6 +187,7 @@ def answers(reader: Reader, now_ms: int) -> dict[str, Any]:
         "last_seq": reader.last_seq(),
         "scan": [scanned(reader, selection, limit) for selection in SELECTIONS for limit in (5, 100)],
         "count": [reader.count(selection, 3, upto) for selection in SELECTIONS for upto in (2, 9, 100)],
+        "scan_times": [reader.scan_times(selection, 3, limit, 9) for selection in SELECTIONS for limit in (2, 100)],
         "oldest": [reader.oldest(selection.pattern, 2, 5) for selection in SELECTIONS],
         "pruned": [reader.pruned(low, high) for low, high in ((0, 1_000), (3, 9))],
         "topic_counts": reader.topic_counts(),

@@ -274,6 +274,14 @@ def test_what_is_given_twice_is_there_once_if_the_target_recognises_ids(carrier:
     assert [message.data for message in carrier.arrived()] == expected
 
 
+def test_an_id_on_another_topic_is_another_message(carrier: Carrier, make: MAKE) -> None:
+    """Who may publish on one topic must not be able to keep messages of another one from arriving."""
+    given = [make(number, topic, id="order-17") for number, topic in enumerate(["a.x", "orders.new"])]
+    carrier.transport.publish(given[0])
+    carrier.transport.publish_many([given[1], given[0]] if carrier.transport.recognises_ids else [given[1]])
+    assert sorted(message.data for message in carrier.arrived()) == [0, 1]
+
+
 def test_one_that_carries_nothing_back_says_so(carrier: Carrier) -> None:
     transport = carrier.transport
     assert isinstance(transport, Subscribable)

@@ -182,6 +182,17 @@ def test_closing_closes_all_and_hands_over_what_was_not_sent(
         multi.publish(one)
 
 
+def test_messages_of_one_id_and_two_topics_are_both_handed_over(
+    targets: TARGETS, make: MAKE, unsent: Callable[[list[Message]], Unsent]
+) -> None:
+    first, second = targets("a", "b")
+    same = [make(1, "a.x", id="order-17"), make(2, "orders.new", id="order-17")]
+    first.close_failure, second.close_failure = unsent(same[:1]), unsent(same)
+    with pytest.raises(Unsent) as left:
+        MultiTransport([first, second]).close()
+    assert left.value.messages == same
+
+
 def test_one_that_does_not_close_is_named(targets: TARGETS) -> None:
     first, second = targets("a", "b")
     first.close_failure = RuntimeError("stuck")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from s3_server import S3Server
 from headwater.errors import Closed, InvalidOption, PublishOnly, TransportFailed
 from headwater.message import Message
 from headwater.transports.lines import make_message
+from headwater.transports.object_manifest import id_digest
 from headwater.transports.object_reading import read_archive, verify
 from headwater.transports.object_storage import ObjectStorage
 from headwater.transports.object_storage_client import Objects, open_objects
@@ -90,6 +92,18 @@ def test_the_same_batch_twice_is_there_once(url: str) -> None:
     ObjectStorage.from_url(url).publish_many(batch(1, 10))
     assert paths(url) == before
     assert seqs(url) == list(range(1, 11))
+
+
+def test_an_archive_from_before_ids_were_told_apart_by_topic_is_whole_and_goes_on(tmp_path: Path) -> None:
+    url = f"objects+file://{tmp_path}/archive"
+    ObjectStorage.from_url(url).publish_many(batch(1, 3))
+    [path] = (tmp_path / "archive" / "_manifest").glob("*1.json")
+    digests = b"".join(id_digest(f"id-{seq}") for seq in (1, 2, 3))
+    old = {**msgspec.json.decode(path.read_bytes()), "format": 1, "ids": base64.b64encode(digests).decode()}
+    path.write_bytes(msgspec.json.encode(old))
+    ObjectStorage.from_url(url).publish_many(batch(3, 4, topic="a.x"))
+    assert seqs(url) == [1, 2, 3, 3, 4]
+    assert verify(url).whole
 
 
 def test_a_batch_cut_differently_by_another_writer_leaves_only_what_is_new(url: str) -> None:

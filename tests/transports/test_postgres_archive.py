@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,6 +79,56 @@ def test_ids_that_are_there_stay_as_they_are(postgres_url: str) -> None:
         ("id-11",),
         ("id-12",),
     ]
+
+
+VERSION_1 = """
+    CREATE TABLE archive (
+        id text PRIMARY KEY, seq bigint NOT NULL, topic text NOT NULL, type text, version integer, from_entity text,
+        to_entity text, reply_to text, correlation_id text, content_type text, traceparent text, data json NOT NULL,
+        unreadable boolean NOT NULL, headers json, priority integer NOT NULL, size integer NOT NULL,
+        published_at timestamptz NOT NULL, deliver_at timestamptz, expires_at timestamptz,
+        archived_at timestamptz NOT NULL DEFAULT now(), status text NOT NULL DEFAULT 'archived'
+    );
+    INSERT INTO archive (id, seq, topic, data, unreadable, priority, size, published_at)
+    VALUES ('id-1', 1, 'orders.new', '{"n": 1}', false, 0, 8, now())
+"""
+PRIMARY_KEY = """
+    SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'archive'::regclass AND contype = 'p'
+"""
+
+
+def test_a_table_of_unique_ids_is_changed_to_ids_by_topic(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(VERSION_1)
+    same = [msgspec.structs.replace(each, topic="a.x") for each in batch(1, 2)]
+    archives = [opened(postgres_url) for _ in range(4)]
+    with ThreadPoolExecutor(len(archives)) as pool:
+        list(pool.map(lambda archive: archive.publish_many([*batch(1, 2), *same]), archives))
+    assert sorted(ask(postgres_url, "SELECT id, topic FROM archive")) == [
+        ("id-1", "a.x"),
+        ("id-1", "orders.new"),
+        ("id-2", "a.x"),
+        ("id-2", "orders.new"),
+    ]
+    assert ask(postgres_url, PRIMARY_KEY) == [("PRIMARY KEY (id, topic)",)]
+
+
+def test_one_that_may_not_change_the_table_is_told_what_its_owner_has_to_do(postgres_url: str) -> None:
+    role = f"archivist_{secrets.token_hex(4)}"
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(VERSION_1)
+        connection.execute(f"CREATE ROLE {role} LOGIN; GRANT SELECT, INSERT ON archive TO {role}".encode())
+    archive = opened(postgres_url.replace("postgres@", f"{role}@"))
+    with pytest.raises(TransportFailed, match="recognises messages by their id alone") as failed:
+        archive.publish_many(batch(2, 2))
+    assert failed.value.next.startswith("As its owner: ALTER TABLE")
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(failed.value.next.removeprefix("As its owner: ").encode())
+    archive.publish_many(batch(2, 2))
+    assert ask(postgres_url, "SELECT count(*) FROM archive") == [(2,)]
+    archive.close()
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
 def test_large_deep_and_unreadable_payloads_are_kept(postgres_url: str) -> None:

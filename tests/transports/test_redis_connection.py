@@ -148,7 +148,8 @@ class _Sized(bytes):
     ("stream", "key"), [("s", "{s}#id:1"), ("{s}", "{s}#id:1"), ("a{b}c", "a{b}c#id:1"), ("{}", "{{}}#id:1")]
 )
 def test_in_a_cluster_an_id_lies_with_its_stream(stream: str, key: str) -> None:
-    assert StreamSettings().key_of_id(stream, "1") == key
+    assert StreamSettings(per_topic=True).key_of_id(stream, "a.x", "1") == key
+    assert StreamSettings().key_of_id(stream, "a.x", "1") == key.replace("#id:1", "#id:a.x 1")
 
 
 def test_both_answers_of_xautoclaim_are_read() -> None:

@@ -157,7 +157,25 @@ def test_a_redelivered_request_is_answered_once(asked, told, log):
     assert done.wait(TIME_LIMIT_S)
     log.stop()
     assert (answer.price, attempts) == (1, [1, 2])
-    assert [message.id for message in replies(log)] == [answer_id("q-1", "pricer")]
+    assert [message.id for message in replies(log)] == [answer_id("prices.asked q-1", "pricer")]
+
+
+def test_requests_of_one_id_on_two_topics_are_both_answered(asked, told, log):
+    """Both answers go to one topic, and their ids follow from those of the requests."""
+    handled = threading.Semaphore(0)
+
+    @asked.on(log, id="pricer", pattern=">", others="skip")
+    def price(question):
+        handled.release()
+        return told(price=1)
+
+    for topic in ("prices.asked", "offers.asked"):
+        log.publish(topic, {"sku": "a"}, type="PriceAsked", id="q-1", reply_to="_reply.here")
+    log.start()
+    for _ in range(2):
+        assert handled.acquire(timeout=TIME_LIMIT_S)
+    log.stop()
+    assert len(replies(log)) == 2
 
 
 def test_two_handlers_give_two_answers():

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Unpack
 
 from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import Claimed, replace
-from headwater.broker.committer import COUNTS, NO_SUBSCRIPTION, Undo
+from headwater.broker.committer import COUNTS, Undo
 from headwater.broker.consumer import Consumer
 from headwater.broker.dead_letters import DeadLetters, end_redrives
-from headwater.broker.engine import Engine
-from headwater.broker.flow import Blocking, Flow, Within, run_blocking, run_together
+from headwater.broker.engine import Engine, SharedRead
+from headwater.broker.flow import Flow, Within, run_blocking, run_together
 from headwater.broker.keeper import Repeating
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
@@ -43,6 +43,7 @@ from headwater.topics import Dialect, parse_pattern
 
 HEARTBEATS_PER_LEASE = 3
 INT64_MAX = 2**63 - 1
+WRITE_PROOF = "write proof"  # the name of the lease that is written to see whether writing works
 STANDBY_POLL_S = 1.0  # a holder that was killed, or a lease that was not renewed, sends no wake-up
 
 
@@ -84,6 +85,9 @@ class Core:
         self.dead_letters = DeadLetters(engine)
         self.live = LiveFeed(engine)
         self.outside = OutsideTransactions(engine)
+        clock = engine.clock
+        self._all_statistics = SharedRead(engine, lambda reader: statistics.log_statistics(reader, clock.now_ms()))
+        self._all_subscriptions = SharedRead(engine, lambda reader: statistics.describe_all(reader, clock.now_ms()))
         self._subscribers: set[Subscriber | Tail] = set()
         self._closed = False
         self._keeper = Repeating("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
@@ -280,10 +284,7 @@ class Core:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def subscription_infos(self) -> Flow[list[statistics.SubscriptionInfo]]:
-        now_ms = self.engine.clock.now_ms()
-        return self.engine.read(
-            lambda reader: [statistics.describe(reader, record, now_ms) for record in reader.subscriptions()]
-        )
+        return self._all_subscriptions.get()
 
     def describe(self, consumer: Consumer) -> Flow[statistics.SubscriptionInfo]:
         if isinstance(consumer, Tail):
@@ -296,29 +297,39 @@ class Core:
 
     def subscription_info(self, id: str) -> Flow[statistics.SubscriptionInfo]:
         now_ms = self.engine.clock.now_ms()
-        return self.engine.read(lambda reader: statistics.describe(reader, claims.load(reader, id), now_ms))
+        return self.engine.read(
+            lambda reader: statistics.describe(reader, claims.load(reader, id), now_ms), self.engine.statistics
+        )
 
     def subscription_record(self, id: str) -> Flow[SubscriptionRecord]:
         return self.engine.read(lambda reader: claims.load(reader, id))
 
     def topics(self) -> Flow[list[TopicCount]]:
-        return self.engine.read(lambda reader: reader.topic_counts())
+        return self.engine.read(lambda reader: reader.topic_counts(), self.engine.statistics)
 
     def topic_max_seq(self, topic: str) -> Flow[int]:
-        return self.engine.read(lambda reader: statistics.topic_max_seq(reader, topic))
+        return self.engine.read(lambda reader: statistics.topic_max_seq(reader, topic), self.engine.statistics)
 
     def last_seq(self) -> Flow[int]:
         return self.engine.read(lambda reader: reader.last_seq())
 
-    def statistics(self) -> Flow[statistics.LogStatistics]:
+    def statistics(self, subscriptions_max: int | None = None) -> Flow[statistics.LogStatistics]:
+        """`subscriptions_max`: only the first ones, by id, are described."""
+        if subscriptions_max is None:
+            return self._all_statistics.get()
         now_ms = self.engine.clock.now_ms()
-        return self.engine.read(lambda reader: statistics.log_statistics(reader, now_ms))
+        return self.engine.read(
+            lambda reader: statistics.log_statistics(reader, now_ms, subscriptions_max), self.engine.statistics
+        )
 
     def health(self) -> Flow[dict[str, Any]]:
-        # So that it also proves that writing works.
-        yield from self.engine.write(lambda writer, _: None, touching=NO_SUBSCRIPTION)
-        health: dict[str, Any] = yield Blocking(self.engine.store.health, self.engine.readers)
-        return health
+        yield from self.prove_writable()
+        return (yield from self.engine.look(self.engine.store.health, self.engine.statistics))
+
+    def prove_writable(self) -> Flow[None]:
+        """Make one small durable write; it raises what any other write would, such as DiskFull."""
+        proof = Lease(self.engine.owner, 0, self.engine.clock.now_ms())
+        return self.engine.write(lambda writer, _: writer.save_lease(WRITE_PROOF, proof), touching=COUNTS)
 
     # --- retention ----------------------------------------------------------------------------------------------
 
@@ -337,13 +348,14 @@ class Core:
                 check_whole(name, limit, 0, INT64_MAX)
         limits = Limits(None if max_age is None else span_ms(max_age, "max_age"), max_count, max_bytes, keep_unacked)
         policy = RetentionPolicy(parse_pattern(pattern, dialect).text, limits, dialect)
-        return self.engine.write(lambda writer, _: writer.set_retention(policy))
+        if policy not in (yield from self.retention()):  # so that a server starts on a full disk
+            yield from self.engine.write(lambda writer, _: writer.set_retention(policy))
 
     def unretain(self, pattern: str, dialect: Dialect) -> Flow[bool]:
         return self.engine.write(lambda writer, _: writer.remove_retention(pattern, dialect))
 
     def retention(self) -> Flow[list[RetentionPolicy]]:
-        return self.engine.read(lambda reader: reader.retention())
+        return self.engine.read(lambda reader: reader.retention(), self.engine.statistics)
 
     def housekeep(self) -> Flow[housekeeping.Report]:
         return housekeeping.housekeep(self.engine, lambda: self._closed)
@@ -377,6 +389,7 @@ class Core:
         self._closed = True
         if self.engine.forked:
             return
+        self.engine.interrupt_reads()  # also those of the background work
         for background in (self._housekeeper, self._keeper):
             if background is not None:
                 background.stop()

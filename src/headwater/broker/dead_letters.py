@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -17,11 +18,13 @@ from headwater.broker.publish import draft_of
 from headwater.delivery.retry import Reason
 from headwater.errors import HeadwaterError, InvalidData, InvalidOption, UnknownDeadLetter
 from headwater.message import Message, MessageDocument, from_document, iso, ms_of_iso, to_document
-from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow
+from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow, LetterColumn, letter_value
 from headwater.ports.store import Reader, Writer
 from headwater.topics import check_topic, parse_pattern
 
 PAGE = 500
+COUNTED_MAX = 1_000  # values of one column that are told with their counts, the most frequent first
+ERRORS_COUNTED_MAX = 50
 ERROR_PATTERN_CHARS_MAX = 256
 
 
@@ -87,14 +90,20 @@ class DeadLetters:
 
     def find(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> Flow[list[DeadLetter]]:
         query = make_query(given)
-        return self._engine.read(lambda reader: reader.dead_letters(query, after, limit))
+        return self._engine.read(lambda reader: reader.dead_letters(query, after, limit), self._engine.statistics)
 
     def get(self, id: int) -> Flow[DeadLetter]:
-        return self._engine.read(lambda reader: _one(reader, id))
+        return self._engine.read(lambda reader: _one(reader, id), self._engine.statistics)
 
     def statistics(self, **given: Unpack[LetterFilter]) -> Flow[LetterStatistics]:
         query = make_query(given)
-        return self._engine.read(lambda reader: _statistics(_all(reader, query)))
+        return self._engine.read(lambda reader: _statistics(reader, query), self._engine.statistics)
+
+    def count_by_reason(self) -> Flow[dict[str, int]]:
+        every = DeadLetterQuery()
+        return self._engine.read(
+            lambda reader: reader.count_dead_letters(every, "reason", COUNTED_MAX), self._engine.statistics
+        )
 
     def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[Redriven]:
         """Deliver again, to the subscription they died in, or as new messages on another topic.
@@ -308,7 +317,7 @@ def _refuse_unwanted(reader: Reader, letter: DeadLetter) -> None:
 def _refuse_foreign(reader: Reader, letter: DeadLetter) -> None:
     """A delivery goes by seq. A letter imported from another log has that log's seq, which here is another message."""
     here = reader.messages([letter.message.seq]).get(letter.message.seq)
-    if letter.message.seq > reader.last_seq() or (here is not None and here.id != letter.message.id):
+    if letter.message.seq > reader.last_seq() or (here is not None and here.scoped_id != letter.message.scoped_id):
         raise UnknownDeadLetter("the letter comes from another log; redrive it to a topic, as a new message")
 
 
@@ -330,26 +339,28 @@ def _all(reader: Reader, query: DeadLetterQuery) -> Iterable[DeadLetter]:
         after = page[-1].id
 
 
-def _statistics(letters: Iterable[DeadLetter]) -> LetterStatistics:
-    reasons: Counter[str] = Counter()
-    subscriptions: Counter[str] = Counter()
-    topics: Counter[str] = Counter()
-    types: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    redriving = 0
-    for letter in letters:
-        reasons[letter.reason] += 1
-        subscriptions[letter.subscription] += 1
-        topics[letter.message.topic] += 1
-        types[letter.message.type or ""] += 1
-        errors[(letter.error or "").split("\n", 1)[0][:120]] += 1
-        redriving += letter.redriving
+def _statistics(reader: Reader, query: DeadLetterQuery) -> LetterStatistics:
+    count: Callable[[LetterColumn, int], dict[str, int]]
+    if query.error is None and (query.topic is None or query.topic.is_exact):
+        count = partial(reader.count_dead_letters, query)
+    else:
+        count = _counted_one_by_one(_all(reader, query))
+    redriving = count("redriving", 2)
     return LetterStatistics(
-        reasons.total(),
-        redriving,
-        dict(reasons.most_common()),
-        dict(subscriptions.most_common()),
-        dict(topics.most_common()),
-        dict(types.most_common()),
-        dict(errors.most_common(50)),
+        sum(redriving.values()),
+        redriving.get("1", 0),
+        count("reason", COUNTED_MAX),
+        count("subscription", COUNTED_MAX),
+        count("topic", COUNTED_MAX),
+        count("type", COUNTED_MAX),
+        count("error", ERRORS_COUNTED_MAX),
     )
+
+
+def _counted_one_by_one(letters: Iterable[DeadLetter]) -> Callable[[LetterColumn, int], dict[str, int]]:
+    """Where the database cannot tell alone which letters match."""
+    counts: dict[LetterColumn, Counter[str]] = {column: Counter() for column in get_args(LetterColumn)}
+    for letter in letters:
+        for column, counter in counts.items():
+            counter[letter_value(letter, column)] += 1
+    return lambda by, limit: dict(counts[by].most_common(limit))

@@ -11,23 +11,25 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from headwater.broker.committer import Committer, Work
-from headwater.broker.flow import Blocking, Flow, Ticket
+from headwater.broker.flow import Blocking, Flow, Ticket, finish
 from headwater.broker.timings import Timings
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import Closed, Conflict, InvalidOption
+from headwater.errors import Closed, Conflict, InvalidOption, RequestTimeout
 from headwater.ports.clock import Clock
-from headwater.ports.store import Notifier, Reader, Store
+from headwater.ports.store import Interruption, Notifier, Reader, Store
 
 T = TypeVar("T")
 
 ANNOUNCED = "server-"  # in the name of an owner: whether its process lives can be asked
 
 READERS_MAX = 4
+STATISTICS_MAX = 1  # reads that look at much and tell how things are; apart from those that deliver
 READS_MAX = 3  # how often a read is tried whose connection breaks
 TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
 
@@ -52,6 +54,8 @@ class Engine:
             self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
         self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
+        self.statistics = ThreadPoolExecutor(STATISTICS_MAX, thread_name_prefix="headwater-statistics")
+        self._reading: set[Interruption] = set()
         # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
         # their turn do so on another, so that they never take the thread that the open one needs to end.
         self.turns = ThreadPoolExecutor(1, thread_name_prefix="headwater-turn")
@@ -89,28 +93,54 @@ class Engine:
         outcome: T = yield self.submit(work, touching=touching)
         return outcome
 
-    def read(self, work: Callable[[Reader], T]) -> Flow[T]:
-        self.refuse_closed()
+    def read(self, work: Callable[[Reader], T], lane: Executor | None = None) -> Flow[T]:
+        """`lane`: `readers`, unless it is said to be `statistics`, where a read keeps no delivery waiting."""
 
-        def look() -> T:
-            for _ in range(READS_MAX - 1):
-                with contextlib.suppress(Conflict), self.store.read() as reader:
-                    return work(reader)
-            with self.store.read() as reader:
+        return self.look(partial(self.read_now, work), lane)
+
+    def read_now(self, work: Callable[[Reader], T], interruption: Interruption) -> T:
+        for _ in range(READS_MAX - 1):
+            with contextlib.suppress(Conflict), self.store.read(interruption) as reader:
                 return work(reader)
+        with self.store.read(interruption) as reader:
+            return work(reader)
 
-        outcome: T = yield Blocking(look, self.readers)
+    def look(self, look: Callable[[Interruption], T], lane: Executor | None = None) -> Flow[T]:
+        """Run what reads the log, and interrupt it when its caller leaves or the log is closed."""
+        self.refuse_closed()
+        interruption = Interruption()
+        outcome: T = yield Blocking(
+            lambda: self.run_interruptible(look, interruption),
+            lane or self.readers,
+            lambda: interruption.interrupt(_abandoned()),
+        )
         return outcome
+
+    def run_interruptible(self, look: Callable[[Interruption], T], interruption: Interruption) -> T:
+        self._reading.add(interruption)
+        try:
+            self.refuse_closed()  # or `close` has not seen this one
+            return look(interruption)
+        finally:
+            self._reading.discard(interruption)
+
+    def interrupt_reads(self) -> None:
+        """Those that run now."""
+        for interruption in list(self._reading):
+            interruption.interrupt(self._closed_error("the log was closed while it was read"))
 
     def refuse_closed(self) -> None:
         if self._closed:
-            raise Closed("the log is closed", where=self.store.name, next="Open it again")
+            raise self._closed_error("the log is closed")
         if self.forked:
             raise Closed(
                 "the log was opened by the process that this one was forked from",
                 where=self.store.name,
                 next="Open it again in this process",
             )
+
+    def _closed_error(self, why: str) -> Closed:
+        return Closed(why, where=self.store.name, next="Open it again")
 
     @property
     def forked(self) -> bool:
@@ -145,13 +175,65 @@ class Engine:
         self._closed = True
         if self.forked:
             return
+        self.interrupt_reads()
         if self._notifier is not None:
             self._notifier.stop()
         self.committer.close()
         self.wakeups.wake_all()
-        for pool in (self.turns, self.transactions, self.readers):
+        for pool in (self.turns, self.transactions, self.readers, self.statistics):
             pool.shutdown(wait=True)
         self.store.close()
+
+
+class SharedRead(Generic[T]):
+    """Statistics that many may ask for at once: each read serves all who asked before it began, so that what they wrote
+    is in it. It is interrupted when all of them have left."""
+
+    class _Round:
+        def __init__(self) -> None:
+            self.outcome: Ticket[Any] = Ticket()
+            self.interruption = Interruption()
+            self.asking = 0
+
+    def __init__(self, engine: Engine, work: Callable[[Reader], T]) -> None:
+        self._engine = engine
+        self._work = work
+        self._lock = threading.Lock()
+        self._next: SharedRead._Round | None = None  # not begun yet
+
+    def get(self) -> Flow[T]:
+        self._engine.refuse_closed()
+        with self._lock:
+            round = self._next
+            if round is None:
+                round = self._next = self._Round()
+                self._engine.statistics.submit(self._run, round)
+            round.asking += 1
+        try:
+            outcome: T = yield round.outcome
+            return outcome
+        finally:
+            with self._lock:
+                round.asking -= 1
+                if not round.asking:
+                    round.interruption.interrupt(_abandoned())
+                    if self._next is round:
+                        self._next = None
+
+    def _run(self, round: _Round) -> None:
+        with self._lock:
+            if self._next is round:
+                self._next = None
+        try:
+            value = self._engine.run_interruptible(partial(self._engine.read_now, self._work), round.interruption)
+        except BaseException as exc:
+            finish([(round.outcome, None, exc)])
+        else:
+            finish([(round.outcome, value, None)])
+
+
+def _abandoned() -> RequestTimeout:
+    return RequestTimeout("the read was stopped: its caller waits no longer")
 
 
 def refuse_in_transaction(engine: Engine) -> None:

@@ -126,8 +126,11 @@ class Within(NamedTuple):
 
 
 class Blocking(NamedTuple):
+    """`abandon` is called, on an event loop, when the flow is cancelled while the work runs. It may not block."""
+
     work: Callable[[], Any]
     pool: Executor
+    abandon: Callable[[], None] | None = None
 
 
 class Call(NamedTuple):
@@ -280,7 +283,12 @@ async def _await(step: Step) -> Any:
     if isinstance(step, Within):
         return await step.ticket.wait_async(step.timeout_s)
     if isinstance(step, Blocking):
-        return await asyncio.get_running_loop().run_in_executor(step.pool, step.work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(step.pool, step.work)
+        except asyncio.CancelledError:
+            if step.abandon is not None:
+                step.abandon()
+            raise
     if isinstance(step, Call):
         outcome = step.function(step.argument)
         return await outcome if inspect.isawaitable(outcome) else outcome

@@ -20,7 +20,9 @@ THREADS_MAX = 4  # for event loops; a blocking worker asks on its own thread
 
 
 class HandledOnce:
-    """Waiting for another's claim happens here and not by nacks: each of those would count as an attempt, and a few
+    """Ids are scoped ones: a handler may have many topics.
+
+    Waiting for another's claim happens here and not by nacks: each of those would count as an attempt, and a few
     of them as a dead letter. While a message is being handled its claim is extended, as its lease is."""
 
     def __init__(self, queue: DedupeQueue, handler: str, claim_ms: int) -> None:
@@ -94,7 +96,7 @@ class HandledOnce:
 
 
 def key_of(id: str) -> str:
-    """What the queue knows a message by: its id, or a digest of one that only plain SQL could have put there."""
+    """What the queue knows a message by: its scoped id, or a digest of one that only plain SQL could have put there."""
     raw = id.encode(errors="surrogatepass")
     fits = 0 < len(id) <= DEDUPE_ID_CHARS_MAX and "\0" not in id and raw.decode(errors="replace") == id
     return id if fits else hashlib.sha256(raw).hexdigest()

@@ -354,7 +354,7 @@ class RunningHandler:
                     yield Within(self._stopped, RETRY_S)
 
     def _run_once(self, once: HandledOnce, consumer: Consumer, claimed: Claimed) -> Flow[None]:
-        id = claimed.message.id
+        id = claimed.message.scoped_id
         answer = yield from once.begin(id, lambda: not (self._stopped.done or consumer.lost), self._stopped)
         if answer == "first":
             try:
@@ -380,7 +380,7 @@ class RunningHandler:
             )
         if self._once is not None:
             done = failure is None and not message.declined
-            yield from (self._once.finish if done else self._once.release)(claimed.message.id)
+            yield from (self._once.finish if done else self._once.release)(claimed.message.scoped_id)
         if message.settled:
             return
         if failure is None:

@@ -21,6 +21,7 @@ from headwater.broker.logger import logger
 from headwater.broker.statistics import look_upto
 from headwater.delivery.lease import release, take
 from headwater.delivery.retention import Kept, Total, surplus
+from headwater.errors import Closed
 from headwater.ports.records import Gap, RetentionPolicy, SubscriptionRecord, selection_of
 from headwater.ports.store import Reader, Writer
 from headwater.topics import Pattern, overlaps, parse_pattern
@@ -63,7 +64,11 @@ def _until(stopping: Callable[[], bool], flow: Flow[None]) -> Flow[None]:
     outcome: Any = None
     try:
         while not stopping():
-            outcome = yield flow.send(outcome)
+            try:
+                outcome = yield flow.send(outcome)
+            except Closed:  # a read that was interrupted because the log is being closed
+                if not stopping():
+                    raise
     except StopIteration:
         pass
     finally:
@@ -73,7 +78,7 @@ def _until(stopping: Callable[[], bool], flow: Flow[None]) -> Flow[None]:
 def _round(engine: Engine, report: Report) -> Flow[None]:
     while (yield from engine.write(lambda writer, _: writer.fold_topic_counts(COUNT_PAGE))) == COUNT_PAGE:
         pass
-    policies = yield from engine.read(lambda reader: reader.retention())
+    policies = yield from engine.read(lambda reader: reader.retention(), engine.statistics)
     for policy in policies:
         yield from _enforce(engine, policy, report)
     if report.gaps:
@@ -90,7 +95,7 @@ def _round(engine: Engine, report: Report) -> Flow[None]:
         pass
     while (yield from engine.write(partial(_forget_timings, engine))) == TIMINGS_PAGE:
         pass
-    while (yield Blocking(lambda: engine.store.reclaim_space(VACUUM_PAGES), engine.readers)):
+    while (yield Blocking(lambda: engine.store.reclaim_space(VACUUM_PAGES), engine.statistics)):
         pass
 
 
@@ -124,7 +129,7 @@ def _enforce(engine: Engine, policy: RetentionPolicy, report: Report) -> Flow[No
     while after is not None:
         place = _Place(policy, after, spared, engine.clock.now_ms())
         # Looked for beside the writers: in a large log, to find that nothing is too much can take a second.
-        too_much, after = yield from engine.read(partial(_too_much, place=place))
+        too_much, after = yield from engine.read(partial(_too_much, place=place), engine.statistics)
         if not too_much:
             continue
         after, pruned, gaps, spared = yield from engine.write(partial(_prune_page, place=place))

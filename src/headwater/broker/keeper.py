@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 
 from headwater.broker.logger import logger
+from headwater.errors import ReadOnly
 
 
 class Repeating:
-    """Calls `work` every `interval_s()` seconds. What it raises is logged; the thread lives on."""
+    """Calls `work` every `interval_s()` seconds. What it raises is logged; the thread lives on. That the log may not be
+    written, which is so for a role that only reads, is logged once."""
 
     def __init__(self, name: str, work: Callable[[], object], interval_s: Callable[[], float]) -> None:
         self._work = work
@@ -31,6 +33,7 @@ class Repeating:
 
     def _run(self) -> None:
         last_s = time.monotonic()
+        is_told = False
         while True:
             self._poked.wait(max(0.0, last_s + self._interval_s() - time.monotonic()))
             self._poked.clear()
@@ -40,5 +43,9 @@ class Repeating:
                 last_s = time.monotonic()
                 try:
                     self._work()
+                except ReadOnly as exc:
+                    if not is_told:
+                        logger.info("background work cannot write, and is left to other processes: %s", exc)
+                    is_told = True
                 except Exception:
                     logger.exception("background work failed; it is tried again in %s s", self._interval_s())

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from headwater.message import Message
 from headwater.ports.records import Selection, SubscriptionRecord, TopicCount, selection_of
 from headwater.ports.store import Reader
 from headwater.topics import check_topic, parse_pattern
 
 WINDOW_LISTED_MAX = 20_000
 LAG_LOOKED_AT_MAX = 1_000_000  # messages, matching or not; beyond it the exact number would cost more than it tells
+ALL_LOOKED_AT_MAX = 1_000_000  # the same for all subscriptions together, where all are described
+TIMES_PAGE = 1_000
 
 _ALL = parse_pattern(">")
+_ANYTHING = Selection(_ALL)
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):
     """`lag` is all that matches and is not settled: not yet delivered, in flight, or waiting for another attempt.
-    `lag_is_least`: counting stopped at LAG_LOOKED_AT_MAX messages, so the lag may be greater."""
+    `lag_is_least`: counting stopped at LAG_LOOKED_AT_MAX messages, or at this subscription's share of ALL_LOOKED_AT_MAX
+    where all are described, so the lag may be greater."""
 
     id: str
     pattern: str
@@ -56,22 +62,41 @@ class Waiting(NamedTuple):
 def count_waiting(reader: Reader, selection: Selection, after: int, most: int) -> Waiting:
     """How many messages above `after` match, among the first `most` messages of any topic."""
     upto, last = look_upto(reader, after, most), reader.last_seq()
-    return Waiting(reader.count(selection, after, upto), upto < last)
+    return Waiting(reader.count(selection, after, upto) if after < upto else 0, upto < last)
 
 
 def look_upto(reader: Reader, after: int, most: int) -> int:
     """The seq up to which there are at most `most` messages above `after`; deleted ones at the front do not count."""
+    last = reader.last_seq()
+    if last - after <= most:
+        return last
     first = reader.oldest(_ALL, after, 1)
-    return min(reader.last_seq(), first[0].seq - 1 + most) if first else reader.last_seq()
+    return min(last, first[0].seq - 1 + most) if first else last
 
 
-def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> SubscriptionInfo:
+Count = Callable[[Selection, int, int], Waiting]  # a selection, after which seq, and at how many messages it may look
+
+
+def describe(
+    reader: Reader,
+    record: SubscriptionRecord,
+    now_ms: int,
+    *,
+    looked_at_max: int | None = None,
+    count: Count | None = None,
+) -> SubscriptionInfo:
+    most = LAG_LOOKED_AT_MAX if looked_at_max is None else looked_at_max
     selection, window = selection_of(record.spec), record.window
     counts = reader.delivery_counts(record.id)
-    undelivered = count_waiting(reader, selection, window.delivered, LAG_LOOKED_AT_MAX)
-    bound = look_upto(reader, window.floor, LAG_LOOKED_AT_MAX)
-    in_flight = counts.in_flight + _in_window(reader, record, min(window.delivered, bound))
-    oldest = _oldest_unacked_ms(reader, record, counts.first_seq, bound)
+    undelivered = (count or partial(count_waiting, reader))(selection, window.delivered, most)
+    bound = look_upto(reader, window.floor, most)
+    in_window, oldest_in_window = _in_window(reader, record, min(window.delivered, bound))
+    in_flight = counts.in_flight + in_window
+    oldest = [] if oldest_in_window is None else [oldest_in_window]
+    if counts.first_seq is not None:
+        oldest += [at_ms for _, at_ms in reader.scan_times(_ANYTHING, counts.first_seq - 1, 1, counts.first_seq).found]
+    if not oldest and undelivered.messages:
+        oldest += _first_ms(reader, selection, window.delivered)
     return SubscriptionInfo(
         id=record.id,
         pattern=record.spec.pattern,
@@ -81,7 +106,7 @@ def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Subscri
         lag_is_least=undelivered.is_least or window.floor < bound < window.delivered,
         in_flight=in_flight,
         waiting=counts.waiting,
-        oldest_unacked_ms=None if oldest is None else max(0, now_ms - oldest),
+        oldest_unacked_ms=max(0, now_ms - min(oldest)) if oldest else None,
         acked=record.acked,
         redelivered=record.redelivered,
         dead=record.buried,
@@ -93,42 +118,64 @@ def describe(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Subscri
     )
 
 
-def _in_window(reader: Reader, record: SubscriptionRecord, upto: int) -> int:
-    window = record.window
-    if not window.settled and upto - window.floor > WINDOW_LISTED_MAX:  # a batch of a pipeline
-        return reader.count(selection_of(record.spec), window.floor, upto)
-    return sum(not window.is_settled(message.seq) for message in _between(reader, record, upto))
-
-
-def _between(reader: Reader, record: SubscriptionRecord, upto: int) -> list[Message]:
-    found: list[Message] = []
-    after = record.window.floor
+def _in_window(reader: Reader, record: SubscriptionRecord, upto: int) -> tuple[int, int | None]:
+    """How many messages of an exclusive holder's window are in flight, and when the first of them was published."""
+    selection, window, after = selection_of(record.spec), record.window, record.window.floor
+    if not window.settled and upto - after > WINDOW_LISTED_MAX:  # a batch of a pipeline
+        total = reader.count(selection, after, upto)
+        return total, min(_first_ms(reader, selection, after), default=None) if total else None
+    lows = [low for low, _ in window.settled]
+    in_flight, oldest_ms = 0, None
     while after < upto:
-        messages, after = reader.scan(selection_of(record.spec), after, 1_000, upto)
-        found += messages
-    return found
+        found, after = reader.scan_times(selection, after, TIMES_PAGE, upto)
+        for seq, published_ms in found:
+            at = bisect_right(lows, seq) - 1
+            if at < 0 or window.settled[at][1] < seq:
+                in_flight += 1
+                oldest_ms = published_ms if oldest_ms is None else oldest_ms
+    return in_flight, oldest_ms
 
 
-def _oldest_unacked_ms(reader: Reader, record: SubscriptionRecord, first_row: int | None, upto: int) -> int | None:
-    after = record.window.floor
-    candidates = [] if first_row is None else list(reader.messages([first_row]).values())
-    while after < upto:
-        messages, after = reader.scan(selection_of(record.spec), after, 100, upto)
-        open_ones = [message for message in messages if not record.window.is_settled(message.seq)]
-        if open_ones:
-            candidates.append(open_ones[0])
-            break
-    return min((message.published_ms for message in candidates), default=None)
+def _first_ms(reader: Reader, selection: Selection, after: int) -> list[int]:
+    """When the first matching message above a seq was published, which is known to exist."""
+    last = reader.last_seq()
+    while after < last:
+        found, after = reader.scan_times(selection, after, 1, last)
+        if found:
+            return [found[0][1]]
+    return []
 
 
-def log_statistics(reader: Reader, now_ms: int) -> LogStatistics:
+def describe_all(reader: Reader, now_ms: int, limit: int | None = None) -> list[SubscriptionInfo]:
+    """All subscriptions, or the first ones by id. They share what may be looked at, the least far behind first, which
+    leave most of their share to the others; those that wait for the same thing at the same place are counted once."""
+    records = reader.subscriptions()[:limit]
+    left, last = ALL_LOOKED_AT_MAX, reader.last_seq()
+    known: dict[tuple[Selection, int], Waiting] = {}
+
+    def count(selection: Selection, after: int, most: int) -> Waiting:
+        nonlocal left
+        found = known.get((selection, after))
+        if found is None:
+            found = known[selection, after] = count_waiting(reader, selection, after, most)
+            left -= min(most, last - after)
+        return found
+
+    infos = []
+    for done, record in enumerate(sorted(records, key=lambda record: -record.window.floor)):
+        most = min(LAG_LOOKED_AT_MAX, max(1, left // (len(records) - done)))
+        infos.append(describe(reader, record, now_ms, looked_at_max=most, count=count))
+    return sorted(infos, key=lambda info: info.id)
+
+
+def log_statistics(reader: Reader, now_ms: int, subscriptions_max: int | None = None) -> LogStatistics:
     topics = reader.topic_counts()
     return LogStatistics(
         last_seq=reader.last_seq(),
         messages=sum(topic.count for topic in topics),
         bytes=sum(topic.bytes for topic in topics),
         topics=topics,
-        subscriptions=[describe(reader, record, now_ms) for record in reader.subscriptions()],
+        subscriptions=describe_all(reader, now_ms, subscriptions_max),
     )
 
 

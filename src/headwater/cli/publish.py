@@ -42,7 +42,8 @@ def publish(
         str | None, typer.Option("--file", "-f", metavar="FILE", help="Read JSON lines from a file, not stdin.")
     ] = None,
     id: Annotated[
-        str | None, typer.Option("--id", help="Your own id: published again, it is stored once. One message only.")
+        str | None,
+        typer.Option("--id", help="Your own id: stored once on its topic. One message only."),
     ] = None,
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A free header; repeatable.")

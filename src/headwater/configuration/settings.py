@@ -95,6 +95,7 @@ class ReplicaSettings(Frozen):
     max_bytes: StoredBytes = 10 * 1024**3
     max_replicas: Count = 1_000
     pushes: Count = 8
+    idle_timeout: Timeout = 60.0
 
 
 class TopicSettings(Frozen):

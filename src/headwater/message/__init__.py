@@ -14,7 +14,7 @@ from headwater.message.draft import (
     check_whole,
     make_draft,
 )
-from headwater.message.model import NAMED_HEADERS, NO_HEADERS, SALT_BITS, Message, derived_id
+from headwater.message.model import NAMED_HEADERS, NO_HEADERS, SALT_BITS, Message, derived_id, scoped_id
 from headwater.message.payload import DATA_BYTES_MAX, decode, encode, encode_all, readable
 from headwater.message.times import TIME_MS_MAX, Moment, Span, datetime_of, iso, ms_of_iso, span_ms, time_ms
 
@@ -48,6 +48,7 @@ __all__ = [
     "make_draft",
     "ms_of_iso",
     "readable",
+    "scoped_id",
     "span_ms",
     "time_ms",
     "to_document",

@@ -44,6 +44,11 @@ class Message(msgspec.Struct, array_like=True, gc=False):
         return derived_id(self.published_ms, self.identity, self.seq)
 
     @property
+    def scoped_id(self) -> str:
+        """Topic and id in one text: what it is recognised by, for an id belongs to its topic."""
+        return scoped_id(self.topic, self.id)
+
+    @property
     def data(self) -> Any:
         return decode(self.raw, f"message {self.seq} on {self.topic}")
 
@@ -97,6 +102,12 @@ _ATTRIBUTE_OF = {
     "deliver_at": "deliver_ms",
     "expires_at": "expires_ms",
 }
+
+
+def scoped_id(topic: str, id: str) -> str:
+    """What a message is recognised by wherever it may come twice: its id, among those of its topic. Who may publish on
+    one topic has no say about the ids of another. No topic holds a blank, so no other pair gives the same text."""
+    return f"{topic} {id}"
 
 
 def derived_id(published_ms: int, salt: int, seq: int) -> str:

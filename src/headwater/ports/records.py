@@ -20,6 +20,9 @@ from headwater.topics import Dialect, Pattern, parse_pattern
 Mode = Literal["exclusive", "shared", "ephemeral"]
 Order = Literal["seq", "priority"]
 Stage = Literal["deliver", "ack"]
+LetterColumn = Literal["reason", "subscription", "topic", "type", "error", "redriving"]
+
+ERROR_LINE_CHARS = 120  # of the first line of an error, by which dead letters are counted
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -130,6 +133,13 @@ class Scan(NamedTuple):
     scanned_to: int
 
 
+class Times(NamedTuple):
+    """`found` is the seq and the time of publishing of all that matches in (after, scanned_to]."""
+
+    found: list[tuple[int, int]]
+    scanned_to: int
+
+
 class Appended(NamedTuple):
     seqs: list[int]
     repeats: frozenset[int]  # positions whose id was known: their seq is the first one's
@@ -150,6 +160,21 @@ class DeadLetter(msgspec.Struct, frozen=True):
     redrives: int = 0
     redriving: bool = False
     redrive_error: str | None = None
+
+
+def letter_value(letter: DeadLetter, column: LetterColumn) -> str:
+    """What dead letters are counted by."""
+    match column:
+        case "topic":
+            return letter.message.topic
+        case "type":
+            return letter.message.type or ""
+        case "error":
+            return (letter.error or "").split("\n", 1)[0][:ERROR_LINE_CHARS]
+        case "redriving":
+            return str(int(letter.redriving))
+        case "reason" | "subscription":
+            return str(getattr(letter, column))
 
 
 class DeadLetterQuery(msgspec.Struct, frozen=True):

@@ -6,8 +6,9 @@ them on threads of its own, never on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from headwater.delivery.dedupe import DedupeWindow
@@ -15,6 +16,7 @@ from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
 from headwater.delivery.runs import Run
+from headwater.errors import HeadwaterError
 from headwater.message import Draft, Message
 from headwater.ports.records import (
     Appended,
@@ -24,17 +26,53 @@ from headwater.ports.records import (
     DeliveryRow,
     Due,
     Gap,
+    LetterColumn,
     Order,
     RetentionPolicy,
     Scan,
     Selection,
     SubscriptionRecord,
+    Times,
     Timing,
     TopicCount,
 )
 from headwater.topics import Dialect, Pattern
 
 SEQ_MAX = 2**63 - 1
+
+
+class Interruption:
+    """Ends one read from another thread: its time is over, its caller has left, or the log closes. The read then raises
+    the error that is given as the reason. An interruption that comes late does nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop: Callable[[], None] | None = None
+        self.reason: HeadwaterError | None = None
+
+    def interrupt(self, reason: HeadwaterError) -> None:
+        """Does not block."""
+        with self._lock:
+            if self.reason is None:
+                self.reason = reason
+                if self._stop is not None:
+                    self._stop()
+
+    def check(self) -> None:
+        if self.reason is not None:
+            raise self.reason
+
+    @contextmanager
+    def stops(self, stop: Callable[[], None]) -> Iterator[None]:
+        """For a store: inside, `stop` is called to end the statement that runs, and afterwards never."""
+        with self._lock:
+            self.check()
+            self._stop = stop
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stop = None
 
 
 class Reader(Protocol):
@@ -47,6 +85,9 @@ class Reader(Protocol):
         """The first `limit` matching messages in (after, upto], in seq order. Looks at a bounded number of rows: if
         `scanned_to` is below the end and below the limit's worth of messages, call again from there."""
 
+    def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
+        """Like `scan`, but only when each message was published; no payload is loaded to tell."""
+
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         """Those of the given seqs that exist."""
 
@@ -58,7 +99,8 @@ class Reader(Protocol):
         not. Assumes a clock that runs forward."""
 
     def count(self, selection: Selection, after: int, upto: int) -> int:
-        """How many messages in (after, upto] match. Looks at all of them and at no others: the caller bounds it."""
+        """How many messages in (after, upto] match. Looks at all of them and at no others: the caller bounds it. No
+        payload is loaded unless `where` asks for it."""
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         """The distinct topics of the messages in (after, upto]."""
@@ -95,6 +137,11 @@ class Reader(Protocol):
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
         """Matching dead letters with an id above `after`, by id."""
 
+    def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
+        """How many dead letters match, for the most frequent `limit` values of a column, the most frequent first. A
+        missing value counts as "", of errors the first ERROR_LINE_CHARS characters of the first line count. No letter
+        is loaded; the query has no `error` and no topic with wildcards."""
+
     def gaps(self, subscription: str) -> list[Gap]:
         """Gaps not yet told to the subscription, oldest first."""
 
@@ -124,9 +171,9 @@ class Writer(Reader, Protocol):
     """A transaction: all of it becomes durable together when its context ends, or none of it."""
 
     def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
-        """Give each draft the next seq and store it. A draft whose id the window remembers, or that stands earlier in
-        the same call, is not stored again: it gets the first one's seq. The window counts from the last seq before the
-        call."""
+        """Give each draft the next seq and store it. A draft whose id the window remembers on its topic, or that
+        stands there earlier in the same call, is not stored again: it gets the first one's seq. The window counts from
+        the last seq before the call."""
 
     def add_receipts(self, publisher: str, receipts: Sequence[Receipt], now_ms: int) -> None: ...
 
@@ -226,7 +273,7 @@ class Store(Protocol):
         subscriptions that exist, in the order of their ids, before it publishes. Conflict means that nothing of the
         transaction stays and that it may be run again."""
 
-    def read(self) -> AbstractContextManager[Reader]:
+    def read(self, interruption: Interruption | None = None) -> AbstractContextManager[Reader]:
         """Any number at a time, from any thread, without blocking writers where `supports_concurrent_reads`."""
 
     @property
@@ -246,7 +293,7 @@ class Store(Protocol):
     def journal_bytes(self) -> int:
         """How much of what was written waits to be moved to its place; cheap enough to ask every second."""
 
-    def health(self) -> dict[str, Any]:
+    def health(self, interruption: Interruption | None = None) -> dict[str, Any]:
         """What `doctor` shows: versions, sizes, settings, integrity."""
 
     def close(self) -> None: ...

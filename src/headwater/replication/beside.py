@@ -13,6 +13,7 @@ import msgspec
 
 from headwater.errors import DiskFull, InputOutput, Locked
 from headwater.replication.database_file import remove_database
+from headwater.replication.local_files import private
 from headwater.replication.names import Remote
 
 try:
@@ -170,7 +171,7 @@ def _write_whole(path: str, content: bytes, durable: bool) -> None:
     """Either the old content or the new one is there, also after a crash."""
     draft = path + ".new"
     try:
-        with open(draft, "wb") as file:
+        with open(draft, "wb", opener=private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

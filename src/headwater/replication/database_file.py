@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import os
 import threading
-import urllib.parse
 from collections.abc import Callable
 from typing import NamedTuple
 
 from headwater.errors import HeadwaterError, Locked, NotADatabase
-from headwater.replication.shell import Shell, quoted
+from headwater.replication.shell import Shell, address_of, quoted
 from headwater.replication.threads import stoppable
 
 SIDECARS = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a database while it is in use
@@ -92,15 +91,14 @@ def replace_content(source: str, target: Shell, before: Callable[[], None] = lam
     """Make the live database `target` the same as `source`, whatever its page size is. In one transaction; nobody
     else may have `target` open in WAL mode, for that mode keeps its page size. `before` is called when nobody else can
     write it any more, and may refuse. Blocks."""
-    path = urllib.parse.quote(os.fsencode(os.path.realpath(source)))
-    place = f"file:{path}?mode=rw"  # should it not be there, it is not made, empty, and copied
+    place = address_of(os.path.realpath(source), "mode=rw")  # should it not be there, it is not made, empty, and copied
     (mode,) = target.ask("PRAGMA journal_mode;")
     _lock(target, mode)
     before()  # now, for a change of the mode counts as a write at times
     try:
         if mode == "wal":
             target.ask("PRAGMA journal_mode = DELETE;")
-        target.ask(f".restore main {quoted(place)}")
+        target.ask_unsafe(f".restore main {quoted(place)}")
         if target.ask("PRAGMA journal_mode;") == ["wal"]:
             mode = "wal"  # the source has it, and so has the copy
     except BaseException:

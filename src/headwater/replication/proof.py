@@ -8,17 +8,20 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.parse
+import threading
+from functools import partial
 from typing import IO
 
 from headwater.errors import Corrupt, Locked, NotADatabase, ReplicationFailed
 from headwater.replication import quick_check
 from headwater.replication.quick_check import FINDINGS_MAX
-from headwater.replication.tools import OWN_GROUP, binary
+from headwater.replication.shell import address_of
+from headwater.replication.tools import MEMORY_BYTES_MAX, binary, cpu_s_for, run, start, why_killed
 
 SAID_BYTES_MAX = 4096
 CHECK_S_MAX = 600.0
+BY_HAND_S_MAX = 24 * 3600.0
+HASH_MEMORY_BYTES_MAX = 2 * 1024**3  # a row is read whole, and may have a gigabyte
 MMAP_BYTES = 1 << 40  # as much as SQLite allows: a file that nobody writes is read where it lies
 
 
@@ -31,12 +34,12 @@ class Hashing:
         self._live = live
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  no pipe: nobody need read it while it runs
         place = None if live else _unwritten(self._path)
-        self._process = subprocess.Popen(
+        self._process = start(
             [binary("sqlite3_dbhash"), place or self._path],
+            memory_bytes=HASH_MEMORY_BYTES_MAX,
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,
-            process_group=OWN_GROUP,
         )
 
     def result(self) -> str:
@@ -73,52 +76,55 @@ def dbhash(path: str, *, live: bool = False) -> str:
     return Hashing(path, live=live).result()
 
 
-def check_integrity(path: str, timeout_s: float = CHECK_S_MAX) -> None:
-    """Raises Corrupt if the database is damaged, NotADatabase if it is none, ReplicationFailed if it took too long. For
-    a file that nobody writes. Blocks.
+def check_integrity(
+    path: str, *, by_hand: bool = False, constraints: bool = False, stop: threading.Event | None = None
+) -> None:
+    """Raises Corrupt if the database is damaged, NotADatabase if it is none, ReplicationFailed if it needs too much
+    time or memory, or `stop` is set. For a file that nobody writes. `constraints`: rows that break a CHECK are damage;
+    then the file has to be one that may be written, for SQLite forgets them where it cannot write. `by_hand`: somebody
+    waits for it, and may give up; a slow disk is no reason not to restore. Blocks.
 
     In a child process: a database from outside may hold expressions that run for hours without a pause, and a disk that
     fails under a mapped file kills who reads it."""
-    deadline_s = time.monotonic() + timeout_s
     if not os.path.exists(path):
         raise NotADatabase("there is no such file", where=path)
-    place = _unwritten(path) or path
-    shell = [binary("sqlite3_shell"), "-batch", "-noinit", "-safe", "-list", place, _CHECK]
-    code, said = _child(shell, path, deadline_s)
+    place = (None if constraints else _unwritten(path)) or address_of(path, "mode=rw")
+    size = os.path.getsize(path)
+    memory_bytes, cpu_s = MEMORY_BYTES_MAX, cpu_s_for(size)
+    timeout_s = CHECK_S_MAX
+    if by_hand:
+        memory_bytes, cpu_s, timeout_s = HASH_MEMORY_BYTES_MAX, BY_HAND_S_MAX, BY_HAND_S_MAX
+    check = partial(
+        run,
+        where=path,
+        stop=stop or threading.Event(),
+        timeout_s=timeout_s,
+        cpu_s=cpu_s,
+        memory_bytes=memory_bytes + size,  # which is mapped
+        in_background=not by_hand,
+    )
+    code, said = check([binary("sqlite3_shell"), "-batch", "-noinit", "-safe", "-list", place, _CHECK])
     if code and quick_check.MISSING.search(said):
-        code, said = _child([sys.executable, "-I", quick_check.__file__, place], path, deadline_s)
-        findings = list(filter(None, said.splitlines()))
-    else:
-        findings = [line for line in said.splitlines()[1:] if line != "ok"]  # the first is the answer to mmap_size
+        code, said = check([sys.executable, "-I", quick_check.__file__, place])
+    findings = [line for line in said.rpartition(f"{_FOUND}\n")[2].splitlines() if line not in ("", "ok")]
     if code:
-        why = " ".join(said.split())[:SAID_BYTES_MAX]
+        why = why_killed(code) or " ".join(said.replace(place, "it").split())
         if "not a database" in why or "unable to open" in why:
             raise NotADatabase("this is no SQLite database", where=path)
+        if why_killed(code) or "out of memory" in why or "MemoryError" in why:
+            limits = f"{cpu_s:.0f} s of a processor and {memory_bytes // 1024**2} MiB"
+            raise ReplicationFailed(f"to check it takes more than {limits}: {why}", where=path)
         raise Corrupt(why or f"the check ended with {code}", where=path, next=_RESTORE)
     if findings:
         raise Corrupt("; ".join(findings[:FINDINGS_MAX]), where=path, next=_RESTORE)
 
 
+_FOUND = "found:"
 _CHECK = (
     f"PRAGMA mmap_size = {MMAP_BYTES}; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
-    f" PRAGMA integrity_check({FINDINGS_MAX});"
+    f" SELECT '{_FOUND}'; PRAGMA integrity_check({FINDINGS_MAX});"
 )
 _RESTORE = "Restore an older version, or mend the origin and push again"
-
-
-def _child(command: list[str], path: str, deadline_s: float) -> tuple[int, str]:
-    """Its exit code, and what it said."""
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, process_group=OWN_GROUP)
-        try:
-            code = process.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise ReplicationFailed("the integrity check took too long", where=path) from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        return code, os.pread(said.fileno(), SAID_BYTES_MAX, 0).decode(errors="replace")
 
 
 def _unwritten(path: str) -> str | None:
@@ -126,4 +132,4 @@ def _unwritten(path: str) -> str | None:
     to it. Without locks, whoever opens and closes the same file by other means takes none away."""
     if any(os.path.exists(path + beside) and os.path.getsize(path + beside) for beside in ("-wal", "-journal")):
         return None
-    return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(path)))}?immutable=1"
+    return address_of(path, "immutable=1")

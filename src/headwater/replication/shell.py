@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import select
 import shutil
 import subprocess
 import threading
+import urllib.parse
 from types import TracebackType
 
 from headwater.errors import Corrupt, DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
-from headwater.replication.tools import OWN_GROUP, binary
+from headwater.replication.local_files import refuse_no_database
+from headwater.replication.tools import binary, start
 
 BUSY_S_MAX = 30.0  # for others to let us in
 LOOK_S = 0.05  # between two looks at `stop`
@@ -39,14 +42,18 @@ class Shell:
             raise NotADatabase("there is no such file", where=path, next="Check the path")
         if not os.path.isfile(self._path):
             raise NotADatabase("this is not a file", where=path, next="Name a database file")
+        refuse_no_database(path)
+        # In safe mode nothing that is asked touches another file or starts a program, but for a line after the nonce.
+        # An address, because a file whose name ends with .sql or .txt would be read as a script.
+        self._nonce = secrets.token_hex(16)
+        options = ["-batch", "-noinit", "-safe", "-nonce", self._nonce, "-ifexists", "-list"]
         waiting = f".timeout {BUSY_S_MAX * 1000:.0f}"
-        self._process = subprocess.Popen(
-            [binary("sqlite3_shell"), "-batch", "-noinit", "-ifexists", "-list", "-cmd", waiting, self._path],
+        self._process = start(
+            [binary("sqlite3_shell"), *options, "-cmd", waiting, address_of(self._path, "mode=rw")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
-            process_group=OWN_GROUP,
         )
 
     def __enter__(self) -> Shell:
@@ -96,6 +103,10 @@ class Shell:
             raise fault_of(fault[1] if fault else "; ".join(answer) or "sqlite3_shell has gone", self._path)
         return answer
 
+    def ask_unsafe(self, command: str) -> list[str]:
+        """One command that names another file, which has to be one of ours."""
+        return self.ask(f".nonce {self._nonce}\n{command}")
+
     def begin(self) -> None:
         """A transaction that reads."""
         self.ask("BEGIN; PRAGMA schema_version;")  # it begins with the first read
@@ -106,6 +117,11 @@ class Shell:
     def data_version(self) -> str:
         """Another one when somebody else has written."""
         return self.ask("PRAGMA data_version;")[0]
+
+
+def address_of(path: str, how: str) -> str:
+    """The address of a file for SQLite, whatever its name is. `how`: like `mode=rw`."""
+    return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(path)))}?{how}"
 
 
 def quoted(path: str) -> str:

@@ -6,30 +6,25 @@ It has the pages of the original, byte for byte, but for the counters of changes
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
-import subprocess
-import tempfile
 import threading
 
 import msgspec
 
-from headwater.errors import DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase, ReplicationFailed
+from headwater.errors import DiskFull, HeadwaterError, InputOutput, Locked, NotADatabase
 from headwater.replication.database_file import remove_database, shape_seen_by
-from headwater.replication.local_files import identity_of
+from headwater.replication.local_files import identity_of, make_private
 from headwater.replication.shell import Shell, quoted
 from headwater.replication.threads import stoppable
-from headwater.replication.tools import OWN_GROUP
+from headwater.replication.tools import run
 
-LOOK_S = 0.002  # between two looks at a child process and `stop`
 LOCKED_BYTES_MAX = 128 * 1024 * 1024  # copied while a rollback journal's writers wait; more goes in steps
 STEP_BYTES = 64 * 1024 * 1024  # between two chances for writers; whole blocks
 BLOCK_BYTES = 1024 * 1024
 TRIES_MAX = 3  # to copy the file as it lies, and with another one in its place
 RESTARTS_MAX = 3  # by writers, before the copy is made in one go
 SPARE_BYTES = 16 * 1024 * 1024  # to leave free on the disk
-SAID_BYTES_MAX = 1000  # of what a child process complained
 
 LOG_HEADER_BYTES = 32
 COOKIE = slice(40, 44)  # of the schema, in the header of a database
@@ -86,9 +81,6 @@ def _snapshot(path: str, into: str, stop: threading.Event) -> Snapshot:
         except BaseException:
             remove_database(into)
             raise
-    for copy in (into, into + "-wal"):
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(copy, 0o600)  # as the originals have it, nobody may be allowed to write them
     page_size, pages = _settled(into)
     return Snapshot(path=into, page_size=page_size, pages=pages, size=page_size * pages, is_copy=True)
 
@@ -123,11 +115,12 @@ def _copied_as_it_lies(source: Shell, path: str, into: str, stop: threading.Even
     if shutil.which("cp") is None:
         return False
     for _ in range(TRIES_MAX):
-        remove_database(into)
+        _make_anew(into)
         source.begin()
         log_header = _log_header(path)
         _run(["cp", "--", path, into], into, stop)
         if log_header:
+            make_private(into + "-wal")
             _run(["cp", "--", path + "-wal", into + "-wal"], into, stop)
         fits = _log_header(path) == log_header
         source.commit()
@@ -151,7 +144,7 @@ def _copied_in_steps(source: Shell, path: str, into: str, stop: threading.Event)
         if version != (version := source.data_version()):
             restarts += bool(at)
             at = 0
-            remove_database(into)
+            _make_anew(into)
             shape = shape_seen_by(source)
             size = shape.page_size * shape.pages
         step = STEP_BYTES if restarts < RESTARTS_MAX else size
@@ -161,6 +154,12 @@ def _copied_in_steps(source: Shell, path: str, into: str, stop: threading.Event)
         source.commit()
         if at >= size:
             return True
+
+
+def _make_anew(into: str) -> None:
+    """Empty, and for this user alone, whatever the rights of the original are."""
+    remove_database(into)
+    make_private(into)
 
 
 def _log_header(path: str) -> bytes:
@@ -173,37 +172,20 @@ def _log_header(path: str) -> bytes:
 
 
 def _run(command: list[str], into: str, stop: threading.Event) -> None:
-    with tempfile.TemporaryFile() as said:
-        if stop.is_set():
-            raise ReplicationFailed("stopped", where=into)
-        speaking_english = {**os.environ, "LC_ALL": "C"}
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            env=speaking_english,
-            process_group=OWN_GROUP,
+    code, said = run(command, into, stop, env={**os.environ, "LC_ALL": "C"})
+    if code:
+        is_full = "space left" in said or "quota" in said
+        raise (DiskFull if is_full else InputOutput)(
+            " ".join(said.split()) or f"{command[0]} ended with {code}", where=into
         )
-        while process.poll() is None:
-            if stop.wait(LOOK_S):
-                process.kill()
-                process.wait()
-                raise ReplicationFailed("stopped", where=into)
-        if process.returncode:
-            why = os.pread(said.fileno(), SAID_BYTES_MAX, 0).decode(errors="replace").strip()
-            is_full = "space left" in why or "quota" in why
-            raise (DiskFull if is_full else InputOutput)(
-                why or f"{command[0]} ended with {process.returncode}", where=into
-            )
 
 
 def _copied_by_sqlite(source: Shell, into: str) -> None:
     """By SQLite's backup, where nothing else copies a file, or the log of a WAL database begins anew all the time."""
-    remove_database(into)
+    _make_anew(into)
     source.begin()
     (cookie,) = source.ask("PRAGMA schema_version;")
-    source.ask(f".backup --async main {quoted(os.path.abspath(into))}")
+    source.ask_unsafe(f".backup --async main {quoted(os.path.abspath(into))}")
     source.commit()
     _set_cookie(into, int(cookie))
 

@@ -15,7 +15,7 @@ from headwater.errors import InvalidOption
 from headwater.replication.copying import copy
 from headwater.replication.line import LINE_PONG_S_MAX
 from headwater.replication.link import Link
-from headwater.replication.local_files import require_file, require_place_for
+from headwater.replication.local_files import refuse_no_database, require_file, require_place_for
 from headwater.replication.names import Local, Remote, VersionName, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
 from headwater.replication.pull import PullOptions, pull
@@ -80,11 +80,13 @@ class Sync:
         self._client_id = client_id
 
     def _refuse_mistyped(self) -> None:
-        """Files that are not there, before a server is asked."""
+        """Files that are not there, or no databases, before a server is asked."""
         if isinstance(self.source, Local):
             require_file(self.source.path)
+            refuse_no_database(self.source.path)
         if isinstance(self.target, Local):
             require_place_for(self.target.path)
+            refuse_no_database(self.target.path)
 
     async def once(self, on_progress: OnProgress | None = None) -> Outcome:
         self._refuse_mistyped()

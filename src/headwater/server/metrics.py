@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from headwater.broker.claims import Claimed
-from headwater.broker.dead_letters import LetterStatistics
 from headwater.broker.statistics import LogStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,19 +85,19 @@ class Metrics:
         self._live.inc(sent)
         self._live_dropped.inc(dropped)
 
-    def note_log(self, log: LogStatistics, letters: LetterStatistics, wal_bytes: int) -> None:
-        """How the log is at the moment of a scrape."""
+    def note_log(self, log: LogStatistics, letters_by_reason: Mapping[str, int], wal_bytes: int) -> None:
+        """How the log is at the moment of a scrape, with SUBSCRIPTIONS_SHOWN_MAX subscriptions at most."""
         self._log_seq.set(log.last_seq)
         self._log_messages.set(log.messages)
         self._log_bytes.set(log.bytes)
         self._wal_bytes.set(wal_bytes)
         for family in (self._lag, self._oldest, self._in_flight, self._dead):
             family.clear()
-        for info in log.subscriptions[:SUBSCRIPTIONS_SHOWN_MAX]:
+        for info in log.subscriptions:
             self._lag.labels(info.id).set(info.lag)
             self._oldest.labels(info.id).set((info.oldest_unacked_ms or 0) / 1000)
             self._in_flight.labels(info.id).set(info.in_flight)
-        for reason, count in letters.by_reason.items():
+        for reason, count in letters_by_reason.items():
             self._dead.labels(reason).set(count)
 
     # --- for annexes ----------------------------------------------------------------------------------------------

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import msgspec
 
-from headwater.broker.committer import NO_SUBSCRIPTION
 from headwater.broker.flow import run_async
 from headwater.configuration import ServerSettings
 from headwater.errors import HeadwaterError
 from headwater.ports.annex import HttpRequest, HttpResponse
 from headwater.server.http import path_of
-from headwater.server.metrics import CONTENT_TYPE
+from headwater.server.metrics import CONTENT_TYPE, SUBSCRIPTIONS_SHOWN_MAX
 from headwater.server.parts import Parts
 from headwater.server.tokens import Grant
 
 PROBE_SECONDS_MAX = 5.0
+SCRAPE_SECONDS_MAX = 10.0
+CACHED_S = 1.0  # how long the answer to a scrape or to a readiness probe serves those who ask again
 Files = Mapping[str, tuple[str, bytes]]  # by path: content type and content
 
 # A page may use what lies beside it and nothing else: no script of another origin, no inline one, no frame around it.
@@ -36,6 +38,25 @@ FILE_HEADERS = (
 )
 
 
+class _Cached:
+    """An answer that costs something: computed once at a time, for all who ask meanwhile or soon after."""
+
+    def __init__(self, compute: Callable[[], Coroutine[Any, Any, HttpResponse]]) -> None:
+        self._compute = compute
+        self._computing: asyncio.Task[HttpResponse] | None = None
+        self._fresh_until_s = 0.0
+
+    async def get(self) -> HttpResponse:
+        loop = asyncio.get_running_loop()
+        if self._computing is None or (self._computing.done() and loop.time() >= self._fresh_until_s):
+            self._computing = loop.create_task(self._compute())
+            self._computing.add_done_callback(self._note_time)
+        return await asyncio.shield(self._computing)  # one who leaves takes nothing from the others
+
+    def _note_time(self, computed: asyncio.Task[HttpResponse]) -> None:
+        self._fresh_until_s = computed.get_loop().time() + CACHED_S
+
+
 class Pages:
     def __init__(self, parts: Parts, settings: ServerSettings, files: Files) -> None:
         self._parts = parts
@@ -44,10 +65,12 @@ class Pages:
         self._metrics_need_token = parts.needs_token if need is None else need
         self._files = files
         self.ready = False
+        self._scrape = _Cached(self._metrics)
+        self._proof = _Cached(self._prove_writable)
 
     async def answer(self, request: HttpRequest, grant: Grant | None) -> HttpResponse:
         path = path_of(request.target)
-        pages = {"/": self._root, "/metrics": self._metrics, "/healthz": self._health, "/readyz": self._readiness}
+        pages = {"/": self._root, "/metrics": self._scrape.get, "/healthz": self._health, "/readyz": self._readiness}
         page, file = pages.get(path), self._files.get(path)
         if page is None and file is None:
             return _text(404, f"there is nothing at {path[:200]}; try {', '.join(pages)}, or JSON-RPC at /rpc")
@@ -66,10 +89,15 @@ class Pages:
 
     async def _metrics(self) -> HttpResponse:
         core, metrics = self._parts.core, self._parts.metrics
-        log = await run_async(core.statistics())
-        letters = await run_async(core.dead_letters.statistics())
+        try:
+            async with asyncio.timeout(SCRAPE_SECONDS_MAX):
+                log = await run_async(core.statistics(SUBSCRIPTIONS_SHOWN_MAX))
+                letters = await run_async(core.dead_letters.count_by_reason())
+        except (HeadwaterError, TimeoutError) as exc:
+            why = exc.why if isinstance(exc, HeadwaterError) else f"not counted within {SCRAPE_SECONDS_MAX:g} s"
+            return _text(503, why)
         metrics.note_log(log, letters, core.engine.store.journal_bytes())
-        return HttpResponse(200, CONTENT_TYPE, metrics.text())
+        return HttpResponse(200, CONTENT_TYPE, await asyncio.to_thread(metrics.text))
 
     async def _health(self) -> HttpResponse:
         """Alive: the process answers. Whether the log can be written is a matter of readiness."""
@@ -78,11 +106,12 @@ class Pages:
     async def _readiness(self) -> HttpResponse:
         if not self.ready:
             return _json(503, {"status": "not ready", "why": "the server is starting or stopping"})
+        return await self._proof.get()
+
+    async def _prove_writable(self) -> HttpResponse:
         try:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
-                await run_async(
-                    self._parts.core.engine.write(lambda writer, _: writer.last_seq(), touching=NO_SUBSCRIPTION)
-                )
+                await run_async(self._parts.core.prove_writable())
         except (HeadwaterError, TimeoutError) as exc:
             why = exc.why if isinstance(exc, HeadwaterError) else f"no write got through in {PROBE_SECONDS_MAX:g} s"
             return _json(503, {"status": "not ready", "why": why})

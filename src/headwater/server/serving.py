@@ -16,7 +16,7 @@ from headwater.broker.core import Core
 from headwater.broker.flow import run_async
 from headwater.configuration import Limits, Settings
 from headwater.configuration.kinds import is_loopback
-from headwater.errors import InvalidConfiguration, InvalidOption
+from headwater.errors import DiskFull, InvalidConfiguration, InvalidOption
 from headwater.ports.annex import Annex, HttpRequest, HttpResponse, Refusal, UpgradeRequest
 from headwater.server.annexes import Annexes, TokenRights
 from headwater.server.audit import Audit
@@ -35,6 +35,7 @@ from headwater.server.tls import Certificates
 from headwater.server.tokens import Grant, Token, TokenFile
 
 SWEEP_S = 2.0  # how often revoked and expired tokens are looked for
+RETAIN_AGAIN_S = 5.0  # between attempts to set the retention of the settings on a full disk
 BACKLOG = 1_024
 RPC_PATHS = {"/": SpecificationShapes, "/rpc": SpecificationShapes, "/jrow": ImplementationShapes}
 NOT_THIS_ORIGIN = "pages of this origin may not connect; see the setting server.origins"
@@ -71,6 +72,7 @@ class Server:
         self._clients: set[ServedConnection] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        self._retaining: asyncio.Task[None] | None = None
         self._stop_asked: asyncio.Event | None = None
 
     # --- for applications ---------------------------------------------------------------------------------------
@@ -122,7 +124,11 @@ class Server:
             audit = Audit(settings.audit, core.engine.clock)
             self._parts = Parts(core, self.registry, self.settings, self.metrics, authenticate, self._version, audit)
             self._pages = Pages(self._parts, self.settings.server, self._files)
-            await self._apply_retention(core)
+            try:
+                await self._apply_retention(core)
+            except DiskFull as exc:
+                logger.warning("retention is set when there is room: %(why)s", {"why": exc.why})
+                self._retaining = asyncio.create_task(self._retain_later(core))
             await self._annexes.start(core, audit, needs_token=self._tokens is not None)
             self._listener = await self._listen()
         except BaseException:
@@ -149,6 +155,12 @@ class Server:
                 where=f"{host}:{port}",
                 next="Choose another host or port; port 0 is any that is free",
             ) from exc
+
+    async def _retain_later(self, core: Core) -> None:
+        while True:
+            await asyncio.sleep(RETAIN_AGAIN_S)
+            with contextlib.suppress(DiskFull):
+                return await self._apply_retention(core)
 
     async def _apply_retention(self, core: Core) -> None:
         for topic in self.settings.topics:
@@ -331,8 +343,9 @@ class Server:
         logger.info("stopping", extra={"clients": len(self._clients)})
         listener, self._listener = self._listener, None
         listener.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in (self._sweeper, self._retaining):
+            if task is not None:
+                task.cancel()
         try:
             async with asyncio.timeout(self.settings.server.shutdown_timeout):
                 drained = (client.drain() for client in list(self._clients))

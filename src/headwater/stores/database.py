@@ -9,8 +9,8 @@ import msgspec
 
 from headwater.delivery.lease import Lease
 from headwater.delivery.window import WindowState
-from headwater.message import Draft, MessageDocument, from_document
-from headwater.ports.records import DeadLetter, Selection, SubscriptionRecord, SubscriptionSpec, TopicCount
+from headwater.message import Draft, MessageDocument, from_document, scoped_id
+from headwater.ports.records import DeadLetter, Selection, SubscriptionRecord, SubscriptionSpec, Times, TopicCount
 from headwater.ports.store import Reader
 
 OWN_TABLES = frozenset(
@@ -32,12 +32,18 @@ OWN_TABLES = frozenset(
     ]
 )
 
-COUNT_PAGE = 1_000  # messages that are read at a time to be counted
+COUNT_PAGE = 1_000  # messages that are looked at together to be counted
+LOADED_PAGE = 10  # whole messages that are loaded together to be counted
 
 _spec = msgspec.json.Decoder(SubscriptionSpec)
 _settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _document = msgspec.json.Decoder(MessageDocument)
 _topic_counts = msgspec.json.Decoder(list[TopicCount])
+
+Candidate = tuple[int, int, str, str | None, str | None]  # seq, time of publishing, topic, from, to
+TIMES = msgspec.json.Decoder(list[tuple[int, int]])
+CANDIDATES = msgspec.json.Decoder(list[Candidate])
+LETTER_COUNTS = msgspec.json.Decoder(list[tuple[str | int, int]])
 
 
 def record_of(row: tuple[Any, ...]) -> SubscriptionRecord:
@@ -132,9 +138,28 @@ def count_by_scanning(reader: Reader, selection: Selection, after: int, upto: in
     """Where the database cannot decide alone what matches."""
     total, upto = 0, min(upto, reader.last_seq())
     while after < upto:
-        found, after = reader.scan(selection, after, COUNT_PAGE, upto)
+        found, after = reader.scan_times(selection, after, COUNT_PAGE, upto)
         total += len(found)
     return total
+
+
+def kept_times(selection: Selection, candidates: list[Candidate], limit: int, end: int) -> Times:
+    """Those of the candidates whose topic and entities match; the database has looked at their content."""
+    known: dict[tuple[str, str | None, str | None], bool] = {}
+    found: list[tuple[int, int]] = []
+    for seq, published_ms, topic, from_, to in candidates:
+        keeps = known.get((topic, from_, to))
+        if keeps is None:
+            keeps = known[topic, from_, to] = selection.pattern.matches(topic) and selection.entities.keeps(from_, to)
+        if keeps:
+            found.append((seq, published_ms))
+    return Times(found, candidates[-1][0] if len(candidates) == limit else end)
+
+
+def times_by_scanning(reader: Reader, selection: Selection, after: int, limit: int, upto: int) -> Times:
+    """Where whole messages must be loaded to tell which match: a few at a time."""
+    messages, scanned_to = reader.scan(selection, after, min(limit, LOADED_PAGE), upto)
+    return Times([(message.seq, message.published_ms) for message in messages], scanned_to)
 
 
 class Numbered(NamedTuple):
@@ -144,31 +169,34 @@ class Numbered(NamedTuple):
     fresh: list[Draft]
     fresh_seqs: list[int]
     repeats: frozenset[int]
-
-    @property
-    def given_ids(self) -> list[tuple[int, str]]:
-        pairs = zip(self.fresh_seqs, self.fresh, strict=True)
-        return [(seq, draft.id) for seq, draft in pairs if draft.id is not None]
+    to_remember: dict[str, int]
+    """The seqs of those that are new and were given an id, by their scoped ids."""
 
 
-def number(drafts: Sequence[Draft], last: int, seq_of_id: dict[str, int]) -> Numbered:
-    """Give the seqs after `last`; a draft whose id is known, also from earlier in the same batch, gets that one's."""
+def scoped_ids(drafts: Sequence[Draft]) -> list[str | None]:
+    return [None if draft.id is None else scoped_id(draft.topic, draft.id) for draft in drafts]
+
+
+def number(drafts: Sequence[Draft], scoped: Sequence[str | None], last: int, known: Mapping[str, int]) -> Numbered:
+    """Give the seqs after `last`; a draft whose scoped id is known, also from earlier in the same batch, gets that
+    one's."""
     seqs: list[int] = []
     fresh: list[Draft] = []
     fresh_seqs: list[int] = []
     repeats: list[int] = []
-    for position, draft in enumerate(drafts):
-        known = None if draft.id is None else seq_of_id.get(draft.id)
-        if known is None:
-            known = last = last + 1
+    new: dict[str, int] = {}
+    for position, (draft, id) in enumerate(zip(drafts, scoped, strict=True)):
+        seq = None if id is None else known.get(id) or new.get(id)
+        if seq is None:
+            seq = last = last + 1
             fresh.append(draft)
-            fresh_seqs.append(known)
-            if draft.id is not None:
-                seq_of_id[draft.id] = known
+            fresh_seqs.append(seq)
+            if id is not None:
+                new[id] = seq
         else:
             repeats.append(position)
-        seqs.append(known)
-    return Numbered(seqs, fresh, fresh_seqs, frozenset(repeats))
+        seqs.append(seq)
+    return Numbered(seqs, fresh, fresh_seqs, frozenset(repeats), new)
 
 
 def seq_before(first: int, high: int, at_ms: int, at_or_after: Callable[[int], tuple[int, int] | None]) -> int:

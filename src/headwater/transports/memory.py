@@ -54,7 +54,7 @@ class MemoryTransport(BaseTransport):
     def _publish(self, messages: Sequence[Message]) -> None:
         with self._lock:
             self._refuse_closed()
-            new = {message.id: message for message in messages if message.id not in self._held}
+            new = {message.scoped_id: message for message in messages if message.scoped_id not in self._held}
             if self._overflow == "refuse" and len(self._held) + len(new) > self._max_messages:
                 raise TransportFailed(
                     f"it holds {len(self._held)} messages and may hold {self._max_messages}",

@@ -92,7 +92,7 @@ class MultiTransport(BaseTransport):
             except Exception as exc:
                 errors[name] = exc
         unsent = {
-            message.id: message
+            message.scoped_id: message
             for error in errors.values()
             if isinstance(error, Unsent)
             for message in error.messages

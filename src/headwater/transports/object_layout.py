@@ -40,6 +40,7 @@ class Piece(NamedTuple):
     place: str
     lines: bytes
     ids: tuple[str, ...]
+    scoped_ids: tuple[str, ...]
     seq_from: int
     seq_to: int
     sha256: str
@@ -83,7 +84,8 @@ class _Heap:
         lines = b"".join(self._lines)
         seqs = [message.seq for message in self._messages]
         ids = tuple(message.id for message in self._messages)
-        return Piece(self.place, lines, ids, min(seqs), max(seqs), hashlib.sha256(lines).hexdigest())
+        scoped_ids = tuple(message.scoped_id for message in self._messages)
+        return Piece(self.place, lines, ids, scoped_ids, min(seqs), max(seqs), hashlib.sha256(lines).hexdigest())
 
 
 def _place(message: Message, prefixes: set[str]) -> str:

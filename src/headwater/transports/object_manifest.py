@@ -23,7 +23,7 @@ ENTRY_BYTES_MAX = 32 * 1024 * 1024
 RECENT_ENTRIES_MAX = 64
 RECENT_IDS_MAX = 100_000
 LIST_PAGE = 1_000
-FORMAT = 1
+FORMAT = 2
 _ID_BYTES = 16
 _DIGITS = 20
 
@@ -44,10 +44,15 @@ class Entry(msgspec.Struct, frozen=True):
     number: int
     objects: list[NamedObject]
     ids: str
-    """A digest of each message's id, in the order of the objects: 16 bytes each, all of them in base64."""
+    """A digest of each message's topic and id, in the order of the objects: 16 bytes each, all of them in base64. In
+    format 1, of its id alone."""
     format: int = FORMAT
 
-    def id_digests(self) -> list[bytes]:
+    def holds(self, messages: Iterable[Message], digests: Sequence[bytes]) -> bool:
+        """Whether these are the messages of which it has these digests."""
+        return [id_digest(each.id if self.format == 1 else each.scoped_id) for each in messages] == digests
+
+    def digests(self) -> list[bytes]:
         joined = base64.b64decode(self.ids)
         return [joined[at : at + _ID_BYTES] for at in range(0, len(joined), _ID_BYTES)]
 
@@ -66,7 +71,7 @@ def named(piece: Piece, path: str) -> NamedObject:
 
 
 def make_entry(number: int, pieces: Sequence[Piece], paths: Sequence[str]) -> Entry:
-    digests = b"".join(id_digest(each) for piece in pieces for each in piece.ids)
+    digests = b"".join(id_digest(each) for piece in pieces for each in piece.scoped_ids)
     objects = [named(piece, path) for piece, path in zip(pieces, paths, strict=True)]
     return Entry(number, objects, base64.b64encode(digests).decode())
 
@@ -118,24 +123,25 @@ def id_digest(identity: str) -> bytes:
 
 
 class RecentIds:
-    """The ids that came last, no more than `most`."""
+    """The scoped ids that came last, no more than `most`. An entry of format 1 does not tell the topics of its ids, so
+    nothing is recognised by it: what is written twice can be told later, what is left out is lost."""
 
     def __init__(self, most: int = RECENT_IDS_MAX) -> None:
         self._most = most
         self._known: dict[bytes, None] = {}
 
-    def add(self, digests: Iterable[bytes]) -> None:
-        for digest in digests:
+    def add(self, entry: Entry) -> None:
+        for digest in entry.digests() if entry.format > 1 else ():
             self._known.pop(digest, None)
             self._known[digest] = None
         while len(self._known) > self._most:
             del self._known[next(iter(self._known))]
 
     def unknown(self, messages: Iterable[Message]) -> list[Message]:
-        """Those that are not among them, and of several with one id the first."""
+        """Those that are not among them, and of several with one topic and id the first."""
         found: dict[bytes, Message] = {}
         for message in messages:
-            digest = id_digest(message.id)
+            digest = id_digest(message.scoped_id)
             if digest not in self._known:
                 found.setdefault(digest, message)
         return list(found.values())

@@ -22,7 +22,6 @@ from headwater.transports.object_manifest import (
     decode_entry,
     entry_number,
     entry_path,
-    id_digest,
 )
 from headwater.transports.object_storage_client import Objects, open_objects
 
@@ -53,7 +52,7 @@ def read_archive(url: str, options: Mapping[str, Any] | None = None) -> Iterator
     objects = open_objects(url, options or {})
     for entry in entries(objects):
         for named, digests in _with_digests(entry):
-            yield from _messages(objects, named, digests)
+            yield from _messages(objects, entry, named, digests)
 
 
 def verify(url: str, options: Mapping[str, Any] | None = None) -> Verdict:
@@ -67,10 +66,10 @@ def verify(url: str, options: Mapping[str, Any] | None = None) -> Verdict:
             entry = read_entry(objects, number)
         except Corrupt as exc:
             damage.append(str(exc))
-            entry = None
-        for named, digests in _with_digests(entry) if entry else ():
+            continue
+        for named, digests in _with_digests(entry):
             try:
-                messages += len(_messages(objects, named, digests))
+                messages += len(_messages(objects, entry, named, digests))
                 count, size = count + 1, size + named.bytes
             except Corrupt as exc:
                 damage.append(str(exc))
@@ -116,13 +115,13 @@ def _missing(objects: Objects, number: int) -> Corrupt:
 
 
 def _with_digests(entry: Entry) -> Iterator[tuple[NamedObject, list[bytes]]]:
-    digests, at = entry.id_digests(), 0
+    digests, at = entry.digests(), 0
     for named in entry.objects:
         yield named, digests[at : at + named.messages]
         at += named.messages
 
 
-def _messages(objects: Objects, named: NamedObject, digests: list[bytes]) -> list[Message]:
+def _messages(objects: Objects, entry: Entry, named: NamedObject, digests: list[bytes]) -> list[Message]:
     where = objects.at(named.path)
     found = objects.get(named.path, 2 * named.bytes + 1024)  # what cannot be compressed grows a little
     if found is None:
@@ -132,6 +131,6 @@ def _messages(objects: Objects, named: NamedObject, digests: list[bytes]) -> lis
         messages = [from_line(line, where) for line in lines]
     except InvalidData as exc:
         raise Corrupt(exc.why, where=where) from exc
-    if [id_digest(message.id) for message in messages] != digests:
+    if not entry.holds(messages, digests):
         raise Corrupt("it holds other messages than its entry says", where=where)
     return messages

@@ -63,9 +63,10 @@ class ObjectStorage(BaseTransport):
     """One writer of an archive; there may be others. The store is asked for the first time at the first publish."""
 
     recognises_ids = True
-    """By the manifest: a message is recognised if its id is in one of the newest RECENT_ENTRIES_MAX entries (of their
-    ids, the last RECENT_IDS_MAX), whoever wrote it and however the batches were cut. One that is older is written
-    again. So what a forwarder repeats after a crash is there once; what is forwarded anew from the start is not."""
+    """By the manifest: a message is recognised if its topic and id are in one of the newest RECENT_ENTRIES_MAX entries
+    (of their messages, the last RECENT_IDS_MAX), whoever wrote it and however the batches were cut. One that is older
+    is written again. So what a forwarder repeats after a crash is there once; what is forwarded anew from the start is
+    not."""
 
     def __init__(
         self, objects: Objects, options: Mapping[str, Any] | None = None, *, clock: Clock | None = None
@@ -157,7 +158,7 @@ class ObjectStorage(BaseTransport):
                 break
             entry = make_entry(self._last + 1, pieces, paths)
             if self._objects.create(entry_path(entry.number), encode_entry(entry)):
-                self._recent.add(entry.id_digests())
+                self._recent.add(entry)
                 self._last = entry.number
                 return
             # The number is taken: by another writer, or by ourselves if an answer was lost on its way.
@@ -200,5 +201,5 @@ class ObjectStorage(BaseTransport):
     def _catch_up(self) -> None:
         last = last_number(lambda after: numbers_after(self._objects, after), self._last)
         for entry in newest(range(self._last + 1, last + 1), lambda number: find_entry(self._objects, number)):
-            self._recent.add(entry.id_digests())
+            self._recent.add(entry)
         self._last = last

@@ -30,13 +30,14 @@ TABLE_CHARS_MAX = 40  # with room for the names of its indexes, of which Postgre
 CONNECT_TIMEOUT_S = 10
 STATEMENT_TIMEOUT_MS = 60_000
 SILENCE_MAX_MS = 30_000
+LOCK_TIMEOUT_MS = 10_000
 BATCH_MESSAGES_MAX = 10_000
 APPLICATION = "headwater archive"
 
 _SCHEMES = ("archive+postgres", "archive+postgresql")
 _IDENTIFIER = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{TABLE_CHARS_MAX - 1}}}")
 COLUMNS = {
-    "id": "text PRIMARY KEY",
+    "id": "text NOT NULL",
     "seq": "bigint NOT NULL",
     "topic": "text NOT NULL",
     "type": "text",
@@ -59,7 +60,11 @@ COLUMNS = {
 _OWN_COLUMNS = """
     archived_at timestamptz NOT NULL DEFAULT now(),
     status text NOT NULL DEFAULT 'archived'
-        CHECK (status IN ('pending', 'processing', 'completed', 'failed', 'archived'))
+        CHECK (status IN ('pending', 'processing', 'completed', 'failed', 'archived')),
+    PRIMARY KEY (id, topic)
+"""
+_PRIMARY_KEY = """
+    SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p'
 """
 _INDEXES = {
     "by_topic": "(topic, published_at)",
@@ -73,7 +78,7 @@ _OTHER_SHAPE = (
     psycopg.errors.UndefinedColumn,
     psycopg.errors.DatatypeMismatch,
     psycopg.errors.NotNullViolation,
-    psycopg.errors.InvalidColumnReference,  # no unique id
+    psycopg.errors.InvalidColumnReference,  # no unique id and topic
 )
 
 
@@ -81,7 +86,7 @@ class PostgresArchive(BaseTransport):
     """Batches are one transaction each: all of it is there, or nothing. One connection, made when it is needed."""
 
     recognises_ids = True
-    """All of them, by the primary key: of messages with one id the table has the first."""
+    """All of them, by the primary key: of messages with one topic and id the table has the first."""
 
     def __init__(self, url: str, table: str = TABLE) -> None:
         parts = _checked_table(table)
@@ -149,7 +154,7 @@ class PostgresArchive(BaseTransport):
                 for row in rows:
                     copy.write_row(row)
             cursor.execute(
-                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT (id) DO NOTHING").format(
+                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT (id, topic) DO NOTHING").format(
                     self._table, names, names, _ARRIVING
                 )
             )
@@ -179,9 +184,9 @@ class PostgresArchive(BaseTransport):
         text = self._table.as_string(cursor)
         found = cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (text,)).fetchone()
         if found is not None and found[0]:
+            self._tell_topics_apart(cursor, text)
             return
-        # Two that make it at once would get in each other's way even with IF NOT EXISTS.
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('headwater archive'), hashtext(%s))", (text,))
+        self._alone(cursor, text)
         columns = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in COLUMNS.items()]
         cursor.execute(
             sql.SQL("CREATE TABLE IF NOT EXISTS {} ({}, {})").format(
@@ -191,6 +196,38 @@ class PostgresArchive(BaseTransport):
         for name, over in _INDEXES.items():
             index = sql.Identifier(f"{self._index_prefix}_{name}")
             cursor.execute(sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} {}").format(index, self._table, sql.SQL(over)))
+
+    def _alone(self, cursor: psycopg.Cursor[Any], text: str) -> None:
+        """Two that make or change the table at once would get in each other's way, even with IF NOT EXISTS."""
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('headwater archive'), hashtext(%s))", (text,))
+
+    def _tell_topics_apart(self, cursor: psycopg.Cursor[Any], text: str) -> None:
+        """A table made before ids were told apart by topic leaves out the second message of an id. It gets the primary
+        key that new ones have; until the index is built, a minute for ten million rows, readers wait."""
+        if not self._unique_id_constraint(cursor, text):
+            return
+        self._alone(cursor, text)
+        constraint = self._unique_id_constraint(cursor, text)
+        if constraint is None:  # another one was quicker
+            return
+        change = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}, ADD PRIMARY KEY (id, topic)").format(
+            self._table, sql.Identifier(constraint)
+        )
+        cursor.execute(sql.SQL("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT_MS))
+        try:
+            cursor.execute(change)
+            cursor.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(STATEMENT_TIMEOUT_MS))
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise TransportFailed(
+                "its table recognises messages by their id alone, and would leave out those of another topic",
+                where=self.name,
+                next=f"As its owner: {change.as_string(cursor)}",
+            ) from exc
+
+    def _unique_id_constraint(self, cursor: psycopg.Cursor[Any], text: str) -> str | None:
+        """The name of the constraint, if the table has it."""
+        found = cursor.execute(_PRIMARY_KEY, (text,)).fetchone()
+        return found[0] if found is not None and found[1] == "PRIMARY KEY (id)" else None
 
     def _failed(self, exc: psycopg.Error) -> TransportFailed:
         said = (exc.diag.message_primary or str(exc).partition("\n")[0] or type(exc).__name__).strip()

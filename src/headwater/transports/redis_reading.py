@@ -12,6 +12,7 @@ import msgspec
 import redis
 
 from headwater.errors import InvalidData
+from headwater.message import scoped_id
 from headwater.ports.transport import Handle
 from headwater.topics import Pattern
 from headwater.transports.redis_connection import RedisAddress
@@ -52,10 +53,11 @@ class StreamSettings(msgspec.Struct, frozen=True):
         """The set of groups that have begun: to them, each stream that turns up is new, even after a restart."""
         return f"{self.stream}#groups"
 
-    def key_of_id(self, stream: str, id: str) -> str:
-        """Where an id is remembered: in the same slot of a cluster as its stream."""
+    def key_of_id(self, stream: str, topic: str, id: str) -> str:
+        """Where an id is remembered: in the same slot of a cluster as its stream. One for all topics tells their ids
+        apart."""
         tagged = stream if _has_hash_tag(stream) else f"{{{stream}}}"
-        return f"{tagged}#id:{id}"
+        return f"{tagged}#id:{id if self.per_topic else scoped_id(topic, id)}"
 
     @staticmethod
     def dead_of(stream: str) -> str:

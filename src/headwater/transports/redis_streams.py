@@ -1,10 +1,11 @@
 """Redis Streams as a transport: for work that has to be done, by groups of consumers.
 
-A message given twice is there once: beside its entry a key remembers its id for the dedupe window, and both are written
-by one script. That costs about 170 bytes of the server's memory per message within the window, besides the entry; a
-shorter window (`dedupe=3600`) costs less, `dedupe=0` nothing, but then repeats come through. A Redis that evicts keys
-(maxmemory-policy other than noeviction) may forget ids early. What was published is as safe as the Redis keeps it:
-with `appendfsync everysec`, its default, a crash can lose the last second, and a forwarder does not send it again.
+A message given twice is there once: beside its entry a key remembers its topic and id for the dedupe window, and both
+are written by one script. Per message within the window that costs the topic and about 170 bytes of the server's
+memory, besides the entry; a shorter window (`dedupe=3600`) costs less, `dedupe=0` nothing, but then repeats come
+through. A Redis that evicts keys (maxmemory-policy other than noeviction) may forget ids early. What was published is
+as safe as the Redis keeps it: with `appendfsync everysec`, its default, a crash can lose the last second, and a
+forwarder does not send it again.
 
 In a cluster an id lies with its stream. The dead stream does so if the name of the stream has a hash tag: `{orders}`.
 """
@@ -91,7 +92,7 @@ class RedisStreams(RedisTransport):
         told: list[str | bytes | int] = [*args]
         for entry in batch:
             if settings.dedupe_ms:
-                keys.append(settings.key_of_id(stream, entry.id))
+                keys.append(settings.key_of_id(stream, entry.topic, entry.id))
             told += (entry.id, entry.topic, entry.type, entry.doc)
         return keys, told
 

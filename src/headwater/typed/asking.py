@@ -36,9 +36,10 @@ _reply_topics: weakref.WeakKeyDictionary[LogVerbs, str] = weakref.WeakKeyDiction
 _reply_topics_lock = threading.Lock()
 
 
-def answer_id(request_id: str, handler: str) -> str:
-    """The same for every delivery of a request to a handler, so that the log recognises a second answer."""
-    return str(uuid.uuid5(_ANSWERS, f"{request_id}\n{handler}"))
+def answer_id(request: str, handler: str) -> str:
+    """The same for every delivery of a request, told by its scoped id, to a handler: so the log recognises a second
+    answer."""
+    return str(uuid.uuid5(_ANSWERS, f"{request}\n{handler}"))
 
 
 def check_timeout(timeout: object, where: str) -> float:

@@ -145,7 +145,7 @@ class _Handling:
             )
         to = type(answer).__headwater__.to or received.from_
         options = {
-            "id": answer_id(received.id, self._id),
+            "id": answer_id(received.message.scoped_id, self._id),
             "correlation_id": received.correlation_id or received.id,
             "to": to,
         }

@@ -118,13 +118,26 @@ def test_an_id_stands_in_silver_once(messages: Frame, spark: SparkSession) -> No
         23: "d",  # silver has this very row: the input comes a second time
         24: "e",  # silver has it, though from further on
     }
+    elsewhere = {
+        25: "a",  # the id of 11, on another topic
+        26: "b",  # silver has it, on the other topic
+        27: derived[10],  # given on another topic, so no copy of 10
+        28: "a",  # repeats 25
+        29: "f",  # silver has it on this topic
+    }
     rows = [{"seq": seq, "id": id} for seq, id in ids.items()]
+    rows += [{"seq": seq, "id": id, "topic": "a.x"} for seq, id in elsewhere.items()]
     found = silver_messages(
         with_problems(messages, {14: "wrong"}, *reversed(rows)),
-        known(spark, ("b", 2), (derived[99], 3), ("d", 23), ("e", 77)),
+        known(
+            spark,
+            *((id, "orders.new", seq) for id, seq in (("b", 2), (derived[99], 3), ("d", 23), ("e", 77))),
+            ("f", "a.x", 4),
+        ),
     )
 
-    assert sorted(row.seq for row in found.select("seq").collect()) == [10, 11, 15, 18, 19, 20, 21, 22, 23]
+    expected = [10, 11, 15, 18, 19, 20, 21, 22, 23, 25, 26, 27]
+    assert sorted(row.seq for row in found.select("seq").collect()) == expected
 
 
 def test_given_ids_are_those_that_do_not_follow_from_the_row(messages: Frame, check: Check) -> None:
@@ -137,7 +150,8 @@ def test_given_ids_are_those_that_do_not_follow_from_the_row(messages: Frame, ch
         {"seq": 4, "id": "x" * 20 + "000000000004"},
         {"seq": 5, "id": None},
     )
-    check(given_ids(found), given_ids_dataset.SCHEMA, [("mine", 2), (copied, 256), ("x" * 20 + "000000000004", 4)])
+    given = [("mine", 2), (copied, 256), ("x" * 20 + "000000000004", 4)]
+    check(given_ids(found), given_ids_dataset.SCHEMA, [(id, "orders.new", seq) for id, seq in given])
     check(originals(found), ORIGINALS_SCHEMA, [(255,)])
 
 
@@ -220,7 +234,7 @@ def test_nothing_in_nothing_out(messages: Frame, spark: SparkSession) -> None:
     assert typed(silver, "no such type", THINGS).columns == ["seq", "id", "topic", "version", "published_at"]
 
 
-def known(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
+def known(spark: SparkSession, *rows: tuple[str, str, int]) -> DataFrame:
     return spark.createDataFrame(list(rows), given_ids_dataset.SCHEMA)
 
 

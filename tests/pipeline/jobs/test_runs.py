@@ -60,7 +60,7 @@ def test_what_is_corrupt_is_quarantined_and_late_rows_find_their_day(world: Worl
     with world.log() as log:
         log.publish("orders.new", {"n": 1}, type="order", version=1)
         log.publish("orders.new", {"n": "one"}, type="order", version=1)
-        log.publish("orders.new", {"n": 2}, id="twice")
+        log.publish("orders.late", {"n": 2}, id="twice")
     world.insert_by_hand("orders.bad", "{not json")
     world.run()
     long_ago = int(dt.datetime(2001, 2, 3, tzinfo=dt.UTC).timestamp() * 1000)

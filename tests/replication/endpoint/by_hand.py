@@ -21,6 +21,7 @@ from headwater.ports.clock import Clock
 from headwater.replication.host.endpoint import ReplicaEndpoint
 from headwater.replication.host.policy import Policy
 from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.visit import IDLE_S
 from headwater.server.serving import Server
 from headwater.wiring import open_core
 
@@ -42,6 +43,7 @@ class Hosted:
         checkpoint: Any = None,
         tokens: Path | None = None,
         shutdown_timeout: float = 10.0,
+        idle_s: float = IDLE_S,
     ) -> None:
         self.directory = directory
         self.replicas = directory / "replicas"
@@ -60,7 +62,7 @@ class Hosted:
             more = {} if checkpoint is None else {"checkpoint": checkpoint}
             return Shelf(self.replicas, Policy(), clock, bytes_max=bytes_max, **more)
 
-        self.endpoint = ReplicaEndpoint(make_shelf, bytes_max=bytes_max, pushes_max=pushes_max)
+        self.endpoint = ReplicaEndpoint(make_shelf, bytes_max=bytes_max, pushes_max=pushes_max, idle_s=idle_s)
         self.server = Server(lambda: open_core(log), settings, annexes=[self.endpoint])
 
     async def __aenter__(self) -> Self:

@@ -51,7 +51,7 @@ async def http(
         ("push/ns/app.db", 101),
         ("push/ns/..", 400),
         ("push/ns/.hidden", 400),
-        ("push/n%2Fs/app.db", 404),
+        ("push/n%2Fs/app.db", 400),
         ("push/ns/a%00b", 400),
         ("push/ns/a b", 400),
         ("push/" + "n" * 65 + "/app.db", 400),

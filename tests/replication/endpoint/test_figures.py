@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -78,11 +79,13 @@ async def test_sessions_are_counted_by_their_outcome(hosted: Hosting, database: 
 async def test_a_push_that_was_accepted_counts_as_such_also_if_its_client_did_not_wait(
     hosted: Hosting, database: Path
 ) -> None:
-    async with hosted() as server:
+    checked = threading.Event()
+    async with hosted(checkpoint=lambda step: step == "checked" and checked.set()) as server:
         async with server.session(f"push/{NAME}") as session:
             await session.begin(database)
             await session.move("--origin", str(database), "x")
             await session.send({"complete": True})
+            await until(checked.is_set)
             session.vanish()
         await until(lambda: not server.endpoint._sessions)
         assert (await scrape(server))["replica_pushes_total", "accepted"] == 1

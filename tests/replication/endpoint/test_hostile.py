@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import resource
 import struct
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +18,10 @@ from websockets.exceptions import ConnectionClosed
 
 from headwater.delivery.retry import RetryPolicy
 from headwater.errors import DiskFull, Locked, StoreError, UnknownReplica
-from headwater.replication.host import announcing, pace, pushing, room
+from headwater.replication.host import announcing, pulling, pushing, room
 from headwater.replication.host.shelf import Shelf
 from headwater.replication.names import ReplicaName
+from headwater.replication.tools import start
 from headwater.server.scopes import Scopes
 from headwater.server.tokens import TokenFile
 
@@ -177,7 +177,8 @@ async def test_a_push_or_a_pull_that_drips_gives_its_slot_back(
     async with hosted(pushes_max=1) as server:
         await server.push(database)
         await until(lambda: not server.endpoint._sessions)
-        monkeypatch.setattr(pace, "PATIENCE_S", 0.1)
+        for module in (pushing, pulling):
+            monkeypatch.setattr(module, "patience_s", lambda *_: 0.1)
         async with server.session(f"push/{NAME}") as session:
             assert await server.refused(f"push/{NAME}") == 503
             await session.begin(database, base=1, pushID="push-2")
@@ -271,8 +272,7 @@ async def test_a_change_that_cannot_be_noted_ends_no_subscription(
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process are Linux's")
 def test_what_kills_our_end_leaves_no_image_of_its_memory() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        pushing._limit(process.pid, 1 << 20)
+    with start(["sleep", "60"]) as process:
         found = resource.prlimit(process.pid, resource.RLIMIT_CORE)
         process.kill()
     assert found == (0, 0)

@@ -72,7 +72,7 @@ async def test_a_pull_that_goes_wrong_leaves_nothing_on_the_server(
                 await session.send(bytes(100_000))
                 assert (await session.text()).startswith("ABORT=FAILED:")
         await until(lambda: server.files() == ["1.db"] and children() == 0)
-        await until(lambda: server.endpoint._running["pull"] == 0)
+        await until(lambda: not server.endpoint._sessions)
 
 
 async def test_an_end_that_complains_to_ours_is_no_complete_pull(hosted: Hosting, database: Path) -> None:

@@ -25,8 +25,9 @@ from websockets.frames import Frame, Opcode
 
 from headwater.delivery.retry import RetryPolicy
 from headwater.errors import StoreError
-from headwater.replication.host import announcing, pushing, visit
+from headwater.replication.host import announcing, pushing
 from headwater.replication.names import ReplicaName
+from headwater.replication.tools import End
 
 Hosting = Callable[..., Hosted]
 REPLICA = ReplicaName("ns", "app.db")
@@ -109,11 +110,13 @@ async def test_of_two_pushes_from_one_base_the_second_is_refused_at_its_end(
 
 
 async def test_when_the_answer_was_lost_the_next_push_goes_on_from_there(hosted: Hosting, database: Path) -> None:
-    async with hosted() as server:
+    checked = threading.Event()
+    async with hosted(checkpoint=lambda step: step == "checked" and checked.set()) as server:
         async with server.session(f"push/{NAME}") as session:
             await session.begin(database, pushID="lost")
             await session.move("--origin", str(database), "x")
             await session.send({"complete": True})
+            await until(checked.is_set)
             session.vanish()
         await until(lambda: server.shelf.find(REPLICA) is not None)
         write(database, 3)
@@ -208,7 +211,7 @@ async def test_a_push_that_is_cut_off_leaves_nothing_and_the_next_one_succeeds(
         await server.pull(tmp_path / "back.db")
         assert rows_of(tmp_path / "back.db") == before
         assert (await server.push(database, base=1, pushID="again"))["committedVersionID"] == 2
-        await until(lambda: server.endpoint._running["push"] == 0)
+        await until(lambda: not server.endpoint._sessions)
 
 
 async def test_a_server_that_stops_aborts_a_push_that_runs_and_tells_its_client(
@@ -289,9 +292,7 @@ async def test_what_our_end_writes_has_a_limit_too(
     hosted: Hosting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = make_database(tmp_path / "app.db", 30_000)
-    limit = pushing._limit
-    monkeypatch.setattr(pushing, "SLACK_BYTES", 0)
-    monkeypatch.setattr(pushing, "_limit", lambda pid, _: limit(pid, 100_000))
+    monkeypatch.setattr(pushing, "End", lambda *given, **named: End(*given, **{**named, "file_bytes": 100_000}))
     async with hosted() as server, server.session(f"push/{NAME}") as session:
         await session.begin(database)
         await session.move("--origin", str(database), "x", in_vain=True)
@@ -368,18 +369,13 @@ async def test_a_first_version_without_pages_makes_no_replica(hosted: Hosting, d
         assert server.shelf.find(REPLICA) is None
 
 
-async def test_a_client_that_says_nothing_is_let_go(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pushing, "FIRST_FRAME_S", 0.05)
-    monkeypatch.setattr(visit.Visit.next, "__defaults__", (0.05,))
-    async with hosted() as server:
+async def test_a_client_that_says_nothing_is_let_go(hosted: Hosting, database: Path) -> None:
+    async with hosted(idle_s=0.3) as server:
         async with server.session(f"push/{NAME}") as session:
             assert (await session.text()).startswith("ABORT=FAILED:nothing came")
-        monkeypatch.setattr(pushing, "FIRST_FRAME_S", PATIENCE_S)
         async with server.session(f"push/{NAME}") as session:
             await session.begin(database)
-            assert (await session.text()).startswith("ABORT=FAILED:nothing came")
+            assert (await session.text()).startswith("ABORT=FAILED:too slow: nothing moved")
         await nothing_left(server)
 
 
@@ -389,5 +385,5 @@ async def test_only_so_many_push_at_once(hosted: Hosting, database: Path) -> Non
             await session.begin(database)
             assert await server.refused(f"push/{NAME}") == 503
             assert await server.refused(f"subscribe/{NAME}") == 101
-        await until(lambda: server.endpoint._running["push"] == 0)
+        await until(lambda: not server.endpoint._sessions)
         assert (await server.push(database))["committedVersionID"] == 1

@@ -60,7 +60,7 @@ async def test_what_runs_is_ended_and_its_client_told_why(
                 server.shelf.create_key(REPLICA, "push")
             assert (await session.text()).startswith(f"ABORT=UNAUTHORIZED:this client may not {what} any more")
             assert await session.closed() == 1000
-        await until(lambda: not any(server.endpoint._running.values()))
+        await until(lambda: not server.endpoint._sessions)
         await until(lambda: server.files() == before and children() == 0)
         assert await server.refused(f"{what}/{NAME}", key) == 401
 

@@ -214,7 +214,7 @@ def _seconds(text: str) -> float:
 
 
 class Silent:
-    client, claims = "a", True
+    who, claims = "a", True
 
     def tell(self, text: str) -> None: ...
 

@@ -1,7 +1,10 @@
 """What is damaged is told, also where the application's own functions are missing; what is the same hashes alike."""
 
+import os
+import resource
 import shutil
 import subprocess
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import apsw
 import pytest
 
 from headwater.errors import Corrupt, Locked, NotADatabase, ReplicationFailed
+from headwater.replication import proof, tools
 from headwater.replication.proof import check_integrity, dbhash
 from headwater.replication.snapshot import snapshot
 from headwater.replication.tools import binary
@@ -109,7 +113,9 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "missing.db").exists()
 
 
-def test_a_check_ends_in_time_whatever_the_database_wants_computed(tmp_path: Path) -> None:
+def test_a_check_ends_in_time_whatever_the_database_wants_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "hostile.db")
     with closing(apsw.Connection(path)) as connection:
         connection.execute("create table t(a, b as (1)); insert into t values(x'01'); create index endless on t(b)")
@@ -117,8 +123,60 @@ def test_a_check_ends_in_time_whatever_the_database_wants_computed(tmp_path: Pat
         connection.execute("pragma writable_schema = on")
         endless = "instr(zeroblob(20000000) || a, zeroblob(10000000) || x'02')"
         connection.execute("update sqlite_schema set sql = replace(sql, '(1)', ?) where name = 't'", (f"({endless})",))
-    with pytest.raises(ReplicationFailed, match="too long"):
-        check_integrity(path, timeout_s=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(proof, "CHECK_S_MAX", 0.5)
+        with pytest.raises(ReplicationFailed, match=r"did not end in 0\.5 s"):
+            check_integrity(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(tools, "CPU_S_MIN", 1.0)
+        with pytest.raises(ReplicationFailed, match="1 s of a processor"):
+            check_integrity(path)
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    with pytest.raises(ReplicationFailed, match="stopped"):
+        check_integrity(path, stop=stop)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process are Linux's")
+def test_a_check_has_so_much_memory_and_no_more(tmp_path: Path) -> None:
+    path = str(tmp_path / "hostile.db")
+    with closing(apsw.Connection(path)) as connection:
+        connection.execute("create table t(a); create index i on t(length(hex(zeroblob(a))))")
+        connection.execute("insert into t values(1)")
+        connection.execute("pragma writable_schema = on")
+        connection.execute("update sqlite_schema set sql = replace(sql, 'a)', 'a + 4e8)') where name = 'i'")
+    assert os.path.getsize(path) == 12_288
+    with pytest.raises(ReplicationFailed, match=r"512 MiB: .*out of memory"):
+        check_integrity(path)
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+@pytest.mark.parametrize("beside", ["", "function", "collation", "module"])
+def test_rows_that_break_a_constraint_are_damage(tmp_path: Path, mode: str, beside: str) -> None:
+    """SQLite forgets CHECK constraints of a database that it cannot write, so the check has to be able to."""
+    for constraint, value in (("a CHECK (a > 0)", "-1"), ("a NOT NULL", "NULL")):
+        path = str(tmp_path / f"{value}.db")
+        with closing(apsw.Connection(path)) as connection:
+            connection.create_scalar_function("ours", lambda *_: 1, deterministic=True)
+            connection.create_collation("ours", lambda one, other: 0)
+            connection.execute(f"PRAGMA journal_mode = {mode}; CREATE TABLE t (a)").fetchall()
+            if beside == "function":
+                connection.execute("CREATE TABLE u (a, CHECK (ours(a) = 1)); INSERT INTO u VALUES (1)")
+                connection.execute("CREATE INDEX i ON u (ours(a))")
+            elif beside == "collation":
+                connection.execute("CREATE TABLE u (a COLLATE ours UNIQUE); INSERT INTO u VALUES (1)")
+            connection.execute(f"PRAGMA ignore_check_constraints = ON; INSERT INTO t VALUES ({value})")
+            connection.execute("PRAGMA writable_schema = ON")
+            connection.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 't'", (f"CREATE TABLE t ({constraint})",))
+            if beside == "module":
+                virtual = "CREATE VIRTUAL TABLE v USING nothing_here(a)"
+                connection.execute("INSERT INTO sqlite_schema VALUES ('table', 'v', 'v', 0, ?)", (virtual,))
+        before = Path(path).read_bytes()
+        with pytest.raises(Corrupt, match=r"CHECK constraint failed in t|NULL value in t\.a"):
+            check_integrity(path, constraints=True)
+        assert Path(path).read_bytes() == before
+        assert os.listdir(tmp_path) == [f"{value}.db"]
+        os.unlink(path)
 
 
 def test_the_hash_is_that_of_the_tool_and_of_the_snapshot(make: Any, tmp_path: Path) -> None:

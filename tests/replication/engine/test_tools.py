@@ -145,7 +145,7 @@ def test_a_cancelled_join_leaves_no_process(make: Any, tmp_path: Any) -> None:
     async def cancelled() -> list[int]:
         one, other = await End.origin(make(rows=20_000)), await End.replica(str(tmp_path / "copy.db"))
         joining = asyncio.create_task(join(one, other))
-        while not os.path.exists(tmp_path / "copy.db"):
+        while not (tmp_path / "copy.db").stat().st_size:
             await asyncio.sleep(0)
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)

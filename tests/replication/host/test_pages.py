@@ -190,8 +190,8 @@ def test_a_disk_that_takes_a_part_at_a_time_gets_all_of_it(tmp_path: Path, monke
         def write(self, data: ReadableBuffer) -> int:
             return super().write(memoryview(data)[:700])
 
-    def open_sparing(path: str, mode: str, buffering: int = -1) -> Any:
-        return Sparing(path, mode) if buffering == 0 else open(path, mode)
+    def open_sparing(path: str, mode: str, buffering: int = -1, opener: Any = None) -> Any:
+        return Sparing(path, mode, opener=opener) if buffering == 0 else open(path, mode, opener=opener)
 
     versions = [database(512, list(range(40))), database(512, [0, 1])]
     head, deltas = stored(tmp_path, versions)

@@ -89,7 +89,7 @@ def test_a_replica_removed_while_it_is_verified_is_not_bad_but_gone(
     pusher.push(shelf, 1)
     command = open_shelf(serve=False)
 
-    def late(path: str, timeout_s: float) -> None:
+    def late(path: str, *, by_hand: bool) -> None:
         command.remove(pusher.name)
         raise Corrupt("not there any more", where=path)
 

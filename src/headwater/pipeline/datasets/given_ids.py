@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from headwater.pipeline.datasets.columns import LONG, STRING, schema
 
-SCHEMA = schema(("id", STRING), ("seq", LONG))
+SCHEMA = schema(("id", STRING), ("topic", STRING), ("seq", LONG))
 ORIGINALS_SCHEMA = schema(("seq", LONG))
 
 # As message.model.derived_id writes them: time, the log's salt, and the seq in the last twelve digits.
@@ -16,13 +16,13 @@ _SEQ_DIGITS = 12
 
 
 def given_ids(silver: DataFrame) -> DataFrame:
-    """(id, seq) of messages whose id was given."""
+    """(id, topic, seq) of messages whose id was given."""
     return silver.where(is_given("id", "seq")).select(*SCHEMA.names)
 
 
 def originals(silver: DataFrame) -> DataFrame:
     """The seqs that given ids may be copied from: a message published again under the id that the log had derived for
-    it, as a replay does. Whether it is a copy, the id of that seq tells."""
+    it. Whether it is a copy, the topic and id of that seq tell."""
     is_like_derived = F.col("id").rlike(_DERIVED)
     named_seq = F.conv(_last_digits(F.col("id")), 16, 10).cast("long")
     return (

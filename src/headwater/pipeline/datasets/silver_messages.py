@@ -1,4 +1,4 @@
-"""Silver: the messages that are right, each id once, with the payload as a VARIANT."""
+"""Silver: the messages that are right, each id once on its topic, with the payload as a VARIANT."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, VariantType
 
 from headwater.pipeline.datasets.columns import DAY, STRING, schema, topic_prefix, utc_day
-from headwater.pipeline.datasets.given_ids import is_given, originals
+from headwater.pipeline.datasets.given_ids import SCHEMA as GIVEN
+from headwater.pipeline.datasets.given_ids import given_ids, originals
 from headwater.pipeline.schema import MESSAGE_SCHEMA
 
 SCHEMA = StructType(
@@ -19,7 +20,8 @@ SCHEMA = StructType(
 
 
 def silver_messages(checked: DataFrame, known_ids: DataFrame) -> DataFrame:
-    """`known_ids` (id, seq) are those that silver has already. Of an id, what silver has stays, else the lowest seq."""
+    """`known_ids` (id, topic, seq) are those that silver has already. Of an id on a topic, what silver has stays, else
+    the lowest seq."""
     is_right = F.col("problem").isNull()
     right = checked.where(is_right)
     return (
@@ -32,15 +34,16 @@ def silver_messages(checked: DataFrame, known_ids: DataFrame) -> DataFrame:
 
 
 def _repeated(right: DataFrame, known_ids: DataFrame) -> DataFrame:
-    """The seqs whose id stands elsewhere: in silver already, or here at a lower seq; given there or derived."""
-    given = right.where(is_given("id", "seq")).select("id", "seq")
-    copied = right.join(originals(right), on="seq", how="left_semi").select("id", "seq")
+    """The seqs whose id stands elsewhere on their topic: in silver already, or here at a lower seq; given there or
+    derived."""
+    given = given_ids(right)
+    copied = right.join(originals(right), on="seq", how="left_semi").select(*GIVEN.names)
     here = given.unionByName(copied).withColumn("is_new", F.lit(True))
-    known = known_ids.select("id", "seq", F.lit(False).alias("is_new"))
+    known = known_ids.select(*GIVEN.names, F.lit(False).alias("is_new"))
     place = F.struct("is_new", "seq")
-    first = here.unionByName(known).groupBy("id").agg(F.min(place).alias("first"))
+    first = here.unionByName(known).groupBy("id", "topic").agg(F.min(place).alias("first"))
     stands_elsewhere = F.col("seq") != F.col("first.seq")
-    return given.join(first, on="id", how="inner").where(stands_elsewhere).select("seq").distinct()
+    return given.join(first, on=["id", "topic"], how="inner").where(stands_elsewhere).select("seq").distinct()
 
 
 def _payload(data: Column) -> Column:

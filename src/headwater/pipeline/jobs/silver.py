@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -17,7 +18,7 @@ from headwater.pipeline.datasets.typed import typed
 from headwater.pipeline.datasets.types import Types
 from headwater.pipeline.jobs.progress import SILENT, Progress
 from headwater.pipeline.jobs.tables import GIVEN_IDS, GOLD_MARK, QUARANTINE, SILVER
-from headwater.pipeline.lake.lake import Lake
+from headwater.pipeline.lake.lake import Lake, now_ms
 from headwater.pipeline.lake.layout import BRONZE
 from headwater.pipeline.lake.manifest import Change
 
@@ -32,6 +33,8 @@ def advance_silver(spark: SparkSession, lake: Lake, types: Types, progress: Prog
     """Bring silver up to bronze, slice by slice; all tables of a slice and the mark in one step."""
     begun_at, upto = lake.manifest.mark(SILVER), lake.manifest.mark(BRONZE)
     progress.step("silver", upto - begun_at)
+    if begun_at < upto:
+        _give_ids_their_topics(spark, lake)
     while (after := lake.manifest.mark(SILVER)) < upto:
         following = lake.manifest.files(BRONZE, after)
         if not following:
@@ -65,12 +68,22 @@ def forget_silver(lake: Lake) -> None:
     lake.publish([(table, [], None) for table in tables], marks={SILVER: 0, GOLD_MARK: 0})
 
 
+def _give_ids_their_topics(spark: SparkSession, lake: Lake) -> None:
+    """Those of a lake from before ids were told apart by topic; silver has the topics."""
+    files = lake.manifest.files(GIVEN_IDS)
+    if all("topic" in pq.read_schema(lake.path / file.path).names for file in files):
+        return
+    have = given.given_ids(lake.read_files(spark, lake.manifest.files(SILVER), silver.SCHEMA))
+    seqs = min(file.seq_from for file in files), max(file.seq_to for file in files)
+    lake.manifest.swap(files, lake.write(GIVEN_IDS, have.repartition(1), seqs=seqs), now_ms())
+
+
 def _known_ids(spark: SparkSession, lake: Lake, new: DataFrame) -> DataFrame:
     """Ids that silver has: those that were given, and those that follow from a row which a new one may be a copy of."""
     given_before = lake.read_files(spark, lake.manifest.files(GIVEN_IDS), given.SCHEMA)
     before = lake.read_files(spark, lake.manifest.files(SILVER), silver.SCHEMA)
-    copied = before.join(F.broadcast(given.originals(new)), on="seq", how="left_semi").select("id", "seq")
-    return given_before.unionByName(copied)
+    copied = before.join(F.broadcast(given.originals(new)), on="seq", how="left_semi")
+    return given_before.unionByName(copied.select(*given.SCHEMA.names))
 
 
 def _take_slice(spark: SparkSession, lake: Lake, types: Types, after: int, upto: int) -> None:

@@ -35,7 +35,7 @@ class PostgresRows:
     def __init__(self, place: Place, words: Words) -> None:
         self.words = words
         self._name = place.name
-        self._search_path = f"{place.schema}, pg_catalog"
+        self._search_path = f"{place.schema}, pg_temp"
         with _translated(self._name):
             self._connection: Connection = adbc_driver_postgresql.dbapi.connect(place.conninfo, autocommit=True)
 

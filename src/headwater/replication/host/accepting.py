@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 from headwater.errors import Corrupt, InputOutput, InvalidOption, NotADatabase, ReplicationFailed, TooLarge
@@ -58,12 +57,15 @@ class Accepting:
         # Two pushes from one base want the same file names, so they take turns from the first name to the commit.
         self._naming = threading.Lock()
 
-    def accept(self, scratch: Scratch, facts: Facts, now_ms: int, last_word: LastWord) -> Accepted:
+    def accept(
+        self, scratch: Scratch, facts: Facts, now_ms: int, last_word: LastWord, stop: threading.Event
+    ) -> Accepted:
+        """When `stop` is set before it is checked, it is not made; later it is brought to its end."""
         check_facts(facts)
         home = self._layout.home(scratch.replica.id)
         with disk.translated(home):
             try:
-                checked = self._check(scratch)
+                checked = self._check(scratch, stop)
                 self._checkpoint("checked")
                 if checked.delta is not None and checked.delta.identical:
                     return self._unchanged(scratch)
@@ -84,7 +86,7 @@ class Accepting:
             self._checkpoint("old file removed")
         return Accepted(version, is_new=True)
 
-    def _check(self, scratch: Scratch) -> _Checked:
+    def _check(self, scratch: Scratch, stop: threading.Event) -> _Checked:
         """All at once: they wait for disk and processor in turns, and none holds the interpreter for long."""
         path = scratch.path
         if not os.path.exists(path) or any(_size(path + beside) for beside in SIDECARS):
@@ -95,18 +97,30 @@ class Accepting:
                 f"the database has {shape.size:,} bytes and the limit is {self._bytes_max:,}", next="Raise max_bytes"
             )
         refuse_other_count(path, shape)
+        over = threading.Event()  # for the others, when one of them has failed
+
+        def go_on() -> None:
+            if stop.is_set() or over.is_set():
+                raise ReplicationFailed("stopped", next="Push again")
+
+        def go_on_with_room() -> None:
+            go_on()
+            refuse_to_fill(self._layout.directory, 0)
+
         with ThreadPoolExecutor(4, thread_name_prefix="headwater-accept") as pool:
-            whole = pool.submit(check_integrity, path)
-            sums = pool.submit(sums_of, path)
+            whole = pool.submit(check_integrity, path, constraints=True, stop=stop)
+            sums = pool.submit(sums_of, path, go_on)
             delta = None
             if scratch.base:
                 head = self._layout.head(scratch.replica.id, scratch.base)
-                keep_room = partial(refuse_to_fill, self._layout.directory, 0)
-                delta = pool.submit(write_delta, head, path, scratch.delta_path, keep_room)
+                delta = pool.submit(write_delta, head, path, scratch.delta_path, go_on_with_room)
             synced = pool.submit(disk.sync_file, path)
-            whole.result()
-            synced.result()
-            return _Checked(sums.result(), None if delta is None else delta.result())
+            try:
+                whole.result()
+                synced.result()
+                return _Checked(sums.result(), None if delta is None else delta.result())
+            finally:
+                over.set()
 
     def _name_and_commit(self, scratch: Scratch, version: Version, delta: Delta | None) -> None:
         self._refuse_stale(scratch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from headwater.ports.annex import Refusal, Rights
+from headwater.replication.claims import Who
 from headwater.replication.host.keys import is_key
 from headwater.replication.host.records import Replica
 from headwater.replication.host.scratch import CLIENT_CHARS_MAX
@@ -33,6 +34,13 @@ def client_of(headers: dict[str, str], address: str) -> str:
     """What a client calls itself, as far as it can be shown; else where it comes from."""
     said = headers.get("x-clientid", "").strip()[:CLIENT_CHARS_MAX]
     return said if said and said.isprintable() else address
+
+
+def who_of(headers: dict[str, str], bearer: str | None) -> Who:
+    """Who has a claim, and may extend or release it: who calls itself the same and came with the same token or key. A
+    client that calls itself nothing is known by its connection alone."""
+    said = headers.get("x-clientid", "").strip()
+    return (bearer, said) if said else object()
 
 
 def access_to(

@@ -20,7 +20,7 @@ from headwater.replication.host.pages import Delta
 from headwater.replication.host.records import Key, KeyKind, Listed, Replica, Report, Totals, Unannounced, Version
 from headwater.replication.names import ReplicaName
 from headwater.stores.named_queries import load, text_of
-from headwater.stores.sqlite.connection import connect, refuse_unsafe_sqlite, translated
+from headwater.stores.sqlite.connection import connect, keep_journal, refuse_unsafe_sqlite, translated
 
 CATALOGUE = "catalogue.db"
 APPLICATION_ID = 0x48575250  # "HWRP"
@@ -64,7 +64,9 @@ class Catalogue:
 
     def _connected(self, create: bool) -> apsw.Connection:
         try:
-            return connect(self._path, durability="full", busy_timeout_ms=BUSY_TIMEOUT_MS)
+            connection = connect(self._path, durability="full", busy_timeout_ms=BUSY_TIMEOUT_MS)
+            keep_journal(connection)
+            return connection
         except apsw.IOError:
             if create:
                 raise

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from headwater.errors import DiskFull, HeadwaterError, InputOutput, ReadOnly
 from headwater.replication.database_file import SIDECARS
+from headwater.replication.local_files import private
 
 COPY_BYTES = 1024 * 1024
 
@@ -43,7 +44,7 @@ def translated(where: str) -> Iterator[None]:
 
 def copy(source: str, target: str) -> None:
     """Copy a file as fast as the file system can: shared blocks where it knows them, else inside the kernel."""
-    with open(source, "rb", buffering=0) as reading, open(target, "wb", buffering=0) as writing:
+    with open(source, "rb", buffering=0) as reading, open(target, "wb", buffering=0, opener=private) as writing:
         if not _copied_by_kernel(reading, writing):
             while block := reading.read(COPY_BYTES):
                 write_all(writing, block)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from headwater.errors import Closed, HeadwaterError, InvalidInput, UnknownReplica
+from headwater.errors import Closed, HeadwaterError, InvalidInput, InvalidOption, UnknownReplica
 from headwater.ports.annex import (
     FrameGuest,
     FrameWire,
@@ -30,7 +30,7 @@ from headwater.ports.annex import (
 )
 from headwater.ports.clock import Clock
 from headwater.protocol.websocket import GOING_AWAY, NORMAL
-from headwater.replication.host.access import Access, access_to, client_of, refusal_of, refuse_no_more
+from headwater.replication.host.access import Access, access_to, client_of, refusal_of, refuse_no_more, who_of
 from headwater.replication.host.announcing import Announcer
 from headwater.replication.host.figures import Figures, SessionEnd, outcome_of
 from headwater.replication.host.gathering import Gatherings
@@ -43,8 +43,9 @@ from headwater.replication.host.records import Replica
 from headwater.replication.host.reports import store_report
 from headwater.replication.host.room import Room
 from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.slots import Slots
 from headwater.replication.host.subscribing import Subscription
-from headwater.replication.host.visit import FRAME_BYTES_MAX, Abort, Gone, Visit, abort_of
+from headwater.replication.host.visit import FRAME_BYTES_MAX, IDLE_S, Abort, Gone, Visit, abort_of
 from headwater.replication.names import PREFIX, ReplicaName, Session, VersionName, split_version
 from headwater.replication.threads import Threads, wait_out
 
@@ -54,22 +55,26 @@ SUBSCRIPTIONS_MAX = 10_000
 LOOKS_MAX = 4  # at the catalogue, at once
 RIGHTS_S = 2.0  # between two looks whether those who are here still may be
 POLICY_S = 600.0  # between two looks for versions that have become too old
-BUSY = Refusal(503, "the server has as many sessions of this kind as it takes; try again\n")
+GOING_AWAY_TEXT = "the server is going away"
 
 logger = logging.getLogger("headwater")
 
 
 class ReplicaEndpoint:
-    """`make_shelf` gives a shelf that is not open yet. `bytes_max`: of one database; `pushes_max`: at once."""
+    """`make_shelf` gives a shelf that is not open yet. `bytes_max`: of one database; `pushes_max`: at once;
+    `idle_s`: that a client may be silent."""
 
     prefix = PREFIX
     message_bytes_max = FRAME_BYTES_MAX
 
-    def __init__(self, make_shelf: Callable[[Clock], Shelf], *, bytes_max: int, pushes_max: int) -> None:
+    def __init__(
+        self, make_shelf: Callable[[Clock], Shelf], *, bytes_max: int, pushes_max: int, idle_s: float = IDLE_S
+    ) -> None:
         self._make_shelf = make_shelf
         self._bytes_max = bytes_max
-        self._most = {"push": pushes_max, "pull": PULLS_MAX, "subscribe": SUBSCRIPTIONS_MAX}
-        self._running = dict.fromkeys(SESSIONS, 0)
+        self._idle_s = idle_s
+        self._most: dict[Session, int] = {"push": pushes_max, "pull": PULLS_MAX, "subscribe": SUBSCRIPTIONS_MAX}
+        self._slots = Slots(self._most)
         self._sessions: dict[asyncio.Task[None], _Guest] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -89,10 +94,12 @@ class ReplicaEndpoint:
         announcer = Announcer(shelf, surroundings.publish, threads.do)
         self._needs_token = surroundings.needs_token
         self._audit = surroundings.audit
-        self._running = running = dict.fromkeys(SESSIONS, 0)
-        figures = Figures(surroundings.meter, running.__getitem__, self._most["push"])
+        self._slots = Slots(self._most)
+        figures = Figures(surroundings.meter, self._slots.running, self._most["push"])
         room = Room(shelf.directory)
-        self._hosting = Hosting(shelf, threads, announcer, Gatherings(clock), figures, room, self._bytes_max)
+        self._hosting = Hosting(
+            shelf, threads, announcer, Gatherings(clock), figures, room, self._bytes_max, self._idle_s
+        )
         keepers = (
             announcer.run(),
             self._keep(self._hosting),
@@ -153,7 +160,7 @@ class ReplicaEndpoint:
         try:
             await wait_out(*tasks)
             for visit in visits:  # also those whose session had not begun
-                visit.close(GOING_AWAY, "the server is going away")
+                visit.close(GOING_AWAY, GOING_AWAY_TEXT)
             await hosting.threads.do(hosting.shelf.close)
         finally:
             hosting.threads.close()
@@ -170,19 +177,25 @@ class ReplicaEndpoint:
         if asked is None:
             return Refusal(404, f"sessions are at {', '.join(f'{PREFIX}{each}/ns/name' for each in SESSIONS)}\n")
         if (hosting := self._hosting) is None:
-            return Refusal(503, "the server is going away\n")
+            return Refusal(503, f"{GOING_AWAY_TEXT}\n")
         figures = hosting.figures
-        client = client_of(request.headers, request.address)
-        visit = Visit(wire, client, figures.count_received, figures.count_sent)
+        visit = Visit(wire, client_of(request.headers, request.address), figures.count_received, figures.count_sent)
+        visit.who = who_of(request.headers, bearer)
         look = partial(self._look, hosting.shelf, asked.name, bearer, rights)
         work = await self._work(hosting, visit, asked, look)
-        if not isinstance(work, Refusal) and (
-            self._hosting is not hosting or self._running[asked.session] >= self._most[asked.session]
-        ):
-            work = BUSY
+        refusal: Refusal | None
         if isinstance(work, Refusal):
+            refusal = work
+        elif self._hosting is not hosting:
+            refusal = Refusal(503, f"{GOING_AWAY_TEXT}\n")
+        else:
+            access, session = work
+            holder = bearer if bearer is not None and access.key_type != "none" else request.address
+            slots, slot = self._slots, (asked.session, asked.name, holder)
+            refusal = slots.refusal(*slot)
+        if refusal is not None:
             figures.ended(asked.session, "refused")
-            return work
+            return refusal
         if asked.version is not None:  # an earlier one, as a restore wants it
             who = {"address": request.address, **({} if rights is None else rights.who)}
             self._audit(
@@ -190,15 +203,18 @@ class ReplicaEndpoint:
                 who,
                 replica=asked.name.path,
                 version=asked.version.number or f"latest-{asked.version.back}",
-                client=client,
+                client=client_of(request.headers, request.address),
             )
-        self._running[asked.session] += 1
-        task = asyncio.create_task(self._run(asked.session, visit, work, figures))
+        slots.take(*slot)
+        task = asyncio.create_task(self._run(asked.session, visit, session, figures))
         self._sessions[task] = _Guest(visit, asked, bearer, look)
         task.add_done_callback(self._sessions.pop)
+        task.add_done_callback(lambda _: slots.give_back(*slot))
         return visit
 
-    async def _work(self, hosting: Hosting, visit: Visit, asked: _Asked, look: Callable[[], Access]) -> _Work | Refusal:
+    async def _work(
+        self, hosting: Hosting, visit: Visit, asked: _Asked, look: Callable[[], Access]
+    ) -> tuple[Access, _Work] | Refusal:
         try:
             return await hosting.threads.do(self._session, hosting, visit, asked, look)
         except UnknownReplica as exc:
@@ -207,19 +223,21 @@ class ReplicaEndpoint:
             logger.warning("a client could not be admitted: %s", exc)
             return Refusal(503, f"{exc.why}\n")
 
-    def _session(self, hosting: Hosting, visit: Visit, asked: _Asked, look: Callable[[], Access]) -> _Work | Refusal:
+    def _session(
+        self, hosting: Hosting, visit: Visit, asked: _Asked, look: Callable[[], Access]
+    ) -> tuple[Access, _Work] | Refusal:
         """What there is to do, if the client may. Blocking."""
         name, access = asked.name, look()
         if (refusal := refusal_of(access, asked.session)) is not None:
             return refusal
         if asked.session == "push":
-            return Push(hosting, visit, name, lambda: refuse_no_more(look(), "push"))
+            return access, Push(hosting, visit, name, lambda: refuse_no_more(look(), "push"))
         if asked.session == "subscribe":
-            return Subscription(hosting, visit, name, access, lambda: look().may_push)
+            return access, Subscription(hosting, visit, name, access, lambda: look().may_push)
         if access.replica is None:
             raise UnknownReplica("there is no such replica", next="Push it first")
         number = (asked.version or VersionName()).pick(access.replica.newest, hosting.shelf.numbers(name))
-        return Pull(hosting, visit, name, number)
+        return access, Pull(hosting, visit, name, number)
 
     def _look(self, shelf: Shelf, name: ReplicaName, bearer: str | None, rights: Rights | None) -> Access:
         """Blocking."""
@@ -236,7 +254,7 @@ class ReplicaEndpoint:
             await work.run()
             visit.close(NORMAL, "")
         except asyncio.CancelledError:
-            visit.close(GOING_AWAY, "the server is going away")
+            visit.close(GOING_AWAY, GOING_AWAY_TEXT)
         except Gone:
             pass
         except Abort as exc:
@@ -251,27 +269,26 @@ class ReplicaEndpoint:
             logger.exception("a %s failed", session)
             visit.abort(Abort("FAILED", "internal error"))
         finally:
-            self._running[session] -= 1
             figures.ended(session, work.outcome or outcome)
 
     # --- plain HTTP ---------------------------------------------------------------------------------------------
 
     async def answer(self, request: HttpRequest, bearer: str | None, rights: Rights | None) -> HttpResponse:
         if (hosting := self._hosting) is None:
-            return text(503, "the server is going away")
+            return text(503, GOING_AWAY_TEXT)
         try:
             return await hosting.threads.do(self._answer, hosting.shelf, request, bearer, rights)
         except InvalidInput as exc:
             return text(400, str(exc))
         except Closed:
-            return text(503, "the server is going away")
+            return text(503, GOING_AWAY_TEXT)
         except HeadwaterError as exc:
             logger.warning("%s was not answered: %s", urlsplit(request.target).path, exc)
             return text(503, exc.why)
 
     def _answer(self, shelf: Shelf, request: HttpRequest, bearer: str | None, rights: Rights | None) -> HttpResponse:
         target = urlsplit(request.target)
-        segments = unquote(target.path).removeprefix(PREFIX).split("/")
+        segments = _segments(target.path)
         method = request.method
         if len(segments) == 3 and segments[0] in SESSIONS:
             return text(426, "this is a WebSocket", ("Upgrade", "websocket"))
@@ -372,10 +389,19 @@ class _Asked(NamedTuple):
 
 def _asked(target: str) -> _Asked | None:
     """What a path asks for; None if it is none of ours. Raises InvalidOption for a name that is none."""
-    path, version = split_version(unquote(urlsplit(target).path))
-    segments = path.removeprefix(PREFIX).split("/")
+    *segments, last = _segments(urlsplit(target).path)
+    last, version = split_version(last)
+    segments.append(last)
     if len(segments) != 3 or segments[0] not in SESSIONS:
         return None
     if version is not None and segments[0] != "pull":
         return None
     return _Asked(segments[0], ReplicaName(segments[1], segments[2]), version)
+
+
+def _segments(path: str) -> list[str]:
+    """What stands between the slashes. One that is encoded is no slash, and no name has one."""
+    segments = [unquote(each) for each in path.removeprefix(PREFIX).split("/")]
+    if any(each in segment for segment in segments for each in "/\\%"):
+        raise InvalidOption("a name has no slash, backslash or percent sign in it", next="Leave them out")
+    return segments

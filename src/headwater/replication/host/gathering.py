@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from headwater.ports.clock import Clock
-from headwater.replication.claims import ClaimDesk
+from headwater.replication.claims import ClaimDesk, Who
 from headwater.replication.host.records import Replica
 from headwater.replication.names import CLAIM, LATEST, RELEASE, ReplicaName
 from headwater.replication.spans import seconds_text
@@ -16,7 +16,7 @@ FORGET_S_MIN = 1.0  # between two looks whether a claim that nobody waits for ha
 
 
 class Member(Protocol):
-    client: str
+    who: Who
     claims: bool
     """Whether it takes part in the claims."""
 
@@ -45,17 +45,27 @@ class Gathering:
     def join(self, member: Member) -> None:
         self.members.add(member)
         if member.claims:
-            remaining_ms = self.desk.join(member.client, self._clock.now_ms())
+            remaining_ms = self.desk.join(member.who, self._clock.now_ms())
             if remaining_ms is not None:
                 member.tell(f"{CLAIM} {seconds_text(remaining_ms)}")
 
     def leave(self, member: Member) -> None:
         self.members.discard(member)
-        if member.claims:
-            self.desk.leave(member.client, self._clock.now_ms())
+        if member.claims and self.desk.leave(member.who, self._clock.now_ms()):
+            self._tell_when_it_is_free()
+
+    def _tell_when_it_is_free(self) -> None:
+        """Those who wait know how long the claim was to last; this one may end before."""
+        remaining_ms = self.desk.remaining_ms(self._clock.now_ms())
+        if remaining_ms and self.members:
+            asyncio.get_running_loop().call_later(remaining_ms / 1000, self._tell_when_it_is_free)
+        elif not remaining_ms:
+            for member in list(self.members):
+                if member.claims:
+                    member.tell(RELEASE)
 
     def claim(self, member: Member, span_ms: int) -> None:
-        answer = self.desk.claim(member.client, span_ms, self._clock.now_ms())
+        answer = self.desk.claim(member.who, span_ms, self._clock.now_ms())
         if not answer.granted:
             member.tell(f"{CLAIM} {seconds_text(answer.remaining_ms)}")
             return
@@ -63,12 +73,12 @@ class Gathering:
         self._tell_others(member, f"{CLAIM} {seconds_text(answer.remaining_ms)}")
 
     def release(self, member: Member) -> None:
-        if self.desk.release(member.client, self._clock.now_ms()):
+        if self.desk.release(member.who, self._clock.now_ms()):
             self._tell_others(member, RELEASE)
 
     def _tell_others(self, member: Member, text: str) -> None:
         for other in list(self.members):
-            if other.claims and other.client != member.client:
+            if other.claims and other.who != member.who:
                 other.tell(text)
 
     def is_needed(self) -> bool:
@@ -94,15 +104,15 @@ class Gatherings:
         self._of(name).leave(member)
         self._forget(name)
 
-    def push_began(self, name: ReplicaName, client: str) -> None:
+    def push_began(self, name: ReplicaName, who: Who) -> None:
         gathering = self._of(name)
         gathering.pushes += 1
-        gathering.desk.push_began(client, self._clock.now_ms())
+        gathering.desk.push_began(who, self._clock.now_ms())
 
-    def push_ended(self, name: ReplicaName, client: str) -> None:
+    def push_ended(self, name: ReplicaName, who: Who) -> None:
         gathering = self._of(name)
         gathering.pushes -= 1
-        gathering.desk.push_ended(client, self._clock.now_ms())
+        gathering.desk.push_ended(who, self._clock.now_ms())
         self._forget(name)
 
     def tell_version(self, replica: Replica, number: int) -> None:

@@ -23,6 +23,8 @@ class Hosting(NamedTuple):
     room: Room
     bytes_max: int
     """Of one database."""
+    idle_s: float
+    """That a client may be silent."""
 
 
 def end_is_well(end: End) -> None:

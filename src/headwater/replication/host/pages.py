@@ -19,6 +19,7 @@ import msgspec
 from headwater.errors import Corrupt
 from headwater.replication.database_file import COUNTERS
 from headwater.replication.host.disk import copy, remove, write_all
+from headwater.replication.local_files import private
 
 BLOCK_BYTES = 1024 * 1024  # compared at once; a multiple of every page size
 GROUP_BYTES_MAX = 1024 * 1024  # of pages before they are deflated
@@ -86,9 +87,13 @@ def refuse_other_count(path: str, shape: Shape) -> None:
 
 def write_delta(older: str, newer: str, into: str, before_more: Callable[[], None] = lambda: None) -> Delta:
     """Compare two versions; what is needed to make the older from the newer goes into a new file, synced. `before_more`
-    is asked before each group of pages is written, and ends it by raising."""
+    is asked before each block is compared and each group of pages is written, and ends it by raising."""
     was, now = shape_of(older), shape_of(newer)
-    with open(into, "wb") as file, open(older, "rb", buffering=0) as old, open(newer, "rb", buffering=0) as new:
+    with (
+        open(into, "wb", opener=private) as file,
+        open(older, "rb", buffering=0) as old,
+        open(newer, "rb", buffering=0) as new,
+    ):
         writing = _Writing(file, was, before_more, whole=was.page_size != now.page_size)
         if was.page_size != now.page_size:
             writing.add_all(range(was.pages), old)
@@ -116,6 +121,7 @@ def _add_differing(writing: _Writing, old: BinaryIO, new: BinaryIO, was: Shape, 
         wanted = min(BLOCK_BYTES, (common - done) * page_size)
         if wanted != len(ours):
             ours, theirs = bytearray(wanted), bytearray(wanted)
+        writing.before_more()
         _fill(old, ours)
         _fill(new, theirs)
         # Bytearrays, not views of them: these are compared by memcmp.
@@ -156,7 +162,7 @@ class _Hash(Protocol):
 class _Writing:
     def __init__(self, file: BinaryIO, shape: Shape, before_more: Callable[[], None], *, whole: bool) -> None:
         self._file = file
-        self._before_more = before_more
+        self.before_more = before_more
         self._page_size = shape.page_size
         self._group_max = max(1, GROUP_BYTES_MAX // shape.page_size)
         self._numbers: list[int] = []
@@ -184,7 +190,7 @@ class _Writing:
         return self._hash.hexdigest()
 
     def _end_group(self) -> None:
-        self._before_more()
+        self.before_more()
         deflated = zlib.compress(self._group, ZLIB_LEVEL)
         count = len(self._numbers)
         self._put(struct.pack(f">I{count}II", count, *self._numbers, len(deflated)))
@@ -208,7 +214,7 @@ def rebuild(head: str, deltas: Sequence[StoredDelta], into: str) -> None:
     else:
         deltas = deltas[whole:]
     try:
-        with open(into, "r+b" if whole is None else "x+b", buffering=0) as file:
+        with open(into, "r+b" if whole is None else "x+b", buffering=0, opener=private) as file:
             for delta in deltas:
                 _apply(delta, file)
     except BaseException:
@@ -298,8 +304,12 @@ class Sums(msgspec.Struct, frozen=True):
     shape: Shape
 
 
-def sums_of(path: str) -> Sums:
-    """The hash of every byte of a database, and its shape."""
-    shape = shape_of(path)
-    with open(path, "rb", buffering=0) as file:
-        return Sums(hashlib.file_digest(file, "sha256").hexdigest(), shape)
+def sums_of(path: str, before_more: Callable[[], None] = lambda: None) -> Sums:
+    """The hash of every byte of a database, and its shape. `before_more` is asked before each block, and ends it by
+    raising."""
+    shape, digest, block = shape_of(path), hashlib.sha256(), bytearray(BLOCK_BYTES)
+    with open(path, "rb", buffering=0) as file, memoryview(block) as view:
+        while read := file.readinto(block):
+            digest.update(view[:read])
+            before_more()
+    return Sums(digest.hexdigest(), shape)

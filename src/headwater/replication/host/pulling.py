@@ -8,14 +8,15 @@ from headwater.errors import ReplicationFailed
 from headwater.message.times import iso
 from headwater.replication.host.figures import SessionEnd
 from headwater.replication.host.hosting import Hosting, end_is_well
+from headwater.replication.host.pace import patience_s
 from headwater.replication.host.reading import Materialised
 from headwater.replication.host.shelf import Shelf
-from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
+from headwater.replication.host.visit import Abort, Gone, Visit
 from headwater.replication.host.words import PullComplete, PullConfig, config, config_of
 from headwater.replication.names import ReplicaName
-from headwater.replication.rsync_stream import ERROR, OriginStream
+from headwater.replication.rsync_stream import OriginStream
 from headwater.replication.threads import together
-from headwater.replication.tools import End
+from headwater.replication.tools import End, cpu_s_for
 
 HASHES_PART = 4  # a replica's hashes are far less than a quarter of the pages
 SLACK_BYTES = 16 * 1024 * 1024
@@ -31,7 +32,7 @@ class Pull:
         self.outcome: SessionEnd | None = None
 
     async def run(self) -> None:
-        first = await self._visit.next(FIRST_FRAME_S)
+        first = await self._visit.next(self._hosting.idle_s)
         if first is None:
             raise Gone
         asked = config_of(first, PullConfig)
@@ -52,9 +53,11 @@ class Pull:
 
     async def _send(self, made: Materialised, asked: PullConfig) -> None:
         version = made.version
-        end = End(["--origin", made.address, "x"], made.path, ERROR)  # a disk that is full keeps nobody from restoring
+        # By an address that needs no files beside it: a disk that is full keeps nobody from restoring.
+        directory, address = made.address
+        end = End("--origin", address, cwd=directory, cpu_s=cpu_s_for(version.size))
         try:
-            self._visit.expect_pages()
+            self._visit.expect_pages(patience_s(self._hosting.idle_s, version.size))
             await self._visit.send_text(
                 config(
                     replicaID=made.replica.id,
@@ -75,7 +78,7 @@ class Pull:
             await together(self._hear(end, version.size), self._speak(end))
             await end.wait()
         except ReplicationFailed as exc:
-            raise Abort("FAILED", _without_paths(exc.why, made)) from exc
+            raise Abort("FAILED", exc.why.replace(address, "the copy on the server")) from exc
         finally:
             await end.gone()
 
@@ -128,12 +131,6 @@ class Pull:
     async def _hear_dry(self, end: End, size: int) -> None:
         await self._hear(end, size)
         raise Abort("FAILED", "a dry run is complete when all is counted")
-
-
-def _without_paths(why: str, made: Materialised) -> str:
-    for place in (made.address, made.path):
-        why = why.replace(place, "the copy on the server")
-    return why
 
 
 class _Counted(Exception):

@@ -8,32 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
+import os
+import threading
 from collections.abc import Callable
 
 from headwater.errors import HeadwaterError, ReplicationFailed, UnknownReplica
 from headwater.replication.host.figures import SessionEnd
 from headwater.replication.host.hosting import Hosting, end_is_well
+from headwater.replication.host.pace import patience_s
 from headwater.replication.host.records import Facts
 from headwater.replication.host.room import refuse_to_fill
 from headwater.replication.host.scratch import Scratch
-from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
+from headwater.replication.host.visit import Abort, Gone, Visit
 from headwater.replication.host.words import PushComplete, PushConfig, config, config_of
+from headwater.replication.local_files import make_private
 from headwater.replication.names import MESSAGE, MESSAGE_CHARS_MAX, ReplicaName
 from headwater.replication.rsync_stream import END, LAST_BYTES, TXN
-from headwater.replication.threads import to_its_end, together
-from headwater.replication.tools import End
-
-try:
-    import resource
-except ImportError:  # no such limits there
-    resource = None  # type: ignore[assignment]
+from headwater.replication.threads import together, wait_out
+from headwater.replication.tools import End, cpu_s_for
 
 SLACK_BYTES = 1024 * 1024  # of what a stream or a journal says besides its pages
 HEADS_PART = 8  # by how much the pages grow at most with what goes before each: an eighth
 LOOK_BYTES = 32 * 1024 * 1024  # between two looks at how much room there is
-MEMORY_BYTES_MAX = 2 * 1024**3  # of our end
-TOO_LONG_A_FILE = int(getattr(signal, "SIGXFSZ", 0))
+STOP_S = 3.0  # for a push that is being checked when the server stops
 
 logger = logging.getLogger("headwater")
 
@@ -51,6 +48,8 @@ class Push:
         self._sent = 0
         self._last_heard = b""
         self._complete: PushComplete | None = None
+        self._size = 0
+        self._stop = threading.Event()
         self.outcome: SessionEnd | None = None
 
     async def run(self) -> None:
@@ -59,16 +58,16 @@ class Push:
             raise Abort("TOO_LARGE", f"the database has {size:,} bytes and the limit is {self._hosting.bytes_max:,}")
         shelf, threads = self._hosting.shelf, self._hosting.threads
         scratch = await threads.do_or_undo(shelf.discard, self._begin, coming, size)
-        self._hosting.gatherings.push_began(self._name, self._visit.client)
+        self._hosting.gatherings.push_began(self._name, self._visit.who)
         try:
             complete = await self._receive(scratch, coming)
             if complete is None:
                 self.outcome = "dry"
             else:
                 await threads.do(self._refuse_no_more)
-                await to_its_end(self._finish(scratch, Facts(message, complete.dbhash, self._received + self._sent)))
+                await self._finished(scratch, Facts(message, complete.dbhash, self._received + self._sent))
         finally:
-            self._hosting.gatherings.push_ended(self._name, self._visit.client)
+            self._hosting.gatherings.push_ended(self._name, self._visit.who)
             await threads.do(shelf.discard, scratch)
 
     def _begin(self, coming: PushConfig, size: int) -> Scratch:
@@ -78,7 +77,8 @@ class Push:
         if replica is not None and replica.newest:
             with contextlib.suppress(UnknownReplica):  # replaced just now, or removed
                 copied = shelf.version(self._name, replica.newest).size
-        with self._hosting.room.promised(max(size, copied)):
+        self._size = max(size, copied)
+        with self._hosting.room.promised(self._size):
             return shelf.begin(
                 self._name,
                 base=coming.base,
@@ -90,13 +90,13 @@ class Push:
             )
 
     async def _announcement(self) -> tuple[str, PushConfig]:
-        first = await self._visit.next(FIRST_FRAME_S)
+        first = await self._visit.next(self._hosting.idle_s)
         message = ""
         if isinstance(first, str) and first.startswith(MESSAGE):
             message = first.removeprefix(MESSAGE)
             if len(message) > MESSAGE_CHARS_MAX:
                 raise Abort("FAILED", f"the message has more than {MESSAGE_CHARS_MAX:,} characters")
-            first = await self._visit.next(FIRST_FRAME_S)
+            first = await self._visit.next(self._hosting.idle_s)
         if first is None:
             raise Gone
         return message, config_of(first, PushConfig)
@@ -105,10 +105,19 @@ class Push:
 
     async def _receive(self, scratch: Scratch, coming: PushConfig) -> PushComplete | None:
         """What the client says when its end went well and ours too; None after a dry run."""
-        end = await End.replica(scratch.path)
+        # What comes is not to be trusted: whatever it makes our end do, no file gets larger than a database may be, and
+        # no text without end fills the memory. What our end complains about, it tells the client's, too.
+        directory, name = os.path.split(scratch.path)
+        make_private(scratch.path)
+        end = End(
+            "--replica",
+            f"./{name}",
+            cwd=directory,
+            cpu_s=cpu_s_for(self._size),
+            file_bytes=_with_heads(self._hosting.bytes_max),
+        )
         try:
-            _limit(end.pid, self._hosting.bytes_max)
-            self._visit.expect_pages()
+            self._visit.expect_pages(patience_s(self._hosting.idle_s, self._size))
             await self._visit.send_text(
                 config(replicaID=scratch.replica.id, replicaPath=self._name.path, base=scratch.base, ready=True)
             )
@@ -173,12 +182,28 @@ class Push:
 
     # --- the version --------------------------------------------------------------------------------------------
 
+    async def _finished(self, scratch: Scratch, facts: Facts) -> None:
+        """While it is checked, a client that leaves or a server that stops ends it. Once it is, it becomes a version,
+        whatever happens."""
+        self._visit.on_end = self._stop.set
+        if self._visit.is_over:
+            raise Gone
+        finishing = asyncio.ensure_future(self._finish(scratch, facts))
+        try:
+            await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(STOP_S, self._stop.set)
+            await wait_out(finishing)
+            finishing.exception()  # the server goes, and the client hears of that
+            raise
+
     async def _finish(self, scratch: Scratch, facts: Facts) -> None:
-        """From here on it is brought to an end, also when the server is asked to stop or the client leaves."""
         hosting = self._hosting
         began_s = asyncio.get_running_loop().time()
         try:
-            version, is_new = await hosting.threads.do(hosting.shelf.accept, scratch, facts, self._refuse_no_more)
+            version, is_new = await hosting.threads.do(
+                hosting.shelf.accept, scratch, facts, self._refuse_no_more, self._stop
+            )
         except HeadwaterError as exc:
             logger.info("a push of %s was refused: %s", self._name.path, exc.why)
             raise
@@ -215,24 +240,10 @@ def _with_heads(bytes_max: int) -> int:
     return bytes_max + bytes_max // HEADS_PART + SLACK_BYTES
 
 
-def _limit(pid: int, bytes_max: int) -> None:
-    """What comes is not to be trusted: whatever it makes our end do, no file gets larger than a database may be, and
-    no text without end fills the memory."""
-    prlimit = getattr(resource, "prlimit", None)
-    if prlimit is not None:
-        most = _with_heads(bytes_max)
-        try:
-            prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
-            prlimit(pid, resource.RLIMIT_CORE, (0, 0))  # a file that is too long kills it
-            prlimit(pid, resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-        except (OSError, ValueError) as exc:  # it has gone already, or a lower limit holds
-            logger.debug("no limits for an end of sqlite3_rsync: %s", exc)
-
-
 def _failure(why: str, scratch: Scratch) -> Abort:
-    why = why.replace(scratch.path, "the copy on the server")
+    why = why.replace(f"./{os.path.basename(scratch.path)}", "the copy on the server")
     if "disk is full" in why:
         return Abort("DISK_FULL", "the server's disk is full")
-    if why.endswith(f"ended with {-TOO_LONG_A_FILE}"):
+    if "larger than is allowed" in why:
         return Abort("TOO_LARGE", "the database is larger than the server allows")
     return Abort("FAILED", why)

@@ -7,7 +7,6 @@ file; only who removes the whole replica takes it away.
 from __future__ import annotations
 
 import os
-import urllib.parse
 from types import TracebackType
 
 from headwater.errors import Corrupt, HeadwaterError, UnknownReplica
@@ -34,9 +33,11 @@ class Materialised:
         self._lock = lock
 
     @property
-    def address(self) -> str:
-        """For SQLite, to be read without locks and without files beside it: those of a WAL database need room."""
-        return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(self.path)))}?immutable=1"
+    def address(self) -> tuple[str, str]:
+        """For SQLite, to be read without locks and without files beside it: those of a WAL database need room. In its
+        directory, so that no complaint names that to a client."""
+        directory, name = os.path.split(self.path)
+        return directory, f"file:{name}?immutable=1"
 
     def close(self) -> None:
         if self._lock is not None:

@@ -14,12 +14,9 @@ from headwater.replication.database_file import remove_database, replace_content
 from headwater.replication.host import disk
 from headwater.replication.host.pages import sums_of
 from headwater.replication.host.reading import Materialised
-from headwater.replication.local_files import require_place_for
+from headwater.replication.local_files import make_private, require_place_for
 from headwater.replication.proof import check_integrity
 from headwater.replication.shell import Shell
-
-BY_HAND_S_MAX = 24 * 3600.0  # somebody waits for it, and may give up; a slow disk is no reason not to restore
-
 
 LOCKED_S_MAX = 5.0  # for a program that is using the database to end its transaction
 
@@ -56,7 +53,7 @@ def restore(made: Materialised, target: str, *, overwrite: bool = False) -> None
     writing = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{uuid.uuid4().hex[:8]}.restoring")
     with disk.translated(target):
         try:
-            mode = _create(writing)
+            make_private(writing)
             disk.copy(made.path, writing)
             if sums_of(writing).sha256 != made.version.sha256:
                 raise Corrupt(
@@ -64,12 +61,12 @@ def restore(made: Materialised, target: str, *, overwrite: bool = False) -> None
                     where=made.replica.name.path,
                     next="Run `headwater replica verify` to see which versions are",
                 )
-            check_integrity(writing, BY_HAND_S_MAX)
+            check_integrity(writing, by_hand=True)
             if overwrite and _is_database(target):
                 _write_into(writing, target)
                 return
             disk.sync_file(writing)
-            _take_rights(writing, target, mode)
+            _take_rights(writing, target)
             _give_name(writing, target, overwrite=overwrite)
             disk.sync_directory(os.path.dirname(target))
         finally:
@@ -91,27 +88,13 @@ def _write_into(source: str, target: str) -> None:
         replace_content(source, shell)
 
 
-def _create(writing: str) -> int:
-    """For this user alone as long as it is written; returns the mode that a new file has here."""
-    descriptor = os.open(writing, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    finally:
-        os.close(descriptor)
-    os.chmod(writing, 0o600)
-    return mode
-
-
-def _take_rights(writing: str, target: str, mode: int) -> None:
-    """Who may read what is overwritten may read what comes, and nobody else; a file that is new has `mode`."""
-    try:
+def _take_rights(writing: str, target: str) -> None:
+    """Who may read what is overwritten may read what comes, and nobody else; a file that is new is this user's."""
+    with contextlib.suppress(FileNotFoundError):
         was = os.stat(target)
         with contextlib.suppress(PermissionError):  # only root gives files away
             os.chown(writing, was.st_uid, was.st_gid)
-        mode = stat.S_IMODE(was.st_mode)
-    except FileNotFoundError:
-        pass
-    os.chmod(writing, mode)
+        os.chmod(writing, stat.S_IMODE(was.st_mode))
 
 
 def _give_name(writing: str, target: str, *, overwrite: bool) -> None:

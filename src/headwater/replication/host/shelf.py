@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -222,12 +223,18 @@ class Shelf:
             raise
         return made
 
-    def accept(self, begun: Scratch, facts: Facts, last_word: LastWord = lambda: None) -> Accepted:
+    def accept(
+        self,
+        begun: Scratch,
+        facts: Facts,
+        last_word: LastWord = lambda: None,
+        stop: threading.Event | None = None,
+    ) -> Accepted:
         """Make it the newest version, if it is whole and its base still is the newest. The scratch is used up, whatever
-        comes of it."""
+        comes of it. `stop` ends the check."""
         accepting = self._require_serving()
         try:
-            accepted = accepting.accept(begun, facts, self._clock.now_ms(), last_word)
+            accepted = accepting.accept(begun, facts, self._clock.now_ms(), last_word, stop or threading.Event())
         finally:
             scratch.clear(self._layout, begun)
         if accepted.is_new:

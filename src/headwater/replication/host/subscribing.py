@@ -12,7 +12,7 @@ from headwater.replication.host.access import Access, no_more
 from headwater.replication.host.figures import SessionEnd
 from headwater.replication.host.gathering import Gathering
 from headwater.replication.host.hosting import Hosting
-from headwater.replication.host.visit import FIRST_FRAME_S, Abort, Gone, Visit
+from headwater.replication.host.visit import Abort, Gone, Visit
 from headwater.replication.host.words import SubscribeConfig, config, config_of
 from headwater.replication.names import CHANGED, CLAIM, LATEST, RELEASE, ReplicaName
 
@@ -30,7 +30,7 @@ class Subscription:
     def __init__(
         self, hosting: Hosting, visit: Visit, name: ReplicaName, access: Access, may_push: Callable[[], bool]
     ) -> None:
-        self.client = visit.client
+        self.who = visit.who
         self.claims = False
         self.outcome: SessionEnd | None = None
         self._hosting = hosting
@@ -43,7 +43,7 @@ class Subscription:
         """What is to be told, until the first words are said."""
 
     async def run(self) -> None:
-        first = await self._visit.next(FIRST_FRAME_S)
+        first = await self._visit.next(self._hosting.idle_s)
         if first is None:
             raise Gone
         asked = config_of(first, SubscribeConfig)

@@ -4,27 +4,24 @@ what the client pushed, and that it can be restored."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
-from contextlib import closing
 from typing import Literal
 
-import apsw
 import msgspec
 
-from headwater.errors import Corrupt, DiskFull, HeadwaterError, InputOutput, ReadOnly, UnknownReplica
+from headwater.errors import Corrupt, DiskFull, HeadwaterError, ReadOnly, UnknownReplica
+from headwater.replication.database_file import shape_seen_by
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue
 from headwater.replication.host.layout import Layout
 from headwater.replication.host.pages import shape_of, sums_of
 from headwater.replication.host.reading import Materialised, materialise, refuse_removed
 from headwater.replication.host.records import Replica
-from headwater.replication.host.restoring import BY_HAND_S_MAX, restore
+from headwater.replication.host.restoring import restore
 from headwater.replication.proof import check_integrity, dbhash
-from headwater.stores.sqlite.connection import translated as translated_sqlite
+from headwater.replication.shell import Shell
 
 NO_HASH = "no hash came with it"
-BESIDE_BYTES = 64 * 1024  # a log that is empty, and its index
 
 Lacking = Literal["room", "rights", "hash"]
 Finding = Literal["proved", "whole", "not checked", "bad"]
@@ -112,7 +109,7 @@ def _bytes(made: Materialised) -> str:
 
 
 def prove_integrity(path: str) -> str:
-    check_integrity(path, BY_HAND_S_MAX)
+    check_integrity(path, by_hand=True)
     return "integrity_check found nothing"
 
 
@@ -130,15 +127,9 @@ def _drill(made: Materialised) -> str:
         raise DiskFull("no room for it")
     target = os.path.join(made.directory, "drill.db")
     restore(made, target)
-    opening = apsw.SQLITE_OPEN_READWRITE
-    try:
-        with translated_sqlite(target), closing(apsw.Connection(target, flags=opening)) as connection:
-            pages = connection.pragma("page_count")
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-    except InputOutput as exc:  # SQLite's name for it when there is no room for what lies beside a WAL database
-        if shutil.disk_usage(made.directory).free >= BESIDE_BYTES:
-            raise
-        raise DiskFull("no room to open what was restored") from exc
+    with Shell(target) as shell:
+        pages = shape_seen_by(shell).pages
+        shell.ask("SELECT count(*) FROM sqlite_schema;")
     if pages != made.version.pages:
         raise Corrupt(f"the restored file has {pages:,} pages, and {made.version.pages:,} were accepted")
     return "restored elsewhere, opened and read"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from headwater.errors import Corrupt, DiskFull, HeadwaterError, Overloaded, TooLarge, VersionConflict
 from headwater.ports.annex import FrameWire
 from headwater.protocol.websocket import NORMAL
+from headwater.replication.claims import Who
 from headwater.replication.host.pace import BYTES_A_SECOND_MIN, Pace
 from headwater.replication.names import ABORT
 from headwater.replication.tools import READ_BYTES
@@ -19,8 +19,7 @@ FRAME_BYTES_MAX = READ_BYTES  # of what a client sends
 QUEUED_BYTES_MAX = 1024 * 1024  # received and not yet used; above it, the client is not listened to
 FRAME_COST_BYTES = 256  # that a frame takes besides its data
 TEXT_BYTES_MAX = 32 * 1024
-FIRST_FRAME_S = 60.0  # for a client to say what it wants
-IDLE_S = 600.0  # of silence in the middle of a session, in both directions
+IDLE_S = 60.0  # for a client to say what it wants, and to be silent in the middle of a small database
 WHY_CHARS_MAX = 500
 TRY_LATER = 1013
 
@@ -61,8 +60,13 @@ def _nobody_counts(size: int) -> None:
     pass
 
 
+def _nothing() -> None:
+    pass
+
+
 class Visit:
-    """A `FrameGuest`. `client` is what it calls itself; `count_received` and `count_sent` hear of bytes of pages."""
+    """A `FrameGuest`. `client` is what it calls itself; `count_received` and `count_sent` hear of bytes of pages.
+    `on_end` is called when there is nobody to work for any more: the client has left, or is withdrawn."""
 
     def __init__(
         self,
@@ -72,7 +76,10 @@ class Visit:
         count_sent: Callable[[int], None] = _nobody_counts,
     ) -> None:
         self.client = client
+        self.who: Who = self
+        """Among those who claim."""
         self.is_over = False
+        self.on_end: Callable[[], None] = _nothing
         self._withdrawn: Abort | None = None
         self._wire = wire
         self._frames: deque[tuple[bytes, bool]] = deque()
@@ -80,6 +87,7 @@ class Visit:
         self._count_received = count_received
         self._count_sent = count_sent
         self._pace: Pace | None = None
+        self._patience_s = 0.0
         self._sent_bytes = 0
         self._credited_bytes = 0  # of what it took
         self._is_paused = False
@@ -88,21 +96,17 @@ class Visit:
 
     # --- for the session ----------------------------------------------------------------------------------------
 
-    async def next(self, within_s: float | None = IDLE_S) -> str | bytes | None:
-        """The next frame; None when there will be no more. Raises Abort when none came in time, and the client took
-        nothing of what is sent to it either: while it reads, it may have nothing to say for hours. And when it is too
-        slow, see `expect_pages`. And once it is withdrawn."""
-        silence = _Silence(self._taken_bytes(), within_s)
+    async def next(self, within_s: float | None = None) -> str | bytes | None:
+        """The next frame; None when there will be no more. Raises Abort when none came in time, when the client is too
+        slow, see `expect_pages`, and once it is withdrawn."""
         self._go_on_or_abort()
         while not self._frames:
             if self.is_over:
                 return None
             self._arrival = asyncio.get_running_loop().create_future()
             try:
-                await self._wait_for(self._arrival, silence)
+                await self._wait_for(self._arrival, within_s)
                 self._go_on_or_abort()
-                if not self._frames and silence.is_too_long(self._taken_bytes()):
-                    raise Abort("FAILED", f"nothing came for {within_s:g} s")
             finally:
                 self._arrival = None
         data, is_text = self._frames.popleft()
@@ -142,13 +146,10 @@ class Visit:
         return self._sent_bytes - self._wire.buffered_bytes()
 
     async def _wait_for_room(self) -> None:
-        silence = _Silence(self._taken_bytes(), IDLE_S)
         while self._wire.buffered_bytes() > self._wire.outbound_bytes_max and not (self.is_over or self._withdrawn):
             self._room = asyncio.get_running_loop().create_future()
             try:
-                await self._wait_for(self._room, silence)
-                if silence.is_too_long(self._taken_bytes()):
-                    self.close(TRY_LATER, "nothing was read for too long")
+                await self._wait_for(self._room)
             finally:
                 self._room = None
         if self.is_over:
@@ -156,9 +157,10 @@ class Visit:
 
     # --- how long it may take -----------------------------------------------------------------------------------
 
-    def expect_pages(self) -> None:
-        """From now on the client has to keep pace, in whatever direction pages go."""
-        self._pace = Pace(time.monotonic())
+    def expect_pages(self, patience_s: float) -> None:
+        """From now on the client has to keep pace, in whatever direction pages go: it may be silent for so long."""
+        self._pace = Pace(time.monotonic(), patience_s)
+        self._patience_s = patience_s
         self._credited_bytes = self._taken_bytes()
 
     def worked(self) -> None:
@@ -166,22 +168,25 @@ class Visit:
         if self._pace is not None:
             self._pace.worked(time.monotonic())
 
-    async def _wait_for(self, event: asyncio.Future[None], silence: _Silence) -> None:
+    async def _wait_for(self, event: asyncio.Future[None], within_s: float | None = None) -> None:
         """Until it happens, or it is time to look how long it has taken. Raises Abort if the client is too slow."""
         pace = self._pace
         if pace is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(silence.left_s()):
+            try:
+                async with asyncio.timeout(within_s):
                     await event
+            except TimeoutError:
+                raise Abort("FAILED", f"nothing came for {within_s:g} s") from None
             return
         pace.wait(now_s := time.monotonic())
         try:
-            async with asyncio.timeout(_sooner(silence.left_s(), pace.left_s(now_s))):
+            async with asyncio.timeout(pace.left_s(now_s)):
                 await event
         except TimeoutError:
             self._credit_taken(pace)
             if pace.left_s(time.monotonic()) <= 0:
-                raise Abort("FAILED", f"too slow: less than {BYTES_A_SECOND_MIN:,} bytes a second for long") from None
+                why = f"nothing moved, or less than {BYTES_A_SECOND_MIN:,} bytes a second"
+                raise Abort("FAILED", f"too slow: {why}, for {self._patience_s:.3g} s") from None
         finally:
             pace.waited(time.monotonic())
             self._credit_taken(pace)
@@ -199,6 +204,7 @@ class Visit:
         if not self.is_over and self._withdrawn is None:
             self._withdrawn = abort
             self._wake()
+            self.on_end()
 
     @property
     def is_withdrawn(self) -> bool:
@@ -222,6 +228,7 @@ class Visit:
     def _end(self) -> None:
         self.is_over = True
         self._wake()
+        self.on_end()
 
     def _wake(self) -> None:
         for waiting in (self._arrival, self._room):
@@ -257,29 +264,6 @@ class Visit:
 
     def on_closed(self, *, vanished: bool) -> None:
         self._end()
-
-
-class _Silence:
-    """That a client may keep, as long as it takes of what is sent to it."""
-
-    def __init__(self, taken_bytes: int, most_s: float | None) -> None:
-        self._taken_bytes = taken_bytes
-        self._most_s = most_s
-        self._since_s = time.monotonic()
-
-    def left_s(self) -> float | None:
-        return None if self._most_s is None else self._since_s + self._most_s - time.monotonic()
-
-    def is_too_long(self, taken_bytes: int) -> bool:
-        left_s = self.left_s()
-        if left_s is None or left_s > 0:
-            return False
-        was, self._taken_bytes, self._since_s = self._taken_bytes, taken_bytes, time.monotonic()
-        return taken_bytes <= was
-
-
-def _sooner(one_s: float | None, other_s: float) -> float:
-    return other_s if one_s is None else min(one_s, other_s)
 
 
 def _text_of(data: bytes) -> str:

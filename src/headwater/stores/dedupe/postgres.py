@@ -62,8 +62,11 @@ class PostgresDedupe(SqlQueue):
         try:
             with psycopg.connect(conninfo, connect_timeout=int(CONNECT_S)) as connection:
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SETUP_LOCK,))
+                found = connection.execute("SELECT to_regclass(%s)", (f'"{self._schema}".dedupe',)).fetchone()
+                if found != (None,):  # who may write into the table may not be allowed to make it
+                    return
                 connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
-                connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(self._schema)))
+                connection.execute(sql.SQL("SET LOCAL search_path TO {}, pg_temp").format(sql.Identifier(self._schema)))
                 for statement in _TABLE:
                     connection.execute(sql.SQL(statement))
         except psycopg.Error as exc:
@@ -79,7 +82,7 @@ class PostgresDedupe(SqlQueue):
 
     def _set_up(self, connection: psycopg.Connection) -> None:
         """Each time, which also shows that the connection is still there: what it fails in later is not run again."""
-        connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema)))
+        connection.execute(sql.SQL("SET search_path TO {}, pg_temp").format(sql.Identifier(self._schema)))
 
     def _run(self, name: str, *, durable: bool = True, **bindings: Any) -> list[tuple[Any, ...]]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
@@ -19,13 +20,16 @@ from headwater.ports.records import (
     DeliveryRow,
     Due,
     Gap,
+    LetterColumn,
     Order,
     RetentionPolicy,
     Scan,
     Selection,
     SubscriptionRecord,
+    Times,
     Timing,
     TopicCount,
+    letter_value,
 )
 from headwater.ports.store import SEQ_MAX
 from headwater.stores.memory.tables import Tables
@@ -47,6 +51,10 @@ class MemoryReader:
         if len(found) < limit:
             return Scan(found, max(after, end))
         return Scan(found, found[-1].seq if found else after)
+
+    def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
+        messages, scanned_to = self.scan(selection, after, limit, upto)
+        return Times([(message.seq, message.published_ms) for message in messages], scanned_to)
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         by_seq = self._tables.messages.by_seq
@@ -130,6 +138,11 @@ class MemoryReader:
         matches = _dead_letter_test(query)
         letters = (self._tables.dead_letters[id] for id in sorted(self._tables.dead_letters) if id > after)
         return list(islice(filter(matches, letters), limit))
+
+    def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
+        letters = filter(_dead_letter_test(query), self._tables.dead_letters.values())
+        counts = Counter(letter_value(letter, by) for letter in letters)
+        return dict(sorted(counts.items(), key=lambda counted: (-counted[1], counted[0]))[:limit])
 
     def gaps(self, subscription: str) -> list[Gap]:
         return list(self._tables.untold_gaps.get(subscription, ()))

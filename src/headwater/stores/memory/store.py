@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any
 
 from headwater.errors import Closed
-from headwater.ports.store import Reader, Writer
+from headwater.ports.store import Interruption, Reader, Writer
 from headwater.stores.memory.reader import MemoryReader
 from headwater.stores.memory.tables import Tables
 from headwater.stores.memory.undo import UndoLog
@@ -46,7 +46,8 @@ class MemoryStore:
                 raise
 
     @contextmanager
-    def read(self) -> Iterator[Reader]:
+    def read(self, interruption: Interruption | None = None) -> Iterator[Reader]:
+        """Not interrupted: its callers bound how much they look at."""
         with self._turn():
             yield MemoryReader(self._tables)
 
@@ -63,7 +64,7 @@ class MemoryStore:
     def journal_bytes(self) -> int:
         return 0
 
-    def health(self) -> dict[str, Any]:
+    def health(self, interruption: Interruption | None = None) -> dict[str, Any]:
         with self._turn():
             tables = self._tables
             return {

@@ -90,7 +90,7 @@ class Tables:
     def __init__(self) -> None:
         self.salt = secrets.randbits(SALT_BITS)
         self.messages = MessageTable()
-        self.ids: dict[str, RememberedId] = {}
+        self.ids: dict[str, RememberedId] = {}  # by scoped id
         self.topic_counts: dict[str, TopicCount] = {}
         self.subscriptions: dict[str, SubscriptionRecord] = {}
         self.deliveries: dict[str, dict[int, DeliveryRow]] = {}

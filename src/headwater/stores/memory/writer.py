@@ -14,7 +14,7 @@ from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
 from headwater.errors import InvalidOption
-from headwater.message import NO_HEADERS, Draft, Extras, Message
+from headwater.message import NO_HEADERS, Draft, Extras, Message, scoped_id
 from headwater.ports.records import (
     Appended,
     DeadLetter,
@@ -44,7 +44,8 @@ class MemoryWriter(MemoryReader):
         repeats: set[int] = set()
         new: list[Message] = []
         for position, draft in enumerate(drafts):
-            known_seq = self._known_seq(draft, last_before, now_ms, window)
+            scoped = None if draft.id is None else scoped_id(draft.topic, draft.id)
+            known_seq = self._known_seq(scoped, last_before, now_ms, window)
             if known_seq is not None:
                 repeats.add(position)
                 seqs.append(known_seq)
@@ -52,8 +53,8 @@ class MemoryWriter(MemoryReader):
             seq = last_before + len(new) + 1
             seqs.append(seq)
             new.append(_message_of(draft, seq, now_ms, self._tables.salt))
-            if draft.id is not None:
-                self._undo.put(self._tables.ids, draft.id, RememberedId(seq, now_ms))
+            if scoped is not None:
+                self._undo.put(self._tables.ids, scoped, RememberedId(seq, now_ms))
         self._tables.messages.extend(new, self._undo)
         self._count(new, +1)
         return Appended(seqs, frozenset(repeats))
@@ -76,8 +77,8 @@ class MemoryWriter(MemoryReader):
             self._undo.drop(self._tables.ids, id)
         return len(forgotten)
 
-    def _known_seq(self, draft: Draft, last_before: int, now_ms: int, window: DedupeWindow) -> int | None:
-        remembered = None if draft.id is None else self._tables.ids.get(draft.id)
+    def _known_seq(self, scoped: str | None, last_before: int, now_ms: int, window: DedupeWindow) -> int | None:
+        remembered = None if scoped is None else self._tables.ids.get(scoped)
         if remembered is None:
             return None
         stands_in_same_call = remembered.seq > last_before

@@ -46,7 +46,7 @@ _TRANSLATIONS: list[tuple[type[psycopg.Error], type[HeadwaterError], str]] = [
     (errors.IdleInTransactionSessionTimeout, Conflict, "Run the transaction again, and quicker"),
     (errors.QueryCanceled, Locked, "The server's statement_timeout is too short for this, or somebody cancelled it"),
     (errors.ReadOnlySqlTransaction, ReadOnly, "Connect to the primary, not to a standby"),
-    (errors.InsufficientPrivilege, ReadOnly, "GRANT this role the right to create and use the schema"),
+    (errors.InsufficientPrivilege, ReadOnly, "Grant this role what it needs; docs/postgres.md has the statements"),
     (errors.DiskFull, DiskFull, "Free some disk space and publish again; nothing committed was lost"),
     (errors.OutOfMemory, InputOutput, "Look at the server's log; nothing committed was lost"),
     (errors.TooManyConnections, Unavailable, "Raise max_connections, or open fewer logs"),
@@ -89,6 +89,12 @@ def place_of(url: str) -> Place:
         )
     query = parse_qsl(parts.query, keep_blank_values=True)
     schema = next((value for name, value in query if name == "schema"), DEFAULT_SCHEMA)
+    if schema == "public":
+        raise InvalidOption(
+            "a log in the schema public would be open to every role of the database",
+            where=shown(url),
+            next="Name a schema of its own: ?schema=headwater; docs/postgres.md tells how to move a log there",
+        )
     if not SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise InvalidOption(
             f"{schema!r} cannot be the schema of a log",
@@ -133,7 +139,9 @@ def settings_of(place: Place, *, durability: Durability, lock_timeout_ms: int, l
     statement of ours is meant to go by an index: before a table was first analysed the planner guesses, and would
     rather read and sort tens of thousands of rows."""
     values = {
-        "search_path": f"{place.schema}, pg_catalog, pg_temp",  # a temporary table shadows no table of ours
+        # Nothing shadows PostgreSQL's own names, for pg_catalog comes first where it is not named, and no temporary
+        # table shadows one of ours.
+        "search_path": f"{place.schema}, pg_temp",
         "lock_timeout": str(lock_timeout_ms),
         "synchronous_commit": _SYNCHRONOUS_COMMIT[durability],
         "timezone": "UTC",

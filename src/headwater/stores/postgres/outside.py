@@ -31,7 +31,7 @@ class PostgresOutside:
         self._salt = salt
         arguments = sql.SQL(", ").join([sql.Placeholder()] * 19)
         schema = sql.Identifier(place.schema)
-        self._publish = sql.SQL("SELECT {}.publish({})").format(schema, arguments)
+        self._publish = sql.SQL("SELECT {}.publish_checked({})").format(schema, arguments)
         self._ack = sql.SQL("SELECT {}.ack(%s, %s, %s, %s)").format(schema)
 
     def publish(self, tx: Any, draft: Draft, now_ms: int, window: DedupeWindow) -> int | Awaitable[int]:

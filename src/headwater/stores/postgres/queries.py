@@ -6,6 +6,6 @@ from headwater.stores.named_queries import load, text_of
 
 _PACKAGE = "headwater.stores.postgres"
 
-SCHEMA = f"{text_of(_PACKAGE, 'schema.sql')}\n{text_of(_PACKAGE, 'functions.sql')}"
+SCHEMA = text_of(_PACKAGE, "schema.sql")
 FUNCTIONS = text_of(_PACKAGE, "functions.sql")
 SQL = load(_PACKAGE)

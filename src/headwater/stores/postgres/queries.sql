@@ -89,6 +89,17 @@ FROM messages AS m WHERE m.seq = ANY(%s::bigint[])
 -- :scan_seqs: the same without the messages, where they cannot be read all at once
 SELECT seq FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
 
+-- :scan_times: the same with nothing but the time of publishing
+SELECT coalesce(json_agg(json_build_array(seq, published_at)), '[]')::text FROM (
+    SELECT seq, published_at FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
+) AS page
+
+-- :scan_candidates: the same, and what topics and entities are matched by where SQL cannot do that alone
+SELECT coalesce(json_agg(json_build_array(seq, published_at, topic, "from", "to")), '[]')::text FROM (
+    SELECT seq, published_at, topic, "from", "to" FROM messages
+    WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
+) AS page
+
 -- :columns: one message, column by column
 SELECT seq, topic, data::text, published_at, {size}, id, priority, deliver_at, expires_at, "from", "to",
     reply_to, correlation_id, type, version, content_type, traceparent, headers::text
@@ -117,13 +128,13 @@ COPY messages (seq, topic, data, published_at, size, checked) FROM STDIN
 COPY messages (seq, topic, data, published_at, size, checked, id, priority, deliver_at, expires_at, "from", "to",
     reply_to, correlation_id, type, version, content_type, traceparent, headers) FROM STDIN
 
--- :known_ids: which of the given ids are remembered
-SELECT id, seq, published_at FROM remembered_ids WHERE id = ANY(%s::text[])
+-- :known_ids: which of the given scoped ids are remembered
+SELECT scoped_id, seq, published_at FROM remembered_ids WHERE scoped_id = ANY(%s::text[])
 
--- :remember_ids: remember ids, forgetting an earlier message of the same id
-INSERT INTO remembered_ids (seq, id, published_at) SELECT seq, id, %s::bigint
-FROM unnest(%s::bigint[], %s::text[]) AS new(seq, id)
-ON CONFLICT (id) DO UPDATE SET seq = excluded.seq, published_at = excluded.published_at
+-- :remember_ids: remember ids, forgetting an earlier message of the same topic and id
+INSERT INTO remembered_ids (seq, scoped_id, published_at) SELECT seq, scoped_id, %s::bigint
+FROM unnest(%s::bigint[], %s::text[]) AS new(seq, scoped_id)
+ON CONFLICT (scoped_id) DO UPDATE SET seq = excluded.seq, published_at = excluded.published_at
 
 -- :forget_ids: drop ids outside the dedupe window
 DELETE FROM remembered_ids WHERE seq = ANY(ARRAY(
@@ -365,6 +376,12 @@ ON CONFLICT (id) DO UPDATE SET
     stack = excluded.stack, handler = excluded.handler, redrives = excluded.redrives, redriving = excluded.redriving,
     redrive_error = excluded.redrive_error, message = excluded.message
 RETURNING id
+
+-- :count_dead_letters: the most frequent values of a column; {column} is one of count_dead_letters' own
+SELECT coalesce(json_agg(json_build_array(value, count)), '[]')::text FROM (
+    SELECT {column} AS value, count(*) AS count FROM dead_letters WHERE {condition}
+    GROUP BY value ORDER BY count DESC, value LIMIT %s
+) AS counted
 
 -- :remove_dead_letters: remove dead letters by id
 DELETE FROM dead_letters WHERE id = ANY(%s::bigint[])

@@ -17,22 +17,36 @@ from headwater.delivery.retention import Kept
 from headwater.delivery.runs import Run
 from headwater.message import NO_HEADERS, Message
 from headwater.ports.records import (
+    ERROR_LINE_CHARS,
     DeadLetter,
     DeadLetterQuery,
     DeliveryCounts,
     DeliveryRow,
     Due,
     Gap,
+    LetterColumn,
     Order,
     RetentionPolicy,
     Scan,
     Selection,
     SubscriptionRecord,
+    Times,
     Timing,
     TopicCount,
 )
-from headwater.ports.store import SEQ_MAX
-from headwater.stores.database import TopicTail, count_by_scanning, letter_of, record_of, seq_before
+from headwater.ports.store import SEQ_MAX, Interruption
+from headwater.stores.database import (
+    CANDIDATES,
+    LETTER_COUNTS,
+    TIMES,
+    TopicTail,
+    count_by_scanning,
+    kept_times,
+    letter_of,
+    record_of,
+    seq_before,
+    times_by_scanning,
+)
 from headwater.stores.postgres.conditions import EVERYTHING, Condition, topic_condition
 from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.rows import (
@@ -59,6 +73,7 @@ _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
 _NOT_FOR_SQL = (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded)
 _Answer = TypeVar("_Answer")
+_LETTER_COLUMNS = {"error": f"left(split_part(error, E'\\n', 1), {ERROR_LINE_CHARS})", "redriving": "redriving::int"}
 
 
 class PostgresReader:
@@ -66,8 +81,15 @@ class PostgresReader:
 
     _keeps_counts = True
 
-    def __init__(self, connection: psycopg.Connection, salt: int, topics: TopicTail | None = None) -> None:
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        salt: int,
+        topics: TopicTail | None = None,
+        interruption: Interruption | None = None,
+    ) -> None:
         self.connection = connection
+        self._interruption = interruption
         self._salt = str(salt)
         self._topics = topics or TopicTail()
         self._seen_last: int | None = None  # what a scan told by the way
@@ -137,6 +159,26 @@ class PostgresReader:
             rows = self._execute(_with(SQL["scan_seqs"], condition), (after, min(end, last), *bindings[2:])).fetchall()
             messages = self._one_by_one(seq for (seq,) in rows)
         return messages, last
+
+    def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
+        end = min(upto, self.last_seq(), after + SCAN_SEQS_MAX)
+        if end <= after or limit < 1:
+            return Times([], after)
+        wanted = wanted_by(selection)
+        if not wanted.exact and selection.where is not None:  # perhaps its content must be looked at here
+            return times_by_scanning(self, selection, after, limit, end)
+        name = "scan_times" if wanted.exact else "scan_candidates"
+
+        def ask(condition: Condition) -> str:
+            return str(_first(self._execute(_with(SQL[name], condition), (after, end, *condition.params, limit))))
+
+        text, exact = self._tried(wanted, ask)
+        if wanted.exact and not exact:
+            return times_by_scanning(self, selection, after, limit, end)
+        if wanted.exact:
+            found = TIMES.decode(text)
+            return Times(found, found[-1][0] if len(found) == limit else end)
+        return kept_times(selection, CANDIDATES.decode(text), limit, end)
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         wanted = list(seqs)
@@ -274,6 +316,13 @@ class PostgresReader:
             after = page[-1].id
         return found[:limit]
 
+    def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
+        condition, _ = letters_wanted(query)
+        column = f"coalesce(({_LETTER_COLUMNS.get(by, by)})::text, '')"
+        sql = _with(SQL["count_dead_letters"].replace("{column}", column), condition)
+        found = LETTER_COUNTS.decode(_first(self._execute(sql, (*condition.params, limit))))
+        return {str(value): count for value, count in found}
+
     def gaps(self, subscription: str) -> list[Gap]:
         return [Gap(*row) for row in self._execute(SQL["gaps"], (subscription,))]
 
@@ -305,6 +354,8 @@ class PostgresReader:
         return Lease() if row is None else Lease(*row)
 
     def _execute(self, sql: str, bindings: Sequence[Any] | None = None) -> psycopg.Cursor[Any]:
+        if self._interruption is not None:  # between two statements there is nothing that could be cancelled
+            self._interruption.check()
         return self.connection.execute(sql.encode(), None if bindings is None else untyped(bindings))
 
     def _value(self, name: str, *bindings: Any) -> Any:

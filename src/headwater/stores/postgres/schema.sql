@@ -1,4 +1,4 @@
--- The log's tables, version 1, made in a schema of their own. Times are milliseconds since 1970 UTC. Texts are ordered
+-- The log's tables, made in a schema of their own. Times are milliseconds since 1970 UTC. Texts are ordered
 -- by code point (COLLATE "C"), whatever the database's own collation is.
 
 -- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
@@ -6,7 +6,7 @@
 -- COPY with their `seq` and `size`. What a row by hand leaves out follows from it: `size` from its data, `id` as in the
 -- view. There is one index: a second one costs a third of the speed of publishing.
 CREATE TABLE messages (
-    seq            bigint PRIMARY KEY,
+    seq            bigint PRIMARY KEY DEFAULT next_seq(),
     published_at   bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
     deliver_at     bigint,
     expires_at     bigint,
@@ -29,6 +29,12 @@ CREATE TABLE messages (
         checked IS NOT NULL
         OR topic ~ '^[^.*>#\u0001-\u0020\u007f-\u00a0]+(\.[^.*>#\u0001-\u0020\u007f-\u00a0]+)*$'
     ),
+    CONSTRAINT "topic must have 256 bytes and 32 tokens at most, no blanks" CHECK (
+        checked IS NOT NULL OR (
+            octet_length(topic) <= 256 AND array_length(string_to_array(topic, '.'), 1) <= 32
+            AND topic !~ '[\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]'
+        )
+    ),
     CONSTRAINT "times are milliseconds since 1970" CHECK (
         checked IS NOT NULL OR (
             published_at BETWEEN 0 AND 253402300799999
@@ -38,6 +44,20 @@ CREATE TABLE messages (
     ),
     CONSTRAINT "headers must be a JSON object" CHECK (
         checked IS NOT NULL OR headers IS NULL OR json_typeof(headers) = 'object'
+    ),
+    CONSTRAINT "data must have 1048576 bytes at most, headers 65536" CHECK (
+        checked IS NOT NULL OR (octet_length(data::text) <= 1048576 AND octet_length(headers::text) <= 65536)
+    ),
+    CONSTRAINT "id must have 1 to 128 characters, other texts to 256" CHECK (
+        checked IS NOT NULL OR (
+            length(id) BETWEEN 1 AND 128 AND length("from") BETWEEN 1 AND 256 AND length("to") BETWEEN 1 AND 256
+            AND length(reply_to) BETWEEN 1 AND 256 AND length(correlation_id) BETWEEN 1 AND 256
+            AND length(type) BETWEEN 1 AND 256 AND length(content_type) BETWEEN 1 AND 256
+            AND length(traceparent) BETWEEN 1 AND 256
+        )
+    ),
+    CONSTRAINT "version must be 0 to 1000000, priority -1000000 to 1000000" CHECK (
+        checked IS NOT NULL OR (version BETWEEN 0 AND 1000000 AND priority BETWEEN -1000000 AND 1000000)
     )
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.1);
 
@@ -48,40 +68,12 @@ CREATE TABLE pruned (
     to_seq   bigint NOT NULL
 ) WITH (fillfactor = 50);
 
--- Takes the publishing lock until the end of the transaction and tells the last seq that was given out. The next one to
--- ask waits until this transaction has committed, so seqs become visible in their order, without a hole. A transaction
--- that looks at the log as it was earlier would give out seqs that others have, so it is refused.
-CREATE FUNCTION begin_publishing() RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE EXCEPTION 'a transaction that publishes must be READ COMMITTED'
-            USING ERRCODE = 'invalid_transaction_state', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
-    END IF;
-    PERFORM pg_advisory_xact_lock(1213661186, hashtext(current_schema()));
-    RETURN (
-        SELECT greatest(
-            (SELECT max(seq) FROM messages), (SELECT to_seq FROM pruned ORDER BY from_seq DESC LIMIT 1),
-            (SELECT value FROM headwater WHERE name = 'last_seq'), 0
-        )
-    );
-END
-$$;
-
--- The seq of a row that is inserted by hand; whoever waits for messages is told. A trigger before each row would do the
--- same, but COPY, which Headwater publishes with, writes row by row where there is one.
-CREATE FUNCTION next_seq() RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-BEGIN
-    PERFORM pg_notify('headwater_' || current_schema(), '');
-    RETURN begin_publishing() + 1;
-END
-$$;
-ALTER TABLE messages ALTER COLUMN seq SET DEFAULT next_seq();
-
--- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message.
+-- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message. `scoped_id` is the
+-- topic and the id with a blank between, which no topic holds: an id is known on its own topic alone.
 CREATE TABLE remembered_ids (
     seq          bigint PRIMARY KEY,
     published_at bigint NOT NULL,
-    id           text COLLATE "C" NOT NULL UNIQUE
+    scoped_id    text COLLATE "C" NOT NULL UNIQUE
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- What numbered publishers have stored: messages `number` and the `length` - 1 after it became `seq` and those after it.
@@ -212,15 +204,6 @@ CREATE TABLE headwater (
     value bigint NOT NULL
 ) WITH (fillfactor = 20);
 
--- Whoever deletes messages by hand may take the last one: its seq is not given out again, for cursors stand behind it.
-CREATE FUNCTION keep_last_seq() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    INSERT INTO headwater AS stored (name, value)
-    SELECT 'last_seq', max(seq) FROM messages HAVING max(seq) IS NOT NULL
-    ON CONFLICT (name) DO UPDATE SET value = greatest(stored.value, excluded.value);
-    RETURN NULL;
-END
-$$;
 CREATE TRIGGER keep_last_seq BEFORE DELETE OR TRUNCATE ON messages FOR EACH STATEMENT EXECUTE FUNCTION keep_last_seq();
 
 -- Every message with its id and size filled in, for reading with plain SQL. The id of a message that was given none is a
@@ -235,3 +218,7 @@ SELECT
     topic, data, type, version, "from", "to", reply_to, correlation_id, content_type, traceparent, headers, priority,
     deliver_at, expires_at, published_at, coalesce(size, octet_length(data::text)) AS size
 FROM messages;
+
+REVOKE ALL ON messages, pruned, remembered_ids, receipts, subscriptions, deliveries, dead_letters, gaps, retention,
+    topic_counts, sinks, timings, leases, headwater, history FROM PUBLIC;
+REVOKE ALL ON SEQUENCE dead_letters_id_seq, gaps_number_seq FROM PUBLIC;

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from headwater.errors import Closed, Conflict, NotALog, StoreError, Unavailable
+from headwater.ports.store import Interruption
 from headwater.stores.database import TopicTail
 from headwater.stores.postgres.connection import (
     SERVER_VERSION_MIN,
@@ -44,6 +46,7 @@ OPENINGS_MAX = 5  # how often a log is opened whose connection breaks meanwhile
 PATIENCE_S_MIN = 1.0  # for connections, which take a while to make
 DEAD_DELIVERIES_MAX = 50_000  # what housekeeping leaves to autovacuum
 VACUUM_MS_MAX = 2_000  # limits how long close() waits for it; autovacuum does the rest
+CANCEL_AGAIN_S = 0.1
 CLOCK_JITTER_MS = 20  # what a round trip may take is no difference of clocks
 
 _XID_AND_TIME = "pg_current_xact_id()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -240,14 +243,18 @@ class PostgresStore:
     # --- reading ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def read(self) -> Iterator[PostgresReader]:
+    def read(self, interruption: Interruption | None = None) -> Iterator[PostgresReader]:
         self._refuse_closed()
+        interruption, ended = interruption or Interruption(), threading.Event()
         try:
             with self._readers.connection(self._begin_reading, self._patience_s) as connection:
                 try:
-                    yield PostgresReader(connection, self.salt, self._topics)
+                    with interruption.stops(partial(_cancel, connection, ended)):
+                        yield PostgresReader(connection, self.salt, self._topics, interruption)
                     connection.execute("COMMIT")  # after a ROLLBACK psycopg would prepare all statements anew
                 except psycopg.Error as exc:
+                    if interruption.reason is not None:
+                        raise interruption.reason from exc
                     told = translate(exc, self.name)
                     if is_broken(connection, exc):
                         raise Conflict(
@@ -255,6 +262,9 @@ class PostgresStore:
                         ) from exc
                     raise told from exc
                 finally:
+                    ended.set()
+                    if interruption.reason is not None:
+                        connection.close()  # or the cancellation, if it comes late, ends what is read next
                     with contextlib.suppress(psycopg.Error):
                         if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
                             connection.execute("ROLLBACK")
@@ -308,8 +318,8 @@ class PostgresStore:
     def journal_bytes(self) -> int:
         return 0  # the server's own business
 
-    def health(self) -> dict[str, Any]:
-        with self.read() as reader, translated(self.name):
+    def health(self, interruption: Interruption | None = None) -> dict[str, Any]:
+        with self.read(interruption) as reader, translated(self.name):
             return health_of(reader.connection, self.name, self.place.schema, self.durability)
 
     def close(self) -> None:
@@ -327,3 +337,17 @@ class PostgresStore:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Closed("the log is closed", where=self.name, next="Open it again")
+
+
+def _cancel(connection: psycopg.Connection, ended: threading.Event) -> None:
+    """Ask the server to end what it runs for this connection; over the network, so on a thread of its own, and until it
+    has ended: between two statements the server has nothing to cancel, and forgets that it was asked."""
+    cancel = connection.pgconn.get_cancel()
+
+    def ask() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(psycopg.Error):
+                cancel.cancel()
+            ended.wait(CANCEL_AGAIN_S)
+
+    threading.Thread(target=ask, name="headwater-cancel", daemon=True).start()

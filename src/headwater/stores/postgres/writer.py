@@ -28,7 +28,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.database import TopicTail, number, record_of
+from headwater.stores.database import TopicTail, number, record_of, scoped_ids
 from headwater.stores.postgres import users_sql
 from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.reader import PostgresReader
@@ -78,16 +78,16 @@ class PostgresWriter(PostgresReader):
             self._copy(drafts, seqs, now_ms, plain)
             return Appended(seqs, frozenset())
         _refuse_nul(drafts)
-        numbered = number(drafts, last, self._remembered(drafts, last, now_ms, window))
+        scoped = scoped_ids(drafts)
+        numbered = number(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
         self._copy(numbered.fresh, numbered.fresh_seqs, now_ms, plain=False)
-        given = numbered.given_ids
-        if given:
-            ids = [id for _, id in given]
-            self._execute(SQL["remember_ids"], (now_ms, array_of(seq for seq, _ in given), ids))
+        new = numbered.to_remember
+        if new:
+            self._execute(SQL["remember_ids"], (now_ms, array_of(new.values()), list(new)))
         return Appended(numbered.seqs, numbered.repeats)
 
-    def _remembered(self, drafts: Sequence[Draft], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
-        asked = [draft.id for draft in drafts if draft.id is not None]
+    def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
+        asked = [id for id in scoped if id is not None]
         return {
             id: seq
             for id, seq, published_ms in self._execute(SQL["known_ids"], (asked,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import time
@@ -71,6 +72,9 @@ def translated(where: str) -> Iterator[None]:
 
 
 def translate(exc: apsw.Error, where: str) -> HeadwaterError:
+    if getattr(exc, "extendedresult", None) == apsw.SQLITE_IOERR_SHMSIZE:
+        why = "the disk is full: there is no room for the index of the write-ahead log"
+        return DiskFull(why, where=where, next="Free some disk space and open it again; nothing committed was lost")
     for foreign, own, next in _TRANSLATIONS:
         if isinstance(exc, foreign):
             return own(str(exc) or foreign.__name__, where=where, next=next)
@@ -93,6 +97,13 @@ def connect(path: str, *, durability: Durability, busy_timeout_ms: int, vfs: str
     connection.execute("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA foreign_keys = ON")
     connection.wal_autocheckpoint(WAL_PAGES_CHECKPOINT)
     return connection
+
+
+def keep_journal(connection: apsw.Connection) -> None:
+    """Leave the files of the write-ahead log, emptied, when the last connection closes: a disk that is full meanwhile
+    has no room to make them, and without them not even a reader can open the database."""
+    on = ctypes.c_int(1)
+    connection.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(on))
 
 
 def _patient(timeout_ms: int) -> Callable[[int], bool]:

@@ -58,6 +58,22 @@ MIGRATIONS: list[str] = [
     )
     WHERE last_seq > last_stored;
     """,
+    # An id whose message is gone has no topic any more and is forgotten: to know it on every topic could swallow a
+    # message of another publisher, to forget it can at worst store one twice that is sent again.
+    """
+    ALTER TABLE remembered_ids RENAME TO ids_by_log;
+    CREATE TABLE remembered_ids (
+        seq          INTEGER PRIMARY KEY,
+        scoped_id    TEXT NOT NULL,
+        published_at INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO remembered_ids (seq, scoped_id, published_at)
+    SELECT known.seq, message.topic || ' ' || known.id, known.published_at
+    FROM ids_by_log AS known CROSS JOIN messages AS message ON message.seq = known.seq
+    ORDER BY known.seq;
+    CREATE UNIQUE INDEX remembered_ids_by_scoped_id ON remembered_ids (scoped_id);
+    DROP TABLE ids_by_log;
+    """,
 ]
 SCHEMA_VERSION = 1 + len(MIGRATIONS)
 PAGE_BYTES = 8192  # measured against 4096: some 5 to 10 % more in batches, no difference one by one

@@ -28,6 +28,17 @@ FROM messages AS m WHERE m.seq IN (SELECT value FROM json_each(?))
 -- :scan_seqs: the same without the messages, where they cannot be read all at once
 SELECT seq FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
 
+-- :scan_times: the same with nothing but the time of publishing
+SELECT json_group_array(json_array(seq, published_at)) FROM (
+    SELECT seq, published_at FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
+)
+
+-- :scan_candidates: the same, and what topics and entities are matched by where SQL cannot do that alone
+SELECT json_group_array(json_array(seq, published_at, topic, "from", "to")) FROM (
+    SELECT seq, published_at, topic, "from", "to" FROM messages
+    WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
+)
+
 -- :columns: one message, column by column, the payload as bytes
 SELECT seq, CAST(topic AS BLOB), CAST(data AS BLOB), published_at, size, coalesce(id, ?), priority, deliver_at,
     expires_at, "from", "to", reply_to, correlation_id, type, version, content_type, traceparent,
@@ -37,7 +48,7 @@ FROM messages WHERE seq = ?
 -- :oldest: what retention looks at, in seq order
 SELECT json_group_array(json_array(seq, topic, size, published_at))
 FROM (
-    SELECT seq, topic, size, published_at FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
+    SELECT seq, topic, {size} AS size, published_at FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
 )
 
 -- :count: how many match in a seq range
@@ -59,12 +70,12 @@ INSERT INTO messages (seq, topic, data, published_at, checked) VALUES
 INSERT INTO messages (seq, topic, data, published_at, checked, id, priority, deliver_at, expires_at, "from", "to",
     reply_to, correlation_id, type, version, content_type, traceparent, headers) VALUES
 
--- :known_ids: which of the given ids are remembered
-SELECT id, seq, published_at FROM remembered_ids WHERE id IN (SELECT value FROM json_each(?))
+-- :known_ids: which of the given scoped ids are remembered
+SELECT scoped_id, seq, published_at FROM remembered_ids WHERE scoped_id IN (SELECT value FROM json_each(?))
 
--- :remember_ids: remember ids, forgetting an earlier message of the same id
-INSERT OR REPLACE INTO remembered_ids (seq, id, published_at)
-SELECT value ->> 0, value ->> 1, ? FROM json_each(?)
+-- :remember_ids: remember ids, forgetting an earlier message of the same topic and id
+INSERT OR REPLACE INTO remembered_ids (seq, scoped_id, published_at)
+SELECT value, key, ? FROM json_each(?)
 
 -- :forget_ids: drop ids outside the dedupe window
 DELETE FROM remembered_ids
@@ -99,9 +110,12 @@ SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({
 -- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
 SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at)), ({mark}) FROM ({counted_between})
 
--- :counted_between: the messages of a seq range by topic
+-- :counted_between: the messages of a seq range by topic; the LIMIT keeps SQLite from sorting them with their data
 SELECT topic, count(*) AS count, sum(size) AS bytes, max(seq) AS last_seq, max(published_at) AS last_published_at
-FROM messages WHERE seq > ? AND seq <= ? GROUP BY topic
+FROM (SELECT topic, {size} AS size, seq, published_at FROM messages WHERE seq > ? AND seq <= ? LIMIT -1) GROUP BY topic
+
+-- :size: how many bytes the data of a message has; unlike the column `size` it does not load them
+octet_length(data)
 
 -- :mark: what tells a message from another one that has the same seq after a restore
 SELECT published_at || ' ' || topic FROM messages WHERE seq = ?
@@ -120,8 +134,9 @@ WHERE topic_counts.topic = gone.topic
 
 -- :present: count and bytes by topic of those of the given seqs that exist
 SELECT json_group_array(json_array(topic, count, bytes)) FROM (
-    SELECT topic, count(*) AS count, sum(size) AS bytes FROM messages
-    WHERE seq IN (SELECT value FROM json_each(?)) GROUP BY topic
+    SELECT topic, count(*) AS count, sum(size) AS bytes FROM (
+        SELECT topic, {size} AS size FROM messages WHERE seq IN (SELECT value FROM json_each(?)) LIMIT -1
+    ) GROUP BY topic
 )
 
 -- :present_seqs: those of the given seqs that exist
@@ -271,6 +286,12 @@ DELETE FROM deliveries WHERE subscription = ?
 -- :dead_letters: dead letters above an id
 SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error, message
 FROM dead_letters WHERE id > ? AND {condition} ORDER BY id LIMIT ?
+
+-- :count_dead_letters: the most frequent values of a column; {column} is one of count_dead_letters' own
+SELECT json_group_array(json_array(value, count)) FROM (
+    SELECT {column} AS value, count(*) AS count FROM dead_letters WHERE {condition}
+    GROUP BY value ORDER BY count DESC, value LIMIT ?
+)
 
 -- :bury: store a dead letter or replace it
 INSERT OR REPLACE INTO dead_letters (id, subscription, seq, topic, type, reason, attempts, died_at, error, stack, handler,

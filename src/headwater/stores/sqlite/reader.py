@@ -17,22 +17,36 @@ from headwater.delivery.retention import Kept, Limits
 from headwater.delivery.runs import Run
 from headwater.message import NO_HEADERS, Message
 from headwater.ports.records import (
+    ERROR_LINE_CHARS,
     DeadLetter,
     DeadLetterQuery,
     DeliveryCounts,
     DeliveryRow,
     Due,
     Gap,
+    LetterColumn,
     Order,
     RetentionPolicy,
     Scan,
     Selection,
     SubscriptionRecord,
+    Times,
     Timing,
     TopicCount,
 )
 from headwater.ports.store import SEQ_MAX
-from headwater.stores.database import TopicTail, count_by_scanning, letter_of, record_of, seq_before
+from headwater.stores.database import (
+    CANDIDATES,
+    LETTER_COUNTS,
+    TIMES,
+    TopicTail,
+    count_by_scanning,
+    kept_times,
+    letter_of,
+    record_of,
+    seq_before,
+    times_by_scanning,
+)
 from headwater.stores.sqlite.conditions import (
     EVERYTHING,
     Condition,
@@ -69,6 +83,7 @@ def _due_sql(name: str) -> dict[tuple[Order, bool | None], str]:
 _DUE, _DUE_SEQS = _due_sql("due"), _due_sql("due_seqs")
 _NEXT_DUE = {suspects: SQL["next_due_ms"].replace("{which}", _WHICH[suspects]) for suspects in (None, False)}
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_ERROR_LINE = f"substr(error || char(10), 1, min(instr(error || char(10), char(10)) - 1, {ERROR_LINE_CHARS}))"
 
 
 class SqliteReader:
@@ -115,6 +130,21 @@ class SqliteReader:
         except _UNREADABLE:
             sql = SQL["scan_seqs"].replace("{condition}", condition.sql)
             return self._one_by_one(self._seqs(sql, bindings))
+
+    def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
+        end = min(upto, self.last_seq(), after + SCAN_SEQS_MAX)
+        if end <= after or limit < 1:
+            return Times([], after)
+        condition, exact = _condition_of(selection)
+        sql = SQL["scan_times" if exact else "scan_candidates"].replace("{condition}", condition.sql)
+        try:
+            text = self._connection.execute(sql, (after, end, *condition.params, limit)).get
+            if exact:
+                found = TIMES.decode(text)
+                return Times(found, found[-1][0] if len(found) == limit else end)
+            return kept_times(selection, CANDIDATES.decode(text), limit, end)
+        except (*_UNREADABLE, apsw.SQLError):  # rows by hand, which `scan` knows how to read
+            return times_by_scanning(self, selection, after, limit, end)
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         wanted = list(seqs)
@@ -229,6 +259,13 @@ class SqliteReader:
                 break
             after = page[-1].id
         return found[:limit]
+
+    def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
+        condition, _ = _letters_condition(query)
+        column = f"coalesce({_ERROR_LINE if by == 'error' else by}, '')"
+        sql = SQL["count_dead_letters"].replace("{column}", column).replace("{condition}", condition.sql)
+        text = self._connection.execute(sql, (*condition.params, limit)).get
+        return {str(value): count for value, count in LETTER_COUNTS.decode(text)}
 
     def gaps(self, subscription: str) -> list[Gap]:
         return [Gap(*row) for row in self._connection.execute(SQL["gaps"], (subscription,))]

@@ -1,4 +1,4 @@
--- The log's tables, version 3. Times are milliseconds since 1970 UTC.
+-- The log's tables, version 4. Times are milliseconds since 1970 UTC.
 
 -- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
 -- rows were checked before and say so in `checked`: 1 if they have nothing but topic, data and time, else 2. A NULL `id`
@@ -41,12 +41,14 @@ CREATE TABLE messages (
     )
 ) STRICT;
 
--- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message.
+-- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message. `scoped_id` is the
+-- topic and the id with a blank between, which no topic holds: an id is known on its own topic alone.
 CREATE TABLE remembered_ids (
     seq          INTEGER PRIMARY KEY,
-    id           TEXT NOT NULL UNIQUE,
+    scoped_id    TEXT NOT NULL,
     published_at INTEGER NOT NULL
 ) STRICT;
+CREATE UNIQUE INDEX remembered_ids_by_scoped_id ON remembered_ids (scoped_id);
 
 -- What numbered publishers have stored: messages `number` and the `length` - 1 after it became `seq` and those after it.
 CREATE TABLE receipts (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -13,11 +14,13 @@ from typing import IO, Any
 import apsw
 
 from headwater.errors import Closed
+from headwater.ports.store import Interruption
 from headwater.stores.database import TopicTail
 from headwater.stores.sqlite.connection import (
     Durability,
     check_file,
     connect,
+    keep_journal,
     refuse_unsafe_sqlite,
     translated,
 )
@@ -32,6 +35,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 IDLE_READERS_MAX = 8
+ASKS_EVERY_STEPS = 1_000_000  # of SQLite's virtual machine, some 20 ms
 
 
 class SqliteStore:
@@ -78,7 +82,12 @@ class SqliteStore:
 
     def connect(self) -> apsw.Connection:
         """One more connection with the log's settings."""
-        return connect(self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs)
+        connection = connect(
+            self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs
+        )
+        if os.path.exists(self._announcements):  # it is a server's, which can be started again on a full disk
+            keep_journal(connection)
+        return connection
 
     @contextmanager
     def write(self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True) -> Iterator[SqliteWriter]:
@@ -102,22 +111,30 @@ class SqliteStore:
                 raise
 
     @contextmanager
-    def read(self) -> Iterator[SqliteReader]:
+    def read(self, interruption: Interruption | None = None) -> Iterator[SqliteReader]:
         with translated(self.path):
             connection = self._reader()
             key = id(connection)
             self._reading[key] = (time.monotonic(), threading.current_thread().name)
             try:
                 connection.execute("BEGIN")
-                yield SqliteReader(connection, self.salt, self._topics)
+                with _interrupting(connection, interruption):
+                    yield SqliteReader(connection, self.salt, self._topics)
             finally:
                 self._reading.pop(key, None)
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                if self._closed or len(self._idle_readers) >= IDLE_READERS_MAX:
-                    connection.close()
-                else:
-                    self._idle_readers.append(connection)
+                self._put_back(connection)
+
+    def _put_back(self, connection: apsw.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except apsw.Error:
+            connection.close(True)
+            raise
+        if self._closed or len(self._idle_readers) >= IDLE_READERS_MAX:
+            connection.close()
+        else:
+            self._idle_readers.append(connection)
 
     def _reader(self) -> apsw.Connection:
         self._refuse_closed()
@@ -150,10 +167,17 @@ class SqliteStore:
         if not _locked(file, exclusive=True):
             file.close()
             return None
+        with self._turn:
+            keep_journal(self._connection)
         name = uuid.uuid4().hex
-        file.truncate(0)
-        file.write(name.encode())
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(name.encode())
+            file.flush()
+        except OSError:  # a full disk
+            with contextlib.suppress(OSError):
+                file.close()
+            return None
         self._announced = file
         return name
 
@@ -187,9 +211,9 @@ class SqliteStore:
         except OSError:  # there is none before the first write, and after the last connection closed
             return 0
 
-    def health(self) -> dict[str, Any]:
+    def health(self, interruption: Interruption | None = None) -> dict[str, Any]:
         in_wal, moved = self.checkpoint()
-        with self.read() as reader, translated(self.path):
+        with self.read(interruption) as reader:
             pragma = reader._connection.execute
             integrity = [row[0] for row in pragma("PRAGMA quick_check(10)")]
             oldest = min(self._reading.values(), default=None)
@@ -232,6 +256,27 @@ class SqliteStore:
 
 def _for_its_user_alone(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+@contextmanager
+def _interrupting(connection: apsw.Connection, interruption: Interruption | None) -> Iterator[None]:
+    """SQLite forgets an interruption that comes between two statements: so each asks before it begins, and now and then
+    while it runs."""
+    if interruption is None:
+        yield
+        return
+    connection.exec_trace = lambda *_: interruption.reason is None
+    connection.set_progress_handler(lambda: interruption.reason is not None, ASKS_EVERY_STEPS)
+    try:
+        with interruption.stops(connection.interrupt):
+            yield
+    except (apsw.InterruptError, apsw.ExecTraceAbort) as exc:
+        if interruption.reason is None:
+            raise
+        raise interruption.reason from exc
+    finally:
+        connection.exec_trace = None
+        connection.set_progress_handler(None)
 
 
 def _locked(file: IO[bytes], *, exclusive: bool) -> bool:

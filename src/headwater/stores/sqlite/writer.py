@@ -26,7 +26,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.database import OWN_TABLES, number
+from headwater.stores.database import OWN_TABLES, number, scoped_ids
 from headwater.stores.sqlite.queries import SQL
 from headwater.stores.sqlite.reader import RUNS, SqliteReader
 from headwater.topics import Dialect
@@ -76,13 +76,14 @@ class SqliteWriter(SqliteReader):
             seqs = list(range(last + 1, last + 1 + len(drafts)))
             self._insert(drafts, seqs, now_ms, plain)
             return Appended(seqs, frozenset())
-        numbered = number(drafts, last, self._remembered(drafts, last, now_ms, window))
+        scoped = scoped_ids(drafts)
+        numbered = number(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
         self._insert(numbered.fresh, numbered.fresh_seqs, now_ms, plain=False)
-        self._connection.execute(SQL["remember_ids"], (now_ms, _json(numbered.given_ids)))
+        self._connection.execute(SQL["remember_ids"], (now_ms, _json(numbered.to_remember)))
         return Appended(numbered.seqs, numbered.repeats)
 
-    def _remembered(self, drafts: Sequence[Draft], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
-        asked = _json([draft.id for draft in drafts if draft.id is not None])
+    def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
+        asked = _json([id for id in scoped if id is not None])
         return {
             id: seq
             for id, seq, published_ms in self._connection.execute(SQL["known_ids"], (asked,))

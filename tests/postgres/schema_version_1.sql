@@ -1,0 +1,237 @@
+-- The log's tables, version 1, made in a schema of their own. Times are milliseconds since 1970 UTC. Texts are ordered
+-- by code point (COLLATE "C"), whatever the database's own collation is.
+
+-- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
+-- rows were checked before and say so in `checked`: 1 if they have nothing but topic, data and time, else 2. They come by
+-- COPY with their `seq` and `size`. What a row by hand leaves out follows from it: `size` from its data, `id` as in the
+-- view. There is one index: a second one costs a third of the speed of publishing.
+CREATE TABLE messages (
+    seq            bigint PRIMARY KEY,
+    published_at   bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+    deliver_at     bigint,
+    expires_at     bigint,
+    size           integer,
+    priority       integer NOT NULL DEFAULT 0,
+    version        integer,
+    checked        smallint,
+    topic          text COLLATE "C" NOT NULL,
+    data           json NOT NULL,
+    id             text COLLATE "C",
+    "from"         text COLLATE "C",
+    "to"           text COLLATE "C",
+    reply_to       text COLLATE "C",
+    correlation_id text COLLATE "C",
+    type           text COLLATE "C",
+    content_type   text COLLATE "C",
+    traceparent    text COLLATE "C",
+    headers        json,
+    CONSTRAINT "topic must be tokens joined by dots, no wildcards or blanks" CHECK (
+        checked IS NOT NULL
+        OR topic ~ '^[^.*>#\u0001-\u0020\u007f-\u00a0]+(\.[^.*>#\u0001-\u0020\u007f-\u00a0]+)*$'
+    ),
+    CONSTRAINT "times are milliseconds since 1970" CHECK (
+        checked IS NOT NULL OR (
+            published_at BETWEEN 0 AND 253402300799999
+            AND (deliver_at IS NULL OR deliver_at BETWEEN 0 AND 253402300799999)
+            AND (expires_at IS NULL OR expires_at BETWEEN 0 AND 253402300799999)
+        )
+    ),
+    CONSTRAINT "headers must be a JSON object" CHECK (
+        checked IS NOT NULL OR headers IS NULL OR json_typeof(headers) = 'object'
+    )
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.1);
+
+-- Runs of seqs whose messages retention deleted. What is missing and not in here was not deleted by Headwater. No two
+-- runs overlap or touch.
+CREATE TABLE pruned (
+    from_seq bigint PRIMARY KEY,
+    to_seq   bigint NOT NULL
+) WITH (fillfactor = 50);
+
+-- Takes the publishing lock until the end of the transaction and tells the last seq that was given out. The next one to
+-- ask waits until this transaction has committed, so seqs become visible in their order, without a hole. A transaction
+-- that looks at the log as it was earlier would give out seqs that others have, so it is refused.
+CREATE FUNCTION begin_publishing() RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION 'a transaction that publishes must be READ COMMITTED'
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
+    PERFORM pg_advisory_xact_lock(1213661186, hashtext(current_schema()));
+    RETURN (
+        SELECT greatest(
+            (SELECT max(seq) FROM messages), (SELECT to_seq FROM pruned ORDER BY from_seq DESC LIMIT 1),
+            (SELECT value FROM headwater WHERE name = 'last_seq'), 0
+        )
+    );
+END
+$$;
+
+-- The seq of a row that is inserted by hand; whoever waits for messages is told. A trigger before each row would do the
+-- same, but COPY, which Headwater publishes with, writes row by row where there is one.
+CREATE FUNCTION next_seq() RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM pg_notify('headwater_' || current_schema(), '');
+    RETURN begin_publishing() + 1;
+END
+$$;
+ALTER TABLE messages ALTER COLUMN seq SET DEFAULT next_seq();
+
+-- Ids that publishers gave, for as long as the dedupe window remembers them. Outlives the message.
+CREATE TABLE remembered_ids (
+    seq          bigint PRIMARY KEY,
+    published_at bigint NOT NULL,
+    id           text COLLATE "C" NOT NULL UNIQUE
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+
+-- What numbered publishers have stored: messages `number` and the `length` - 1 after it became `seq` and those after it.
+CREATE TABLE receipts (
+    publisher text COLLATE "C" NOT NULL,
+    number    bigint NOT NULL,
+    length    bigint NOT NULL,
+    seq       bigint NOT NULL,
+    at        bigint NOT NULL,
+    PRIMARY KEY (publisher, number)
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+
+-- A row is written anew with every claim and ack; no other column is indexed, so that the new version finds room on the
+-- same page and the old one is cleared away without a vacuum.
+CREATE TABLE subscriptions (
+    id          text COLLATE "C" PRIMARY KEY,
+    pattern     text NOT NULL,
+    mode        text NOT NULL,
+    spec        text NOT NULL,
+    floor       bigint NOT NULL,
+    delivered   bigint NOT NULL,
+    settled     text NOT NULL,
+    holder      text NOT NULL,
+    fence       bigint NOT NULL,
+    lease_until bigint NOT NULL,
+    created_at  bigint NOT NULL,
+    active_at   bigint NOT NULL,
+    acked       bigint NOT NULL,
+    redelivered bigint NOT NULL,
+    buried      bigint NOT NULL
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
+
+-- Deliveries in flight (token > 0, due at the end of the lease) or waiting (token 0, due at the end of the delay). Rows
+-- come and go; the vacuum comes early and does not dawdle, and leaves the file as long as it is, for the next ones.
+CREATE TABLE deliveries (
+    seq          bigint NOT NULL,
+    due_at       bigint NOT NULL,
+    token        bigint NOT NULL,
+    dead_letter  bigint,
+    attempts     integer NOT NULL,
+    priority     integer NOT NULL,
+    subscription text COLLATE "C" NOT NULL,
+    key          text COLLATE "C",
+    PRIMARY KEY (subscription, seq)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off
+);
+CREATE INDEX deliveries_by_due ON deliveries (subscription, due_at);
+CREATE INDEX deliveries_by_key ON deliveries (subscription, key, seq) WHERE key IS NOT NULL;
+
+-- `message` is the whole message as JSON, for a dead letter outlives it.
+CREATE TABLE dead_letters (
+    id            bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    subscription  text COLLATE "C" NOT NULL,
+    seq           bigint NOT NULL,
+    topic         text COLLATE "C" NOT NULL,
+    type          text COLLATE "C",
+    reason        text NOT NULL,
+    attempts      bigint NOT NULL,
+    died_at       bigint NOT NULL,
+    error         text,
+    stack         text,
+    handler       text,
+    redrives      bigint NOT NULL,
+    redriving     boolean NOT NULL,
+    redrive_error text,
+    message       json NOT NULL
+);
+
+CREATE TABLE gaps (
+    number       bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    subscription text COLLATE "C" NOT NULL,
+    from_seq     bigint NOT NULL,
+    to_seq       bigint NOT NULL,
+    count        bigint NOT NULL,
+    why          text NOT NULL,
+    at           bigint NOT NULL,
+    told         boolean NOT NULL DEFAULT FALSE
+);
+CREATE INDEX gaps_by_subscription ON gaps (subscription, told);
+
+CREATE TABLE retention (
+    pattern text COLLATE "C" NOT NULL,
+    dialect text COLLATE "C" NOT NULL,
+    limits  text NOT NULL,
+    PRIMARY KEY (pattern, dialect)
+);
+
+-- What lies at or below the seq `counted_to`, by topic. The tail above it is counted when somebody asks.
+CREATE TABLE topic_counts (
+    topic             text COLLATE "C" PRIMARY KEY,
+    count             bigint NOT NULL,
+    bytes             bigint NOT NULL,
+    last_seq          bigint NOT NULL,
+    last_published_at bigint NOT NULL
+) WITH (fillfactor = 50);
+
+-- The last batch that a sink published, so that a batch it repeats is known.
+CREATE TABLE sinks (
+    sink  text COLLATE "C" PRIMARY KEY,
+    batch bigint NOT NULL,
+    at    bigint NOT NULL
+) WITH (fillfactor = 50);
+
+-- How long deliveries took, as a histogram for each hour: `count` messages came to the `stage` 'deliver' or 'ack' in a
+-- time of this bucket (delivery/histogram.py).
+CREATE TABLE timings (
+    subscription text COLLATE "C" NOT NULL,
+    hour         bigint NOT NULL,
+    stage        text COLLATE "C" NOT NULL,
+    bucket       bigint NOT NULL,
+    count        bigint NOT NULL,
+    PRIMARY KEY (subscription, hour, stage, bucket)
+) WITH (fillfactor = 70);
+CREATE INDEX timings_by_hour ON timings (hour);
+
+CREATE TABLE leases (
+    resource text COLLATE "C" PRIMARY KEY,
+    owner    text NOT NULL,
+    fence    bigint NOT NULL,
+    until    bigint NOT NULL
+) WITH (fillfactor = 20);
+
+-- Facts about the log itself: schema_version, salt, created_at, counted_to, last_seq.
+CREATE TABLE headwater (
+    name  text COLLATE "C" PRIMARY KEY,
+    value bigint NOT NULL
+) WITH (fillfactor = 20);
+
+-- Whoever deletes messages by hand may take the last one: its seq is not given out again, for cursors stand behind it.
+CREATE FUNCTION keep_last_seq() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO headwater AS stored (name, value)
+    SELECT 'last_seq', max(seq) FROM messages HAVING max(seq) IS NOT NULL
+    ON CONFLICT (name) DO UPDATE SET value = greatest(stored.value, excluded.value);
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER keep_last_seq BEFORE DELETE OR TRUNCATE ON messages FOR EACH STATEMENT EXECUTE FUNCTION keep_last_seq();
+
+-- Every message with its id and size filled in, for reading with plain SQL. The id of a message that was given none is a
+-- UUIDv7 of its time, the log's salt and its seq.
+CREATE VIEW history AS
+SELECT
+    seq, coalesce(id, concat_ws(
+        '-', lpad(to_hex(published_at >> 16), 8, '0'), lpad(to_hex(published_at & 65535), 4, '0'),
+        '7' || lpad(to_hex((SELECT value FROM headwater WHERE name = 'salt') >> 14), 3, '0'),
+        to_hex(32768 | ((SELECT value FROM headwater WHERE name = 'salt') & 16383)), lpad(to_hex(seq), 12, '0')
+    )) AS id,
+    topic, data, type, version, "from", "to", reply_to, correlation_id, content_type, traceparent, headers, priority,
+    deliver_at, expires_at, published_at, coalesce(size, octet_length(data::text)) AS size
+FROM messages;
