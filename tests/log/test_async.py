@@ -73,7 +73,7 @@ def test_the_rest_of_the_verbs(run: Any, clock: ManualClock) -> None:
         subscription = await log.subscribe("s", "a", ack_wait=5)
         assert await subscription.fetch() == []
         assert (await log.dead_letters.statistics()).by_reason == {"expired": 3}
-        lines = list(await log.dead_letters.export())
+        lines = [line async for line in log.dead_letters.export()]
         assert await log.dead_letters.purge() == 3
         assert await log.dead_letters.import_(lines) == 3
         assert (await log.dead_letters.get(4)).message.data == 0

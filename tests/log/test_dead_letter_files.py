@@ -1,6 +1,7 @@
 """Dead letters out to JSON lines and back."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -140,3 +141,60 @@ def test_a_line_with_a_value_of_the_wrong_type_is_named(log: Log, change: dict[s
     with pytest.raises(InvalidData) as refused:
         log.dead_letters.import_([json.dumps(line)])
     assert refused.value.where == "line 1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"subscription": "x" * 129},
+        {"attempts": 2**64},
+        {"redrives": -1},
+        {"message.seq": -1},
+        {"message.id": "x" * 129},
+        {"message.type": "x" * 257},
+        {"message.from": "x" * 257},
+        {"message.headers": {"x": "x" * 65_536}},
+        {"message.data": "x" * 1_048_576},
+        {"message.priority": 10**9},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_line_over_a_limit_is_named(log: Log, change: dict[str, Any]) -> None:
+    bury_two(log)
+    line = plain(log)[0]
+    for name, value in change.items():
+        *inside, name = name.split(".")
+        (line["message"] if inside else line)[name] = value
+    with pytest.raises(InvalidData) as refused:
+        log.dead_letters.import_([json.dumps(line)])
+    assert refused.value.where == "line 1"
+    assert len(log.dead_letters.list()) == 2
+
+
+def test_what_a_line_tells_of_its_failure_is_cut_and_its_size_counted(log: Log) -> None:
+    bury_two(log)
+    line = plain(log)[0]
+    line |= {"error": "x" * 100_000, "stack": "y" * 100_000, "handler": "z" * 1_000}
+    line["message"]["size"] = 10**15
+    log.dead_letters.import_([json.dumps(line)])
+    letter = log.dead_letters.list()[-1]
+    told = (letter.error or "", letter.stack or "", letter.handler or "")
+    assert [len(text) for text in told] == [2_000, 8_000, 256]
+    assert letter.message.size == len(letter.message.raw)
+
+
+def test_lines_come_in_by_pages(log: Log) -> None:
+    """Of a page with a broken line nothing is imported; the pages before it are, and the error says so."""
+    bury_two(log)
+    first, _ = log.dead_letters.export()
+    taken = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal taken
+        for taken in range(1, 1_201):  # noqa: B007
+            yield first
+
+    assert log.dead_letters.import_(lines()) == taken == 1_200
+    with pytest.raises(InvalidData, match="The lines before line 1001 are imported; mend the line and import the rest"):
+        log.dead_letters.import_([*lines(), "{"])
+    assert log.dead_letters.statistics().total == 2 + 1_200 + 1_000

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from headwater import Log, ManualClock
-from headwater.errors import InvalidOption, InvalidPattern, UnknownDeadLetter
+from headwater.broker.claims import ERROR_CHARS_MAX
+from headwater.errors import InvalidFilter, InvalidOption, InvalidPattern, UnknownDeadLetter
+from headwater.ports.store import LETTERS_BYTES_MAX
 
 
 def bury(log: Log, *letters: tuple[str, str | None, str | None], id: str = "s") -> None:
@@ -72,8 +74,9 @@ def test_one_can_be_looked_at(three: Log) -> None:
     ("given", "error"),
     [
         ({"colour": "red"}, InvalidOption),
-        ({"error": "("}, InvalidOption),
-        ({"error": "x" * 1_000}, InvalidOption),
+        ({"error": "("}, InvalidFilter),
+        ({"error": "(?=x)"}, InvalidFilter),
+        ({"error": "x" * 1_000}, InvalidFilter),
         ({"topic": "a..b"}, InvalidPattern),
     ],
     ids=lambda value: str(value)[:30],
@@ -141,3 +144,24 @@ def test_more_than_a_page_of_them(log: Log) -> None:
     assert len(list(log.dead_letters.export())) == count
     assert log.dead_letters.redrive().redriven == count
     assert log.dead_letters.purge() == count
+
+
+def test_what_is_told_of_a_failure_is_cut(log: Log) -> None:
+    log.publish("a", 1)
+    [message] = log.subscribe("s", "a").fetch()
+    message.reject("é" * 1_000_000)
+    [letter] = log.dead_letters.list()
+    assert letter.error == "é" * (ERROR_CHARS_MAX - 1) + "…"
+
+
+def test_large_ones_are_listed_and_taken_out_whole(log: Log) -> None:
+    large = "x" * (LETTERS_BYTES_MAX // 3)
+    log.publish_many([("a", large, {"ttl": 0})] * 10)
+    log.subscribe("s", "a").fetch()
+    assert ids(log, limit=9) == [*range(1, 10)]
+    assert ids(log, after=9) == [10]
+    assert ids(log, error="never") == []
+    lines = log.dead_letters.export()
+    assert sum(1 for line in lines if large in line) == 10
+    assert log.dead_letters.redrive(to_topic="again").redriven == 10
+    assert ids(log) == []

@@ -91,7 +91,7 @@ def test_a_read_that_runs_ends_with_the_reason(store: Store, work: Callable[[Rea
 
 def test_an_interruption_between_two_statements(store: Store) -> None:
     interruption = Interruption()
-    with pytest.raises(RequestTimeout), store.read(interruption) as reader:
+    with pytest.raises(RequestTimeout), store.read(interruption) as reader:  # noqa: PT012
         reader.last_seq()
         interruption.interrupt(REASON)
         reader.last_seq()

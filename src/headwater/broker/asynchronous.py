@@ -197,8 +197,13 @@ class AsyncDeadLetterBox:
     async def purge(self, *letters: int, **given: Unpack[LetterFilter]) -> int:
         return await run_async(self._inner.purge(**by_id(letters, given)))
 
-    async def export(self, **given: Unpack[LetterFilter]) -> Iterable[str]:
-        return await run_async(self._inner.export(**given))
+    async def export(self, **given: Unpack[LetterFilter]) -> AsyncIterator[str]:
+        after: int | None = 0
+        while after is not None:
+            page = await run_async(self._inner.export(after, **given))
+            for line in page.lines:
+                yield line
+            after = page.next
 
     async def import_(self, lines: Iterable[str]) -> int:
         return await run_async(self._inner.import_(lines))

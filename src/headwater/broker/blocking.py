@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headwater.broker.claims import Claimed, Failure
 from headwater.broker.consumer import PREFETCH, Consumer
-from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
+from headwater.broker.dead_letters import Exported, LetterFilter, LetterStatistics, Redriven
 from headwater.broker.face import (
     LogFace,
     RemoteFace,
@@ -194,9 +194,17 @@ class DeadLetterBox:
     def purge(self, *letters: int, **given: Unpack[LetterFilter]) -> int:
         return run_blocking(self._inner.purge(**by_id(letters, given)))
 
-    def export(self, **given: Unpack[LetterFilter]) -> Iterable[str]:
-        """JSON, one line a letter."""
-        return run_blocking(self._inner.export(**given))
+    def export(self, **given: Unpack[LetterFilter]) -> Iterator[str]:
+        """JSON, one line a letter; read page by page as the lines are taken."""
+        page = run_blocking(self._inner.export(**given))
+
+        def lines(page: Exported = page) -> Iterator[str]:
+            yield from page.lines
+            while page.next is not None:
+                page = run_blocking(self._inner.export(page.next, **given))
+                yield from page.lines
+
+        return lines()
 
     def import_(self, lines: Iterable[str]) -> int:
         return run_blocking(self._inner.import_(lines))

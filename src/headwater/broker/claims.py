@@ -6,7 +6,7 @@ should be saved. Those that can refuse do so before they write.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -17,14 +17,16 @@ from headwater.delivery.where_eval import value_at
 from headwater.delivery.where_syntax import Path, parse_path
 from headwater.delivery.window import WindowState
 from headwater.errors import InvalidData, LeaseLost, NotDelivered, SubscriptionActive, UnknownSubscription
-from headwater.message import Message
+from headwater.message import NAME_CHARS_MAX, Message
 from headwater.ports.records import (
     DeadLetter,
     DeadLetterQuery,
     DeliveryRow,
     Due,
     Gap,
+    Scan,
     SubscriptionRecord,
+    SubscriptionSpec,
     selection_of,
 )
 from headwater.ports.store import Reader, Writer
@@ -32,6 +34,8 @@ from headwater.ports.store import Reader, Writer
 PRIORITY_ROWS_MAX = 10_000  # how many messages are looked through for the highest priority
 KEYED_ROWS_MAX = 1_000  # how many messages may be parked behind others of their key
 RECOVERY_PAGE = 1_000
+ERROR_CHARS_MAX = 2_000  # of a dead letter
+STACK_CHARS_MAX = 8_000
 
 replace = msgspec.structs.replace
 
@@ -89,8 +93,18 @@ def settled_to(reader: Reader, record: SubscriptionRecord) -> int:
 # --- holding --------------------------------------------------------------------------------------------------------
 
 
-def acquire(writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int) -> SubscriptionRecord:
-    """Take an exclusive subscription, and turn what its last holder left in flight into rows to be delivered again."""
+class LeftInFlight(NamedTuple):
+    """What the last holder of an exclusive subscription left unsettled, as long as its window is this one."""
+
+    window: WindowState
+    seqs: list[int]
+
+
+def acquire(
+    writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int, left: LeftInFlight | None = None
+) -> SubscriptionRecord:
+    """Take an exclusive subscription, and turn what its last holder left in flight into rows to be delivered again.
+    `left` is what was looked for before, where that takes time."""
     lease = take(record.lease, owner, now_ms, record.spec.lease_ms)
     if lease is None:
         left_s = (record.lease.until_ms - now_ms) / 1000
@@ -99,21 +113,22 @@ def acquire(writer: Writer, record: SubscriptionRecord, owner: str, now_ms: int)
             f"Close it there, or set the option wait to wait for it (a dead holder's lease ends in {left_s:.0f} s), "
             "or the option mode to shared to share the work",
         )
-    writer.put_deliveries(record.id, [*_left_in_flight(writer, record, now_ms)])
+    seqs = left.seqs if left is not None and left.window == record.window else [*left_in_flight(writer, record)]
+    has_row = writer.deliveries(record.id, seqs)
+    # The old token stays on the row: it marks a delivery whose holder vanished.
+    token = max(1, record.lease.fence)
+    writer.put_deliveries(record.id, [DeliveryRow(seq, 1, now_ms, token) for seq in seqs if seq not in has_row])
     writer.end_leases(record.id, now_ms)
     end = record.window.delivered
     return replace(record, lease=lease, window=WindowState(end, end), active_ms=now_ms)
 
 
-def _left_in_flight(reader: Reader, record: SubscriptionRecord, now_ms: int) -> Iterable[DeliveryRow]:
+def left_in_flight(reader: Reader, record: SubscriptionRecord) -> Iterator[int]:
     window, selection = record.window, selection_of(record.spec)
     after = window.floor
     while after < window.delivered:
         messages, after = reader.scan(selection, after, RECOVERY_PAGE, window.delivered)
-        seqs = [message.seq for message in messages if not window.is_settled(message.seq)]
-        has_row = reader.deliveries(record.id, seqs)
-        # The old token stays on the row: it marks a delivery whose holder vanished.
-        yield from (DeliveryRow(seq, 1, now_ms, max(1, record.lease.fence)) for seq in seqs if seq not in has_row)
+        yield from (message.seq for message in messages if not window.is_settled(message.seq))
 
 
 def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActive:
@@ -196,20 +211,25 @@ def with_buried_copies(reader: Reader, due: list[Due]) -> list[Due]:
     orphans = [row.dead_letter for row, message in due if message is None and row.dead_letter is not None]
     if not orphans:
         return due
-    letters = reader.dead_letters(DeadLetterQuery(ids=tuple(orphans)), 0, len(orphans))
-    copies = {letter.id: letter.message for letter in letters}
+    copies = {letter.id: letter.message for letter in letters_by_id(reader, orphans)}
     return [
         Due(row, copies.get(row.dead_letter) if message is None and row.dead_letter is not None else message)
         for row, message in due
     ]
 
 
+def letters_by_id(reader: Reader, ids: Sequence[int]) -> Iterator[DeadLetter]:
+    query, after = DeadLetterQuery(ids=tuple(ids)), 0
+    while page := reader.dead_letters(query, after, len(ids)):
+        yield from page
+        after = page[-1].id
+
+
 def claim_fresh(
-    writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int
+    writer: Writer, record: SubscriptionRecord, fresh: Scan, now_ms: int
 ) -> tuple[SubscriptionRecord, list[Claimed]]:
-    """Hand out messages never delivered before, each with a row of its own. `skip_to`: nothing matches at or below."""
-    spec, cursor = record.spec, max(record.window.delivered, skip_to)
-    messages, cursor = writer.scan(selection_of(spec), cursor, limit)
+    """Hand out messages never delivered before, each with a row of its own."""
+    spec, (messages, cursor) = record.spec, fresh
     ready, rows, expired = sort_fresh(messages, now_ms)
     token = record.lease.fence
     rows += [DeliveryRow(message.seq, 1, now_ms + spec.ack_wait_ms, token) for message in ready]
@@ -218,17 +238,28 @@ def claim_fresh(
     return replace(record, window=WindowState(cursor, cursor)), [Claimed(message, 1, token) for message in ready]
 
 
+def parking_room(reader: Reader, id: str, spec: SubscriptionSpec) -> int:
+    """How many messages may become rows now, so that the due ones of them say whose turn it is."""
+    counts = reader.delivery_counts(id)
+    most = PRIORITY_ROWS_MAX if spec.order == "priority" else KEYED_ROWS_MAX
+    return max(0, most - counts.in_flight - counts.waiting)
+
+
 def park_and_claim(
-    writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int, *, suspects: bool
+    writer: Writer,
+    record: SubscriptionRecord,
+    limit: int,
+    fresh: Callable[[int], Scan],
+    now_ms: int,
+    *,
+    suspects: bool,
 ) -> Handed:
     """Where order is by key or priority, messages become rows first and the due rows say whose turn it is."""
-    spec, cursor = record.spec, max(record.window.delivered, skip_to)
+    spec = record.spec
     path = None if spec.order_key is None else parse_path(spec.order_key)
-    counts = writer.delivery_counts(record.id)
-    most = PRIORITY_ROWS_MAX if spec.order == "priority" else KEYED_ROWS_MAX
-    room = most - counts.in_flight - counts.waiting
+    room = parking_room(writer, record.id, spec)
     if room > 0:
-        messages, cursor = writer.scan(selection_of(spec), cursor, room)
+        messages, cursor = fresh(room)
         ready, rows, expired = sort_fresh(messages, now_ms)
         rows += [DeliveryRow(message.seq, 0, 0, 0, message.priority) for message in ready]
         if path is not None:
@@ -338,6 +369,7 @@ def renewed(record: SubscriptionRecord, now_ms: int) -> SubscriptionRecord:
 
 
 def dead_letter(subscription: str, message: Message, row: DeliveryRow, failure: Failure, now_ms: int) -> DeadLetter:
+    """What is told of a failure may come from anywhere; of a text that is too long the beginning is kept."""
     return DeadLetter(
         row.dead_letter or 0,
         subscription,
@@ -345,10 +377,14 @@ def dead_letter(subscription: str, message: Message, row: DeliveryRow, failure: 
         failure.reason,
         row.attempts,
         now_ms,
-        failure.error,
-        failure.stack,
-        failure.handler,
+        _cut(failure.error, ERROR_CHARS_MAX),
+        _cut(failure.stack, STACK_CHARS_MAX),
+        _cut(failure.handler, NAME_CHARS_MAX),
     )
+
+
+def _cut(text: str | None, chars_max: int) -> str | None:
+    return text if text is None or len(text) <= chars_max else f"{text[: chars_max - 1]}…"
 
 
 def bury(writer: Writer, record: SubscriptionRecord, letters: Sequence[DeadLetter]) -> SubscriptionRecord:
@@ -357,7 +393,7 @@ def bury(writer: Writer, record: SubscriptionRecord, letters: Sequence[DeadLette
         return record
     again = [letter.id for letter in letters if letter.id]
     if again:
-        known = {old.id: old for old in writer.dead_letters(DeadLetterQuery(ids=tuple(again)), 0, len(again))}
+        known = {old.id: old for old in letters_by_id(writer, again)}
         letters = [
             replace(letter, redrives=known[letter.id].redrives, redrive_error=letter.error or letter.reason)
             if letter.id in known

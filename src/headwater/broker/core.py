@@ -12,7 +12,7 @@ from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import Claimed, replace
 from headwater.broker.committer import COUNTS, Undo
 from headwater.broker.consumer import Consumer
-from headwater.broker.dead_letters import DeadLetters, end_redrives
+from headwater.broker.dead_letters import DeadLetters
 from headwater.broker.engine import Engine, SharedRead
 from headwater.broker.flow import Flow, Within, run_blocking, run_together
 from headwater.broker.keeper import Repeating
@@ -29,13 +29,23 @@ from headwater.broker.verbs import RemoteVerbs
 from headwater.delivery.lease import Lease, release
 from headwater.delivery.retention import Limits
 from headwater.delivery.window import WindowState
-from headwater.errors import Closed, HeadwaterError, InvalidOption, SubscriptionActive, SubscriptionMismatch, TooLarge
+from headwater.errors import (
+    Closed,
+    HeadwaterError,
+    InvalidFilter,
+    InvalidOption,
+    InvalidWhere,
+    SubscriptionActive,
+    SubscriptionMismatch,
+    TooLarge,
+)
 from headwater.message import PublishOptions, Span, check_whole, span_ms
 from headwater.ports.records import (
     RetentionPolicy,
     SubscriptionRecord,
     SubscriptionSpec,
     TopicCount,
+    pattern_of,
     selection_of,
 )
 from headwater.ports.store import Reader, Writer
@@ -139,7 +149,10 @@ class Core:
         if not isinstance(takeover, bool):
             raise InvalidOption(f"takeover is True or False, not {takeover!r}", where=id)
         entry = Entry(start, takeover, resume, tenant)
-        spec = make_spec(pattern, options)
+        try:
+            spec = make_spec(pattern, options)
+        except (InvalidFilter, InvalidWhere) as exc:
+            raise type(exc)(exc.why, where=f"subscription {id}, {exc.where}", next=exc.next) from exc
         subscriber: Subscriber | Tail
         if spec.mode == "ephemeral":
             after = yield from self.engine.read(lambda reader: start_position(reader, start))
@@ -155,7 +168,7 @@ class Core:
     def _take_up(self, id: str, spec: SubscriptionSpec, entry: Entry, wait_s: float | None) -> Flow[Subscriber]:
         """Begin or resume; while another holds it, wait for its release, or for its lease to run out."""
         until = None if wait_s is None else time.monotonic() + wait_s
-        waiter = self.engine.wakeups.add(selection_of(spec).pattern, id, minds_settling=True)
+        waiter = self.engine.wakeups.add(pattern_of(spec), id, minds_settling=True)
 
         def look(reader: Reader) -> int:
             record = reader.subscription(id)
@@ -189,9 +202,10 @@ class Core:
     ) -> Flow[tuple[SubscriptionRecord, int, Resumed]]:
         """Who is cancelled while it waits may have got the lease already, and nobody would give it back."""
         begun: list[SubscriptionRecord] = []
+        left = (yield from self._left_in_flight(id, spec)) if selection_of(spec).takes_time else None
 
         def work(writer: Writer, undo: Undo) -> tuple[SubscriptionRecord, int, Resumed]:
-            outcome = self._begin(writer, id, spec, entry)
+            outcome = self._begin(writer, id, spec, entry, left)
             begun[:] = [outcome[0]]
             undo.append(begun.clear)
             return outcome
@@ -211,8 +225,30 @@ class Core:
                 self.engine.committer.submit(let_go)  # it comes after the beginning, for there is one queue
             raise
 
+    def _left_in_flight(self, id: str, spec: SubscriptionSpec) -> Flow[claims.LeftInFlight | None]:
+        """Beside the writers, and a page at a time."""
+        record = yield from self.engine.read(lambda reader: reader.subscription(id))
+        if record is None or spec.mode != "exclusive":
+            return None
+        found = claims.LeftInFlight(record.window, [])
+        after, selection = record.window.floor, selection_of(spec)
+        while after < record.window.delivered:
+            messages, after = yield from self.engine.read(
+                lambda reader, after=after: reader.scan(  # type: ignore[misc]
+                    selection, after, claims.RECOVERY_PAGE, found.window.delivered
+                ),
+                self.engine.filters,
+            )
+            found.seqs.extend(message.seq for message in messages if not record.window.is_settled(message.seq))
+        return found
+
     def _begin(
-        self, writer: Writer, id: str, spec: SubscriptionSpec, entry: Entry
+        self,
+        writer: Writer,
+        id: str,
+        spec: SubscriptionSpec,
+        entry: Entry,
+        left: claims.LeftInFlight | None,
     ) -> tuple[SubscriptionRecord, int, Resumed]:
         now_ms = self.engine.clock.now_ms()
         record = writer.subscription(id)
@@ -233,9 +269,9 @@ class Core:
         if entry.takeover or not self._held_ms(record, now_ms):
             record = replace(record, lease=release(record.lease))
         if entry.resume is not None:
-            record, resumed = resume(writer, record, entry.resume, now_ms)
+            record, resumed = resume(writer, record, entry.resume, now_ms, left)
         elif spec.mode == "exclusive":
-            record = claims.acquire(writer, record, self.engine.new_owner(), now_ms)
+            record = claims.acquire(writer, record, self.engine.new_owner(), now_ms, left)
         writer.save_subscription(record)
         return record, resumed_from, resumed
 
@@ -255,7 +291,7 @@ class Core:
                 allow(record)
             if record.lease.live(self.engine.clock.now_ms()):
                 raise claims.already_active(record, "Close it there first")
-            end_redrives(writer, id, "the subscription was removed")
+            writer.end_redrives(id, "the subscription was removed")
             writer.delete_subscription(id)
 
         return self.engine.write(work)
@@ -272,7 +308,7 @@ class Core:
                 raise claims.already_active(record, "Close it there, seek, and subscribe again")
             after = start_position(writer, start)
             lease = Lease("", record.lease.fence + 1, 0)
-            end_redrives(writer, id, "the subscription was moved")
+            writer.end_redrives(id, "the subscription was moved")
             writer.clear_deliveries(id)
             writer.save_subscription(replace(record, window=WindowState(after, after), lease=lease))
             return after
@@ -411,9 +447,18 @@ def _refuse_other_purpose(stored: SubscriptionSpec, asked: SubscriptionSpec, id:
     """Settings may change from one subscribe to the next; what the subscription is for may not."""
     for name in ("pattern", "dialect", "mode", "entities", "where", "order", "order_key"):
         had, wants = getattr(stored, name), getattr(asked, name)
-        if had != wants:
+        if had != wants and not (name == "entities" and _is_unusable(stored)):
             raise SubscriptionMismatch(
                 f"subscription '{id}' was created with {name} {had!r}, not {wants!r}",
                 where=id,
                 next="Use another id, or remove the subscription first and start anew",
             )
+
+
+def _is_unusable(stored: SubscriptionSpec) -> bool:
+    """Whether its filter was written in a dialect that is no longer spoken; then another may take its place."""
+    try:
+        selection_of(stored)
+    except InvalidFilter:
+        return True
+    return False

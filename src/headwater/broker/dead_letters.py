@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from itertools import count
+from typing import Any, NamedTuple, TypedDict, Unpack, get_args
 
 import msgspec
 
-from headwater.broker.claims import replace
-from headwater.broker.committer import Undo
+from headwater.broker.claims import Failure, dead_letter, letters_by_id, replace
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
+from headwater.broker.options import check_subscription_id
 from headwater.broker.publish import draft_of
+from headwater.delivery.regex import parse_regex
 from headwater.delivery.retry import Reason
 from headwater.errors import HeadwaterError, InvalidData, InvalidOption, UnknownDeadLetter
-from headwater.message import Message, MessageDocument, from_document, iso, ms_of_iso, to_document
+from headwater.message import (
+    Message,
+    MessageDocument,
+    check_limits,
+    check_whole,
+    from_document,
+    iso,
+    ms_of_iso,
+    to_document,
+)
 from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow, LetterColumn, letter_value
-from headwater.ports.store import Reader, Writer
+from headwater.ports.store import SEQ_MAX, Reader, Writer
 from headwater.topics import check_topic, parse_pattern
 
 PAGE = 500
 COUNTED_MAX = 1_000  # values of one column that are told with their counts, the most frequent first
 ERRORS_COUNTED_MAX = 50
-ERROR_PATTERN_CHARS_MAX = 256
+REDRIVEN_AT_ONCE = 100  # letters of one transaction, so that no publish waits for long
+SEARCH_S = 0.1  # how long one look searches errors
+IMPORT_BYTES = 1024 * 1024  # of lines that are brought back in one transaction
 
 
 class LetterFilter(TypedDict, total=False):
@@ -46,6 +59,25 @@ class Redriven(msgspec.Struct, frozen=True):
     failed: dict[int, str]
 
 
+class LettersPage(NamedTuple):
+    """`looked_to`: the id to go on after, also where none was found; None if there are no more."""
+
+    letters: list[DeadLetter]
+    looked_to: int | None
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """`next` is the id to go on after; None: that was the last page."""
+
+    lines: list[str]
+    next: int | None = None
+
+
+class ImportPage(NamedTuple):
+    lines: list[str]
+    letters: list[DeadLetter]
+
+
 class LetterStatistics(msgspec.Struct, frozen=True):
     total: int
     redriving: int
@@ -64,13 +96,6 @@ def make_query(given: LetterFilter) -> DeadLetterQuery:
             next=f"Known ones: {', '.join(LetterFilter.__annotations__)}",
         )
     error = given.get("error")
-    if error is not None:
-        if len(error) > ERROR_PATTERN_CHARS_MAX:
-            raise InvalidOption(f"the error pattern has more than {ERROR_PATTERN_CHARS_MAX} characters")
-        try:
-            re.compile(error)
-        except re.error as exc:
-            raise InvalidOption(f"the error pattern is no regular expression ({exc})", where=error) from exc
     topic, ids = given.get("topic"), given.get("ids")
     return DeadLetterQuery(
         ids=None if ids is None else tuple(ids),
@@ -78,7 +103,7 @@ def make_query(given: LetterFilter) -> DeadLetterQuery:
         topic=None if topic is None else parse_pattern(topic),
         type=given.get("type"),
         reason=given.get("reason"),
-        error=error,
+        error=None if error is None else parse_regex(error, "error"),
     )
 
 
@@ -90,7 +115,27 @@ class DeadLetters:
 
     def find(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> Flow[list[DeadLetter]]:
         query = make_query(given)
-        return self._engine.read(lambda reader: reader.dead_letters(query, after, limit), self._engine.statistics)
+        found: list[DeadLetter] = []
+        while len(found) < limit:
+            page = yield from self._page(query, after, limit - len(found))
+            found += page.letters
+            if page.looked_to is None:
+                break
+            after = page.looked_to
+        return found
+
+    def page(self, after: int, limit: int, **given: Unpack[LetterFilter]) -> Flow[LettersPage]:
+        """So many that they take LETTERS_BYTES_MAX, for an answer that must not become too large."""
+        query = make_query(given)
+        while True:
+            page = yield from self._page(query, after, limit)
+            if page.letters or page.looked_to is None:
+                return page
+            after = page.looked_to
+
+    def _page(self, query: DeadLetterQuery, after: int, limit: int) -> Flow[LettersPage]:
+        # One at a time: pages are large, and many of them at once would keep the interpreter from everything else.
+        return self._engine.read(lambda reader: _page(reader, query, after, limit), self._engine.filters)
 
     def get(self, id: int) -> Flow[DeadLetter]:
         return self._engine.read(lambda reader: _one(reader, id), self._engine.statistics)
@@ -108,37 +153,30 @@ class DeadLetters:
     def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[Redriven]:
         """Deliver again, to the subscription they died in, or as new messages on another topic.
 
-        Each page is one transaction. A letter stays until its redelivery is acked; if that fails again, or cannot be
-        begun (the subscription is gone), it stays for good with its count one higher.
+        A hundred at most are one transaction. A letter stays until its redelivery is acked; if that fails again, or
+        cannot be begun (the subscription is gone), it stays for good with its count one higher.
         """
         query = make_query(given)
         if to_topic is not None:
             check_topic(to_topic)
-        redriven, failed, after = 0, {}, 0
-        while True:
-            letters = yield from self._engine.read(
-                lambda reader, after=after: reader.dead_letters(query, after, PAGE)  # type: ignore[misc]
-            )
-            if not letters:
-                break
-            after = letters[-1].id
-            ids = [letter.id for letter in letters]
-            done, bad = yield from self._engine.write(
-                lambda writer, undo, ids=ids: self._redrive(writer, ids, to_topic)  # type: ignore[misc]
-            )
-            redriven += done
-            failed.update(bad)
+        redriven, failed = 0, dict[int, str]()
+        after: int | None = 0
+        while after is not None:
+            page: LettersPage = yield from self._page(query, after, REDRIVEN_AT_ONCE)
+            after = page.looked_to
+            ids = [letter.id for letter in page.letters]
+            if ids:
+                done, bad = yield from self._engine.write(
+                    lambda writer, undo, ids=ids: self._redrive(writer, ids, to_topic)  # type: ignore[misc]
+                )
+                redriven += done
+                failed.update(bad)
         self._engine.wakeups.wake_all()
         return Redriven(redriven, failed)
 
-    def _redrive(self, writer: Writer, ids: Iterable[int], to_topic: str | None) -> tuple[int, dict[int, str]]:
+    def _redrive(self, writer: Writer, ids: Sequence[int], to_topic: str | None) -> tuple[int, dict[int, str]]:
         now_ms = self._engine.clock.now_ms()
-        wanted = tuple(ids)
-        letters = [
-            letter
-            for letter in writer.dead_letters(DeadLetterQuery(ids=wanted), 0, len(wanted))
-            if not letter.redriving
-        ]
+        letters = [letter for letter in letters_by_id(writer, ids) if not letter.redriving]
         failed: dict[int, str] = {}
         for letter in letters:
             counted = replace(letter, redrives=letter.redrives + 1)
@@ -166,39 +204,46 @@ class DeadLetters:
     def purge(self, **given: Unpack[LetterFilter]) -> Flow[int]:
         query = make_query(given)
         purged = 0
-        while True:
-            letters = yield from self._engine.read(lambda reader: reader.dead_letters(query, 0, PAGE))
-            if not letters:
-                return purged
-            ids = [letter.id for letter in letters]
-            yield from self._engine.write(
-                lambda writer, undo, ids=ids: writer.remove_dead_letters(ids)  # type: ignore[misc]
-            )
+        after: int | None = 0
+        while after is not None:
+            page: LettersPage = yield from self._page(query, after, PAGE)
+            after = page.looked_to
+            ids = [letter.id for letter in page.letters]
+            if ids:
+                yield from self._engine.write(
+                    lambda writer, undo, ids=ids: writer.remove_dead_letters(ids)  # type: ignore[misc]
+                )
             purged += len(ids)
+        return purged
 
-    def export(self, **given: Unpack[LetterFilter]) -> Flow[list[str]]:
-        """One JSON document per letter, oldest first."""
+    def export(self, after: int = 0, limit: int = PAGE, **given: Unpack[LetterFilter]) -> Flow[Exported]:
+        """A page of JSON documents, one per letter, oldest first."""
         query = make_query(given)
-        letters = yield from self._engine.read(lambda reader: [*_all(reader, query)])
-        return [msgspec.json.encode(_exported(letter)).decode() for letter in letters]
+
+        def look(reader: Reader, after: int) -> Exported:
+            page = _page(reader, query, after, limit)
+            return Exported([msgspec.json.encode(_exported(each)).decode() for each in page.letters], page.looked_to)
+
+        while True:
+            page = yield from self._engine.read(partial(look, after=after), self._engine.filters)
+            if page.lines or page.next is None:
+                return page
+            after = page.next
 
     def import_(self, lines: Iterable[str], allow: Callable[[str], object] | None = None) -> Flow[int]:
-        """Bring exported letters back, all or none. They get new ids. `allow` raises for a topic that is refused."""
-        letters = [_letter_of(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+        """Bring exported letters back, a page of lines at a time: all of a page or none. They get new ids. If `allow`
+        raises, because a topic is refused, nothing is imported."""
+        pages: Iterable[ImportPage] = imported_pages(lines)
         if allow is not None:
-            for topic in {letter.message.topic for letter in letters}:
+            pages = [*pages]
+            for topic in {letter.message.topic for page in pages for letter in page.letters}:
                 allow(topic)
-
-        def work(writer: Writer, undo: Undo) -> int:
-            return len(writer.bury(letters))
-
-        return self._engine.write(work)
-
-
-def end_redrives(writer: Writer, subscription: str, why: str) -> None:
-    """Letters on their way again whose delivery is about to be dropped: they stay, and may be redriven again."""
-    letters = [letter for letter in _all(writer, DeadLetterQuery(subscription=subscription)) if letter.redriving]
-    writer.bury([replace(letter, redriving=False, redrive_error=why) for letter in letters])
+        imported = 0
+        for page in pages:
+            imported += yield from self._engine.write(
+                lambda writer, undo, letters=page.letters: len(writer.bury(letters))  # type: ignore[misc]
+            )
+        return imported
 
 
 def to_json(letter: DeadLetter) -> dict[str, Any]:
@@ -279,29 +324,41 @@ def _exported(letter: DeadLetter) -> ExportedLetter:
 
 def _checked(message: Message) -> Message:
     check_topic(message.topic)
-    return message
+    check_whole("seq", message.seq, 0, SEQ_MAX)
+    check_limits(message)
+    return replace(message, size=len(message.raw))
 
 
-def _letter_of(line: str, number: int) -> DeadLetter:
+def imported_pages(lines: Iterable[str]) -> Iterator[ImportPage]:
+    """Lines of an export, checked; as many at a time as one transaction and one frame take."""
+    page, size, first = ImportPage([], []), 0, 1
+    for number, line in zip(count(1), lines, strict=False):
+        if line.strip():
+            page.letters.append(_letter_of(line, number, first))
+            page.lines.append(line)
+            size += len(line)
+        if size >= IMPORT_BYTES or len(page.lines) >= PAGE:
+            yield page
+            page, size, first = ImportPage([], []), 0, number + 1
+    if page.lines:
+        yield page
+
+
+def _letter_of(line: str, number: int, first: int) -> DeadLetter:
     try:
         found = _exported_letter.decode(line)
-        return DeadLetter(
-            0,
-            found.subscription,
-            _checked(from_document(found.message)),
-            found.reason,
-            found.attempts,
-            ms_of_iso(found.died_at),
-            found.error,
-            found.stack,
-            found.handler,
-            found.redrives,
-        )
+        message = _checked(from_document(found.message))
+        check_subscription_id(found.subscription)
+        failure = Failure(found.reason, found.error, found.stack, found.handler)
+        row = DeliveryRow(message.seq, check_whole("attempts", found.attempts, 0, SEQ_MAX), 0)
+        letter = dead_letter(found.subscription, message, row, failure, ms_of_iso(found.died_at))
+        return replace(letter, redrives=check_whole("redrives", found.redrives, 0, SEQ_MAX))
     except (msgspec.DecodeError, ValueError) as exc:
+        imported = f"The lines before line {first} are imported" if first > 1 else "Nothing was imported"
         raise InvalidData(
             f"not an exported dead letter ({exc})",
             where=f"line {number}",
-            next="Nothing was imported; mend the line and import again",
+            next=f"{imported}; mend the line and import {'the rest' if first > 1 else 'again'}",
         ) from exc
 
 
@@ -332,11 +389,26 @@ def unknown(id: int) -> UnknownDeadLetter:
     return UnknownDeadLetter(f"there is no dead letter {id}", next="`headwater dlq ls` lists them")
 
 
+def _page(reader: Reader, query: DeadLetterQuery, after: int, limit: int) -> LettersPage:
+    letters = reader.dead_letters(query, after, limit)
+    if not letters or query.error is None:
+        return LettersPage(letters, letters[-1].id if letters else None)
+    found: list[DeadLetter] = []
+    until_s = time.monotonic() + SEARCH_S
+    for letter in letters:
+        after = letter.id
+        if letter.error is not None and query.error.finds(letter.error):
+            found.append(letter)
+        if time.monotonic() > until_s:
+            break
+    return LettersPage(found, after)
+
+
 def _all(reader: Reader, query: DeadLetterQuery) -> Iterable[DeadLetter]:
-    after = 0
-    while page := reader.dead_letters(query, after, PAGE):
-        yield from page
-        after = page[-1].id
+    after: int | None = 0
+    while after is not None:
+        letters, after = _page(reader, query, after, PAGE)
+        yield from letters
 
 
 def _statistics(reader: Reader, query: DeadLetterQuery) -> LetterStatistics:

@@ -30,6 +30,7 @@ ANNOUNCED = "server-"  # in the name of an owner: whether its process lives can 
 
 READERS_MAX = 4
 STATISTICS_MAX = 1  # reads that look at much and tell how things are; apart from those that deliver
+FILTERS_MAX = 1  # looks by filters that take time, which keep each other waiting and nothing else
 READS_MAX = 3  # how often a read is tried whose connection breaks
 TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
 
@@ -55,6 +56,7 @@ class Engine:
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
         self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
         self.statistics = ThreadPoolExecutor(STATISTICS_MAX, thread_name_prefix="headwater-statistics")
+        self.filters = ThreadPoolExecutor(FILTERS_MAX, thread_name_prefix="headwater-filter")
         self._reading: set[Interruption] = set()
         # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
         # their turn do so on another, so that they never take the thread that the open one needs to end.
@@ -94,8 +96,7 @@ class Engine:
         return outcome
 
     def read(self, work: Callable[[Reader], T], lane: Executor | None = None) -> Flow[T]:
-        """`lane`: `readers`, unless it is said to be `statistics`, where a read keeps no delivery waiting."""
-
+        """`lane`: `readers`, or one of `statistics` and `filters`, where a read keeps no delivery waiting."""
         return self.look(partial(self.read_now, work), lane)
 
     def read_now(self, work: Callable[[Reader], T], interruption: Interruption) -> T:
@@ -180,7 +181,7 @@ class Engine:
             self._notifier.stop()
         self.committer.close()
         self.wakeups.wake_all()
-        for pool in (self.turns, self.transactions, self.readers, self.statistics):
+        for pool in (self.turns, self.transactions, self.readers, self.statistics, self.filters):
             pool.shutdown(wait=True)
         self.store.close()
 

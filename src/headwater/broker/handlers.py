@@ -24,7 +24,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from headwater.broker.claims import Claimed, Failure
+from headwater.broker.claims import STACK_CHARS_MAX, Claimed, Failure
 from headwater.broker.consumer import Consumer
 from headwater.broker.flow import Attempt, Flow, Ticket, Within, finish
 from headwater.broker.handled_once import HandledOnce
@@ -46,7 +46,6 @@ from headwater.errors import (
 from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import Gap
 
-STACK_CHARS_MAX = 8_000
 RETRY_S = 1.0
 STANDBY_S = 1.0  # how long one try to become the holder waits; then it looks whether it should stop
 SHUTDOWN_TIMEOUT_S = 30.0

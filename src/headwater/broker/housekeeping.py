@@ -7,22 +7,21 @@ transactions, so that publishers and `close()` wait for one of them at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from headwater.broker.claims import settled_to
 from headwater.broker.committer import COUNTS, Undo
-from headwater.broker.dead_letters import end_redrives
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Blocking, Flow
 from headwater.broker.logger import logger
 from headwater.broker.statistics import look_upto
 from headwater.delivery.lease import release, take
 from headwater.delivery.retention import Kept, Total, surplus
-from headwater.errors import Closed
-from headwater.ports.records import Gap, RetentionPolicy, SubscriptionRecord, selection_of
+from headwater.errors import Closed, InvalidFilter
+from headwater.ports.records import Gap, RetentionPolicy, Selection, SubscriptionRecord, pattern_of, selection_of
 from headwater.ports.store import Reader, Writer
 from headwater.topics import Pattern, overlaps, parse_pattern
 
@@ -132,7 +131,8 @@ def _enforce(engine: Engine, policy: RetentionPolicy, report: Report) -> Flow[No
         too_much, after = yield from engine.read(partial(_too_much, place=place), engine.statistics)
         if not too_much:
             continue
-        after, pruned, gaps, spared = yield from engine.write(partial(_prune_page, place=place))
+        wanted = yield from _asked(engine, place, too_much)
+        after, pruned, gaps, spared = yield from engine.write(partial(_prune_page, place=place, wanted=wanted))
         report.gaps += gaps
         if pruned:
             report.pruned[policy.pattern] = report.pruned.get(policy.pattern, 0) + pruned
@@ -166,17 +166,49 @@ def _too_much(reader: Reader, *, place: _Place) -> tuple[list[Kept], int | None]
     return too_much, rest if len(page) < PRUNE_PAGE else page[-1].seq
 
 
-def _prune_page(writer: Writer, undo: Undo, *, place: _Place) -> tuple[int | None, int, int, Total]:
+_Wanted = dict[Selection, dict[int, bool]]
+"""Of filters that take time, and so are asked beside the writers: which seqs they want, and which not."""
+
+
+def _asked(engine: Engine, place: _Place, too_much: Sequence[Kept]) -> Flow[_Wanted]:
+    records = yield from engine.read(lambda reader: reader.subscriptions())
+    slow = [(selection, record.window) for record in records if (selection := _selection(record)).takes_time]
+    wanted: _Wanted = {selection: {} for selection, _ in slow}
+
+    def ask(reader: Reader, seq: int, asking: set[Selection]) -> None:
+        for message in reader.messages([seq]).values():
+            field = cache(message.field)  # each is decoded once for all
+            for selection in asking:
+                wanted[selection][seq] = selection.keeps(message, field)
+
+    for kept in too_much:
+        asking = {
+            selection
+            for selection, window in slow
+            if selection.pattern.matches(kept.topic) and not window.is_settled(kept.seq)
+        }
+        if asking:
+            yield from engine.read(partial(ask, seq=kept.seq, asking=asking), engine.filters)
+    return wanted
+
+
+def _selection(record: SubscriptionRecord) -> Selection:
+    """What a subscription wants; if its filter cannot be used, all of its pattern."""
+    try:
+        return selection_of(record.spec)
+    except InvalidFilter:
+        return Selection(pattern_of(record.spec))
+
+
+def _prune_page(writer: Writer, undo: Undo, *, place: _Place, wanted: _Wanted) -> tuple[int | None, int, int, Total]:
     """Delete up to a page of what is too much: where to go on (or None), how many were deleted, how many of them
     somebody had yet to settle, and what had to be spared so far."""
     too_much, go_on = _too_much(writer, place=place)
     if not too_much:
         return go_on, 0, 0, place.spared
-    subscriptions = [
-        record for record in writer.subscriptions() if overlaps(selection_of(record.spec).pattern, place.pattern)
-    ]
+    subscriptions = [record for record in writer.subscriptions() if overlaps(pattern_of(record.spec), place.pattern)]
     gone = _deletable(writer, place.policy, too_much, subscriptions, place.now_ms)
-    lost = _record_gaps(writer, gone, subscriptions, place.now_ms)
+    lost = _record_gaps(writer, gone, subscriptions, wanted, place.now_ms)
     writer.delete_messages(gone)
     spared = Total(
         place.spared.messages + len(too_much) - len(gone),
@@ -213,7 +245,13 @@ def _deletable(
     ]
 
 
-def _record_gaps(writer: Writer, gone: Sequence[Kept], subscriptions: Sequence[SubscriptionRecord], now_ms: int) -> int:
+def _record_gaps(
+    writer: Writer,
+    gone: Sequence[Kept],
+    subscriptions: Sequence[SubscriptionRecord],
+    wanted: _Wanted,
+    now_ms: int,
+) -> int:
     """Tell each subscription what it will never get. Must run before the messages are deleted."""
     if not gone:
         return 0
@@ -224,18 +262,21 @@ def _record_gaps(writer: Writer, gone: Sequence[Kept], subscriptions: Sequence[S
         rows = writer.deliveries(record.id, seqs).values()
         waiting = sorted(row.seq for row in rows if row.dead_letter is None)
         writer.remove_deliveries(record.id, waiting)
-        lost = set(waiting) | _undelivered(writer, record, seqs)
+        lost = set(waiting) | _undelivered(writer, record, gone, wanted)
         if lost:
             writer.add_gap(Gap(record.id, min(lost), max(lost), len(lost), "retention", now_ms))
             lost_in_all += len(lost)
     return lost_in_all
 
 
-def _undelivered(reader: Reader, record: SubscriptionRecord, seqs: set[int]) -> set[int]:
-    """Those of the seqs that the subscription wants and has not come to yet, or lost when its holder vanished."""
-    ahead = [seq for seq in seqs if not record.window.is_settled(seq)]
-    selection = selection_of(record.spec)
-    return {message.seq for message in reader.messages(ahead).values() if selection.keeps(message)}
+def _undelivered(reader: Reader, record: SubscriptionRecord, gone: Sequence[Kept], wanted: _Wanted) -> set[int]:
+    """Those that the subscription wants and has not come to yet, or lost when its holder vanished."""
+    selection = _selection(record)
+    ahead = [kept for kept in gone if not record.window.is_settled(kept.seq) and selection.pattern.matches(kept.topic)]
+    known = wanted.get(selection, {})
+    found = {kept.seq for kept in ahead if selection.is_topics_only or known.get(kept.seq)}
+    rest = [] if selection.is_topics_only else [kept.seq for kept in ahead if kept.seq not in known]
+    return found | {message.seq for message in reader.messages(rest).values() if selection.keeps(message)}
 
 
 def _drop_idle_subscriptions(engine: Engine, writer: Writer, undo: Undo) -> list[str]:
@@ -248,7 +289,7 @@ def _drop_idle_subscriptions(engine: Engine, writer: Writer, undo: Undo) -> list
         and not record.lease.live(now_ms)
     ]
     for id in idle:
-        end_redrives(writer, id, "the subscription was dropped")
+        writer.end_redrives(id, "the subscription was dropped")
         writer.delete_subscription(id)
         logger.warning("subscription %s was dropped: nobody used it for longer than its inactive_timeout", id)
     return idle

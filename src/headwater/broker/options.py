@@ -18,6 +18,7 @@ from headwater.ports.store import Reader
 from headwater.topics import Dialect, parse_pattern
 
 SUBSCRIPTION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
+SHOWN_CHARS_MAX = 200  # of what was given, in an error
 IN_FLIGHT_MAX = 10_000
 Entities = str | list[str] | None
 
@@ -57,10 +58,15 @@ class SubscribeOptions(TypedDict, total=False):
 def check_subscription_id(id: str) -> str:
     if not isinstance(id, str) or not SUBSCRIPTION_ID.fullmatch(id):
         raise InvalidOption(
-            f"{id!r} cannot name a subscription",
+            f"{_shown(id)} cannot name a subscription",
             next="Use 1 to 128 letters, digits and . _ : @ / -, beginning with a letter or digit",
         )
     return id
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN_CHARS_MAX else f"{shown[:SHOWN_CHARS_MAX]}…"
 
 
 def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:

@@ -21,6 +21,7 @@ class LogReader(Consumer):
         self._selection = selection_of(spec)
         super().__init__(id, spec, engine.wakeups.add(self._selection.pattern, id, minds_settling=minds_settling))
         self.engine = engine
+        self._lane = engine.filters if self._selection.takes_time else engine.readers
         engine.ensure_watching()
 
     def _now_ms(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headwater.broker.claims import Claimed, acquire, replace, with_buried_copies
+from headwater.broker.claims import Claimed, LeftInFlight, acquire, replace, with_buried_copies
 from headwater.delivery.lease import release
 from headwater.ports.records import Due, SubscriptionRecord
 from headwater.ports.store import Writer
@@ -37,16 +37,16 @@ NOTHING_RESUMED = Resumed([], [])
 
 
 def resume(
-    writer: Writer, record: SubscriptionRecord, asked: Resume, now_ms: int
+    writer: Writer, record: SubscriptionRecord, asked: Resume, now_ms: int, left: LeftInFlight | None = None
 ) -> tuple[SubscriptionRecord, Resumed]:
     """Take up a subscription again. An exclusive one that somebody else has had since is begun anew, or refused."""
     if record.spec.mode != "exclusive":
         return _take_up(writer, record, record.lease.fence, asked.held, now_ms)
     # Not by the fence: the answer to an earlier resume may be lost, and then the client knows an old one.
     if record.lease.last_owner != asked.owner:
-        return acquire(writer, record, asked.owner, now_ms), NOTHING_RESUMED
+        return acquire(writer, record, asked.owner, now_ms, left), NOTHING_RESUMED
     old_fence = record.lease.fence
-    record = acquire(writer, replace(record, lease=release(record.lease)), asked.owner, now_ms)
+    record = acquire(writer, replace(record, lease=release(record.lease)), asked.owner, now_ms, left)
     _unsee_what_never_arrived(writer, record, old_fence, asked.held, now_ms)
     return _take_up(writer, record, record.lease.fence, asked.held, now_ms)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.errors import InvalidFilter
 from headwater.ports.records import Selection, SubscriptionRecord, TopicCount, selection_of
 from headwater.ports.store import Reader
 from headwater.topics import check_topic, parse_pattern
@@ -44,6 +45,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     created_ms: int
     active_ms: int
     owner: str | None = None
+    problem: str | None = None
 
 
 class LogStatistics(msgspec.Struct, frozen=True):
@@ -57,6 +59,9 @@ class LogStatistics(msgspec.Struct, frozen=True):
 class Waiting(NamedTuple):
     messages: int
     is_least: bool
+
+
+_UNKNOWN = Waiting(0, is_least=True)
 
 
 def count_waiting(reader: Reader, selection: Selection, after: int, most: int) -> Waiting:
@@ -86,24 +91,40 @@ def describe(
     count: Count | None = None,
 ) -> SubscriptionInfo:
     most = LAG_LOOKED_AT_MAX if looked_at_max is None else looked_at_max
-    selection, window = selection_of(record.spec), record.window
-    counts = reader.delivery_counts(record.id)
+    try:
+        selection, window = selection_of(record.spec), record.window
+    except InvalidFilter as exc:  # nothing can be said of what it waits for, and it must spoil no other's figures
+        return _info(reader, record, now_ms, problem=f"subscription '{record.id}' is broken: {exc}")
     undelivered = (count or partial(count_waiting, reader))(selection, window.delivered, most)
     bound = look_upto(reader, window.floor, most)
-    in_window, oldest_in_window = _in_window(reader, record, min(window.delivered, bound))
+    in_window, oldest_ms = _in_window(reader, record, min(window.delivered, bound))
+    is_least = undelivered.is_least or window.floor < bound < window.delivered
+    if oldest_ms is None and undelivered.messages:
+        oldest_ms = min(_first_ms(reader, selection, window.delivered), default=None)
+    return _info(reader, record, now_ms, Waiting(undelivered.messages, is_least), in_window, oldest_ms)
+
+
+def _info(
+    reader: Reader,
+    record: SubscriptionRecord,
+    now_ms: int,
+    undelivered: Waiting = _UNKNOWN,
+    in_window: int = 0,
+    oldest_ms: int | None = None,
+    problem: str | None = None,
+) -> SubscriptionInfo:
+    window, counts = record.window, reader.delivery_counts(record.id)
     in_flight = counts.in_flight + in_window
-    oldest = [] if oldest_in_window is None else [oldest_in_window]
+    oldest = [] if oldest_ms is None else [oldest_ms]
     if counts.first_seq is not None:
         oldest += [at_ms for _, at_ms in reader.scan_times(_ANYTHING, counts.first_seq - 1, 1, counts.first_seq).found]
-    if not oldest and undelivered.messages:
-        oldest += _first_ms(reader, selection, window.delivered)
     return SubscriptionInfo(
         id=record.id,
         pattern=record.spec.pattern,
         mode=record.spec.mode,
         position=window.floor if counts.first_seq is None else min(window.floor, counts.first_seq - 1),
         lag=undelivered.messages + in_flight + counts.waiting,
-        lag_is_least=undelivered.is_least or window.floor < bound < window.delivered,
+        lag_is_least=undelivered.is_least,
         in_flight=in_flight,
         waiting=counts.waiting,
         oldest_unacked_ms=max(0, now_ms - min(oldest)) if oldest else None,
@@ -115,6 +136,7 @@ def describe(
         created_ms=record.created_ms,
         active_ms=record.active_ms,
         owner=record.spec.owner,
+        problem=problem,
     )
 
 

@@ -16,7 +16,7 @@ from headwater.broker.resuming import NOTHING_RESUMED, Resumed
 from headwater.delivery.lease import release
 from headwater.errors import LeaseLost
 from headwater.message import Message
-from headwater.ports.records import DeliveryRow, SubscriptionRecord
+from headwater.ports.records import DeliveryRow, Scan, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
 NEAR_SEQS = 1_000  # so far behind, a look costs the writer next to nothing
@@ -68,7 +68,7 @@ class Subscriber(Holding):
                 return None
         last_place = None
         while True:
-            outlook = yield from self.engine.read(lambda reader: self._look_ahead(reader, limit))
+            outlook = yield from self.engine.read(lambda reader: self._look_ahead(reader, limit), self._lane)
             now_ms = self.engine.clock.now_ms()
             overdue_ms = self._window.next_deadline_ms()
             due_ms = min((ms for ms in (outlook.next_due_ms, overdue_ms) if ms is not None), default=None)
@@ -94,6 +94,8 @@ class Subscriber(Holding):
     def _is_near(self) -> bool:
         """Whether news has come and the end of the log is close. Then looking and claiming is one step of the writer,
         which takes half the time; where there may be much to look through, the writer must not be kept waiting."""
+        if self._selection.takes_time:
+            return False
         behind = self.engine.wakeups.announced - self._scanned
         return 0 < behind <= NEAR_SEQS and not self.spec.keeps_rows and len(self._in_flight) < self.spec.max_in_flight
 
@@ -128,15 +130,23 @@ class Subscriber(Holding):
             self._saved_to = saved_to
         room = self._room(reader, limit)
         after = self._scanned
-        # A window's messages are handed out as read here; a row-keeping claim reads again under the write lock.
-        most = 1 if self.spec.keeps_rows else room
-        fresh, scanned_to = reader.scan(self._selection, after, most) if room > 0 else ([], after)
+        most = self._most(reader, room)
+        fresh, scanned_to = reader.scan(self._selection, after, most) if room > 0 and most > 0 else ([], after)
         suspect_until_ms = self._suspect_until_ms(reader)
         next_due_ms = reader.next_due_ms(self.id, suspects=suspect_until_ms is None)
         if suspect_until_ms is not None:
             next_due_ms = suspect_until_ms if next_due_ms is None else min(next_due_ms, suspect_until_ms)
         has_gaps = bool(reader.gaps(self.id))
         return Outlook(room, fresh, after, scanned_to, saved_to, reader.last_seq(), next_due_ms, has_gaps)
+
+    def _most(self, reader: Reader, room: int) -> int:
+        """How many messages to look for. They are handed out as read here, unless a claim that keeps rows can read them
+        again under the write lock: then it is enough to know that there is one."""
+        if not self.spec.keeps_rows:
+            return room
+        if not self._selection.takes_time:
+            return 1
+        return room if self.spec.is_in_seq_order else claims.parking_room(reader, self.id, self.spec)
 
     def _room(self, reader: Reader, limit: int) -> int:
         if len(self._in_flight) >= self.spec.max_in_flight:
@@ -167,9 +177,17 @@ class Subscriber(Holding):
         if self.spec.keeps_rows:
             delivered = record.window.delivered
             handed = self._claim_rows(writer, record, outlook, now_ms)
-            record, look_again = handed.record, handed.dropped
+            record = handed.record
+            # Others were quicker, or it was moved: what the look has found is not what there is.
+            outrun = self._selection.takes_time and delivered != outlook.saved_to
+            look_again = handed.dropped or outrun
             is_dense = record.window.delivered - delivered <= NEAR_SEQS  # the writer looks through little
-            self._expects_more = is_dense and handed.size == outlook.room and self.spec.is_in_seq_order
+            self._expects_more = (
+                is_dense
+                and handed.size == outlook.room
+                and self.spec.is_in_seq_order
+                and not self._selection.takes_time
+            )
         else:
             handed = claims.Handed(record, [])
             late = self._give_up_overdue(writer, undo, now_ms)
@@ -206,18 +224,34 @@ class Subscriber(Holding):
     def _claim_rows(self, writer: Writer, record: SubscriptionRecord, outlook: Outlook, now_ms: int) -> claims.Handed:
         if record.spec.mode == "shared":  # every claim has a token of its own, so that an old one is told apart
             record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
-        skip_to = outlook.fresh[0].seq - 1 if outlook.fresh else outlook.scanned_to
-        if record.window.delivered < outlook.saved_to:  # moved back since we looked
-            skip_to = 0
         may_suspect = self._suspect_until_ms(writer) is None
+        fresh = self._fresh(writer, record, outlook)
         if record.spec.order == "priority" or record.spec.order_key is not None:
-            return claims.park_and_claim(writer, record, outlook.room, skip_to, now_ms, suspects=may_suspect)
+            return claims.park_and_claim(writer, record, outlook.room, fresh, now_ms, suspects=may_suspect)
         handed = claims.claim_due(writer, record, outlook.room, now_ms, suspects=may_suspect)
         room = outlook.room - handed.size
         if room <= 0:
             return handed
-        record, fresh = claims.claim_fresh(writer, handed.record, room, skip_to, now_ms)
-        return handed._replace(record=record, claimed=handed.claimed + fresh)
+        record, claimed = claims.claim_fresh(writer, handed.record, fresh(room), now_ms)
+        return handed._replace(record=record, claimed=handed.claimed + claimed)
+
+    def _fresh(self, writer: Writer, record: SubscriptionRecord, outlook: Outlook) -> Callable[[int], Scan]:
+        """New messages, up to so many: looked for now, from where the look found the first on; or those that the look
+        found, if looking takes time. What others have taken meanwhile is not among them."""
+        delivered, moved_back = record.window.delivered, record.window.delivered < outlook.saved_to
+        if not self._selection.takes_time:
+            skip_to = outlook.fresh[0].seq - 1 if outlook.fresh else outlook.scanned_to
+            after = delivered if moved_back else max(delivered, skip_to)
+            return lambda most: writer.scan(self._selection, after, most)
+        seen = [] if moved_back else [message for message in outlook.fresh if message.seq > delivered]
+
+        def take(most: int) -> Scan:
+            taken = seen[:most]
+            if len(taken) < len(seen) or moved_back:
+                return Scan(taken, taken[-1].seq if taken else delivered)
+            return Scan(taken, max(delivered, outlook.scanned_to))
+
+        return take
 
     def _claim_window(
         self, writer: Writer, undo: Undo, handed: claims.Handed, outlook: Outlook, now_ms: int

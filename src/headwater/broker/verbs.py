@@ -7,7 +7,7 @@ from typing import Any, Protocol, Unpack
 
 from headwater.broker.claims import Claimed
 from headwater.broker.consumer import Consumer
-from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
+from headwater.broker.dead_letters import PAGE, Exported, LetterFilter, LetterStatistics, Redriven
 from headwater.broker.flow import Flow
 from headwater.broker.housekeeping import Report
 from headwater.broker.live import LiveVerbs
@@ -31,7 +31,8 @@ class DeadLetterVerbs(Protocol):
 
     def purge(self, **given: Unpack[LetterFilter]) -> Flow[int]: ...
 
-    def export(self, **given: Unpack[LetterFilter]) -> Flow[list[str]]: ...
+    def export(self, after: int = 0, limit: int = PAGE, **given: Unpack[LetterFilter]) -> Flow[Exported]:
+        """A page."""
 
     def import_(self, lines: Iterable[str]) -> Flow[int]: ...
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
@@ -230,18 +232,20 @@ def export(
 ) -> None:
     """Write dead letters as JSON lines; they stay in the log. `dlq import` reads them."""
     chosen = make_filter(None, subscription, topic, type, reason, error)
+    written = 0
     with existing_log(path) as log:
-        lines = list(log.dead_letters.export(**chosen))
-    text = "".join(f"{line}\n" for line in lines)
-    if out is None:
-        sys.stdout.write(text)
-        return
-    try:
-        with open(out, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as exc:
-        raise InvalidOption(f"cannot be written ({exc.strerror})", where=out, next="Name another file") from exc
-    note(f"{some(len(lines), 'dead letter')} in {out}")
+        lines = log.dead_letters.export(**chosen)
+        if out is None:
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+            return
+        try:
+            with open(out, "w", encoding="utf-8") as file:
+                for line in lines:
+                    file.write(f"{line}\n")
+                    written += 1
+        except OSError as exc:
+            raise InvalidOption(f"cannot be written ({exc.strerror})", where=out, next="Name another file") from exc
+    note(f"{some(written, 'dead letter')} in {out}")
 
 
 @dlq.command("import")
@@ -253,9 +257,8 @@ def import_letters(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring exported dead letters into a log, all or none. They get new ids."""
-    lines = _lines_of(file)
-    with existing_log(path) as log:
+    """Bring exported dead letters into a log. They get new ids."""
+    with existing_log(path) as log, _lines_of(file) as lines:
         imported = log.dead_letters.import_(lines)
     if as_json:
         write_document({"imported": imported})
@@ -263,12 +266,11 @@ def import_letters(
         say(f"imported {some(imported, 'dead letter')}")
 
 
-def _lines_of(file: str | None) -> list[str]:
+@contextlib.contextmanager
+def _lines_of(file: str | None) -> Iterator[Iterable[str]]:
     try:
-        if file is None:
-            return sys.stdin.read().splitlines()
-        with open(file, encoding="utf-8") as opened:
-            return opened.read().splitlines()
+        with contextlib.nullcontext(sys.stdin) if file is None else open(file, encoding="utf-8") as opened:
+            yield opened
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
         raise InvalidOption(

@@ -8,11 +8,14 @@ from typing import Any, Unpack
 import msgspec
 
 from headwater.broker.dead_letters import (
+    PAGE,
+    Exported,
     LetterDocument,
     LetterFilter,
     LetterStatistics,
     Redriven,
     from_wire,
+    imported_pages,
     make_query,
 )
 from headwater.broker.flow import Flow
@@ -26,7 +29,7 @@ _letter = msgspec.json.Decoder(LetterDocument)
 _statistics = msgspec.json.Decoder(LetterStatistics)
 _redriven = msgspec.json.Decoder(Redriven)
 _count = msgspec.json.Decoder(int)
-_lines = msgspec.json.Decoder(dict[str, list[str]])
+_exported = msgspec.json.Decoder(Exported)
 
 
 class RemoteDeadLetters:
@@ -40,7 +43,7 @@ class RemoteDeadLetters:
             most = min(limit - len(found), LETTERS_PER_CALL)
             page = yield from self._ask("rpc.dead_letters", _params(given, after=after, limit=most), _letters.decode)
             found += [from_wire(letter) for letter in page]
-            if len(page) < most:
+            if not page:
                 break
             after = found[-1].id
         return found
@@ -58,13 +61,15 @@ class RemoteDeadLetters:
     def purge(self, **given: Unpack[LetterFilter]) -> Flow[int]:
         return self._ask("rpc.dead_letters.purge", _params(given), _count.decode, again=False)
 
-    def export(self, **given: Unpack[LetterFilter]) -> Flow[list[str]]:
-        answer = yield from self._ask("rpc.dead_letters.export", _params(given), _lines.decode)
-        lines: list[str] = answer["lines"]
-        return lines
+    def export(self, after: int = 0, limit: int = PAGE, **given: Unpack[LetterFilter]) -> Flow[Exported]:
+        return self._ask("rpc.dead_letters.export", _params(given, after=after, limit=limit), _exported.decode)
 
     def import_(self, lines: Iterable[str]) -> Flow[int]:
-        return self._ask("rpc.dead_letters.import", wire.ImportLetters(list(lines)), _count.decode, again=False)
+        imported = 0
+        for page in imported_pages(lines):
+            asked = wire.ImportLetters(page.lines)
+            imported += yield from self._ask("rpc.dead_letters.import", asked, _count.decode, again=False)
+        return imported
 
 
 def _params(given: LetterFilter, **more: Any) -> wire.Letters:

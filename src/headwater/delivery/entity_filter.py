@@ -1,19 +1,20 @@
 """Whose messages a subscription keeps: `from` AND (`to` OR `broadcast`).
 
-A string matches exactly, a `/regex/` by search, a list if any of its parts does. A message without `to` is a
-broadcast. What is not set does not narrow, so a filter with nothing set keeps everything.
+A string matches exactly, a `/regex/` by search (`regex.py`), a list if any of its parts does. A message without `to`
+is a broadcast. What is not set does not narrow, so a filter with nothing set keeps everything.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.delivery.regex import Regex, parse_regex
 from headwater.errors import InvalidFilter
+from headwater.message import NAME_CHARS_MAX
 
-REGEX_CHARS_MAX = 256
 ENTITIES_MAX = 64
+REGEXES_MAX = 16  # of these, regexes
 
 _HOW_TO_SPELL = "Give a name, a /regex/, or a list of those; leave it out to keep everyone."
 
@@ -23,10 +24,10 @@ class Matcher:
     """One name as it was spelled; `regex` is set if that spelling was a `/regex/`."""
 
     spelling: str
-    regex: re.Pattern[str] | None = None
+    regex: Regex | None = None
 
     def matches(self, entity: str) -> bool:
-        return self.regex.search(entity) is not None if self.regex else entity == self.spelling
+        return self.regex.finds(entity) if self.regex else entity == self.spelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class EntityFilter:
     from_: tuple[Matcher, ...] | None = None
     to: tuple[Matcher, ...] | None = None
     broadcast: bool = False
+
+    @property
+    def has_regex(self) -> bool:
+        return any(matcher.regex for matcher in (*(self.from_ or ()), *(self.to or ())))
 
     @property
     def is_everything(self) -> bool:
@@ -109,7 +114,17 @@ def _parse_matchers(spelled: object, setting: str) -> tuple[Matcher, ...] | None
             where=where,
             next="Say them in fewer parts, for example with one /regex/.",
         )
+    if sum(map(_is_regex, spelled)) > REGEXES_MAX:
+        raise InvalidFilter(
+            f"more than {REGEXES_MAX} regexes",
+            where=where,
+            next="Join them with | into fewer, or give names, which cost less",
+        )
     return tuple(_parse_matcher(part, f"{where}[{index}]") for index, part in enumerate(spelled))
+
+
+def _is_regex(spelling: object) -> bool:
+    return isinstance(spelling, str) and len(spelling) > 2 and spelling.startswith("/") and spelling.endswith("/")
 
 
 def _parse_matcher(spelling: object, where: str) -> Matcher:
@@ -117,28 +132,15 @@ def _parse_matcher(spelling: object, where: str) -> Matcher:
         raise InvalidFilter(f"an entity is text, not {type(spelling).__name__}", where=where, next=_HOW_TO_SPELL)
     if spelling in ("", "//"):
         raise InvalidFilter("it is empty", where=where, next=_HOW_TO_SPELL)
+    if len(spelling) > NAME_CHARS_MAX + len("//"):
+        raise InvalidFilter(
+            f"{len(spelling)} characters are more than the {NAME_CHARS_MAX} of a name", where=where, next=_HOW_TO_SPELL
+        )
     if not _is_unicode(spelling):
         raise InvalidFilter("half a surrogate pair is not text", where=where, next=_HOW_TO_SPELL)
-    if len(spelling) > 2 and spelling.startswith("/") and spelling.endswith("/"):
-        return Matcher(spelling, _compile_regex(spelling[1:-1], where))
+    if _is_regex(spelling):
+        return Matcher(spelling, parse_regex(spelling[1:-1], where))
     return Matcher(spelling)
-
-
-def _compile_regex(source: str, where: str) -> re.Pattern[str]:
-    if len(source) > REGEX_CHARS_MAX:
-        raise InvalidFilter(
-            f"a regex of {len(source)} characters is longer than {REGEX_CHARS_MAX}",
-            where=where,
-            next="Shorten it, or split it into a list.",
-        )
-    try:
-        return re.compile(source)
-    except (re.error, OverflowError) as exc:
-        raise InvalidFilter(
-            f"not a regular expression: {exc}",
-            where=where,
-            next="Mend it (Python's `re` spelling), or drop the slashes to match the text exactly.",
-        ) from exc
 
 
 def _is_unicode(text: str) -> bool:

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, assert_never
 
+from headwater.delivery.regex import is_in
 from headwater.delivery.where_syntax import INT64, And, Compare, Not, OneOf, Operator, Or, Path, Scalar, Term
 
 FieldLookup = Callable[[str], object]
@@ -25,8 +26,9 @@ _COMPARISONS: dict[Operator, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "starts with": str.startswith,
-    "contains": operator.contains,
+    "contains": lambda found, text: is_in(text, found) if len(found) > LARGE_CHARS else text in found,
 }
+LARGE_CHARS = 16_384
 _FLOAT_BITS_MAX = 1024
 _UINT64_MAX = 2**64 - 1
 

@@ -81,6 +81,8 @@ def parse_term(text: str) -> Term:
 
 def parse_path(text: str) -> Path:
     """A field on its own, such as `data.customer.id`: what an ordering key is read from."""
+    if len(text) > WHERE_CHARS_MAX:
+        raise InvalidWhere(f"{len(text)} characters are more than {WHERE_CHARS_MAX}", next="Name a shorter path")
     return _Parser(text).whole_path()
 
 

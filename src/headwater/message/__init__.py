@@ -11,6 +11,7 @@ from headwater.message.draft import (
     Draft,
     Extras,
     PublishOptions,
+    check_limits,
     check_whole,
     make_draft,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Moment",
     "PublishOptions",
     "Span",
+    "check_limits",
     "check_whole",
     "datetime_of",
     "decode",

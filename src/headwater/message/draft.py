@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 import msgspec
 
 from headwater.errors import InvalidData, InvalidOption, TooLarge
-from headwater.message.model import NAMED_HEADERS
-from headwater.message.payload import encode
+from headwater.message.model import NAMED_HEADERS, Message
+from headwater.message.payload import DATA_BYTES_MAX, encode
 from headwater.message.times import Moment, Span, span_ms, time_ms
 
 HEADERS_BYTES_MAX = 64 * 1024
@@ -18,6 +18,9 @@ NAME_CHARS_MAX = 256
 BATCH_MESSAGES_MAX = 100_000
 PRIORITY_MAX = 1_000_000
 VERSION_MAX = 1_000_000
+
+
+_NAMES = ("from_", "to", "reply_to", "correlation_id", "type", "content_type", "traceparent")
 
 
 class PublishOptions(TypedDict, total=False):
@@ -87,7 +90,7 @@ def make_draft(topic: str, data: Any, options: PublishOptions, now_ms: int) -> D
 
 
 def _make_extras(topic: str, options: PublishOptions, now_ms: int) -> Extras:
-    for name in ("from_", "to", "reply_to", "correlation_id", "type", "content_type", "traceparent"):
+    for name in _NAMES:
         value = options.get(name)
         if value is not None:
             _check_name(name, value, NAME_CHARS_MAX)
@@ -144,6 +147,19 @@ def _check_name(name: str, value: object, limit: int) -> None:
         raise InvalidOption(f"{name} holds half a surrogate pair, which is no text") from exc
     if len(value) > limit:
         raise TooLarge(f"{name} has {len(value)} characters, the limit is {limit}")
+
+
+def check_limits(message: Message) -> None:
+    """Hold a message that comes from a file to the limits of one that is published."""
+    for name, size, limit in (
+        ("data", len(message.raw), DATA_BYTES_MAX),
+        ("headers", len(message.raw_headers), HEADERS_BYTES_MAX),
+        ("id", len(str(message.identity)), ID_CHARS_MAX),
+        *((name, len(getattr(message, name) or ""), NAME_CHARS_MAX) for name in _NAMES),
+    ):
+        if size > limit:
+            raise TooLarge(f"{name} has a length of {size}, the limit is {limit}")
+    check_whole("priority", message.priority, -PRIORITY_MAX, PRIORITY_MAX)
 
 
 def _moment(at_name: str, at: Moment | None, span_name: str, span: Span | None, now_ms: int) -> int | None:

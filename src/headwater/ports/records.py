@@ -9,9 +9,11 @@ import msgspec
 
 from headwater.delivery.entity_filter import EntityFilter
 from headwater.delivery.lease import Lease
+from headwater.delivery.regex import Regex
 from headwater.delivery.retention import Limits
 from headwater.delivery.retry import Reason, RetryPolicy
 from headwater.delivery.where import Where, parse_where
+from headwater.delivery.where_eval import FieldLookup
 from headwater.delivery.window import WindowState
 from headwater.errors import InvalidData
 from headwater.message import Message
@@ -32,16 +34,26 @@ class Selection(msgspec.Struct, frozen=True):
     entities: EntityFilter = EntityFilter()
     where: Where | None = None
 
-    def keeps(self, message: Message) -> bool:
+    @property
+    def is_topics_only(self) -> bool:
+        return self.where is None and self.entities.is_everything
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether what it asks of a message may take long, so that no writer may be kept waiting for it."""
+        return self.where is not None or self.entities.has_regex
+
+    def keeps(self, message: Message, field: FieldLookup | None = None) -> bool:
+        """`field`: that of the message, if it remembers what it has decoded."""
         return (
             self.pattern.matches(message.topic)
             and (self.entities.is_everything or self.entities.keeps(message.from_, message.to))
-            and (self.where is None or self._content_fits(self.where, message))
+            and (self.where is None or self._content_fits(self.where, field or message.field))
         )
 
-    def _content_fits(self, where: Where, message: Message) -> bool:
+    def _content_fits(self, where: Where, field: FieldLookup) -> bool:
         try:
-            return where.holds(message.field)
+            return where.holds(field)
         except InvalidData:
             return True  # unreadable: better delivered, failed and buried with a reason than silently left out
 
@@ -85,7 +97,13 @@ def _selection_of(pattern: str, dialect: Dialect, entities_json: bytes, where: s
     )
 
 
+def pattern_of(spec: SubscriptionSpec) -> Pattern:
+    """Where nothing else of the selection is asked for: it can be read, whatever became of the filters."""
+    return parse_pattern(spec.pattern, spec.dialect)
+
+
 def selection_of(spec: SubscriptionSpec) -> Selection:
+    """Raises InvalidFilter for a stored filter that cannot be used: a regex of an earlier version."""
     return _selection_of(spec.pattern, spec.dialect, msgspec.json.encode(spec.entities), spec.where)
 
 
@@ -178,14 +196,15 @@ def letter_value(letter: DeadLetter, column: LetterColumn) -> str:
 
 
 class DeadLetterQuery(msgspec.Struct, frozen=True):
-    """All given conditions hold together; `error` is a regular expression searched in the error text."""
+    """All given conditions hold together. `error` is searched in the error text, by the broker: it may take its time,
+    which is no store's."""
 
     ids: tuple[int, ...] | None = None
     subscription: str | None = None
     topic: Pattern | None = None
     type: str | None = None
     reason: str | None = None
-    error: str | None = None
+    error: Regex | None = None
     seqs: tuple[int, ...] | None = None
 
 

@@ -39,6 +39,7 @@ from headwater.ports.records import (
 from headwater.topics import Dialect, Pattern
 
 SEQ_MAX = 2**63 - 1
+LETTERS_BYTES_MAX = 1024 * 1024  # of dead letters that are read at a time
 
 
 class Interruption:
@@ -135,7 +136,9 @@ class Reader(Protocol):
         """Seqs in [low, high] that some subscription holds under a live lease."""
 
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
-        """Matching dead letters with an id above `after`, by id."""
+        """Dead letters with an id above `after`, by id: so many that they take LETTERS_BYTES_MAX, and one at least. A
+        page that is shorter than `limit` need not be the last one; an empty one is. What the query says of errors is
+        left to the caller."""
 
     def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
         """How many dead letters match, for the most frequent `limit` values of a column, the most frequent first. A
@@ -203,6 +206,9 @@ class Writer(Reader, Protocol):
         one."""
 
     def remove_dead_letters(self, ids: Sequence[int]) -> None: ...
+
+    def end_redrives(self, subscription: str, why: str) -> None:
+        """Letters of the subscription that are on their way again no longer are: why is their `redrive_error`."""
 
     def add_gap(self, gap: Gap) -> None: ...
 

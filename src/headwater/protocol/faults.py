@@ -63,6 +63,7 @@ KINDS_BY_NAME: dict[str, type[HeadwaterError]] = {
 # Where a file lies on this machine is no business of the other end; its name is enough to tell one from another.
 _FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"]+/)+")
 
+TOLD_CHARS_MAX = 4_000  # of each text; an error that quotes what was sent does not send it back whole
 RETRY_AFTER = "retry_after"  # seconds, on an Overloaded that knows
 
 
@@ -75,12 +76,12 @@ def fault_of(exc: Exception) -> Fault:
     line = type(exc).__mro__
     kind = next(each.__name__ for each in line if each.__name__ in KINDS_BY_NAME)
     told = {"kind": kind, "where": exc.where, "why": exc.why, "next": exc.next}
-    data: dict[str, Any] = {name: _FOLDERS.sub("", text) for name, text in told.items() if text}
+    data: dict[str, Any] = {name: _FOLDERS.sub("", text)[:TOLD_CHARS_MAX] for name, text in told.items() if text}
     retry_after = getattr(exc, RETRY_AFTER, None)
     if retry_after is not None:
         data[RETRY_AFTER] = retry_after
     if isinstance(exc, errors.CallFailed):  # passed on: somebody else's code
-        return Fault(exc.code, exc.why, data if exc.data is None else {**data, "data": exc.data})
+        return Fault(exc.code, exc.why[:TOLD_CHARS_MAX], data if exc.data is None else {**data, "data": exc.data})
     return Fault(next(CODES[each] for each in line if each in CODES), data.get("why", ""), data)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 LETTERS_MAX = 1_000  # dead letters in one answer
+LETTER_IDS_MAX = 10_000
 OK = {"ok": True}
 
 
@@ -278,10 +279,15 @@ def _dialect(given: str) -> Dialect:
 
 
 def letters(connection: Connection, params: wire.Letters) -> Flow[list[Any]]:
+    """As many as an answer takes; the next page is after the last of them, and an empty one is the end."""
+    _check_limit(params)
+    found = yield from connection.core.dead_letters.page(params.after, params.limit, **_filter(connection, params))
+    return [dead_letters.to_wire(letter) for letter in found.letters]
+
+
+def _check_limit(params: wire.Letters) -> None:
     if not 1 <= params.limit <= LETTERS_MAX:
         raise TooLarge(f"limit lies between 1 and {LETTERS_MAX}, not {params.limit}", next="Page with after")
-    found = yield from connection.core.dead_letters.find(params.after, params.limit, **_filter(connection, params))
-    return [dead_letters.to_wire(letter) for letter in found]
 
 
 def letter(connection: Connection, params: wire.LetterId) -> Flow[Any]:
@@ -298,6 +304,8 @@ def _filter(connection: Connection, params: wire.Letters) -> LetterFilter:
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
             raise TooLarge(f"{name} has more than {NAME_CHARS_MAX} characters")
+    if params.ids is not None and len(params.ids) > LETTER_IDS_MAX:
+        raise TooLarge(f"{len(params.ids):,} ids are more than {LETTER_IDS_MAX:,}", next="Name them in several calls")
     connection.require_manage(parse_pattern(">" if params.topic is None else params.topic))
     return cast(LetterFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
 
@@ -318,9 +326,9 @@ def purge(connection: Connection, params: wire.Letters) -> Flow[int]:
     return connection.core.dead_letters.purge(**_filter(connection, params))
 
 
-def export(connection: Connection, params: wire.Letters) -> Flow[dict[str, list[str]]]:
-    lines = yield from connection.core.dead_letters.export(**_filter(connection, params))
-    return {"lines": lines}
+def export(connection: Connection, params: wire.Letters) -> Flow[dead_letters.Exported]:
+    _check_limit(params)
+    return connection.core.dead_letters.export(params.after, params.limit, **_filter(connection, params))
 
 
 def import_(connection: Connection, params: wire.ImportLetters) -> Flow[int]:

@@ -424,9 +424,12 @@ def _undelivered(subscriber: Subscriber | Tail) -> Flow[int]:
         rows = reader.delivery_counts(subscriber.id)
         # A new holder's rows in flight are those that the last one left; sharers have rows of their own.
         left = rows.in_flight - len(subscriber.resumed.held) if subscriber.spec.mode == "exclusive" else 0
+        if selection.takes_time:  # what one look finds
+            return len(reader.scan(selection, after, UNDELIVERED_LOOKED_AT_MAX).messages) + rows.waiting + left
         return count_waiting(reader, selection, after, UNDELIVERED_LOOKED_AT_MAX).messages + rows.waiting + left
 
-    return (yield from subscriber.engine.read(look))
+    engine = subscriber.engine
+    return (yield from engine.read(look, engine.filters if selection.takes_time else engine.readers))
 
 
 def _subscribed(params: wire.Subscribe, subscriber: Subscriber | Tail, undelivered: int) -> wire.Subscribed:

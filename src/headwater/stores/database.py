@@ -10,8 +10,16 @@ import msgspec
 from headwater.delivery.lease import Lease
 from headwater.delivery.window import WindowState
 from headwater.message import Draft, MessageDocument, from_document, scoped_id
-from headwater.ports.records import DeadLetter, Selection, SubscriptionRecord, SubscriptionSpec, Times, TopicCount
-from headwater.ports.store import Reader
+from headwater.ports.records import (
+    DeadLetter,
+    DeadLetterQuery,
+    Selection,
+    SubscriptionRecord,
+    SubscriptionSpec,
+    Times,
+    TopicCount,
+)
+from headwater.ports.store import LETTERS_BYTES_MAX, Reader
 
 OWN_TABLES = frozenset(
     [
@@ -77,6 +85,25 @@ def letter_of(row: tuple[Any, ...]) -> DeadLetter:
         bool(redriving),
         redrive_error,
     )
+
+
+def letters_page(letters: Iterable[DeadLetter], query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
+    """The first of these whose topic is asked for, as many as a page takes."""
+    page: list[DeadLetter] = []
+    size = 0
+    for letter in letters:
+        if query.topic is None or query.topic.matches(letter.message.topic):
+            page.append(letter)
+            size += letter_bytes(letter)
+            if len(page) >= limit or size >= LETTERS_BYTES_MAX:
+                break
+    return page
+
+
+def letter_bytes(letter: DeadLetter) -> int:
+    message = letter.message
+    texts = (letter.error, letter.stack, letter.handler, letter.redrive_error)
+    return len(message.raw) + len(message.raw_headers) + sum(len(text) for text in texts if text)
 
 
 class _Tail(NamedTuple):

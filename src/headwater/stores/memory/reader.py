@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
@@ -11,7 +10,6 @@ from headwater.delivery.lease import Lease
 from headwater.delivery.receipts import Receipt
 from headwater.delivery.retention import Kept
 from headwater.delivery.runs import Run
-from headwater.errors import InvalidOption
 from headwater.message import Message
 from headwater.ports.records import (
     DeadLetter,
@@ -32,7 +30,9 @@ from headwater.ports.records import (
     letter_value,
 )
 from headwater.ports.store import SEQ_MAX
+from headwater.stores.database import letters_page
 from headwater.stores.memory.tables import Tables
+from headwater.stores.sifting import Candidate, sift
 from headwater.topics import Pattern
 
 
@@ -47,6 +47,10 @@ class MemoryReader:
 
     def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
         end = self.last_seq() if upto is None else min(upto, self.last_seq())
+        if selection.takes_time:
+            candidates = (_candidate(message) for message in self._tables.messages.between(after, end))
+            seqs, stopped_at = sift(selection, candidates, limit, self._tables.salt, self._tables.messages.by_seq.get)
+            return Scan([*self.messages(seqs).values()], max(after, end) if stopped_at is None else stopped_at)
         found = list(islice(self._matching(selection, after, end), limit))
         if len(found) < limit:
             return Scan(found, max(after, end))
@@ -137,7 +141,7 @@ class MemoryReader:
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
         matches = _dead_letter_test(query)
         letters = (self._tables.dead_letters[id] for id in sorted(self._tables.dead_letters) if id > after)
-        return list(islice(filter(matches, letters), limit))
+        return letters_page(filter(matches, letters), query, limit)
 
     def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
         letters = filter(_dead_letter_test(query), self._tables.dead_letters.values())
@@ -172,6 +176,12 @@ class MemoryReader:
         return self._tables.leases.get(resource, Lease())
 
 
+def _candidate(message: Message) -> Candidate:
+    return Candidate(
+        message.seq, message.topic, message.from_, message.to, message.size, message.published_ms, is_judged=False
+    )
+
+
 _ORDERS: dict[Order, Callable[[DeliveryRow], tuple[int, ...]]] = {
     "seq": lambda row: (row.seq,),
     "priority": lambda row: (-row.priority, row.seq),
@@ -188,12 +198,6 @@ def _not_behind_their_key(rows: Collection[DeliveryRow]) -> Iterator[DeliveryRow
 
 
 def _dead_letter_test(query: DeadLetterQuery) -> Callable[[DeadLetter], bool]:
-    try:
-        error = None if query.error is None else re.compile(query.error)
-    except re.error as exc:
-        raise InvalidOption(
-            f"not a regular expression: {exc}", where="error", next="Mend it; it is in Python's `re` spelling"
-        ) from exc
     ids = None if query.ids is None else set(query.ids)
     seqs = None if query.seqs is None else set(query.seqs)
 
@@ -202,10 +206,8 @@ def _dead_letter_test(query: DeadLetterQuery) -> Callable[[DeadLetter], bool]:
             (ids is None or letter.id in ids)
             and (seqs is None or letter.message.seq in seqs)
             and (query.subscription is None or letter.subscription == query.subscription)
-            and (query.topic is None or query.topic.matches(letter.message.topic))
             and (query.type is None or letter.message.type == query.type)
             and (query.reason is None or letter.reason == query.reason)
-            and (error is None or (letter.error is not None and error.search(letter.error) is not None))
         )
 
     return matches

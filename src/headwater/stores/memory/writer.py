@@ -142,6 +142,11 @@ class MemoryWriter(MemoryReader):
         for id in ids:
             self._undo.drop(self._tables.dead_letters, id)
 
+    def end_redrives(self, subscription: str, why: str) -> None:
+        for letter in list(self._tables.dead_letters.values()):
+            if letter.subscription == subscription and letter.redriving:
+                self.bury([msgspec.structs.replace(letter, redriving=False, redrive_error=why)])
+
     def add_gap(self, gap: Gap) -> None:
         subscription = gap.subscription
         self._undo.put(self._tables.untold_gaps, subscription, (*self.gaps(subscription), gap))

@@ -97,8 +97,7 @@ def reads_json(where: Where) -> bool:
 def entity_condition(filter: EntityFilter) -> tuple[Condition, bool]:
     """The condition, and whether it is exact; if not, `filter.keeps` must check what it lets through."""
     senders = EVERYTHING if filter.from_ is None else _matchers_condition('"from"', filter.from_)
-    matchers = (*(filter.from_ or ()), *(filter.to or ()))
-    return all_of(senders, _receivers_condition(filter)), not _has_regex(matchers)
+    return all_of(senders, _receivers_condition(filter)), not filter.has_regex
 
 
 def topic_condition(pattern: Pattern) -> tuple[Condition, bool]:
@@ -275,14 +274,10 @@ def _receivers_condition(filter: EntityFilter) -> Condition:
 
 
 def _matchers_condition(column: str, matchers: tuple[Matcher, ...]) -> Condition:
-    if _has_regex(matchers):
+    if any(matcher.regex for matcher in matchers):
         return Condition(f"{column} IS NOT NULL")
     names = [matcher.spelling for matcher in matchers if "\0" not in matcher.spelling]  # nobody here is called so
     return Condition(f"{column} = ANY(%s::text[])", (names,))
-
-
-def _has_regex(matchers: tuple[Matcher, ...]) -> bool:
-    return any(matcher.regex for matcher in matchers)
 
 
 def _prefix_condition(prefix: str) -> Condition:

@@ -100,6 +100,10 @@ SELECT coalesce(json_agg(json_build_array(seq, published_at, topic, "from", "to"
     WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
 ) AS page
 
+-- :candidates: messages of a seq range that may be wanted, and whether their content is known to fit
+SELECT seq, topic, "from", "to", {size}, published_at, {judged}
+FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
+
 -- :columns: one message, column by column
 SELECT seq, topic, data::text, published_at, {size}, id, priority, deliver_at, expires_at, "from", "to",
     reply_to, correlation_id, type, version, content_type, traceparent, headers::text
@@ -360,10 +364,17 @@ SELECT coalesce(bool_or(key IS NOT NULL), FALSE) FROM gone
 -- :clear_deliveries: remove all delivery rows of a subscription
 DELETE FROM deliveries WHERE subscription = %s
 
--- :dead_letters: dead letters above an id
-SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error,
-    message::text
-FROM dead_letters WHERE id > %s AND {condition} ORDER BY id LIMIT %s
+-- :dead_letters: dead letters above an id, as many as come before so many bytes, and the one that exceeds them
+SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error, message
+FROM (
+    SELECT *, sum(octet_length(message) + coalesce(octet_length(error), 0) + coalesce(octet_length(stack), 0))
+        OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+    FROM (
+        SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error,
+            message::text
+        FROM dead_letters WHERE id > %s AND {condition} ORDER BY id LIMIT %s
+    ) AS page
+) AS sized WHERE coalesce(before, 0) < %s ORDER BY id
 
 -- :bury: store a dead letter or replace it
 INSERT INTO dead_letters (id, subscription, seq, topic, type, reason, attempts, died_at, error, stack, handler,
@@ -385,6 +396,9 @@ SELECT coalesce(json_agg(json_build_array(value, count)), '[]')::text FROM (
 
 -- :remove_dead_letters: remove dead letters by id
 DELETE FROM dead_letters WHERE id = ANY(%s::bigint[])
+
+-- :end_redrives: letters on their way again no longer are
+UPDATE dead_letters SET redriving = FALSE, redrive_error = %s WHERE subscription = %s AND redriving
 
 -- :add_gap: record a gap
 INSERT INTO gaps (subscription, from_seq, to_seq, count, why, at) VALUES (%s, %s, %s, %s, %s, %s)

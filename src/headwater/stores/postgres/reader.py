@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,7 +33,7 @@ from headwater.ports.records import (
     Timing,
     TopicCount,
 )
-from headwater.ports.store import SEQ_MAX, Interruption
+from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Interruption
 from headwater.stores.database import (
     CANDIDATES,
     LETTER_COUNTS,
@@ -43,6 +42,7 @@ from headwater.stores.database import (
     count_by_scanning,
     kept_times,
     letter_of,
+    letters_page,
     record_of,
     seq_before,
     times_by_scanning,
@@ -64,10 +64,12 @@ from headwater.stores.postgres.rows import (
     untyped,
 )
 from headwater.stores.postgres.wanted import Wanted, letters_wanted, wanted_by
+from headwater.stores.sifting import CANDIDATES_MAX, Candidate, sift
 from headwater.topics import Pattern
 
 SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
 TEXT_MESSAGES_MAX = 500  # how many messages travel as one text, which may have 1 GB
+LETTERS_AT_ONCE = 100  # the most dead letters whose sizes are looked at to find out how many make a page
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
@@ -102,15 +104,46 @@ class PostgresReader:
         if end <= after or limit < 1:
             return Scan([], after)
         wanted = wanted_by(selection)
+        if selection.takes_time:
+            return self._sift(selection, wanted, after, end, limit, upto)
         (found, last), exact = self._tried(wanted, lambda condition: self._scan(condition, after, end, limit))
         self._seen_last = last
         if len(found) == limit:
             scanned_to = found[-1].seq
         else:
             scanned_to = max(after, min(end, last))
-            if not found and scanned_to < last:  # far behind, and nothing here: perhaps nothing for long
-                scanned_to = max(scanned_to, min(self._quiet_upto(wanted.topics, after), last if upto is None else end))
+            if not found and scanned_to < last:
+                scanned_to = self._quiet_to(wanted, after, scanned_to, last if upto is None else end)
         return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
+
+    def _sift(self, selection: Selection, wanted: Wanted, after: int, end: int, limit: int, upto: int | None) -> Scan:
+        last = self.last_seq()  # what is there by now is seen by the next statement, too
+        self._seen_last, end = last, max(after, min(end, last))
+        most = min(CANDIDATES_MAX, max(limit, 100))
+
+        def ask(condition: Condition) -> list[Candidate]:
+            sql = _with(SQL["candidates"], condition).replace("{judged}", judged)
+            rows = self._execute(sql, (after, end, *condition.params, most))
+            return [Candidate(*row) for row in rows]
+
+        judged = wanted.judged
+        try:
+            with self._savepoint() if wanted.may_fail else nullcontext():
+                rows = ask(wanted.sieve)
+        except _NOT_FOR_SQL:
+            judged = "FALSE"
+            rows = ask(wanted.without_where)
+        seqs, stopped_at = sift(selection, rows, limit, int(self._salt), lambda seq: self.messages([seq]).get(seq))
+        if stopped_at is None:
+            stopped_at = rows[-1].seq if len(rows) == most else end
+            if not rows and stopped_at < last:
+                stopped_at = self._quiet_to(wanted, after, stopped_at, last if upto is None else end)
+        messages = self.messages(seqs)
+        return Scan([messages[seq] for seq in seqs if seq in messages], stopped_at)
+
+    def _quiet_to(self, wanted: Wanted, after: int, scanned_to: int, most: int) -> int:
+        """Far behind, and nothing here: perhaps nothing for long."""
+        return max(scanned_to, min(self._quiet_upto(wanted.topics, after), most))
 
     def _quiet_upto(self, topics: Condition, after: int) -> int:
         """Up to where it is known from the counts of topics that there is nothing above `after` with such a topic."""
@@ -301,23 +334,16 @@ class PostgresReader:
         return set(SEQS.decode(self._value("leased_seqs", low, high, now_ms)))
 
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
-        condition, exact = letters_wanted(query)
-        error = None if query.error is None else re.compile(query.error)
-        sql = _with(SQL["dead_letters"], condition)
-        found: list[DeadLetter] = []
-        while len(found) < limit:
-            page = [letter_of(row) for row in self._execute(sql, (after, *condition.params, limit))]
-            for letter in page:
-                topic_fits = exact or query.topic is None or query.topic.matches(letter.message.topic)
-                if topic_fits and (error is None or (letter.error is not None and error.search(letter.error))):
-                    found.append(letter)
-            if len(page) < limit:
-                break
-            after = page[-1].id
-        return found[:limit]
+        condition = letters_wanted(query)
+        return letters_page(self._letters(_with(SQL["dead_letters"], condition), condition, after), query, limit)
+
+    def _letters(self, sql: str, condition: Condition, after: int) -> Iterator[DeadLetter]:
+        while page := self._execute(sql, (after, *condition.params, LETTERS_AT_ONCE, LETTERS_BYTES_MAX)).fetchall():
+            yield from map(letter_of, page)
+            after = page[-1][0]
 
     def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
-        condition, _ = letters_wanted(query)
+        condition = letters_wanted(query)
         column = f"coalesce(({_LETTER_COLUMNS.get(by, by)})::text, '')"
         sql = _with(SQL["count_dead_letters"].replace("{column}", column), condition)
         found = LETTER_COUNTS.decode(_first(self._execute(sql, (*condition.params, limit))))

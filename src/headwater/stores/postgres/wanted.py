@@ -15,18 +15,23 @@ from headwater.stores.postgres.conditions import (
     topic_condition,
     where_condition,
 )
+from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.rows import array_of
+from headwater.stores.sifting import SMALL_BYTES_MAX
 
 
 class Wanted(NamedTuple):
     """All that a selection says, and parts of it: its topics, and all but the `where`, which some payload may be unfit
-    for (`may_fail`). If it is not `exact`, `selection.keeps` must check what it lets through."""
+    for (`may_fail`). If it is not `exact`, `selection.keeps` must check what it lets through. `sieve` lets large
+    messages pass unread, and `judged` tells the others."""
 
     condition: Condition
     exact: bool
     topics: Condition
     without_where: Condition
     may_fail: bool
+    sieve: Condition = EVERYTHING
+    judged: str = "TRUE"
 
 
 @lru_cache(maxsize=4096)
@@ -35,16 +40,25 @@ def wanted_by(selection: Selection) -> Wanted:
     entities, entities_exact = entity_condition(selection.entities)
     exact, without_where = topics_exact and entities_exact, all_of(topics, entities)
     if selection.where is None:
-        return Wanted(without_where, exact, topics, without_where, False)
+        return Wanted(without_where, exact, topics, without_where, False, without_where)
     content, content_exact = where_condition(selection.where)
     condition = all_of(topics, entities, content)
-    return Wanted(condition, exact and content_exact, topics, without_where, reads_json(selection.where))
+    judged = f"{SQL['size']} <= {SMALL_BYTES_MAX}" if content_exact else "FALSE"
+    small = Condition(f"(CASE WHEN {judged} THEN {content.sql} ELSE TRUE END)", content.params)
+    return Wanted(
+        condition,
+        exact and content_exact,
+        topics,
+        without_where,
+        reads_json(selection.where),
+        all_of(topics, entities, small),
+        judged,
+    )
 
 
-def letters_wanted(query: DeadLetterQuery) -> tuple[Condition, bool]:
-    """The condition, and whether it is exact as to topics; what it says of errors is not in it."""
-    topics, exact = (EVERYTHING, True) if query.topic is None else topic_condition(query.topic)
-    parts = [topics]
+def letters_wanted(query: DeadLetterQuery) -> Condition:
+    """What it says of errors is not in it, and of topics perhaps not all."""
+    parts = [EVERYTHING if query.topic is None else topic_condition(query.topic)[0]]
     if query.ids is not None:
         parts.append(Condition("id = ANY(%s::bigint[])", (array_of(query.ids),)))
     if query.seqs is not None:
@@ -56,4 +70,4 @@ def letters_wanted(query: DeadLetterQuery) -> tuple[Condition, bool]:
     ):
         if value is not None:
             parts.append(Condition(f"{column} = %s", (value,)))
-    return all_of(*parts), exact
+    return all_of(*parts)

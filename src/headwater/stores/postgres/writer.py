@@ -224,6 +224,9 @@ class PostgresWriter(PostgresReader):
     def remove_dead_letters(self, ids: Sequence[int]) -> None:
         self._execute(SQL["remove_dead_letters"], (array_of(ids),))
 
+    def end_redrives(self, subscription: str, why: str) -> None:
+        self._execute(SQL["end_redrives"], (why, subscription))
+
     def add_gap(self, gap: Gap) -> None:
         self._execute(SQL["add_gap"], (gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why, gap.at_ms))
         self.has_news = True

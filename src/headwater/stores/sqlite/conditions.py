@@ -60,8 +60,7 @@ def where_condition(where: Where) -> Condition:
 def entity_condition(filter: EntityFilter) -> tuple[Condition, bool]:
     """The condition, and whether it is exact; if not, `filter.keeps` must check what it lets through."""
     senders = EVERYTHING if filter.from_ is None else _matchers_condition('"from"', filter.from_)
-    matchers = (*(filter.from_ or ()), *(filter.to or ()))
-    return _all_of(senders, _receivers_condition(filter)), not _has_regex(matchers)
+    return _all_of(senders, _receivers_condition(filter)), not filter.has_regex
 
 
 def topic_condition(pattern: Pattern) -> tuple[Condition, bool]:
@@ -154,14 +153,10 @@ def _receivers_condition(filter: EntityFilter) -> Condition:
 
 
 def _matchers_condition(column: str, matchers: tuple[Matcher, ...]) -> Condition:
-    if _has_regex(matchers):
+    if any(matcher.regex for matcher in matchers):
         return Condition(f"{column} IS NOT NULL")
     names = tuple(matcher.spelling for matcher in matchers)
     return Condition(f"{column} IN ({_marks(names)})", names)
-
-
-def _has_regex(matchers: tuple[Matcher, ...]) -> bool:
-    return any(matcher.regex for matcher in matchers)
 
 
 def _prefix_condition(prefix: str) -> Condition:

@@ -39,6 +39,10 @@ SELECT json_group_array(json_array(seq, published_at, topic, "from", "to")) FROM
     WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
 )
 
+-- :candidates: messages of a seq range that may be wanted, and whether their content is known to fit
+SELECT seq, CAST(topic AS BLOB), CAST("from" AS BLOB), CAST("to" AS BLOB), octet_length(data), published_at, {judged}
+FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
+
 -- :columns: one message, column by column, the payload as bytes
 SELECT seq, CAST(topic AS BLOB), CAST(data AS BLOB), published_at, size, coalesce(id, ?), priority, deliver_at,
     expires_at, "from", "to", reply_to, correlation_id, type, version, content_type, traceparent,
@@ -285,7 +289,7 @@ DELETE FROM deliveries WHERE subscription = ?
 
 -- :dead_letters: dead letters above an id
 SELECT id, subscription, reason, attempts, died_at, error, stack, handler, redrives, redriving, redrive_error, message
-FROM dead_letters WHERE id > ? AND {condition} ORDER BY id LIMIT ?
+FROM dead_letters WHERE id > ? AND {condition} ORDER BY id
 
 -- :count_dead_letters: the most frequent values of a column; {column} is one of count_dead_letters' own
 SELECT json_group_array(json_array(value, count)) FROM (
@@ -300,6 +304,9 @@ VALUES (nullif(?, 0), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- :remove_dead_letters: remove dead letters by id
 DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))
+
+-- :end_redrives: letters on their way again no longer are
+UPDATE dead_letters SET redriving = 0, redrive_error = ? WHERE subscription = ? AND redriving
 
 -- :add_gap: record a gap
 INSERT INTO gaps (subscription, from_seq, to_seq, count, why, at) VALUES (?, ?, ?, ?, ?, ?)

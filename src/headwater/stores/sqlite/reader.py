@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -43,10 +42,12 @@ from headwater.stores.database import (
     count_by_scanning,
     kept_times,
     letter_of,
+    letters_page,
     record_of,
     seq_before,
     times_by_scanning,
 )
+from headwater.stores.sifting import CANDIDATES_MAX, SMALL_BYTES_MAX, Candidate, sift
 from headwater.stores.sqlite.conditions import (
     EVERYTHING,
     Condition,
@@ -104,6 +105,8 @@ class SqliteReader:
         end = min(last if upto is None else min(upto, last), after + SCAN_SEQS_MAX)
         if end <= after or limit < 1:
             return Scan([], after)
+        if selection.takes_time:
+            return self._sift(selection, after, end, limit)
         condition, exact = _condition_of(selection)
         try:
             found = self._scan(condition, after, end, limit)
@@ -111,14 +114,32 @@ class SqliteReader:
             if limit == 1:
                 raise
             return self.scan(selection, after, max(1, limit // 10), upto)  # huge payloads: fewer at a time
-        except apsw.SQLError:
-            # A payload that SQLite cannot read as JSON, put in by force: leave `where` to Python, which can.
-            without_where, _ = _condition_of(Selection(selection.pattern, selection.entities))
-            if without_where == condition:
-                raise
-            found, exact = self._scan(without_where, after, end, limit), False
         scanned_to = found[-1].seq if len(found) == limit else end
         return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
+
+    def _sift(self, selection: Selection, after: int, end: int, limit: int) -> Scan:
+        condition, is_small = _sieve_of(selection)
+        most = min(CANDIDATES_MAX, max(limit, 100))
+        try:
+            rows = self._candidates(condition, is_small, after, end, most)
+        except (
+            apsw.SQLError
+        ):  # a payload that SQLite cannot read as JSON, put in by force: leave it to Python, which can
+            condition, _ = _sieve_of(Selection(selection.pattern, selection.entities))
+            rows = self._candidates(condition, "FALSE", after, end, most)
+        seqs, stopped_at = sift(selection, rows, limit, self._salt, lambda seq: self.messages([seq]).get(seq))
+        if stopped_at is None:
+            stopped_at = rows[-1].seq if len(rows) == most else end
+        messages = self.messages(seqs)
+        return Scan([messages[seq] for seq in seqs], stopped_at)
+
+    def _candidates(self, condition: Condition, is_judged: str, after: int, end: int, limit: int) -> list[Candidate]:
+        sql = SQL["candidates"].replace("{judged}", is_judged).replace("{condition}", condition.sql)
+        rows = self._connection.execute(sql, (after, end, *condition.params, limit))
+        return [
+            Candidate(seq, _text(topic) or "", _text(from_), _text(to), size, published_ms, bool(is_judged))
+            for seq, topic, from_, to, size, published_ms, is_judged in rows
+        ]
 
     def _scan(self, condition: Condition, after: int, end: int, limit: int) -> list[Message]:
         bindings = (after, end, *condition.params, limit)
@@ -245,23 +266,13 @@ class SqliteReader:
         return set(msgspec.json.decode(self._value("leased_seqs", low, high, now_ms)))
 
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
-        condition, exact = _letters_condition(query)
-        error = None if query.error is None else re.compile(query.error)
+        condition = _letters_condition(query)
         sql = SQL["dead_letters"].replace("{condition}", condition.sql)
-        found: list[DeadLetter] = []
-        while len(found) < limit:
-            page = [letter_of(row) for row in self._connection.execute(sql, (after, *condition.params, limit))]
-            for letter in page:
-                topic_fits = exact or query.topic is None or query.topic.matches(letter.message.topic)
-                if topic_fits and (error is None or (letter.error is not None and error.search(letter.error))):
-                    found.append(letter)
-            if len(page) < limit:
-                break
-            after = page[-1].id
-        return found[:limit]
+        with contextlib.closing(self._connection.execute(sql, (after, *condition.params))) as rows:
+            return letters_page(map(letter_of, rows), query, limit)
 
     def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
-        condition, _ = _letters_condition(query)
+        condition = _letters_condition(query)
         column = f"coalesce({_ERROR_LINE if by == 'error' else by}, '')"
         sql = SQL["count_dead_letters"].replace("{column}", column).replace("{condition}", condition.sql)
         text = self._connection.execute(sql, (*condition.params, limit)).get
@@ -319,9 +330,26 @@ def _condition_of(selection: Selection) -> tuple[Condition, bool]:
     return _all_of(parts), topics_exact and entities_exact
 
 
-def _letters_condition(query: DeadLetterQuery) -> tuple[Condition, bool]:
-    topics, exact = (EVERYTHING, True) if query.topic is None else topic_condition(query.topic)
-    parts = [topics]
+@lru_cache(maxsize=4096)
+def _sieve_of(selection: Selection) -> tuple[Condition, str]:
+    """What the database can say of a selection that takes time, and of which messages it has said all."""
+    topics, _ = topic_condition(selection.pattern)
+    entities, _ = entity_condition(selection.entities)
+    if selection.where is None:
+        return _all_of([topics, entities]), "TRUE"
+    content = where_condition(selection.where)
+    is_small = f"octet_length(data) <= {SMALL_BYTES_MAX}"
+    content = Condition(f"CASE WHEN {is_small} THEN {content.sql} ELSE TRUE END", content.params)
+    return _all_of([topics, entities, content]), is_small
+
+
+def _text(text: bytes | None) -> str | None:
+    return None if text is None else text.decode(errors="replace")
+
+
+def _letters_condition(query: DeadLetterQuery) -> Condition:
+    """What it says of errors is not in it, and of topics perhaps not all."""
+    parts = [EVERYTHING if query.topic is None else topic_condition(query.topic)[0]]
     if query.ids is not None:
         parts.append(Condition("id IN (SELECT value FROM json_each(?))", (_json(list(query.ids)),)))
     if query.seqs is not None:
@@ -333,7 +361,7 @@ def _letters_condition(query: DeadLetterQuery) -> tuple[Condition, bool]:
     ):
         if value is not None:
             parts.append(Condition(f"{column} = ?", (value,)))
-    return _all_of(parts), exact
+    return _all_of(parts)
 
 
 def _all_of(parts: list[Condition]) -> Condition:

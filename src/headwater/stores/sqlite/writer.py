@@ -168,6 +168,9 @@ class SqliteWriter(SqliteReader):
     def remove_dead_letters(self, ids: Sequence[int]) -> None:
         self._connection.execute(SQL["remove_dead_letters"], (_json(list(ids)),))
 
+    def end_redrives(self, subscription: str, why: str) -> None:
+        self._connection.execute(SQL["end_redrives"], (why, subscription))
+
     def add_gap(self, gap: Gap) -> None:
         self._connection.execute(
             SQL["add_gap"], (gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why, gap.at_ms)
