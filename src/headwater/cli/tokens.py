@@ -37,22 +37,26 @@ def create(
         Patterns, typer.Option("--publish", metavar="PATTERN", help="Publish to these topics. Can be repeated.")
     ] = None,
     read: Annotated[
-        Patterns, typer.Option("--read", metavar="PATTERN", help="Read these topics, live or by consuming. Too.")
+        Patterns,
+        typer.Option("--read", metavar="PATTERN", help="Read these topics, live or by consuming. Can be repeated."),
     ] = None,
     consume: Annotated[
         Patterns,
-        typer.Option("--consume", metavar="NAME", help="Have durable subscriptions: billing, billing-*, or *. Too."),
+        typer.Option(
+            "--consume", metavar="NAME", help="Have durable subscriptions: billing, billing-*, or *. Can be repeated."
+        ),
     ] = None,
     manage: Annotated[
         Patterns,
         typer.Option(
             "--manage",
             metavar="PATTERN",
-            help="Look after these topics: retention, dead letters, subscriptions of other tokens. Too.",
+            help="Look after these topics: retention, dead letters, subscriptions of other tokens. Can be repeated.",
         ),
     ] = None,
     call: Annotated[
-        Patterns, typer.Option("--call", metavar="PATTERN", help="Call these methods of the application. Too.")
+        Patterns,
+        typer.Option("--call", metavar="PATTERN", help="Call these methods of the application. Can be repeated."),
     ] = None,
     admin: Annotated[
         bool, typer.Option("--admin", help="Look after the server: health, housekeeping, metrics.")
