@@ -255,6 +255,10 @@ class Consumer(ABC):
         return self._error is not None
 
     @property
+    def interrupted(self) -> bool:
+        return self._interrupted
+
+    @property
     def _has_ended(self) -> bool:
         return self._interrupted or self._error is not None or self._closing
 

@@ -45,6 +45,9 @@ class Tail(LogReader):
             if self._buffer or self._position >= last_seq:
                 return None
 
+    def set_payloads_aside(self, sent: Sequence[Claimed]) -> None:
+        """Nothing is in flight here."""
+
     def handed_out(self, seqs: Sequence[int], attempt: int | None = None) -> Flow[list[Claimed]]:
         return []
         yield  # makes this a flow

@@ -210,6 +210,8 @@ class Store(Protocol):
     supports_sql: bool
     supports_concurrent_reads: bool
     """Whether `read()` goes on beside `write()`; a store in memory may make them take turns instead."""
+    shares_messages: bool
+    """The messages it hands out are its own, not copies."""
     writes_beside_others: bool
     """Whether store objects of the same log write at the same time where they are not `alone`."""
 

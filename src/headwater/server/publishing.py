@@ -66,7 +66,7 @@ def publish_calls(connection: Connection, exchange: Exchange, calls: Sequence[Ca
     if run:
         _store(connection, exchange, run)
     if refused:
-        connection.finished(refused)
+        connection.finished(refused, exchange)
         connection.parts.metrics.count_calls("rpc.publish", "refused", refused)
 
 
@@ -94,7 +94,7 @@ def _store(connection: Connection, exchange: Exchange, run: list[tuple[Call, Pla
     metrics = connection.parts.metrics
 
     def done(ticket: Ticket[Appended]) -> None:
-        connection.finished(len(calls))
+        connection.finished(len(calls), exchange)
         if ticket.error is not None:
             fault = _fault(ticket.error)
             for call in calls:
@@ -195,7 +195,7 @@ def publish_batch_call(connection: Connection, exchange: Exchange, call: Call) -
     metrics = connection.parts.metrics
 
     def done(ticket: Ticket[Appended]) -> None:
-        connection.finished(1)
+        connection.finished(1, exchange)
         if ticket.error is not None:
             exchange.refuse(call, _fault(ticket.error))
             metrics.count_calls("rpc.publish.batch", "refused", 1)

@@ -43,6 +43,7 @@ from headwater.stores.sqlite.conditions import (
 from headwater.stores.sqlite.queries import SQL
 from headwater.topics import Pattern
 
+SCAN_BYTES_MAX = 8 * 1024 * 1024  # of messages read at a time
 SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
 
 _messages = msgspec.json.Decoder(list[Message])
@@ -95,7 +96,7 @@ class SqliteReader:
         except apsw.TooBigError:
             if limit == 1:
                 raise
-            return self.scan(selection, after, max(1, limit // 10), upto)  # huge payloads: fewer at a time
+            return self.scan(selection, after, max(1, limit // 4), upto)  # huge payloads: fewer at a time
         except apsw.SQLError:
             # A payload that SQLite cannot read as JSON, put in by force: leave `where` to Python, which can.
             without_where, _ = _condition_of(Selection(selection.pattern, selection.entities))
@@ -107,6 +108,10 @@ class SqliteReader:
 
     def _scan(self, condition: Condition, after: int, end: int, limit: int) -> list[Message]:
         bindings = (after, end, *condition.params, limit)
+        # One row may be as long as SQLite allows; many are not read into one text of any length.
+        usual = self._connection.limit(apsw.SQLITE_LIMIT_LENGTH)
+        if limit > 1:
+            self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, SCAN_BYTES_MAX)
         try:
             text = self._connection.execute(
                 SQL["scan"].replace("{condition}", condition.sql), (self._salt, *bindings)
@@ -115,6 +120,8 @@ class SqliteReader:
         except _UNREADABLE:
             sql = SQL["scan_seqs"].replace("{condition}", condition.sql)
             return self._one_by_one(self._seqs(sql, bindings))
+        finally:
+            self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, usual)
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         wanted = list(seqs)
