@@ -139,7 +139,15 @@ class Handed(NamedTuple):
         return len(self.claimed) + (self.suspect is not None)
 
 
-def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int, *, suspects: bool) -> Handed:
+def claim_due(
+    writer: Writer,
+    record: SubscriptionRecord,
+    limit: int,
+    now_ms: int,
+    *,
+    suspects: bool,
+    bytes_max: int | None = None,
+) -> Handed:
     """Hand out rows that are due: retries, delayed ones, and a suspect, if it may have one. Suspects come one at a time
     among the others: a message that kills its consumer takes no other suspect with it, and one that is never settled
     does not hold up the rest."""
@@ -149,11 +157,14 @@ def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: in
     suspect: Claimed | None = None
     buried: list[DeadLetter] = []
     gone: list[int] = []
-    due = writer.due(record.id, now_ms, limit, spec.order)
+    due = writer.due(record.id, now_ms, limit, spec.order, bytes_max=bytes_max)
     if any(row.token for row, _ in due):
         one = writer.due(record.id, now_ms, 1, spec.order, suspects=True) if suspects else []
         room = limit - len(one)
-        due = [*(writer.due(record.id, now_ms, room, spec.order, suspects=False) if room else []), *one]
+        due = [
+            *(writer.due(record.id, now_ms, room, spec.order, suspects=False, bytes_max=bytes_max) if room else []),
+            *one,
+        ]
     for row, message in with_buried_copies(writer, due):
         if message is None:
             gone.append(row.seq)
@@ -205,11 +216,11 @@ def with_buried_copies(reader: Reader, due: list[Due]) -> list[Due]:
 
 
 def claim_fresh(
-    writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int
+    writer: Writer, record: SubscriptionRecord, limit: int, skip_to: int, now_ms: int, bytes_max: int | None
 ) -> tuple[SubscriptionRecord, list[Claimed]]:
     """Hand out messages never delivered before, each with a row of its own. `skip_to`: nothing matches at or below."""
     spec, cursor = record.spec, max(record.window.delivered, skip_to)
-    messages, cursor = writer.scan(selection_of(spec), cursor, limit)
+    messages, cursor = writer.scan(selection_of(spec), cursor, limit, None, bytes_max)
     ready, rows, expired = sort_fresh(messages, now_ms)
     token = record.lease.fence
     rows += [DeliveryRow(message.seq, 1, now_ms + spec.ack_wait_ms, token) for message in ready]

@@ -20,6 +20,7 @@ from headwater.ports.records import DeliveryRow, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
 NEAR_SEQS = 1_000  # so far behind, a look costs the writer next to nothing
+NEAR_BYTES_MAX = 64 * 1024  # unless messages are large: then others would wait while they are read
 PASSED_BY_MS = 200  # when to look again at a delivery that is due and cannot be had
 SCANNED_UNSAVED_MAX = 10_000  # how far a reader may look past messages of others before it notes its place
 
@@ -56,6 +57,7 @@ class Subscriber(Holding):
         self.resumed_from = resumed_from
         self._scanned = self._saved_to = record.window.delivered
         self._expects_more = False
+        self._are_large = False  # those found last
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
@@ -95,11 +97,13 @@ class Subscriber(Holding):
         """Whether news has come and the end of the log is close. Then looking and claiming is one step of the writer,
         which takes half the time; where there may be much to look through, the writer must not be kept waiting."""
         behind = self.engine.wakeups.announced - self._scanned
+        if self._are_large:
+            return False
         return 0 < behind <= NEAR_SEQS and not self.spec.keeps_rows and len(self._in_flight) < self.spec.max_in_flight
 
     def _look_near(self, writer: Writer, limit: int) -> Outlook | None:
         self._held(writer)
-        outlook = self._look_ahead(writer, limit)
+        outlook = self._look_ahead(writer, limit, NEAR_BYTES_MAX)
         return outlook if outlook.fresh else None
 
     def _unlooked(self, writer: Writer, limit: int) -> Outlook | None:
@@ -119,7 +123,7 @@ class Subscriber(Holding):
         claim: Claim = yield self.engine.committer.submit(work, touching=self.id)
         return claim
 
-    def _look_ahead(self, reader: Reader, limit: int) -> Outlook:
+    def _look_ahead(self, reader: Reader, limit: int, bytes_max: int | None = None) -> Outlook:
         saved_to = self._window.delivered
         if self.spec.keeps_rows:
             saved_to = self._held(reader).window.delivered
@@ -130,7 +134,11 @@ class Subscriber(Holding):
         after = self._scanned
         # A window's messages are handed out as read here; a row-keeping claim reads again under the write lock.
         most = 1 if self.spec.keeps_rows else room
-        fresh, scanned_to = reader.scan(self._selection, after, most) if room > 0 else ([], after)
+        fresh, scanned_to = (
+            reader.scan(self._selection, after, most, None, bytes_max or self.claim_bytes_max)
+            if room > 0
+            else ([], after)
+        )
         suspect_until_ms = self._suspect_until_ms(reader)
         next_due_ms = reader.next_due_ms(self.id, suspects=suspect_until_ms is None)
         if suspect_until_ms is not None:
@@ -177,13 +185,17 @@ class Subscriber(Holding):
             # every one gives up the interpreter and has to win it back.
             if outlook.room > 0 and (late or (outlook.next_due_ms is not None and outlook.next_due_ms <= now_ms)):
                 may_suspect = self._suspect_until_ms(writer) is None
-                handed = claims.claim_due(writer, record, outlook.room, now_ms, suspects=may_suspect)
+                handed = claims.claim_due(
+                    writer, record, outlook.room, now_ms, suspects=may_suspect, bytes_max=self.claim_bytes_max
+                )
             outrun = self._scanned != outlook.scanned_from  # another fetch of this holder was quicker
             if not outrun:
                 handed = self._claim_window(writer, undo, handed, outlook, now_ms)
             look_again = handed.dropped or outrun or (late and outlook.room <= 0)
             record = replace(handed.record, window=self._window.state())
         found = handed.claimed if handed.suspect is None else [*handed.claimed, handed.suspect]
+        if found:
+            self._are_large = found[-1].message.size > NEAR_BYTES_MAX // 4
         if handed.suspect is not None:
             self._suspect = handed.suspect.message.seq
         gaps = writer.gaps(self.id) if outlook.has_gaps else []
@@ -212,11 +224,13 @@ class Subscriber(Holding):
         may_suspect = self._suspect_until_ms(writer) is None
         if record.spec.order == "priority" or record.spec.order_key is not None:
             return claims.park_and_claim(writer, record, outlook.room, skip_to, now_ms, suspects=may_suspect)
-        handed = claims.claim_due(writer, record, outlook.room, now_ms, suspects=may_suspect)
+        handed = claims.claim_due(
+            writer, record, outlook.room, now_ms, suspects=may_suspect, bytes_max=self.claim_bytes_max
+        )
         room = outlook.room - handed.size
         if room <= 0:
             return handed
-        record, fresh = claims.claim_fresh(writer, handed.record, room, skip_to, now_ms)
+        record, fresh = claims.claim_fresh(writer, handed.record, room, skip_to, now_ms, self.claim_bytes_max)
         return handed._replace(record=record, claimed=handed.claimed + fresh)
 
     def _claim_window(

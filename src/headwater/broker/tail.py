@@ -35,7 +35,10 @@ class Tail(LogReader):
     def _claim_all(self, limit: int) -> Flow[int | None]:
         while True:
             (messages, scanned_to), last_seq = yield from self.engine.read(
-                lambda reader: (reader.scan(self._selection, self._position, limit), reader.last_seq())
+                lambda reader: (
+                    reader.scan(self._selection, self._position, limit, None, self.claim_bytes_max),
+                    reader.last_seq(),
+                )
             )
             now_ms = self._now_ms()
             with self._lock:  # another taker may have read this far meanwhile

@@ -43,9 +43,12 @@ class Reader(Protocol):
     def last_seq(self) -> int:
         """The highest seq ever given out, 0 in a log that never had a message."""
 
-    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+    def scan(
+        self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
+    ) -> Scan:
         """The first `limit` matching messages in (after, upto], in seq order. Looks at a bounded number of rows: if
-        `scanned_to` is below the end and below the limit's worth of messages, call again from there."""
+        `scanned_to` is below the end and below the limit's worth of messages, call again from there. `bytes_max`: about
+        so much may be read into memory, but one message at least; a store that can say so stops there."""
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         """Those of the given seqs that exist."""
@@ -72,11 +75,19 @@ class Reader(Protocol):
         """All durable subscriptions, by id."""
 
     def due(
-        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+        self,
+        subscription: str,
+        now_ms: int,
+        limit: int,
+        order: Order,
+        *,
+        suspects: bool | None = None,
+        bytes_max: int | None = None,
     ) -> list[Due]:
         """Delivery rows that may be claimed now (waiting ones whose delay is over, leased ones whose lease ran out),
         by seq or by priority (high first) then seq. Of rows with the same key only the lowest seq can be due.
-        `suspects`: only those whose lease ran out, the one that is due the longest first; or none of them."""
+        `suspects`: only those whose lease ran out, the one that is due the longest first; or none of them.
+        `bytes_max`: as for `scan`."""
 
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
         """When the earliest delivery row becomes due, if there is one. Rows behind another of the same key do not

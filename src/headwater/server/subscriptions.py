@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 PUSH_BATCH = 500
 PUSH_BATCH_MIN = 32  # to begin with, so that many subscriptions of a connection find room at once
-TAKE_BYTES_MAX = 4 * 1024 * 1024  # of data sent at a time: fits into a frame, and a slow reader is noticed in time
+TAKE_BYTES_MAX = 1024 * 1024  # of data read and sent at a time; others wait meanwhile, and a slow reader is noticed
 FIRST_GUESS_BYTES = 4 * 1024
 RETRY_S = 1.0
 ROOM_S = 30.0  # longer than asked, a fetch waits for room to answer in
@@ -104,6 +104,7 @@ class Held:
                 return Taken([], 0)
             try:
                 most = min(count, max(1, room_bytes // self._usual_bytes))
+                self.subscriber.claim_bytes_max = room_bytes
                 found = self._fitting(await run_async(self.subscriber.take(most, 0)))
             except BaseException:
                 connection.give_room_back(room_bytes)

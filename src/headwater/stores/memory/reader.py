@@ -41,7 +41,9 @@ class MemoryReader:
     def last_seq(self) -> int:
         return self._tables.messages.last_seq
 
-    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+    def scan(
+        self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
+    ) -> Scan:
         end = self.last_seq() if upto is None else min(upto, self.last_seq())
         found = list(islice(self._matching(selection, after, end), limit))
         if len(found) < limit:
@@ -85,7 +87,14 @@ class MemoryReader:
         return sorted(self._tables.subscriptions.values(), key=lambda record: record.id)
 
     def due(
-        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+        self,
+        subscription: str,
+        now_ms: int,
+        limit: int,
+        order: Order,
+        *,
+        suspects: bool | None = None,
+        bytes_max: int | None = None,
     ) -> list[Due]:
         rows = [
             row
