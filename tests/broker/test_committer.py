@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater import ManualClock
-from headwater.broker.committer import GROUP_WORKS_MAX, Committer
+from headwater.broker.committer import GROUP_BYTES_MAX, GROUP_WORKS_MAX, Committer
 from headwater.broker.flow import Ticket
 from headwater.delivery.dedupe import DedupeWindow
 from headwater.errors import Closed, DiskFull, StoreError, UnknownSubscription
@@ -100,6 +100,55 @@ def test_a_group_has_a_limit(desk: Desk) -> None:
     desk.gate.open()
     assert outcome(tickets[-1]) == [GROUP_WORKS_MAX + 1]
     assert desk.gate.commits == 3
+
+
+def test_a_group_has_a_limit_in_bytes(desk: Desk) -> None:
+    desk.hold()
+    large = Draft("a", "1", GROUP_BYTES_MAX // 2)
+    tickets = [desk.committer.publish(large) for _ in range(6)]
+    desk.gate.open()
+    assert [outcome(ticket) for ticket in tickets] == [1, 2, 3, 4, 5, 6]
+    assert desk.gate.commits == 4
+
+
+class Written:
+    """What was written, and how much of it when the work was that came last into the queue."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.works: list[tuple[str, int]] = []
+
+    def queue(self, source: str, count: int, bytes: int) -> Ticket[int]:
+        def work(number: int) -> Callable[[Any, Any], int]:
+            return lambda writer, undo: self.works.append((source, number)) or len(self.works)
+
+        return [self._desk.committer.submit(work(n), bytes=bytes, source=source) for n in range(count)][-1]
+
+
+def test_a_source_with_little_to_write_does_not_wait_for_one_with_much(desk: Desk) -> None:
+    written = Written(desk)
+    desk.hold()
+    written.queue("much", 100, GROUP_BYTES_MAX)
+    last = written.queue("little", 50, 100)
+    desk.gate.open()
+    assert outcome(last) == 51, "behind the group that was full before it came"
+
+
+def test_sources_take_turns_by_bytes_and_each_keeps_its_order(desk: Desk) -> None:
+    written = Written(desk)
+    desk.hold()
+    written.queue("large", 64, GROUP_BYTES_MAX // 4)
+    done = outcome(_opened(desk, written.queue("small", 64, GROUP_BYTES_MAX // 16)))
+    works = written.works[:done]
+    large = [number for source, number in works if source == "large"]
+    assert large == list(range(len(large)))
+    assert [number for source, number in works if source == "small"] == list(range(64))
+    assert 16 <= len(large) <= 24, "a quarter as many as of the small ones, and the first group"
+
+
+def _opened(desk: Desk, ticket: Ticket[int]) -> Ticket[int]:
+    desk.gate.open()
+    return ticket
 
 
 def test_nobody_is_told_before_the_commit(desk: Desk) -> None:

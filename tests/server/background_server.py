@@ -68,4 +68,4 @@ class BackgroundServer:
         self._loop.close()
 
 
-_COLLECTIONS = ("_clients", "_doors", "_leaving", "_by_address")
+_COLLECTIONS = ("_clients", "_doors", "_leaving")

@@ -17,6 +17,7 @@ from websockets.frames import Frame, Opcode
 from headwater.configuration import Limits, load_settings
 from headwater.ports.annex import FrameWire, HttpRequest, HttpResponse, Rights, Surroundings, UpgradeRequest
 from headwater.protocol.websocket import ServerSocket
+from headwater.server.budget import Budget
 from headwater.server.door import SocketWire
 from headwater.server.http import path_of
 from headwater.server.serving import Server
@@ -183,7 +184,8 @@ class ThinLine:
 @pytest.mark.parametrize("reads", [True, False])
 async def test_a_client_that_reads_slowly_is_alive_though_as_much_is_written_as_it_reads(reads: bool) -> None:
     line, limits = ThinLine(), Limits()
-    wire = SocketWire(SimpleNamespace(transport=line, house=SimpleNamespace(limits=limits), address=""))  # type: ignore[arg-type]
+    house = SimpleNamespace(limits=limits, inbound=Budget(1_000_000), outbound=Budget(1_000_000))
+    wire = SocketWire(SimpleNamespace(transport=line, house=house, address=""))  # type: ignore[arg-type]
     wire._loop, wire._heard_s = line, line.now_s  # type: ignore[assignment]
     request = wire._socket.receive_request(UPGRADED)
     assert request is not None

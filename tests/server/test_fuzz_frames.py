@@ -1,6 +1,7 @@
 """Whatever comes in, the server goes on: it answers others, leaks nothing, and no input is an internal error.
 
-A long run: HEADWATER_EXAMPLES=20000 pytest tests/server/test_fuzz_frames.py --timeout=0
+A long run: HEADWATER_EXAMPLES=20000 pytest tests/server/test_fuzz_frames.py --timeout=0; a million frames:
+pytest tests/server/test_fuzz_frames.py -m long --timeout=0
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +181,78 @@ def test_arbitrary_frames(under_fire: BackgroundServer, frames: list[Any]) -> No
             assert error.get("code") != -32603, (error, frames)
     still_answers(under_fire)
     assert under_fire.take_mishaps() == []
+
+
+# --- many: made without Hypothesis, which takes longer to think of a frame than the server to answer it ---------------
+
+CONNECTION_FRAMES = 500
+LAST = b"this is the last one"
+_FUZZED: list[Any] = ["", "a", "a.b", "a.*", ">", "#", "a..b", "s", "s#2", "\0", "é", None, True, False, 0, 1, -1]
+_FUZZED += [2**31, 2**63, -(2**63) - 1, 1e300, 0.01, [], {}, [1, 2], ["a", "b"], {"topic": "a", "data": 1}, [[]]]
+_FUZZED += ["first", "new", "shared", "exclusive", "ephemeral", "push", "fetch", "amqp", "2030-01-01T00:00:00Z"]
+
+
+def _fuzzed_text(chance: random.Random) -> bytes:
+    method = chance.choice(_METHOD_NAMES)
+    names = _PARAM_NAMES[method] or ["x"]
+    given = {name: chance.choice(_FUZZED) for name in chance.sample(names, chance.randint(0, min(4, len(names))))}
+    call: dict[str, Any] = {"jsonrpc": "2.0", "method": method, "params": given, "id": chance.choice(_FUZZED)}
+    if chance.random() < 0.2:
+        call[chance.choice(["jsonrpc", "method", "params", "id", "result", "error"])] = chance.choice(_FUZZED)
+    if chance.random() < 0.1:
+        del call[chance.choice(["jsonrpc", "method", "params", "id"])]
+    text = bytearray(json.dumps(call if chance.random() < 0.9 else [call] * chance.randint(0, 22)).encode())
+    if chance.random() < 0.15:  # a byte that is another, or the end of it is missing
+        text[chance.randrange(len(text))] = chance.randrange(256)
+    return bytes(text[: chance.randrange(len(text))]) if chance.random() < 0.05 else bytes(text)
+
+
+_METHOD_NAMES = [*sorted(METHODS), "nothing", ""]
+_PARAM_NAMES = {name: _fields_of(METHODS[name].params) if name in METHODS else [] for name in _METHOD_NAMES}
+
+
+def _frame(text: bytes, first: int = 0x81) -> bytes:
+    """Masked with zeros, which leave it as it is."""
+    length = bytes([0x80 | len(text)]) if len(text) < 126 else b"\xfe" + len(text).to_bytes(2, "big")
+    return bytes([first]) + length + bytes(4) + text
+
+
+def _fuzzed_frames(chance: random.Random) -> bytes:
+    """Of one connection; a few of them break the rules of WebSocket, and end it."""
+    frames = [_frame(_fuzzed_text(chance)[:19_000]) for _ in range(CONNECTION_FRAMES)]
+    if chance.random() < 0.3:
+        at = chance.randrange(len(frames))
+        frames[at] = bytes([chance.randrange(256)]) + frames[at][1:]
+    return b"".join(frames) + _frame(
+        json.dumps({"jsonrpc": "2.0", "method": "rpc.hello", "id": LAST.decode()}).encode()
+    )
+
+
+@pytest.mark.parametrize("count", [100_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(0)
+def test_very_many_frames(under_fire: BackgroundServer, count: int) -> None:
+    chance = random.Random(17)
+    for sent in range(0, count, CONNECTION_FRAMES):
+        answers = bytearray()
+        with dial(under_fire) as raw, contextlib.suppress(ConnectionError):
+            raw.sendall(f"GET /rpc HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n".encode())
+            sender = threading.Thread(target=_send, args=(raw, _fuzzed_frames(chance)))
+            sender.start()
+            while LAST not in answers[-200_000:] and (data := raw.recv(100_000)):
+                answers += data
+            raw.shutdown(socket.SHUT_RDWR)
+            sender.join(PATIENCE_S)
+        assert b"-32603" not in answers, (sent, bytes(answers)[bytes(answers).index(b"-32603") - 200 :][:500])
+        if sent % 10_000 == 0:
+            still_answers(under_fire)
+            assert under_fire.take_mishaps() == []
+    still_answers(under_fire)
+    assert under_fire.take_mishaps() == []
+
+
+def _send(raw: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        raw.sendall(data)
 
 
 @COMMON

@@ -154,7 +154,15 @@ class Handed(NamedTuple):
         return len(self.claimed) + (self.suspect is not None)
 
 
-def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: int, *, suspects: bool) -> Handed:
+def claim_due(
+    writer: Writer,
+    record: SubscriptionRecord,
+    limit: int,
+    now_ms: int,
+    *,
+    suspects: bool,
+    bytes_max: int | None = None,
+) -> Handed:
     """Hand out rows that are due: retries, delayed ones, and a suspect, if it may have one. Suspects come one at a time
     among the others: a message that kills its consumer takes no other suspect with it, and one that is never settled
     does not hold up the rest."""
@@ -164,11 +172,14 @@ def claim_due(writer: Writer, record: SubscriptionRecord, limit: int, now_ms: in
     suspect: Claimed | None = None
     buried: list[DeadLetter] = []
     gone: list[int] = []
-    due = writer.due(record.id, now_ms, limit, spec.order)
+    due = writer.due(record.id, now_ms, limit, spec.order, bytes_max=bytes_max)
     if any(row.token for row, _ in due):
         one = writer.due(record.id, now_ms, 1, spec.order, suspects=True) if suspects else []
         room = limit - len(one)
-        due = [*(writer.due(record.id, now_ms, room, spec.order, suspects=False) if room else []), *one]
+        due = [
+            *(writer.due(record.id, now_ms, room, spec.order, suspects=False, bytes_max=bytes_max) if room else []),
+            *one,
+        ]
     for row, message in with_buried_copies(writer, due):
         if message is None:
             gone.append(row.seq)

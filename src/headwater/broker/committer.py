@@ -3,14 +3,19 @@
 Publishes, acks and claims from all threads and tasks queue up here. The thread takes whatever is there, runs it in one
 transaction and tells everybody after the commit. While one group is being written the next one gathers, so groups grow
 by themselves under load and there is no timer to tune.
+
+A group is bounded in works, messages and bytes. What does not fit into one group waits in a lane for each source, and
+the lanes take turns by bytes (deficit round robin): a source with little to write is in the next group, however much
+another one has queued.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from headwater.broker.flow import Ticket, finish
@@ -73,6 +78,9 @@ Work = Callable[[Writer, Undo], T]
 
 GROUP_MESSAGES_MAX = 10_000  # a group is closed at this many, so that no transaction grows without end
 GROUP_WORKS_MAX = 2_000
+GROUP_BYTES_MAX = 4 * 1024 * 1024  # of payload; the work that reaches it is still taken
+TURN_BYTES = 64 * 1024  # that a lane may write when its turn comes
+WORK_COST_BYTES = 1_024  # of a work besides its payload
 CONFLICTS_MAX = 5  # how often a group gives way to another process before it is an error
 
 NO_SUBSCRIPTION = ""  # what a work touches that only publishes
@@ -85,6 +93,18 @@ class _Queued(NamedTuple):
     work: Draft | list[Draft] | Work[Any]
     messages: int  # how many it writes
     touching: str | None  # the subscription that it reads and changes; None if it may be any
+    bytes: int  # of payload
+    source: Hashable  # works of one source stay in order; None for all that belongs to no client in particular
+
+
+class _Lane:
+    """The queue of one source, and how many bytes it may write before the others have their turn."""
+
+    __slots__ = ("credit_bytes", "works")
+
+    def __init__(self) -> None:
+        self.works: deque[_Queued] = deque()
+        self.credit_bytes = 0
 
 
 class Committer:
@@ -100,6 +120,9 @@ class Committer:
         self._window = window
         self._on_publish = on_publish
         self._queue: deque[_Queued] = deque()
+        self._lanes: OrderedDict[Hashable, _Lane] = (
+            OrderedDict()
+        )  # the writer's own: what did not fit into a group, next turn first
         self._bell = threading.Lock()  # locked while there is nothing to do; an Event costs three times as much
         self._bell.acquire()
         self._closing = False
@@ -108,26 +131,40 @@ class Committer:
 
     def publish(self, draft: Draft) -> Ticket[int]:
         """Store one message; the outcome is its seq."""
-        return self._enqueue(draft)
+        return self._enqueue(draft, 1, draft.size)
 
     def publish_many(self, drafts: list[Draft]) -> Ticket[list[int]]:
         """Store many, all or none."""
-        return self._enqueue(drafts, len(drafts))
+        return self._enqueue(drafts, len(drafts), bytes_of(drafts))
 
-    def submit(self, work: Work[T], messages: int = 1, *, touching: str | None = None) -> Ticket[T]:
-        """Run `work`, which writes so many messages, in the next transaction. It may be run again, if the group it was
+    def submit(
+        self,
+        work: Work[T],
+        messages: int = 1,
+        *,
+        bytes: int = 0,
+        touching: str | None = None,
+        source: Hashable = None,
+    ) -> Ticket[T]:
+        """Run `work`, which writes so many messages and bytes, in the next transaction, or when its source has its
+        turn. It may be run again, if the group it was
         in failed; what it changes in memory it takes back through `undo`. If it refuses (SubscriptionError and the
         like), it does so before it writes, so that the others of its group are not held up. Who says which existing
         subscription it touches, and touches no other, does not keep other processes waiting."""
-        return self._enqueue(work, messages, touching)
+        return self._enqueue(work, messages, bytes, touching, source)
 
     def _enqueue(
-        self, work: Draft | list[Draft] | Work[Any], messages: int = 1, touching: str | None = NO_SUBSCRIPTION
+        self,
+        work: Draft | list[Draft] | Work[Any],
+        messages: int,
+        bytes: int,
+        touching: str | None = NO_SUBSCRIPTION,
+        source: Hashable = None,
     ) -> Ticket[Any]:
         if self._closing:
             raise self._closed()
         ticket: Ticket[Any] = Ticket()
-        self._queue.append(_Queued(ticket, work, messages, touching))
+        self._queue.append(_Queued(ticket, work, messages, touching, bytes, source))
         self._ring()
         if not self._thread.is_alive():  # it ended between the look at `_closing` and now
             self._refuse_rest()
@@ -157,19 +194,55 @@ class Committer:
     def _run(self) -> None:
         while True:
             self._bell.acquire()
-            while self._queue:
+            while self._queue or self._lanes:
                 self._commit(self._next_group())
             if self._closing and not self._queue:
                 return
 
     def _next_group(self) -> list[_Queued]:
         group: list[_Queued] = []
-        messages = 0
-        while self._queue and messages < GROUP_MESSAGES_MAX and len(group) < GROUP_WORKS_MAX:
-            queued = self._queue.popleft()
+        messages = bytes = 0
+        if not self._lanes:
+            while (
+                self._queue
+                and messages < GROUP_MESSAGES_MAX
+                and bytes < GROUP_BYTES_MAX
+                and len(group) < GROUP_WORKS_MAX
+            ):
+                queued = self._queue.popleft()
+                group.append(queued)
+                messages += queued.messages
+                bytes += queued.bytes
+        self._sort_into_lanes()
+        while (
+            self._lanes and messages < GROUP_MESSAGES_MAX and bytes < GROUP_BYTES_MAX and len(group) < GROUP_WORKS_MAX
+        ):
+            queued = self._next_in_turn()
             group.append(queued)
             messages += queued.messages
+            bytes += queued.bytes
         return group
+
+    def _sort_into_lanes(self) -> None:
+        while self._queue:
+            queued = self._queue.popleft()
+            lane = self._lanes.get(queued.source)
+            if lane is None:
+                lane = self._lanes[queued.source] = _Lane()
+            lane.works.append(queued)
+
+    def _next_in_turn(self) -> _Queued:
+        while True:
+            source, lane = next(iter(self._lanes.items()))
+            cost_bytes = lane.works[0].bytes + WORK_COST_BYTES
+            if cost_bytes <= lane.credit_bytes:
+                lane.credit_bytes -= cost_bytes
+                queued = lane.works.popleft()
+                if not lane.works:
+                    del self._lanes[source]
+                return queued
+            lane.credit_bytes += TURN_BYTES
+            self._lanes.move_to_end(source)
 
     def _commit(self, group: list[_Queued], conflicts: int = 0) -> None:
         undo = Undo()
@@ -260,6 +333,12 @@ class Committer:
         for step in undo.then:
             step()
 
+
+def bytes_of(drafts: Sequence[Draft]) -> int:
+    return sum(map(_size, drafts))
+
+
+_size: Callable[[Draft], int] = attrgetter("size")
 
 # The database, not one of the works.
 _FOR_EVERYBODY = (

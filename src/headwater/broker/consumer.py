@@ -62,6 +62,7 @@ class Consumer(ABC):
         self.spec = spec
         self.resumed_from = 0
         self.on_gap: Callable[[Gap], None] | None = None
+        self.claim_bytes_max: int | None = None  # about so much is read by a claim
         self._waiter = waiter
         self._prefetch = Prefetch(spec, prefetch)
         self._lock = threading.RLock()  # what is asked of the log may be answered at once, on the same thread
@@ -253,6 +254,10 @@ class Consumer(ABC):
     def lost(self) -> bool:
         """Another holder has taken it over, or it is gone."""
         return self._error is not None
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupted
 
     @property
     def _has_ended(self) -> bool:

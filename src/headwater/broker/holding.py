@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
+
 from headwater.broker import claims
 from headwater.broker.claims import Claimed, Failure, replace
 from headwater.broker.committer import Undo
@@ -13,9 +15,11 @@ from headwater.broker.reading import LogReader
 from headwater.delivery.retry import Retry, decide_retry
 from headwater.delivery.window import Window
 from headwater.errors import LeaseLost, NotDelivered, OutcomeUnknown, StoreError
-from headwater.ports.records import DeliveryRow, Stage, SubscriptionRecord
+from headwater.message import NO_HEADERS
+from headwater.ports.records import DeliveryRow, Due, Stage, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
+SET_ASIDE = msgspec.Raw(b"null")
 SPANS_KEPT = 4  # how many times its size a window may stretch, from its first open delivery to its last
 
 
@@ -31,6 +35,14 @@ class Holding(LogReader):
         self._window = Window(record.window)
         self._suspect: int | None = None  # in flight, and its last holder vanished
         self._in_flight: dict[int, Claimed] = {}  # what this holder has been handed and not settled
+
+    def set_payloads_aside(self, sent: Iterable[Claimed]) -> None:
+        """For a server: what was sent to a client is in flight without its payload, which the log has too. Else the
+        client says how much memory is taken, by not settling."""
+        if self.engine.store.shares_messages:
+            return
+        for claimed in sent:
+            claimed.message.raw, claimed.message.raw_headers = SET_ASIDE, NO_HEADERS
 
     def _held(self, reader: Reader) -> SubscriptionRecord:
         """The subscription as stored, if this holder may still act for it."""
@@ -259,7 +271,11 @@ class Holding(LogReader):
         failure: Failure,
         now_ms: int,
     ) -> SubscriptionRecord:
-        letter = claims.dead_letter(self.id, claimed.message, row, failure, now_ms)
+        message = claimed.message
+        if message.raw is SET_ASIDE:
+            [(_, stored)] = claims.with_buried_copies(writer, [Due(row, writer.messages([row.seq]).get(row.seq))])
+            message = message if stored is None else stored  # None: retention took it meanwhile
+        letter = claims.dead_letter(self.id, message, row, failure, now_ms)
         return claims.bury(writer, record, [letter])
 
     def _save(self, writer: Writer, record: SubscriptionRecord) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from headwater.broker.committer import NO_SUBSCRIPTION, Undo
+from headwater.broker.committer import NO_SUBSCRIPTION, Undo, bytes_of
 from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Flow, Ticket
 from headwater.delivery.receipts import receipts_for, stored_seqs
@@ -46,8 +46,11 @@ class Numbered(NamedTuple):
     confirmed: int = 0
 
 
-def submit_drafts(engine: Engine, drafts: list[Draft], numbered: Numbered | None) -> Ticket[Appended]:
-    """Store messages, all or none; what a numbered publisher sends again is recognised and gets its first seq."""
+def submit_drafts(
+    engine: Engine, drafts: list[Draft], numbered: Numbered | None, source: Hashable = None
+) -> Ticket[Appended]:
+    """Store messages, all or none; what a numbered publisher sends again is recognised and gets its first seq. Sources
+    take turns: see `committer`."""
 
     def work(writer: Writer, undo: Undo) -> Appended:
         now_ms = engine.clock.now_ms()
@@ -68,7 +71,7 @@ def submit_drafts(engine: Engine, drafts: list[Draft], numbered: Numbered | None
 
     refuse_in_transaction(engine)
     engine.refuse_closed()
-    return engine.committer.submit(work, len(drafts), touching=NO_SUBSCRIPTION)
+    return engine.committer.submit(work, len(drafts), bytes=bytes_of(drafts), touching=NO_SUBSCRIPTION, source=source)
 
 
 def _append(engine: Engine, writer: Writer, undo: Undo, drafts: list[Draft], now_ms: int) -> Appended:

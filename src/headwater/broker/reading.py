@@ -7,7 +7,7 @@ from abc import abstractmethod
 
 from headwater.broker.consumer import Consumer
 from headwater.broker.engine import Engine, refuse_in_transaction
-from headwater.broker.flow import Flow, Within, finish
+from headwater.broker.flow import Flow, Ticket, Within, finish
 from headwater.errors import LeaseLost
 from headwater.ports.records import SubscriptionSpec, selection_of
 
@@ -22,6 +22,7 @@ class LogReader(Consumer):
         super().__init__(id, spec, engine.wakeups.add(self._selection.pattern, id, minds_settling=minds_settling))
         self.engine = engine
         self._lane = engine.filters if self._selection.takes_time else engine.readers
+        self._look_again_ms: int | None = None
         engine.ensure_watching()
 
     def _now_ms(self) -> int:
@@ -41,12 +42,23 @@ class LogReader(Consumer):
             due_s = None if look_again_ms is None else (look_again_ms - self._now_ms()) / 1000
             yield Within(ticket, max(0.0, min(s for s in (left_s, due_s, NET_POLL_S) if s is not None)))
 
+    def news(self) -> Ticket[None]:
+        """Asked for before a look that finds nothing: what `wait_for` waits for afterwards."""
+        return self._waiter.arm()
+
+    def wait_for(self, news: Ticket[None], timeout_s: float | None) -> Flow[None]:
+        """Until another look may find something, and no longer than this. Claims nothing."""
+        due_ms = self._look_again_ms
+        due_s = None if due_ms is None else (due_ms - self._now_ms()) / 1000
+        yield Within(news, max(0.0, min(s for s in (timeout_s, due_s, NET_POLL_S) if s is not None)))
+
     def _look(self, limit: int) -> Flow[int | None]:
         """Claim what is there now; the outcome is when to look again at the latest, even if nothing wakes us."""
         refuse_in_transaction(self.engine)
         self.engine.refuse_closed()
         try:
-            return (yield from self._claim_all(limit))
+            self._look_again_ms = yield from self._claim_all(limit)
+            return self._look_again_ms
         except LeaseLost as exc:
             self.lose(exc)
             raise

@@ -20,6 +20,7 @@ from headwater.ports.records import DeliveryRow, Scan, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
 NEAR_SEQS = 1_000  # so far behind, a look costs the writer next to nothing
+NEAR_BYTES_MAX = 64 * 1024  # unless messages are large: then others would wait while they are read
 PASSED_BY_MS = 200  # when to look again at a delivery that is due and cannot be had
 SCANNED_UNSAVED_MAX = 10_000  # how far a reader may look past messages of others before it notes its place
 
@@ -56,6 +57,7 @@ class Subscriber(Holding):
         self.resumed_from = resumed_from
         self._scanned = self._saved_to = record.window.delivered
         self._expects_more = False
+        self._are_large = False  # those found last
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
@@ -97,11 +99,13 @@ class Subscriber(Holding):
         if self._selection.takes_time:
             return False
         behind = self.engine.wakeups.announced - self._scanned
+        if self._are_large:
+            return False
         return 0 < behind <= NEAR_SEQS and not self.spec.keeps_rows and len(self._in_flight) < self.spec.max_in_flight
 
     def _look_near(self, writer: Writer, limit: int) -> Outlook | None:
         self._held(writer)
-        outlook = self._look_ahead(writer, limit)
+        outlook = self._look_ahead(writer, limit, NEAR_BYTES_MAX)
         return outlook if outlook.fresh else None
 
     def _unlooked(self, writer: Writer, limit: int) -> Outlook | None:
@@ -121,7 +125,7 @@ class Subscriber(Holding):
         claim: Claim = yield self.engine.committer.submit(work, touching=self.id)
         return claim
 
-    def _look_ahead(self, reader: Reader, limit: int) -> Outlook:
+    def _look_ahead(self, reader: Reader, limit: int, bytes_max: int | None = None) -> Outlook:
         saved_to = self._window.delivered
         if self.spec.keeps_rows:
             saved_to = self._held(reader).window.delivered
@@ -130,8 +134,10 @@ class Subscriber(Holding):
             self._saved_to = saved_to
         room = self._room(reader, limit)
         after = self._scanned
-        most = self._most(reader, room)
-        fresh, scanned_to = reader.scan(self._selection, after, most) if room > 0 and most > 0 else ([], after)
+        most, bytes_max = self._most(reader, room), bytes_max or self.claim_bytes_max
+        fresh, scanned_to = (
+            reader.scan(self._selection, after, most, None, bytes_max) if room > 0 and most > 0 else ([], after)
+        )
         suspect_until_ms = self._suspect_until_ms(reader)
         next_due_ms = reader.next_due_ms(self.id, suspects=suspect_until_ms is None)
         if suspect_until_ms is not None:
@@ -195,13 +201,17 @@ class Subscriber(Holding):
             # every one gives up the interpreter and has to win it back.
             if outlook.room > 0 and (late or (outlook.next_due_ms is not None and outlook.next_due_ms <= now_ms)):
                 may_suspect = self._suspect_until_ms(writer) is None
-                handed = claims.claim_due(writer, record, outlook.room, now_ms, suspects=may_suspect)
+                handed = claims.claim_due(
+                    writer, record, outlook.room, now_ms, suspects=may_suspect, bytes_max=self.claim_bytes_max
+                )
             outrun = self._scanned != outlook.scanned_from  # another fetch of this holder was quicker
             if not outrun:
                 handed = self._claim_window(writer, undo, handed, outlook, now_ms)
             look_again = handed.dropped or outrun or (late and outlook.room <= 0)
             record = replace(handed.record, window=self._window.state())
         found = handed.claimed if handed.suspect is None else [*handed.claimed, handed.suspect]
+        if found:
+            self._are_large = found[-1].message.size > NEAR_BYTES_MAX // 4
         if handed.suspect is not None:
             self._suspect = handed.suspect.message.seq
         gaps = writer.gaps(self.id) if outlook.has_gaps else []
@@ -228,7 +238,9 @@ class Subscriber(Holding):
         fresh = self._fresh(writer, record, outlook)
         if record.spec.order == "priority" or record.spec.order_key is not None:
             return claims.park_and_claim(writer, record, outlook.room, fresh, now_ms, suspects=may_suspect)
-        handed = claims.claim_due(writer, record, outlook.room, now_ms, suspects=may_suspect)
+        handed = claims.claim_due(
+            writer, record, outlook.room, now_ms, suspects=may_suspect, bytes_max=self.claim_bytes_max
+        )
         room = outlook.room - handed.size
         if room <= 0:
             return handed
@@ -242,7 +254,7 @@ class Subscriber(Holding):
         if not self._selection.takes_time:
             skip_to = outlook.fresh[0].seq - 1 if outlook.fresh else outlook.scanned_to
             after = delivered if moved_back else max(delivered, skip_to)
-            return lambda most: writer.scan(self._selection, after, most)
+            return lambda most: writer.scan(self._selection, after, most, None, self.claim_bytes_max)
         seen = [] if moved_back else [message for message in outlook.fresh if message.seq > delivered]
 
         def take(most: int) -> Scan:

@@ -35,7 +35,11 @@ class Tail(LogReader):
     def _claim_all(self, limit: int) -> Flow[int | None]:
         while True:
             (messages, scanned_to), last_seq = yield from self.engine.read(
-                lambda reader: (reader.scan(self._selection, self._position, limit), reader.last_seq()), self._lane
+                lambda reader: (
+                    reader.scan(self._selection, self._position, limit, None, self.claim_bytes_max),
+                    reader.last_seq(),
+                ),
+                self._lane,
             )
             now_ms = self._now_ms()
             with self._lock:  # another taker may have read this far meanwhile
@@ -44,6 +48,9 @@ class Tail(LogReader):
                 self.deliver([Claimed(message, 1, 0) for message in fresh if not is_expired(message, now_ms)])
             if self._buffer or self._position >= last_seq:
                 return None
+
+    def set_payloads_aside(self, sent: Sequence[Claimed]) -> None:
+        """Nothing is in flight here."""
 
     def handed_out(self, seqs: Sequence[int], attempt: int | None = None) -> Flow[list[Claimed]]:
         return []

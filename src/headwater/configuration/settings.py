@@ -62,7 +62,7 @@ class Limits(Frozen):
     frame_bytes: BufferBytes = 4 * 1024**2
     batch_calls: Count = 1_000
     connections: Count = 10_000
-    connections_per_address: Count = 10_000
+    connections_per_address: CountOrZero = 0
     requests_in_flight: Count = 1_000
     requests_per_second: CountOrZero = 0
     burst: Count = 1_000
@@ -76,6 +76,12 @@ class Limits(Frozen):
     http_head_bytes: BufferBytes = 16 * 1024
     subscriptions_per_token: Count = 1_000
     method_threads: Count = 16
+    unauthenticated: Count = 1_000
+    unauthenticated_per_address: CountOrZero = 0
+    unauthenticated_bytes: BufferBytes = 64 * 1024
+    inbound_bytes: BufferBytes = 8 * 1024**2
+    inbound_total_bytes: BufferBytes = 64 * 1024**2
+    outbound_total_bytes: BufferBytes = 64 * 1024**2
 
 
 class LogSettings(Frozen):

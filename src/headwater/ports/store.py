@@ -82,9 +82,12 @@ class Reader(Protocol):
     def last_seq(self) -> int:
         """The highest seq ever given out, 0 in a log that never had a message."""
 
-    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+    def scan(
+        self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
+    ) -> Scan:
         """The first `limit` matching messages in (after, upto], in seq order. Looks at a bounded number of rows: if
-        `scanned_to` is below the end and below the limit's worth of messages, call again from there."""
+        `scanned_to` is below the end and below the limit's worth of messages, call again from there. `bytes_max`: about
+        so much may be read into memory, but one message at least; a store that can say so stops there."""
 
     def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
         """Like `scan`, but only when each message was published; no payload is loaded to tell."""
@@ -118,11 +121,19 @@ class Reader(Protocol):
         """How many durable subscriptions have this owner."""
 
     def due(
-        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+        self,
+        subscription: str,
+        now_ms: int,
+        limit: int,
+        order: Order,
+        *,
+        suspects: bool | None = None,
+        bytes_max: int | None = None,
     ) -> list[Due]:
         """Delivery rows that may be claimed now (waiting ones whose delay is over, leased ones whose lease ran out),
         by seq or by priority (high first) then seq. Of rows with the same key only the lowest seq can be due.
-        `suspects`: only those whose lease ran out, the one that is due the longest first; or none of them."""
+        `suspects`: only those whose lease ran out, the one that is due the longest first; or none of them.
+        `bytes_max`: as for `scan`."""
 
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
         """When the earliest delivery row becomes due, if there is one. Rows behind another of the same key do not
@@ -266,6 +277,8 @@ class Store(Protocol):
     supports_sql: bool
     supports_concurrent_reads: bool
     """Whether `read()` goes on beside `write()`; a store in memory may make them take turns instead."""
+    shares_messages: bool
+    """The messages it hands out are its own, not copies."""
     writes_beside_others: bool
     """Whether store objects of the same log write at the same time where they are not `alone`."""
 

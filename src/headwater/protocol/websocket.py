@@ -21,6 +21,8 @@ from headwater.protocol.jsonrpc import NULL_ID, error_text, frame_too_long
 SUBPROTOCOL = Subprotocol("jsonrpc")
 NORMAL, GOING_AWAY, VANISHED = int(CloseCode.NORMAL_CLOSURE), int(CloseCode.GOING_AWAY), int(CloseCode.ABNORMAL_CLOSURE)
 
+_CONTROL = (Opcode.PING, Opcode.PONG)
+
 
 class WebSocket:
     """One end of a connection. Feed it with `receive`, and send what `data_to_send` gives after each call."""
@@ -31,6 +33,8 @@ class WebSocket:
         self._is_text = True
         self._is_refused = False
         self.takes_binary = False
+        self.idle_frames = 0
+        """Frames that carried nothing, until the caller sets it back."""
         self.wants_eof = False
         """After what is left to send, end the connection."""
 
@@ -50,6 +54,8 @@ class WebSocket:
     def _take(self, frame: Frame, messages: list[tuple[bytes, bool]]) -> None:
         if self._is_refused:  # with the rest of what was refused
             return
+        if frame.opcode in _CONTROL or not frame.data:
+            self.idle_frames += 1
         if frame.opcode is Opcode.BINARY and not self.takes_binary:
             self._is_refused = True
             self._protocol.fail(CloseCode.UNSUPPORTED_DATA, "send JSON in text frames")
@@ -64,6 +70,11 @@ class WebSocket:
             if frame.fin:
                 messages.append((bytes(self._fragments), self._is_text))
                 self._fragments = bytearray()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of a message that is not complete."""
+        return len(self._protocol.reader.buffer) + len(self._fragments)
 
     def receive_eof(self) -> None:
         self._protocol.receive_eof()
@@ -83,6 +94,13 @@ class WebSocket:
     def close(self, code: int, reason: str) -> None:
         if self.is_open:
             self._protocol.send_close(code, reason)
+
+    def fail(self, code: int, reason: str) -> None:
+        """Close, and drop what still comes."""
+        if self.is_open:
+            self._fragments = bytearray()
+            self._is_refused = True
+            self._protocol.fail(code, reason)
 
     def data_to_send(self) -> bytes:
         chunks = self._protocol.data_to_send()

@@ -62,7 +62,10 @@ class Annexes:
 
 
 class Visitor:
-    """A guest of an annex, counted."""
+    """A guest of an annex, counted. The annex has asked who it is."""
+
+    is_stranger = False
+    is_busy = False
 
     def __init__(self, annexes: Annexes, guest: FrameGuest) -> None:
         self._annexes = annexes

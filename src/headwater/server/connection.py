@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
+from collections import deque
 from collections.abc import Sequence
 from types import GeneratorType
 from typing import Any, Protocol, cast
@@ -21,6 +23,7 @@ from headwater.protocol.faults import error_of, fault_of
 from headwater.protocol.jsonrpc import FRAME_BYTES_MIN, INTERNAL_ERROR, Answer, Call, Fault, params_of
 from headwater.protocol.session import Exchange, Session
 from headwater.protocol.wire import LostNotice
+from headwater.server.budget import Account
 from headwater.server.logger import logger
 from headwater.server.parts import POLICY_VIOLATION, Parts
 from headwater.server.publishing import publish_batch_call, publish_calls
@@ -41,6 +44,11 @@ UNTIMED = frozenset({"rpc.fetch"})  # it has a wait of its own
 CANCELLED = Fault(INTERNAL_ERROR, "the connection ended before it was done")
 REVOKED_CLOSE_S = 2.0  # for the answer to the close; nothing else passes by then
 NOT_ITS_OWN = "the token that the connection has now may not have it"
+LARGE = frozenset(  # their answers may be, so that few are read at a time
+    {"rpc.topics", "rpc.subscriptions", "rpc.stats", "rpc.dead_letters", "rpc.dead_letters.get"}
+    | {"rpc.dead_letters.stats", "rpc.dead_letters.export", "rpc.dead_letters.import"}
+)
+LARGE_AT_ONCE_MAX = 2
 
 
 class Wire(Protocol):
@@ -50,11 +58,32 @@ class Wire(Protocol):
 
     def buffered_bytes(self) -> int: ...
 
+    def hold(self, bytes: int) -> None:
+        """So many bytes more, or less, of frames with calls that have no answer."""
+
+    def reserve(self, bytes: int) -> None:
+        """So many bytes more, or less, that are being read to be sent."""
+
+    @property
+    def outbound(self) -> Account:
+        """Of what is reserved, and what was sent and not read."""
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
 
     def close(self, code: int, reason: str, within_s: float = ...) -> None: ...
+
+
+class OpenFrame:
+    """A frame with calls that have no answer yet, and what was reserved for their answers."""
+
+    __slots__ = ("bytes", "calls", "reserved_bytes")
+
+    def __init__(self, calls: int, bytes: int) -> None:
+        self.calls = calls
+        self.bytes = bytes
+        self.reserved_bytes = 0
 
 
 class Connection:
@@ -86,6 +115,10 @@ class Connection:
         self._address = address
         self._bucket = Bucket(limits.requests_per_second, limits.burst)
         self._working = 0  # calls that have no answer yet
+        self._open: dict[Exchange, OpenFrame] = {}  # the frames they came in
+        self._reserved: dict[asyncio.Task[Any], int] = {}  # bytes of outbound room, by who answers a call
+        self._rooms: deque[asyncio.Future[None]] = deque()  # those that wait for some
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE_MAX)
         self._is_paused = False
         self._draining: asyncio.Event | None = None  # set when the last call is answered
         self._writable = asyncio.Event()
@@ -99,6 +132,14 @@ class Connection:
     @property
     def address(self) -> str:
         return self._address
+
+    @property
+    def is_stranger(self) -> bool:
+        return self.grant is None and self.parts.needs_token
+
+    @property
+    def is_busy(self) -> bool:
+        return self._working > 0
 
     @property
     def label(self) -> str:
@@ -222,11 +263,13 @@ class Connection:
             if isinstance(item, Answer):
                 self._take_answer(item)
             else:
-                self._take_calls(item)
+                self._take_calls(item, len(text))
 
-    def _take_calls(self, exchange: Exchange) -> None:
+    def _take_calls(self, exchange: Exchange, bytes: int) -> None:
         calls = exchange.calls
         self._working += len(calls)
+        self._open[exchange] = OpenFrame(len(calls), bytes)
+        self._wire.hold(bytes)
         self._read_or_not()
         retry_after = self._bucket.take(len(calls))
         if retry_after:
@@ -260,11 +303,19 @@ class Connection:
         for call in exchange.calls:
             exchange.refuse(call, fault)
         self.parts.metrics.count_calls("limited", "refused", len(exchange.calls))
-        self.finished(len(exchange.calls))
+        self.finished(len(exchange.calls), exchange)
 
-    def finished(self, count: int) -> None:
-        """So many calls have been answered."""
+    def finished(self, count: int, exchange: Exchange) -> None:
+        """So many calls of a frame have been answered."""
         self._working -= count
+        frame = self._open[exchange]
+        frame.calls -= count
+        if not frame.calls:
+            del self._open[exchange]
+            self._wire.hold(-frame.bytes)
+            if frame.reserved_bytes:
+                self.flush()
+                self.give_room_back(frame.reserved_bytes)
         self._read_or_not()
         if self._draining is not None and not self._working:
             self._draining.set()
@@ -279,14 +330,17 @@ class Connection:
         except Exception as exc:
             exchange.refuse(call, self.fault_for(exc, call.method))
             outcome = "refused"
-        self.finished(1)
+        self.finished(1, exchange)
         self.parts.metrics.count_calls(call.method, outcome, 1)
 
     async def _work(self, exchange: Exchange, call: Call) -> None:
         began = time.perf_counter()
         outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
         try:
-            outcome = await self._through_middleware(call)
+            async with self._large if call.method in LARGE else contextlib.nullcontext():
+                if call.method in LARGE:
+                    await self.writable()
+                outcome = await self._through_middleware(call)
             if outcome.fault is None:
                 exchange.answer(call, outcome.result)
         except (TypeError, ValueError) as exc:  # a result that is not JSON
@@ -296,7 +350,9 @@ class Connection:
         finally:
             if outcome.fault is not None:
                 exchange.refuse(call, outcome.fault)
-            self.finished(1)
+            task = asyncio.current_task()
+            self._open[exchange].reserved_bytes += 0 if task is None else self._reserved.pop(task, 0)
+            self.finished(1, exchange)
             name = call.method if self.parts.registry.knows(call.method) else "unknown"
             self.parts.metrics.observe_call(name, outcome.fault is None, time.perf_counter() - began)
 
@@ -361,12 +417,58 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """More is waiting to be read by the client than is good."""
-        return self._wire.buffered_bytes() > self.parts.limits.outbound_bytes
+        """More is waiting to be read by the client than is good, for it or for all."""
+        return self._wire.buffered_bytes() > self.parts.limits.outbound_bytes or not self._wire.outbound.may_grow
 
     def on_drained(self) -> None:
-        self._writable.set()
-        self._read_or_not()
+        if not self.is_full:
+            self._writable.set()
+            self._read_or_not()
+            self._pass_room_on()
+
+    async def room(self, bytes: int, least_bytes: int) -> int:
+        """Wait until so many bytes may be read to be sent, or `least_bytes` where there is no more room than that."""
+        while (room_bytes := self._room_bytes(least_bytes)) < least_bytes:
+            waiter = self.loop.create_future()
+            self._rooms.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter in self._rooms:
+                    self._rooms.remove(waiter)
+                else:
+                    self._pass_room_on()
+                raise
+        bytes = min(bytes, room_bytes)
+        self._wire.reserve(bytes)
+        self._pass_room_on()  # there may be room for the next one as well
+        return bytes
+
+    def _room_bytes(self, least_bytes: int) -> int:
+        if self.is_gone:
+            return 2 * self.parts.limits.outbound_bytes
+        account = self._wire.outbound
+        if not account.bytes:
+            return max(least_bytes, min(self.parts.limits.outbound_bytes, account.room_bytes))
+        return min(self.parts.limits.outbound_bytes - account.bytes, account.room_bytes)
+
+    def keep_room(self, bytes: int) -> None:
+        """Until the call that is being answered by this task has its answer on the way."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._reserved[task] = self._reserved.get(task, 0) + bytes
+
+    def give_room_back(self, bytes: int) -> None:
+        if not self.is_gone:
+            self._wire.reserve(-bytes)
+        self._pass_room_on()
+
+    def _pass_room_on(self) -> None:
+        while self._rooms:
+            waiter = self._rooms.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
 
     def _read_or_not(self) -> None:
         """Calls are read while there are few unanswered ones, and while the answers are read."""
@@ -445,6 +547,9 @@ class Connection:
         """The connection is no more: give back what it held."""
         self.is_gone = True
         self._writable.set()
+        for waiter in self._rooms:
+            if not waiter.done():
+                waiter.set_result(None)
         self.parts.live.remove_all(self)
         self.parts.forget_publisher(self)
         for future in self._waiting.values():

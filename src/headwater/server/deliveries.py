@@ -63,6 +63,7 @@ async def push(connection: Connection, id: str, subscriber: Subscriber | Tail, f
         for each in found:
             await push(connection, id, subscriber, [each])
         return
+    subscriber.set_payloads_aside(found)
     connection.flush()
     connection.parts.metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
 

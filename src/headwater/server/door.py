@@ -14,10 +14,18 @@ from websockets.http11 import Request
 from headwater.configuration import Limits
 from headwater.ports.annex import Refusal, UpgradeRequest
 from headwater.protocol.websocket import VANISHED, ServerSocket
+from headwater.server.acceptor import Accepted
+from headwater.server.budget import Account, Budget
 from headwater.server.http import Answering, HttpExchange
 from headwater.server.logger import logger
 
 HTTP_SECONDS_MAX = 30.0  # for one request, from its first byte to its answer
+SLICE_BYTES = 32 * 1024  # read at a time: frames may be as small as two bytes, and others wait meanwhile
+SLICE_MESSAGES = 64  # handed on at a time
+IDLE_FRAMES_MAX = 1_000  # a second, of frames that carry nothing: pings, pongs, empty fragments
+UNREAD_BYTES = 64 * 1024  # from here on, what the client has not read is counted
+TRY_LATER = 1013
+POLICY_VIOLATION = 1008
 CLOSE_SECONDS_MAX = 5.0  # for the other end to answer a close
 PONG_BYTES_MAX = 64 * 1024  # for one that pings, and reads nothing
 # What a request begins with: the name of its method. TLS begins with 0x16.
@@ -26,6 +34,14 @@ FIRST_BYTES = frozenset(b"!#$%&'*+-.^_`|~" + string.ascii_letters.encode() + str
 
 class Client(Protocol):
     """Who takes the texts of a WebSocket; see `connection`."""
+
+    @property
+    def is_stranger(self) -> bool:
+        """It has not shown yet who it is."""
+
+    @property
+    def is_busy(self) -> bool:
+        """It has calls to answer."""
 
     def receive_text(self, text: bytes) -> None: ...
 
@@ -54,34 +70,48 @@ class House(Answering, Protocol):
 
     limits: Limits
 
+    inbound: Budget
+    outbound: Budget
+
     def admit(self, request: UpgradeRequest, wire: SocketWire) -> Admission: ...
 
-    def came(self, door: Door) -> bool:
-        """Somebody is at the door; False if there is no room."""
+    def recognised(self, door: Door) -> None:
+        """It has shown who it is."""
 
     def left(self, door: Door) -> None: ...
 
 
-class Door(asyncio.Protocol):
+class Door(Accepted):
     """One incoming connection, until its first head is complete."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: House, address: str, *, has_room: bool) -> None:
         self.house = house
-        self.address = ""
+        self.address = address
         self.transport: asyncio.Transport
+        self._has_room = has_room
+        self._is_dropped = False
         self._head = bytearray()
         self._taken_by: SocketWire | HttpExchange | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        peer = transport.get_extra_info("peername")
-        self.address = str(peer[0]) if isinstance(peer, tuple) else "local"
-        if not self.house.came(self):
+        if self._is_dropped:
+            transport.abort()
+        elif self._has_room:
+            seconds = min(HTTP_SECONDS_MAX, self.house.limits.authenticate_timeout)
+            self._timer = asyncio.get_running_loop().call_later(seconds, transport.abort)
+        else:
             self._turn_away(HTTPStatus.SERVICE_UNAVAILABLE)
-            return
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(HTTP_SECONDS_MAX, transport.abort)
+
+    @property
+    def is_stranger(self) -> bool:
+        return not isinstance(self._taken_by, SocketWire) or self._taken_by.is_stranger
+
+    def drop(self) -> None:
+        self._is_dropped = True
+        if hasattr(self, "transport"):
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._taken_by is not None:
@@ -161,18 +191,34 @@ class SocketWire:
         self._taken_bytes = 0
         self._pong_bytes = 0
         self._wants_drain = False
-        self._is_paused = False
+        self._is_paused = False  # by the client's own connection
+        self._is_held_up = False  # for lack of room, or because what came is not used up
         self._is_handing_on = False
+        self._goes_on_soon = False
         self._is_ending = False
+        self._is_known = False
         self._admitting: asyncio.Task[None] | None = None
-        self._early = b""  # came before it was admitted
+        self._unused = b""  # came before it was admitted, or with what is being used
         self._receive_binary: Callable[[bytes], None] | None = None
         self._messages: deque[tuple[bytes, bool]] = deque()  # read, and not handed on
+        self._queued_bytes = 0  # of those
+        self._open_bytes = 0  # of frames that have calls without an answer
+        self._reserved_bytes = 0
+        self._received_bytes = 0
+        self._idle_frames_left = float(IDLE_FRAMES_MAX)
+        self._idle_at_s = self._heard_s
+        self.inbound = Account(door.house.inbound, Inbound(self))
+        self.outbound = Account(door.house.outbound, Outbound(self))
         self._limit_outbound(door.house.limits.outbound_bytes)
 
     def _limit_outbound(self, bytes_max: int) -> None:
         self.outbound_bytes_max = bytes_max
-        self._transport.set_write_buffer_limits(high=bytes_max, low=bytes_max // 4)
+        high = min(bytes_max, UNREAD_BYTES)
+        self._transport.set_write_buffer_limits(high=high, low=high // 4)
+
+    @property
+    def is_stranger(self) -> bool:
+        return self._client is None or self._client.is_stranger
 
     def begin(self, head: bytes, rest: bytes) -> None:
         request = self._socket.receive_request(head)
@@ -181,7 +227,7 @@ class SocketWire:
             return
         headers = {name.lower(): value for name, value in request.headers.raw_items()}
         admitted = self._door.house.admit(UpgradeRequest(request.path, headers, self._door.address), self)
-        self._early = rest  # frames may have come with the head
+        self._unused = rest  # frames may have come with the head
         if isinstance(admitted, Admitted | Refusal):
             self._answer(request, admitted)
         else:
@@ -219,20 +265,85 @@ class SocketWire:
             admitted.client.on_closed(vanished=False)
         self._flush()
         if self._client is not None:
-            early, self._early = self._early, b""
-            self.data_received(early)
+            self._use()
+
+    # --- reading ------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._admitting is not None:
-            self._early += data
-            return
         self._heard_s = self._loop.time()
+        self._received_bytes += len(data)
+        self._unused = self._unused + data if self._unused else data
+        if self._admitting is None and not self._is_held_up:
+            self._use()
+
+    def _use(self) -> None:
+        """A slice of what has come; the rest follows when others have had their turn."""
+        if self._client is None and not self._socket.is_open:
+            self._unused = b""
+        data, self._unused = self._unused[:SLICE_BYTES], self._unused[SLICE_BYTES:]
         was_open = self._socket.is_open
-        messages = self._socket.receive_messages(data)
+        messages = self._socket.receive_messages(data) if data else []
         if was_open:  # what comes after our goodbye comes too late: its client may be back on another connection
             self._messages.extend(messages)
+            self._queued_bytes += sum(len(message) for message, _ in messages)
         self._answer_pings()
         self._hand_on()
+        self._read_or_not()
+        if was_open:
+            self._bound_idle_frames()
+            self._bound_strangers()
+
+    def _use_more(self) -> None:
+        self._goes_on_soon = self._is_held_up = False
+        if not self._transport.is_closing():
+            self._use()
+
+    def _read_or_not(self) -> None:
+        """Nothing is read while what came before is not used up, and while there is no room."""
+        if self._client is not None:
+            self.inbound.set(self._queued_bytes + self._open_bytes + self._socket.unfinished_bytes + len(self._unused))
+        if self._transport.is_closing() or self._is_held_up:
+            return
+        has_more = bool(self._unused) or (bool(self._messages) and not self._is_paused)
+        if has_more and not self._goes_on_soon:
+            self._goes_on_soon = True
+            self._loop.call_soon(self._use_more)
+        is_full = self._queued_bytes + self._open_bytes > self._inbound_bytes_max
+        self._is_held_up = has_more or (self._socket.is_open and (is_full or not self.inbound.may_grow))
+        if self._is_held_up or self._is_paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    @property
+    def _inbound_bytes_max(self) -> int:
+        limits = self._door.house.limits
+        return max(limits.inbound_bytes, limits.frame_bytes)
+
+    def _bound_strangers(self) -> None:
+        """Those that are being asked who they are may have sent more behind their answer."""
+        if self._is_known or self._client is None:
+            return
+        if not self._client.is_stranger:
+            self._is_known = True
+            self._door.house.recognised(self._door)
+        elif self._received_bytes > self._door.house.limits.unauthenticated_bytes and not self._client.is_busy:
+            self._fail(POLICY_VIOLATION, "too much came before a token")
+
+    def _bound_idle_frames(self) -> None:
+        idle, self._socket.idle_frames = self._socket.idle_frames, 0
+        now_s = self._loop.time()
+        left = self._idle_frames_left + (now_s - self._idle_at_s) * IDLE_FRAMES_MAX
+        self._idle_frames_left, self._idle_at_s = min(left, IDLE_FRAMES_MAX) - idle, now_s
+        if self._idle_frames_left < 0:
+            self._fail(POLICY_VIOLATION, "too many frames that carry nothing")
+
+    def _fail(self, code: int, reason: str) -> None:
+        """Close without listening any more: the client is in the middle of something that is too much."""
+        self._messages.clear()
+        self._unused, self._queued_bytes = b"", 0
+        self._socket.fail(code, reason)
+        self._flush()
 
     def _answer_pings(self) -> None:
         """What the socket says by itself. Nobody else sends without end to one that does not read."""
@@ -247,13 +358,27 @@ class SocketWire:
         if self._is_handing_on:  # what is handed on may be done at once, and want the next one
             return
         self._is_handing_on = True
-        while self._messages and self._client is not None and not self._is_paused:
+        count = 0
+        while self._messages and self._client is not None and not self._is_paused and count < SLICE_MESSAGES:
             data, is_text = self._messages.popleft()
+            self._queued_bytes -= len(data)
+            count += 1
             if is_text:
                 self._client.receive_text(data)
             elif self._receive_binary is not None:
                 self._receive_binary(data)
         self._is_handing_on = False
+
+    def hold(self, bytes: int) -> None:
+        """So many bytes more, or less, of frames with calls that have no answer."""
+        self._open_bytes += bytes
+        if not self._is_handing_on:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """There may be room again."""
+        self._is_held_up = False
+        self._read_or_not()
 
     # --- for the connection, or the guest of an annex -----------------------------------------------------------------
 
@@ -273,6 +398,16 @@ class SocketWire:
     def buffered_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
+    def reserve(self, bytes: int) -> None:
+        """So many bytes more, or less, that are being read to be sent."""
+        if self._client is not None:
+            self._reserved_bytes += bytes
+            self._count_outbound()
+
+    def _count_outbound(self) -> None:
+        unread_bytes = self.buffered_bytes()
+        self.outbound.set(self._reserved_bytes + (unread_bytes if unread_bytes > UNREAD_BYTES else 0))
+
     def pause_reading(self) -> None:
         self._is_paused = True
         if not self._transport.is_closing():
@@ -281,15 +416,20 @@ class SocketWire:
     def resume_reading(self) -> None:
         self._is_paused = False
         self._hand_on()
-        if not self._is_paused and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self.go_on()
 
     def close(self, code: int, reason: str, within_s: float = CLOSE_SECONDS_MAX) -> None:
         self._socket.close(code, reason)
         self._flush()
         self._messages.clear()
+        self._unused, self._queued_bytes = b"", 0
         self.resume_reading()  # for the answer to the close
         self._loop.call_later(within_s, self._transport.abort)
+
+    def give_up(self, why: str) -> None:
+        told = {"address": self._door.address, "why": why}
+        logger.warning("client %(address)s is let go: %(why)s", told)
+        self._fail(TRY_LATER, why)
 
     # --- for the transport --------------------------------------------------------------------------------------
 
@@ -298,6 +438,7 @@ class SocketWire:
         if data and not self._transport.is_closing():
             self._written_bytes += len(data)
             self._transport.write(data)
+            self._count_outbound()
         if self._socket.wants_eof and not self._is_ending:
             self._end()
 
@@ -346,6 +487,7 @@ class SocketWire:
         self._wants_drain = True
 
     def resume_writing(self) -> None:
+        self._count_outbound()
         if self._wants_drain and self._client is not None:
             self._wants_drain = False
             self._pong_bytes = 0
@@ -353,10 +495,47 @@ class SocketWire:
 
     def connection_lost(self) -> None:
         self._leave()
+        self._reserved_bytes = 0
+        self.outbound.set(0)
 
     def _leave(self) -> None:
         if self._pinger is not None:
             self._pinger.cancel()
+        self.inbound.set(0)
         if self._client is not None:
             client, self._client = self._client, None
             client.on_closed(vanished=self._socket.close_code == VANISHED)
+
+
+class Inbound:
+    """The account of what a client sent."""
+
+    def __init__(self, wire: SocketWire) -> None:
+        self._wire = wire
+
+    def moved_bytes(self) -> int:
+        return self._wire._received_bytes
+
+    def on_room(self) -> None:
+        self._wire._loop.call_soon(self._wire.go_on)
+
+    def on_stalled(self) -> None:
+        self._wire.give_up("too much is unfinished for too long")
+
+
+class Outbound:
+    """The account of what is sent to a client."""
+
+    def __init__(self, wire: SocketWire) -> None:
+        self._wire = wire
+
+    def moved_bytes(self) -> int:
+        return self._wire._written_bytes - self._wire.buffered_bytes()
+
+    def on_room(self) -> None:
+        client = self._wire._client
+        if client is not None:
+            self._wire._loop.call_soon(client.on_drained)
+
+    def on_stalled(self) -> None:
+        self._wire.give_up("too much is unread for too long")

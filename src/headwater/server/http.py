@@ -13,7 +13,7 @@ import h11
 from headwater.ports.annex import HttpRequest, HttpResponse
 from headwater.server.logger import logger
 
-HTTP_BODY_BYTES_MAX = 1024 * 1024
+HTTP_BODY_BYTES_MAX = 64 * 1024  # of a request, which may come from a stranger
 
 
 class Answering(Protocol):

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
 TEXT_CHARS_MAX = 4_000  # of a message or a value: clients choose some of them
 STACK_CHARS_MAX = 20_000
+
+ALIKE_A_SECOND_MAX = 10  # lines of one kind; clients can cause some of them as often as they like
+KINDS_MAX = 1_000
 
 LOGGERS = ("headwater", "asyncio", "py.warnings")
 
@@ -26,6 +30,7 @@ def set_up(format: Literal["text", "json"], level: str, stream: TextIO | None = 
     """Let the loggers of this process write to `stream`, or stderr, and nowhere else."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
+    handler.addFilter(LineLimit())
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(in_colour=stream.isatty()))
     for name in LOGGERS:
         logger = logging.getLogger(name)
@@ -34,6 +39,30 @@ def set_up(format: Literal["text", "json"], level: str, stream: TextIO | None = 
         logger.setLevel(level.upper() if name == "headwater" else logging.WARNING)
     logging.captureWarnings(True)
     return handler
+
+
+class LineLimit(logging.Filter):
+    """So many lines of a kind a second. The first one after those that were left out says how many they were."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now_s = now_s
+        self._kinds: dict[tuple[str, int, str], list[int]] = {}  # the second, lines in it, lines left out
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        second, kind = int(self._now_s()), (record.name, record.lineno, record.levelname)
+        if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
+            self._kinds.clear()
+        seen = self._kinds.setdefault(kind, [second, 0, 0])
+        if seen[0] != second:
+            seen[0], seen[1] = second, 0
+        seen[1] += 1
+        if seen[1] > ALIKE_A_SECOND_MAX:
+            seen[2] += 1
+            return False
+        if seen[2]:
+            record.left_out, seen[2] = seen[2], 0
+        return True
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def publish_calls(connection: Connection, exchange: Exchange, calls: Sequence[Ca
     if run:
         _store(connection, exchange, run)
     if refused:
-        connection.finished(refused)
+        connection.finished(refused, exchange)
         connection.parts.metrics.count_calls("rpc.publish", "refused", refused)
 
 
@@ -93,7 +93,7 @@ def _store(connection: Connection, exchange: Exchange, run: list[tuple[Call, Pla
     metrics = connection.parts.metrics
 
     def done(ticket: Ticket[Appended]) -> None:
-        connection.finished(len(calls))
+        connection.finished(len(calls), exchange)
         if ticket.error is not None:
             fault = connection.fault_for(ticket.error, "rpc.publish")
             for call in calls:
@@ -108,7 +108,7 @@ def _store(connection: Connection, exchange: Exchange, run: list[tuple[Call, Pla
 
     try:
         numbered = numbering(connection, params[0].number, max(each.confirmed for each in params))
-        ticket = submit_drafts(connection.core.engine, list(drafts), numbered)
+        ticket = submit_drafts(connection.core.engine, list(drafts), numbered, connection)
     except HeadwaterError as exc:
         ticket = Ticket()
         finish([(ticket, None, exc)])
@@ -168,7 +168,7 @@ def publish_one(connection: Connection, params: Publish) -> Flow[Published]:
     """The same for one, for servers whose middleware wants to see every call."""
     draft = draft_of(connection, params)
     numbered = numbering(connection, params.number, params.confirmed)
-    appended: Appended = yield submit_drafts(connection.core.engine, [draft], numbered)
+    appended: Appended = yield submit_drafts(connection.core.engine, [draft], numbered, connection)
     connection.parts.metrics.count_published(1, len(appended.repeats))
     return Published(appended.seqs[0], bool(appended.repeats))
 
@@ -179,7 +179,7 @@ def publish_batch(connection: Connection, params: PublishBatch) -> Flow[Publishe
     if not drafts:
         return PublishedBatch([])
     numbered = numbering(connection, params.number, params.confirmed)
-    appended: Appended = yield submit_drafts(connection.core.engine, drafts, numbered)
+    appended: Appended = yield submit_drafts(connection.core.engine, drafts, numbered, connection)
     connection.parts.metrics.count_published(len(drafts), len(appended.repeats))
     return PublishedBatch(appended.seqs, sorted(appended.repeats))
 
@@ -190,7 +190,7 @@ def publish_batch_call(connection: Connection, exchange: Exchange, call: Call) -
     metrics = connection.parts.metrics
 
     def done(ticket: Ticket[Appended]) -> None:
-        connection.finished(1)
+        connection.finished(1, exchange)
         if ticket.error is not None:
             exchange.refuse(call, connection.fault_for(ticket.error, call.method))
             metrics.count_calls("rpc.publish.batch", "refused", 1)
@@ -205,7 +205,7 @@ def publish_batch_call(connection: Connection, exchange: Exchange, call: Call) -
         params = _batch_params(call)
         drafts = _drafts(connection, params)
         numbered = numbering(connection, params.number, params.confirmed)
-        ticket = submit_drafts(connection.core.engine, drafts, numbered)
+        ticket = submit_drafts(connection.core.engine, drafts, numbered, connection)
     except (Fault, HeadwaterError) as exc:
         ticket = Ticket()
         finish([(ticket, None, exc)])

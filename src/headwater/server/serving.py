@@ -8,7 +8,9 @@ import errno
 import ipaddress
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,8 +20,10 @@ from headwater.configuration import Limits, Settings
 from headwater.configuration.kinds import is_loopback
 from headwater.errors import DiskFull, InvalidConfiguration, InvalidOption
 from headwater.ports.annex import Annex, HttpRequest, HttpResponse, Refusal, UpgradeRequest
+from headwater.server.acceptor import Acceptor
 from headwater.server.annexes import Annexes, TokenRights
 from headwater.server.audit import Audit
+from headwater.server.budget import Budget
 from headwater.server.connection import Connection, Wire
 from headwater.server.door import Admission, Admitted, Door, SocketWire
 from headwater.server.http import path_of, plain
@@ -36,7 +40,9 @@ from headwater.server.tokens import Grant, Token, TokenFile
 
 SWEEP_S = 2.0  # how often revoked and expired tokens are looked for
 RETAIN_AGAIN_S = 5.0  # between attempts to set the retention of the settings on a full disk
-BACKLOG = 1_024
+BUDGETS_S = 1.0  # how often connections are looked for that hold too much and do not move
+CUT_OFF_S = 1.0  # of the shutdown timeout, for clients that are cut off to give back what they held
+CLOSING_S = 1.0  # and for the log, which has more if the clients left early
 RPC_PATHS = {"/": SpecificationShapes, "/rpc": SpecificationShapes, "/jrow": ImplementationShapes}
 NOT_THIS_ORIGIN = "pages of this origin may not connect; see the setting server.origins"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -66,13 +72,15 @@ class Server:
         self._certificates: Certificates | None = None
         self._parts: Parts | None = None
         self._pages: Pages | None = None
-        self._listener: asyncio.Server | None = None
-        self._doors: set[Door] = set()
-        self._by_address: dict[str, int] = {}
+        self.inbound = Budget(self.limits.inbound_total_bytes)
+        self.outbound = Budget(self.limits.outbound_total_bytes)
+        self._acceptor = Acceptor(self.limits, partial(Door, self), self._refused_for_lack_of_room)
+        self._doors = self._acceptor.connections
+        self._is_running = False
         self._clients: set[ServedConnection] = set()
         self._leaving: set[asyncio.Task[None]] = set()
-        self._sweeper: asyncio.Task[None] | None = None
         self._retaining: asyncio.Task[None] | None = None
+        self._sweepers: list[asyncio.Task[None]] = []
         self._stop_asked: asyncio.Event | None = None
 
     # --- for applications ---------------------------------------------------------------------------------------
@@ -98,9 +106,9 @@ class Server:
 
     @property
     def port(self) -> int:
-        if self._listener is None:
+        if not self._is_running:
             raise InvalidOption("the server is not running", next="Use it inside `async with server:`")
-        return int(self._listener.sockets[0].getsockname()[1])
+        return self._acceptor.port
 
     @property
     def url(self) -> str:
@@ -130,25 +138,24 @@ class Server:
                 logger.warning("retention is set when there is room: %(why)s", {"why": exc.why})
                 self._retaining = asyncio.create_task(self._retain_later(core))
             await self._annexes.start(core, audit, needs_token=self._tokens is not None)
-            self._listener = await self._listen()
+            await self._listen()
         except BaseException:
             await self._annexes.stop()
             await asyncio.to_thread(core.close)
             if audit is not None:
                 await asyncio.to_thread(audit.close)
             raise
-        self._sweeper = asyncio.create_task(self._sweep(known))
+        self._is_running = True
+        self._sweepers = [asyncio.create_task(self._sweep(known)), asyncio.create_task(self._sweep_budgets())]
         self._pages.ready = True
         logger.info("serving %(log)s on %(url)s", {"log": core.name, "url": self.url})
         if self._tokens is not None and self._certificates is None and not is_loopback(settings.host):
             logger.warning("tokens come in clear text, unless a proxy in front of this port speaks TLS")
 
-    async def _listen(self) -> asyncio.Server:
+    async def _listen(self) -> None:
         host, port = self.settings.server.host, self.settings.server.port
         try:
-            return await asyncio.get_running_loop().create_server(
-                lambda: Door(self), host, port, ssl=self._certificates, backlog=BACKLOG
-            )
+            await self._acceptor.listen(host, port, self._certificates)
         except OSError as exc:
             raise InvalidConfiguration(
                 _why_it_cannot_listen(exc),
@@ -177,21 +184,15 @@ class Server:
 
     # --- who comes and goes: see `door` ---------------------------------------------------------------------------
 
-    def came(self, door: Door) -> bool:
-        there = self._by_address.get(door.address, 0)
-        if len(self._doors) >= self.limits.connections or there >= self.limits.connections_per_address:
-            self.metrics.refused.labels("full").inc()
-            return False
-        self._doors.add(door)
-        self._by_address[door.address] = there + 1
-        return True
+    def _refused_for_lack_of_room(self) -> None:
+        self.metrics.refused.labels("full").inc()
+        logger.warning("a connection is refused: there are %(count)d", {"count": len(self._acceptor.connections)})
+
+    def recognised(self, door: Door) -> None:
+        self._acceptor.recognise(door)
 
     def left(self, door: Door) -> None:
-        if door in self._doors:
-            self._doors.discard(door)
-            self._by_address[door.address] -= 1
-            if not self._by_address[door.address]:
-                del self._by_address[door.address]
+        self._acceptor.remove(door)
 
     def admit(self, request: UpgradeRequest, wire: SocketWire) -> Admission:
         parts = self._parts
@@ -333,21 +334,27 @@ class Server:
                     client.cut_off("the token was revoked, changed or has expired")
             seen = generation
 
+    async def _sweep_budgets(self) -> None:
+        while True:
+            await asyncio.sleep(BUDGETS_S)
+            self.inbound.sweep()
+            self.outbound.sweep()
+
     # --- ending -------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
         """Take nobody new, deliver nothing more, finish what runs, close with 1001; all within the shutdown timeout."""
-        if self._listener is None or self._parts is None or self._pages is None:
+        if not self._is_running or self._parts is None or self._pages is None:
             return
-        self._pages.ready = False
+        self._pages.ready = self._is_running = False
         logger.info("stopping", extra={"clients": len(self._clients)})
-        listener, self._listener = self._listener, None
-        listener.close()
-        for task in (self._sweeper, self._retaining):
+        self._acceptor.close()
+        for task in (*self._sweepers, self._retaining):
             if task is not None:
                 task.cancel()
+        until_s = asyncio.get_running_loop().time() + self.settings.server.shutdown_timeout
         try:
-            async with asyncio.timeout(self.settings.server.shutdown_timeout):
+            async with asyncio.timeout_at(until_s - CUT_OFF_S - CLOSING_S):
                 drained = (client.drain() for client in list(self._clients))
                 await asyncio.gather(self._annexes.stop(), *drained, return_exceptions=True)
                 while self._clients or self._leaving or self._annexes.visitors:
@@ -355,13 +362,38 @@ class Server:
         except TimeoutError:
             left = len(self._clients) + len(self._annexes.visitors)
             logger.warning("%(clients)d clients did not leave in time and are cut off", {"clients": left})
-        for door in list(self._doors):
-            door.transport.abort()
-        while self._leaving or self._clients or self._annexes.visitors:
-            await asyncio.sleep(0.01)
-        await self._parts.live.close()
-        await asyncio.to_thread(self._parts.core.close)
-        await asyncio.to_thread(self._parts.audit.close)
+        for accepted in list(self._acceptor.connections):
+            accepted.drop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_OFF_S):
+                while self._leaving or self._clients or self._annexes.visitors:
+                    await asyncio.sleep(0.01)
+                await self._parts.live.close()
+        for task in self._leaving:
+            task.cancel()
+        left_s = until_s - asyncio.get_running_loop().time()
+        await self._close_core(self._parts, max(left_s, CLOSING_S))
+
+    async def _close_core(self, parts: Parts, seconds: float) -> None:
+        """On a thread that does not keep the process from ending, should the store never come back."""
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+        def close() -> None:
+            try:
+                parts.core.close()
+                parts.audit.close()
+            except Exception:
+                logger.exception("the log was not closed well")
+            with contextlib.suppress(RuntimeError):  # the loop has not waited
+                loop.call_soon_threadsafe(closed.set)
+
+        threading.Thread(target=close, name="headwater-closing", daemon=True).start()
+        try:
+            async with asyncio.timeout(seconds):
+                await closed.wait()
+        except TimeoutError:
+            logger.warning("the log is not closed after %(seconds).1f s and is left as it is", {"seconds": seconds})
+            return
         logger.info("stopped")
 
     async def __aenter__(self) -> Self:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from msgspec import UNSET
 
@@ -42,14 +42,23 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 PUSH_BATCH = 500
-TAKE_BYTES_MAX = 4 * 1024 * 1024  # of data sent at a time: fits into a frame, and a slow reader is noticed in time
+PUSH_BATCH_MIN = 32  # to begin with, so that many subscriptions of a connection find room at once
+TAKE_BYTES_MAX = 1024 * 1024  # of data read and sent at a time; others wait meanwhile, and a slow reader is noticed
 FIRST_GUESS_BYTES = 4 * 1024
 RETRY_S = 1.0
+ROOM_S = 30.0  # longer than asked, a fetch waits for room to answer in
 UNDELIVERED_LOOKED_AT_MAX = 50_000  # messages, matching or not
 COUNT_S = 1.0  # for counting them
 HOLDER_CHARS_MAX = 32
 HOLDER_NAME = re.compile(r"[A-Za-z0-9-]{8,128}")
 _NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
+
+
+class Taken(NamedTuple):
+    """Messages to be sent, and the room that was reserved for them, to be given back once they are on their way."""
+
+    found: list[Claimed]
+    room_bytes: int
 
 
 class Held:
@@ -59,14 +68,58 @@ class Held:
         self.subscriber = subscriber
         self.pump: asyncio.Task[None] | None = None
         self.is_forbidden = False  # by now: what a fetch under way has found is not for its client
+        self.push_batch = PUSH_BATCH_MIN
         self._usual_bytes = FIRST_GUESS_BYTES
-        self._waits: set[asyncio.Task[list[Claimed]]] = set()
+        self._turn = asyncio.Lock()  # of the one that waits
+        self._waits: set[asyncio.Task[Taken]] = set()
 
-    async def take(self, count: int, wait_s: float | None) -> list[Claimed]:
+    async def take(self, connection: Connection, count: int, wait_s: float | None) -> Taken:
         """Not more than may be sent at a time: about as many as fit, by the size of the last ones; what is too much
-        after all stays in the buffer."""
-        most = min(count, max(1, TAKE_BYTES_MAX // self._usual_bytes))
-        found = await self._take(most, wait_s)
+        after all stays in the buffer. Nothing is read from the log before there is room for it on the way out."""
+        taking = self._take(connection, count, wait_s)
+        if not wait_s:
+            return await taking
+        task = asyncio.ensure_future(self._take_in_turn(taking))
+        self._waits.add(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            self._waits.discard(task)
+            task.cancel()
+        taking.close()
+        return Taken([], 0) if task.cancelled() else task.result()
+
+    async def _take_in_turn(self, taking: Coroutine[Any, Any, Taken]) -> Taken:
+        async with self._turn:
+            return await taking
+
+    async def _take(self, connection: Connection, count: int, wait_s: float | None) -> Taken:
+        loop = asyncio.get_running_loop()
+        until_s = None if wait_s is None else loop.time() + wait_s
+        while True:
+            news = self.subscriber.news()
+            bytes = min(TAKE_BYTES_MAX, count * self._usual_bytes)
+            try:
+                async with asyncio.timeout_at(None if until_s is None else until_s + ROOM_S):
+                    room_bytes = await connection.room(bytes, min(bytes, self._usual_bytes))
+            except TimeoutError:
+                return Taken([], 0)
+            try:
+                most = min(count, max(1, room_bytes // self._usual_bytes))
+                self.subscriber.claim_bytes_max = room_bytes
+                found = self._fitting(await run_async(self.subscriber.take(most, 0)))
+            except BaseException:
+                connection.give_room_back(room_bytes)
+                raise
+            if found:
+                return Taken(found, room_bytes)
+            connection.give_room_back(room_bytes)
+            left_s = None if until_s is None else until_s - loop.time()
+            if self.subscriber.interrupted or (left_s is not None and left_s <= 0):
+                return Taken([], 0)
+            await run_async(self.subscriber.wait_for(news, left_s))
+
+    def _fitting(self, found: list[Claimed]) -> list[Claimed]:
         total, fit = 0, 0
         for claimed in found:
             total += claimed.message.size + len(memoryview(claimed.message.raw_headers))
@@ -77,19 +130,6 @@ class Held:
         if fit:
             self._usual_bytes = max(1, total // fit)
         return found[:fit]
-
-    async def _take(self, most: int, wait_s: float | None) -> list[Claimed]:
-        taking = run_async(self.subscriber.take(most, wait_s))
-        if not wait_s:
-            return await taking
-        task = asyncio.ensure_future(taking)
-        self._waits.add(task)
-        try:
-            await asyncio.wait([task])
-        finally:
-            self._waits.discard(task)
-            task.cancel()
-        return [] if task.cancelled() else task.result()
 
     def end_waits(self) -> None:
         """Let fetches that wait return with nothing. What one of them was just claiming is there for the next."""
@@ -246,9 +286,12 @@ class Subscriptions:
             while True:
                 try:
                     await connection.writable()
-                    found = await held.take(PUSH_BATCH, None)
-                    if found:
+                    found, room_bytes = await held.take(connection, held.push_batch, None)
+                    held.push_batch = min(PUSH_BATCH, max(PUSH_BATCH_MIN, 2 * len(found)))
+                    try:
                         await push(connection, id, subscriber, found)
+                    finally:
+                        connection.give_room_back(room_bytes)
                 except StoreError as exc:
                     logger.warning("subscription %s tries again: %s", subscriber.id, exc)
                     await asyncio.sleep(RETRY_S)
@@ -263,12 +306,14 @@ class Subscriptions:
         connection = self._connection
         held = self._find(params.subscription_id)
         wait_s = min(max(0.0, params.wait), connection.parts.limits.fetch_wait)
-        found = await held.take(params.count, wait_s)
+        found, room_bytes = await held.take(connection, params.count, wait_s)
+        connection.keep_room(room_bytes)
         if connection.is_gone:
             return None
         if held.is_forbidden:
             raise self._not_held(params.subscription_id)
         sent, answer = await pack(held.subscriber, found)
+        held.subscriber.set_payloads_aside(sent)
         connection.parts.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
         return answer
 
@@ -439,6 +484,7 @@ def _subscribed(params: wire.Subscribe, subscriber: Subscriber | Tail, undeliver
     if isinstance(subscriber, Subscriber):
         done.held = [claimed.message.seq for claimed in subscriber.resumed.held]
         done.settled = subscriber.resumed.settled
+        subscriber.set_payloads_aside(subscriber.resumed.held)
     return done
 
 

@@ -45,7 +45,9 @@ class MemoryReader:
     def last_seq(self) -> int:
         return self._tables.messages.last_seq
 
-    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+    def scan(
+        self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
+    ) -> Scan:
         end = self.last_seq() if upto is None else min(upto, self.last_seq())
         if selection.takes_time:
             candidates = (_candidate(message) for message in self._tables.messages.between(after, end))
@@ -100,7 +102,14 @@ class MemoryReader:
         return sum(record.spec.owner == owner for record in self._tables.subscriptions.values())
 
     def due(
-        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+        self,
+        subscription: str,
+        now_ms: int,
+        limit: int,
+        order: Order,
+        *,
+        suspects: bool | None = None,
+        bytes_max: int | None = None,
     ) -> list[Due]:
         rows = [
             row

@@ -24,6 +24,7 @@ class MemoryStore:
     name = "memory"
     supports_sql = False
     supports_concurrent_reads = False
+    shares_messages = True
     writes_beside_others = False
     outside = None
 

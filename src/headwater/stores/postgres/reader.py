@@ -99,7 +99,9 @@ class PostgresReader:
     def last_seq(self) -> int:
         return int(self._value("last_seq")) if self._seen_last is None else self._seen_last
 
-    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+    def scan(
+        self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
+    ) -> Scan:
         end = after + SCAN_SEQS_MAX if upto is None else min(upto, after + SCAN_SEQS_MAX)
         if end <= after or limit < 1:
             return Scan([], after)
@@ -293,7 +295,14 @@ class PostgresReader:
         return int(self._value("owned_subscriptions", owner))
 
     def due(
-        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+        self,
+        subscription: str,
+        now_ms: int,
+        limit: int,
+        order: Order,
+        *,
+        suspects: bool | None = None,
+        bytes_max: int | None = None,
     ) -> list[Due]:
         return self._due(subscription, now_ms, limit, order, suspects, locked="")
 

@@ -63,6 +63,7 @@ class PostgresStore:
 
     supports_sql = True
     supports_concurrent_reads = True
+    shares_messages = False
     writes_beside_others = True
 
     def __init__(

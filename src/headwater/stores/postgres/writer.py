@@ -172,7 +172,14 @@ class PostgresWriter(PostgresReader):
         self.has_news = True
 
     def due(
-        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+        self,
+        subscription: str,
+        now_ms: int,
+        limit: int,
+        order: Order,
+        *,
+        suspects: bool | None = None,
+        bytes_max: int | None = None,
     ) -> list[Due]:
         # A row that somebody is just settling in a transaction of his own is passed over, not waited for. Also if we
         # are alone: such a transaction does not ask us. Written again after its commit, the row would be there anew.

@@ -58,6 +58,8 @@ from headwater.stores.sqlite.conditions import (
 from headwater.stores.sqlite.queries import SQL
 from headwater.topics import Pattern
 
+SCAN_BYTES_MAX = 8 * 1024 * 1024  # of messages read at a time
+ROW_BYTES = 1_024  # that a message may take besides its payload
 SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
 
 _messages = msgspec.json.Decoder(list[Message])
@@ -100,7 +102,9 @@ class SqliteReader:
     def last_seq(self) -> int:
         return int(self._value("last_seq"))
 
-    def scan(self, selection: Selection, after: int, limit: int, upto: int | None = None) -> Scan:
+    def scan(
+        self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
+    ) -> Scan:
         last = self.last_seq()
         end = min(last if upto is None else min(upto, last), after + SCAN_SEQS_MAX)
         if end <= after or limit < 1:
@@ -109,11 +113,12 @@ class SqliteReader:
             return self._sift(selection, after, end, limit)
         condition, exact = _condition_of(selection)
         try:
-            found = self._scan(condition, after, end, limit)
+            found = self._scan(condition, after, end, limit, bytes_max)
         except apsw.TooBigError:
             if limit == 1:
                 raise
-            return self.scan(selection, after, max(1, limit // 10), upto)  # huge payloads: fewer at a time
+            fewer = limit // (4 if bytes_max is None else 16)
+            return self.scan(selection, after, max(1, fewer), upto, bytes_max)  # huge payloads: fewer at a time
         scanned_to = found[-1].seq if len(found) == limit else end
         return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
 
@@ -141,8 +146,13 @@ class SqliteReader:
             for seq, topic, from_, to, size, published_ms, is_judged in rows
         ]
 
-    def _scan(self, condition: Condition, after: int, end: int, limit: int) -> list[Message]:
+    def _scan(self, condition: Condition, after: int, end: int, limit: int, bytes_max: int | None) -> list[Message]:
         bindings = (after, end, *condition.params, limit)
+        # One row may be as long as SQLite allows; many are not read into one text of any length.
+        usual = self._connection.limit(apsw.SQLITE_LIMIT_LENGTH)
+        if limit > 1:
+            wanted = SCAN_BYTES_MAX if bytes_max is None else 2 * bytes_max + limit * ROW_BYTES
+            self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(wanted, SCAN_BYTES_MAX))
         try:
             text = self._connection.execute(
                 SQL["scan"].replace("{condition}", condition.sql), (self._salt, *bindings)
@@ -151,6 +161,8 @@ class SqliteReader:
         except _UNREADABLE:
             sql = SQL["scan_seqs"].replace("{condition}", condition.sql)
             return self._one_by_one(self._seqs(sql, bindings))
+        finally:
+            self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, usual)
 
     def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
         end = min(upto, self.last_seq(), after + SCAN_SEQS_MAX)
@@ -234,19 +246,34 @@ class SqliteReader:
         return int(self._value("owned_subscriptions", owner))
 
     def due(
-        self, subscription: str, now_ms: int, limit: int, order: Order, *, suspects: bool | None = None
+        self,
+        subscription: str,
+        now_ms: int,
+        limit: int,
+        order: Order,
+        *,
+        suspects: bool | None = None,
+        bytes_max: int | None = None,
     ) -> list[Due]:
+        usual = self._connection.limit(apsw.SQLITE_LIMIT_LENGTH)
+        if limit > 1 and bytes_max is not None:
+            wanted = 2 * bytes_max + limit * ROW_BYTES
+            self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(wanted, SCAN_BYTES_MAX))
         try:
             text = self._connection.execute(_DUE[order, suspects], (self._salt, subscription, now_ms, limit)).get
             return [Due(row, message) for row, message in _due.decode(text)] if text else []
         except apsw.TooBigError:
             if limit == 1:
                 raise
-            return self.due(subscription, now_ms, max(1, limit // 10), order, suspects=suspects)
+            self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, usual)
+            fewer = max(1, limit // 16)
+            return self.due(subscription, now_ms, fewer, order, suspects=suspects, bytes_max=bytes_max)
         except _UNREADABLE:
             seqs = self._seqs(_DUE_SEQS[order, suspects], (subscription, now_ms, limit))
             rows, there = self.deliveries(subscription, seqs), self.messages(seqs)
             return [Due(rows[seq], there.get(seq)) for seq in seqs]
+        finally:
+            self._connection.limit(apsw.SQLITE_LIMIT_LENGTH, usual)
 
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
         found = self._connection.execute(_NEXT_DUE[None if suspects else False], (subscription,)).get

@@ -46,6 +46,7 @@ class SqliteStore:
 
     supports_sql = True
     supports_concurrent_reads = True
+    shares_messages = False
     writes_beside_others = False
     outside = None
 
