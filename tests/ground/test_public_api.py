@@ -74,7 +74,7 @@ FACES = [
     (blocking.Transaction, asynchronous.AsyncTransaction),
 ]
 NEVER_WAIT = {"on", "on_gap"}
-STREAMS = {"messages", "transaction"}  # `async for` and `async with` do the waiting there
+STREAMS = {"export", "messages", "transaction"}  # `async for` and `async with` do the waiting there
 
 
 def members(kind: type) -> dict[str, Any]:
