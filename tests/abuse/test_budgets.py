@@ -52,7 +52,7 @@ def silent(server: Attacked, token: str) -> ClientConnection:
 def backlog(tmp_path: Path) -> Iterator[tuple[Attacked, str]]:
     """A server with 60 MB of large messages, and a token that may read them."""
     with Attacked(tmp_path) as server:
-        token = server.token(publish=["big"], subscribe=["big"])
+        token = server.token(publish=["big"], read=["big"], consume=["*"])
         with server.connect(token) as publisher:
             for _ in range(20):
                 messages = [{"topic": "big", "data": MB} for _ in range(3)]
@@ -178,7 +178,7 @@ def test_nothing_is_compressed(tmp_path: Path) -> None:
 
 def test_an_end_in_time_with_clients_that_do_not_leave(tmp_path: Path) -> None:
     with Attacked(tmp_path, shutdown_timeout=3.0) as server:
-        token = server.token(publish=["big"], subscribe=["big"])
+        token = server.token(publish=["big"], read=["big"], consume=["*"])
         large = frame("rpc.publish.batch", {"messages": [{"topic": "big", "data": MB} for _ in range(4)]})
         with contextlib.ExitStack() as attack:
             for number in range(5):

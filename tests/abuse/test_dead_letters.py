@@ -26,7 +26,7 @@ def _bury(path: Path, count: int, data: Any) -> None:
 def test_twenty_exports_at_once(tmp_path: Path) -> None:
     _bury(tmp_path, 20, LARGE)
     with Attacked(tmp_path) as server:
-        token = server.token(admin=True)
+        token = server.token(manage=[">"], admin=True)
 
         def export(_: int) -> int:
             lines = after = 0
@@ -46,7 +46,7 @@ def test_twenty_exports_at_once(tmp_path: Path) -> None:
 def test_lists_of_large_letters(tmp_path: Path) -> None:
     _bury(tmp_path, 20, LARGE)
     with Attacked(tmp_path) as server:
-        token = server.token(admin=True)
+        token = server.token(manage=[">"], admin=True)
 
         def look(_: int) -> int:
             with server.connect(token) as attacker:
@@ -62,7 +62,7 @@ def test_lists_of_large_letters(tmp_path: Path) -> None:
 
 def test_a_reason_of_megabytes(tmp_path: Path) -> None:
     with Attacked(tmp_path) as server:
-        token = server.token(publish=["mine"], subscribe=["mine"], admin=True)
+        token = server.token(publish=["mine"], read=["mine"], consume=["*"], manage=[">"], admin=True)
         with server.victim() as victim, server.connect(token) as attacker:
             asked = {"subscription_id": "died", "topic": "mine", "deliver": "fetch"}
             assert call(attacker, "rpc.subscribe.persistent", asked)["result"]
@@ -80,7 +80,7 @@ def test_a_reason_of_megabytes(tmp_path: Path) -> None:
 def test_redrive_and_purge_of_many(tmp_path: Path) -> None:
     _bury(tmp_path, 10_000, "x" * 1_000)
     with Attacked(tmp_path) as server:
-        token = server.token(publish=[">"], subscribe=[">"], admin=True)
+        token = server.token(publish=[">"], read=[">"], consume=["*"], manage=[">"], admin=True)
         with server.victim() as victim, server.connect(token) as attacker:
             done = call(attacker, "rpc.dead_letters.redrive", {"to_topic": "again", "ids": [*range(1, 5_001)]})
             assert done["result"]["redriven"] == 5_000

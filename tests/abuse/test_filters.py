@@ -24,7 +24,7 @@ ONE_TEXT = " or ".join(f"data.text contains 'aaaaa{n:02}'" for n in range(TERMS)
 )
 def test_conditions_over_large_messages(tmp_path: Path, mode: str, where: str, data: Any) -> None:
     with Attacked(tmp_path) as server:
-        token = server.token(publish=["mine"], subscribe=["mine"])
+        token = server.token(publish=["mine"], read=["mine"], consume=["*"])
         with server.connect(token) as attacker:
             for n in range(SUBSCRIPTIONS):
                 asked = {

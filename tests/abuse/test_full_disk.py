@@ -11,12 +11,12 @@ from attacked import PATIENCE_S, Attacked, call
 from small_disk import fill, small_file_system
 from test_scrapes import get
 
-WRITER = {"publish": ["a"], "subscribe": ["a"]}
+WRITER = {"publish": ["a"], "read": ["a"], "consume": ["*"]}
 
 
 def test_a_server_on_a_full_disk(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", "16m") as disk, Attacked(tmp_path, log=str(disk / "log.db")) as server:
-        admin, writer = server.token("admin", admin=True), server.token("writer", **WRITER)
+        admin, writer = server.token("admin", manage=[">"], admin=True), server.token("writer", **WRITER)
         with server.connect(writer) as client:
             for number in range(20):
                 call(client, "rpc.publish", {"topic": "a", "data": number}, number)

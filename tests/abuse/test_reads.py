@@ -17,7 +17,7 @@ from headwater.stores.sqlite import SqliteStore
 
 MESSAGES = 400_000
 REQUEST_S = 0.2  # less than a count takes
-READER = {"subscribe": ["a.>"]}
+READER = {"read": ["a.>"], "consume": ["*"]}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ SENDER = "a" * 64 + "b"
 
 def test_a_regex_in_a_filter(tmp_path: Path) -> None:
     with Attacked(tmp_path) as server:
-        token = server.token(publish=["mine"], subscribe=["mine"])
+        token = server.token(publish=["mine"], read=["mine"], consume=["*"])
         with server.victim() as victim, server.connect(token) as attacker:
             for id in range(10):
                 subscribe = {
@@ -43,7 +43,7 @@ def test_a_regex_over_dead_letters(tmp_path: Path) -> None:
         for message in died.fetch(200):
             message.reject("a" * 1_000 + "b")
     with Attacked(tmp_path) as server:
-        token = server.token(admin=True)
+        token = server.token(manage=[">"], admin=True)
         with server.victim() as victim, server.connect(token) as attacker:
             for id, regex in enumerate([SLOW, "(((a?){20}){20})c", "(a|aa)+$"] * 2, 1):
                 assert "result" in call(attacker, "rpc.dead_letters", {"error": regex, "limit": 1_000}, id)
@@ -52,6 +52,8 @@ def test_a_regex_over_dead_letters(tmp_path: Path) -> None:
 
 def _scrape(server: Attacked) -> float:
     began = time.monotonic()
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+    bearer = {"Authorization": f"Bearer {server.token('prometheus', admin=True)}"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics", headers=bearer)
+    with urllib.request.urlopen(asked, timeout=30) as answer:
         assert b"slow-3" in answer.read()
     return time.monotonic() - began

@@ -20,7 +20,7 @@ from headwater.replication.names import Remote, place_of
 from headwater.replication.outcome import Outcome
 from headwater.replication.push import PushOptions, push
 
-REPLICAS = {"publish": ["replica.>"], "subscribe": ["replica.>"]}
+REPLICAS = {"publish": ["replica.>"], "read": ["replica.>"], "consume": ["*"]}
 SYNC = """
 import sys, headwater
 print(headwater.sync(sys.argv[1], sys.argv[2], token=sys.argv[3]).version)

@@ -74,7 +74,7 @@ def again_and_again(attack: Callable[[], object], count: int) -> Iterator[None]:
 
 
 def test_scrapes_of_a_crowded_log(crowded: Attacked) -> None:
-    admin = crowded.token("admin", admin=True)
+    admin = crowded.token("admin", manage=[">"], admin=True)
     began = time.monotonic()
     status, text = get(crowded, "/metrics", admin)
     cold_s = time.monotonic() - began
@@ -118,7 +118,7 @@ def test_statistics_load_no_payloads(tmp_path: Path) -> None:
             writer.save_subscription(SubscriptionRecord(f"s{number}", spec, 0, 0))
     store.close()
     with Attacked(tmp_path) as server:
-        admin = server.token("admin", admin=True)
+        admin = server.token("admin", manage=[">"], admin=True)
         with server.victim() as victim, server.connect(admin) as other:
             status, text_ = get(server, "/metrics", admin)
             assert status == 200
@@ -130,7 +130,7 @@ def test_statistics_load_no_payloads(tmp_path: Path) -> None:
 
 def test_a_stop_while_statistics_are_counted(crowded: Attacked) -> None:
     """SIGTERM waits neither for counts that run nor for `quick_check`, longer than the shutdown timeout."""
-    with crowded.connect(crowded.token("admin", admin=True)) as client:
+    with crowded.connect(crowded.token("admin", manage=[">"], admin=True)) as client:
         for id, method in enumerate(["rpc.subscriptions", "rpc.stats", "rpc.health", "rpc.stats"], 1):
             client.send(json.dumps({"jsonrpc": "2.0", "id": id, "method": method}))
         client.send(json.dumps({"jsonrpc": "2.0", "id": 9, "method": "rpc.last_seq"}))

@@ -18,7 +18,7 @@ PURE_STDLIB = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "itertools", "json", "math", "operator",
     "re", "typing",
 }  # fmt: skip
-PURE_OTHERS = {"msgspec", "headwater.errors", "headwater.message", "headwater.delivery", "headwater.topics"}
+PURE_OTHERS = {"msgspec", "re2", "headwater.errors", "headwater.message", "headwater.delivery", "headwater.topics"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "__import__", "now", "utcnow", "today"}
 
 

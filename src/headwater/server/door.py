@@ -137,8 +137,11 @@ class Door(Accepted):
             self._taken_by = wire = SocketWire(self)
             wire.begin(head[: end + 4], head[end + 4 :])
         else:
-            limit = self.house.limits.http_head_bytes
-            self._taken_by = HttpExchange(self.transport, self.address, self.house, limit, HTTP_SECONDS_MAX)
+            limits = self.house.limits
+            body_seconds_max = min(HTTP_SECONDS_MAX, limits.authenticate_timeout)
+            self._taken_by = HttpExchange(
+                self.transport, self.address, self.house, limits.http_head_bytes, body_seconds_max, HTTP_SECONDS_MAX
+            )
             self._taken_by.data_received(head)
 
     def _turn_away(self, status: HTTPStatus) -> None:

@@ -24,7 +24,13 @@ class HttpExchange:
     """Plain HTTP/1.1, one request at a time."""
 
     def __init__(
-        self, transport: asyncio.Transport, address: str, house: Answering, head_bytes_max: int, seconds_max: float
+        self,
+        transport: asyncio.Transport,
+        address: str,
+        house: Answering,
+        head_bytes_max: int,
+        body_seconds_max: float,
+        seconds_max: float,
     ) -> None:
         self._transport = transport
         self._address = address
@@ -35,10 +41,11 @@ class HttpExchange:
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
         self._is_full = False  # of answers that were not read
-        self._timer = self._new_timer()
+        self._timer = asyncio.get_running_loop().call_later(body_seconds_max, transport.abort)
 
-    def _new_timer(self) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(self._seconds_max, self._transport.abort)
+    def _restart_timer(self) -> None:
+        self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds_max, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._http.receive_data(data)
@@ -57,6 +64,7 @@ class HttpExchange:
                         return
                 elif isinstance(event, h11.EndOfMessage):
                     self._transport.pause_reading()
+                    self._restart_timer()
                     self._task = asyncio.ensure_future(self._run())
                     return
                 elif isinstance(event, h11.ConnectionClosed):
@@ -89,8 +97,7 @@ class HttpExchange:
             self._reply(response)
 
     def _reply(self, response: HttpResponse, close: bool = False) -> None:
-        self._timer.cancel()
-        self._timer = self._new_timer()  # also for one that never reads its answer
+        self._restart_timer()  # also for one that never reads its answer
         headers = [
             ("Content-Type", response.content_type),
             ("X-Content-Type-Options", "nosniff"),

@@ -49,12 +49,14 @@ class _Cached:
     async def get(self) -> HttpResponse:
         loop = asyncio.get_running_loop()
         if self._computing is None or (self._computing.done() and loop.time() >= self._fresh_until_s):
-            self._computing = loop.create_task(self._compute())
-            self._computing.add_done_callback(self._note_time)
+            self._computing = loop.create_task(self._computed(loop))
         return await asyncio.shield(self._computing)  # one who leaves takes nothing from the others
 
-    def _note_time(self, computed: asyncio.Task[HttpResponse]) -> None:
-        self._fresh_until_s = computed.get_loop().time() + CACHED_S
+    async def _computed(self, loop: asyncio.AbstractEventLoop) -> HttpResponse:
+        try:
+            return await self._compute()
+        finally:
+            self._fresh_until_s = loop.time() + CACHED_S
 
 
 class Pages:

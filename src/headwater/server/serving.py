@@ -28,6 +28,7 @@ from headwater.server.connection import Connection, Wire
 from headwater.server.door import Admission, Admitted, Door, SocketWire
 from headwater.server.http import path_of, plain
 from headwater.server.logger import logger
+from headwater.server.logs import LineLimit
 from headwater.server.methods import METHODS
 from headwater.server.metrics import Metrics
 from headwater.server.pages import Files, Pages
@@ -67,6 +68,8 @@ class Server:
         self._annexes = Annexes(annexes, self.metrics)
         self._open_core = open_core
         self._version = version
+        if not logger.filters:
+            logger.addFilter(LineLimit())  # also where an application sees to the logs itself
         self._files = files or {}
         self._tokens = None if settings.server.tokens is None else TokenFile(settings.server.tokens)
         self._certificates: Certificates | None = None
