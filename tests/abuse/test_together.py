@@ -62,6 +62,5 @@ def test_one_attacker(tmp_path: Path, filled: Path, name: str, figures: Callable
     figures(attack(tmp_path, filled, [name]))
 
 
-@pytest.mark.long
 def test_all_attackers_at_once(tmp_path: Path, filled: Path, figures: Callable[[str], None]) -> None:
     figures(attack(tmp_path, filled, ALONE, p99_ms=1_000, rss_mb=800))
