@@ -95,6 +95,9 @@ class Reader(Protocol):
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         """Those of the given seqs that exist."""
 
+    def heads(self, seqs: Iterable[int]) -> dict[int, Message]:
+        """The same without data and free headers, which are not read."""
+
     def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         """What retention looks at: the first matching messages in (after, upto], without their payload."""
 
@@ -140,6 +143,9 @@ class Reader(Protocol):
         count, nor leased ones without `suspects`."""
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]: ...
+
+    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
+        """Those that were handed out under a token."""
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts: ...
 

@@ -355,9 +355,10 @@ class Server:
         for task in (*self._sweepers, self._retaining):
             if task is not None:
                 task.cancel()
-        until_s = asyncio.get_running_loop().time() + self.settings.server.shutdown_timeout
+        now_s, timeout_s = asyncio.get_running_loop().time(), self.settings.server.shutdown_timeout
+        until_s = now_s + timeout_s
         try:
-            async with asyncio.timeout_at(until_s - CUT_OFF_S - CLOSING_S):
+            async with asyncio.timeout_at(now_s + max(timeout_s - CUT_OFF_S - CLOSING_S, timeout_s / 2)):
                 drained = (client.drain() for client in list(self._clients))
                 await asyncio.gather(self._annexes.stop(), *drained, return_exceptions=True)
                 while self._clients or self._leaving or self._annexes.visitors:

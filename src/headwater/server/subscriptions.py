@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 PUSH_BATCH = 500
 PUSH_BATCH_MIN = 32  # to begin with, so that many subscriptions of a connection find room at once
 TAKE_BYTES_MAX = 1024 * 1024  # of data read and sent at a time; others wait meanwhile, and a slow reader is noticed
-FIRST_GUESS_BYTES = 4 * 1024
+FIRST_GUESS_BYTES = 256  # of a message; a claim reads no more bytes than there is room for, however large they are
+SIZES_VARY = 4  # room is asked for so many times the usual size
 RETRY_S = 1.0
 ROOM_S = 30.0  # longer than asked, a fetch waits for room to answer in
 UNDELIVERED_LOOKED_AT_MAX = 50_000  # messages, matching or not
@@ -98,7 +99,7 @@ class Held:
         until_s = None if wait_s is None else loop.time() + wait_s
         while True:
             news = self.subscriber.news()
-            bytes = min(TAKE_BYTES_MAX, count * self._usual_bytes)
+            bytes = min(TAKE_BYTES_MAX, SIZES_VARY * count * self._usual_bytes)
             try:
                 async with asyncio.timeout_at(None if until_s is None else until_s + ROOM_S):
                     room_bytes = await connection.room(bytes, min(bytes, self._usual_bytes))

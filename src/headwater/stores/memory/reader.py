@@ -66,6 +66,8 @@ class MemoryReader:
         by_seq = self._tables.messages.by_seq
         return {seq: by_seq[seq] for seq in seqs if seq in by_seq}
 
+    heads = messages  # they are there anyway
+
     def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         matching = self._matching(Selection(pattern), after, upto)
         return [
@@ -127,6 +129,9 @@ class MemoryReader:
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
         rows = self._tables.deliveries.get(subscription, {})
         return {seq: rows[seq] for seq in seqs if seq in rows}
+
+    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
+        return [row for row in self._rows(subscription) if row.token == token]
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts:
         rows = self._rows(subscription)
