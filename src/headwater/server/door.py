@@ -425,8 +425,8 @@ class SocketWire:
         self._socket.close(code, reason)
         self._flush()
         self._messages.clear()
-        self._unused, self._queued_bytes = b"", 0
-        self.resume_reading()  # for the answer to the close
+        self._queued_bytes = 0
+        self.resume_reading()  # for the answer to the close, behind what is on its way
         self._loop.call_later(within_s, self._transport.abort)
 
     def give_up(self, why: str) -> None:
