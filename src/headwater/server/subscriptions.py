@@ -214,8 +214,10 @@ class Subscriptions:
         resume = None if asked is None else Resume(check_holder(asked.holder), asked.held)
         self._beginning.add(id)
         try:
-            core = connection.core
-            subscriber = await run_async(core.subscribe(stored, params.topic, resume, connection.tenant, **options))
+            core, audit = connection.core, connection.parts.audit
+            taking_over = audit.change("subscription.taken_over", connection.who, subscription_id=stored)
+            with taking_over if options.get("takeover") else contextlib.nullcontext():
+                subscriber = await run_async(core.subscribe(stored, params.topic, resume, connection.tenant, **options))
         finally:
             self._beginning.discard(id)
         if created is not None and subscriber.is_new:
@@ -226,8 +228,6 @@ class Subscriptions:
         if connection.grant is not grant and not self._may_hold(subscriber):  # it came with another token meanwhile
             self._in_background(self._give_back(Held(subscriber), vanished=False))
             raise not_allowed("read or consume", id)
-        if options.get("takeover"):
-            connection.parts.audit.record("subscription.taken_over", connection.who, subscription_id=stored)
         held = self._held[id] = Held(subscriber)
         subscriber.on_gap = partial(self._tell_gap, id)
         try:
