@@ -103,6 +103,9 @@ async def test_a_change_is_told_though_its_client_has_hung_up(serve: Serve, path
 
 async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path) -> None:
     token = tokens.create("reader", Scopes(read=("a",)), now_ms=clock.now_ms())
+    owners, thiefs = (
+        tokens.create(label, Scopes(read=("a",), consume=("*",)), now_ms=clock.now_ms()) for label in ("owner", "thief")
+    )
     async with serve_tokens(audit=str(path)) as server:
         with pytest.raises(InvalidStatus):
             async with connect(server, **bearer("hw_wrong")):
@@ -117,6 +120,9 @@ async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clo
             assert await client.code("rpc.subscribe", {"topic": "b"}) == -32000
             assert await client.code("rpc.retain", {"topic": "b", "max_count": 1}) == -32000
             assert await client.code("orders.count") == -32000
+        async with connect(server, **bearer(owners)) as owner, connect(server, **bearer(thiefs)) as thief:
+            await owner.subscribe("s", "a")
+            assert await thief.code("rpc.subscription", {"subscription_id": "s"}) == -32002
     told = [(each["event"], each.get("method", each.get("path")), each.get("label")) for each in lines(path)]
     assert told == [
         ("authentication.refused", "/rpc", None),
@@ -128,6 +134,7 @@ async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clo
         ("right.refused", "rpc.subscribe", "reader"),
         ("right.refused", "rpc.retain", "reader"),
         ("right.refused", "orders.count", "reader"),
+        ("right.refused", "rpc.subscription", "thief"),
     ]
     assert "hw_wrong" not in path.read_text()
 
