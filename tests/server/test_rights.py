@@ -269,10 +269,14 @@ async def test_a_subscription_belongs_to_the_label_that_made_it(serve_tokens: Se
             assert await client.code("rpc.subscribe.persistent.batch", batch) == UNAUTHORIZED
             for method in ("rpc.subscription", "rpc.subscription.remove", "rpc.seek"):
                 asked = {"subscription_id": "bills", **({"start": 0} if method == "rpc.seek" else {})}
-                assert await client.code(method, asked) == UNAUTHORIZED
+                error, missing = [
+                    await client.refusal(method, {**asked, "subscription_id": id}) for id in ("bills", "billz")
+                ]
+                assert json.dumps(error) == json.dumps(missing).replace("billz", "bills")
+                assert error["code"] == -32002
             assert await client.call("rpc.subscriptions") == []
         await unnamed.subscribe("own", "a")  # without a label, the token itself is the owner
-        assert await another.code("rpc.subscription", {"subscription_id": "own"}) == UNAUTHORIZED
+        assert await another.code("rpc.subscription", {"subscription_id": "own"}) == -32002
         assert (await operator.call("rpc.subscription", {"subscription_id": "bills"}))["lag"] == 3
         await operator.subscribe("bills", "a", deliver="fetch", takeover=True)
         await operator.release("bills")

@@ -60,12 +60,16 @@ class Failure(NamedTuple):
 def load(reader: Reader, id: str) -> SubscriptionRecord:
     record = reader.subscription(id)
     if record is None:
-        raise UnknownSubscription(
-            f"there is no subscription {id!r}",
-            where=id,
-            next="Subscribe first, which creates it; `headwater subscriptions` lists those there are",
-        )
+        raise unknown(id)
     return record
+
+
+def unknown(id: str) -> UnknownSubscription:
+    return UnknownSubscription(
+        f"there is no subscription {id!r}",
+        where=id,
+        next="Subscribe first, which creates it; `headwater subscriptions` lists those there are",
+    )
 
 
 def load_held(reader: Reader, id: str, owner: str, fence: int) -> SubscriptionRecord:

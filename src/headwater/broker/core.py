@@ -86,6 +86,13 @@ class Entry(NamedTuple):
     tenant: Tenant | None = None
 
 
+class Begun(NamedTuple):
+    record: SubscriptionRecord
+    resumed_from: int
+    resumed: Resumed
+    is_new: bool
+
+
 class Core:
     """One open log: its engine, its subscribers, its background work."""
 
@@ -174,9 +181,11 @@ class Core:
             while True:
                 ticket = waiter.arm()
                 try:
-                    record, resumed_from, resumed = yield from self._begin_or_let_go(id, spec, entry)
-                    self._tell_former_holders(record)
-                    return Subscriber(self.engine, record, resumed_from, resumed)
+                    begun = yield from self._begin_or_let_go(id, spec, entry)
+                    self._tell_former_holders(begun.record)
+                    subscriber = Subscriber(self.engine, begun.record, begun.resumed_from, begun.resumed)
+                    subscriber.is_new = begun.is_new
+                    return subscriber
                 except SubscriptionActive:
                     self.engine.ensure_watching()
                     while held_ms := (yield from self.engine.read(look)):  # beside the writers: it may be for days
@@ -193,16 +202,14 @@ class Core:
         lease = record.lease
         return lease.until_ms - now_ms if lease.live(now_ms) and not self.engine.is_gone(lease.owner) else 0
 
-    def _begin_or_let_go(
-        self, id: str, spec: SubscriptionSpec, entry: Entry
-    ) -> Flow[tuple[SubscriptionRecord, int, Resumed]]:
+    def _begin_or_let_go(self, id: str, spec: SubscriptionSpec, entry: Entry) -> Flow[Begun]:
         """Who is cancelled while it waits may have got the lease already, and nobody would give it back."""
         begun: list[SubscriptionRecord] = []
         left = (yield from self._left_in_flight(id, spec)) if selection_of(spec).takes_time else None
 
-        def work(writer: Writer, undo: Undo) -> tuple[SubscriptionRecord, int, Resumed]:
+        def work(writer: Writer, undo: Undo) -> Begun:
             outcome = self._begin(writer, id, spec, entry, left)
-            begun[:] = [outcome[0]]
+            begun[:] = [outcome.record]
             undo.append(begun.clear)
             return outcome
 
@@ -245,9 +252,10 @@ class Core:
         spec: SubscriptionSpec,
         entry: Entry,
         left: claims.LeftInFlight | None,
-    ) -> tuple[SubscriptionRecord, int, Resumed]:
+    ) -> Begun:
         now_ms = self.engine.clock.now_ms()
         record = writer.subscription(id)
+        is_new = record is None
         if record is None:
             after = start_position(writer, entry.start)
             if entry.tenant is not None:
@@ -269,7 +277,7 @@ class Core:
         elif spec.mode == "exclusive":
             record = claims.acquire(writer, record, self.engine.new_owner(), now_ms, left)
         writer.save_subscription(record)
-        return record, resumed_from, resumed
+        return Begun(record, resumed_from, resumed, is_new)
 
     def _tell_former_holders(self, record: SubscriptionRecord) -> None:
         """Who held it until now in this process need not wait for its next heartbeat to learn that it does no more."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import GeneratorType
 from typing import Any, Protocol, cast
 
@@ -337,7 +337,7 @@ class Connection:
         began = time.perf_counter()
         outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
         try:
-            async with self._large if call.method in LARGE else contextlib.nullcontext():
+            async with self._large if call.method in LARGE else nullcontext():
                 if call.method in LARGE:
                     await self.writable()
                 outcome = await self._through_middleware(call)
@@ -388,14 +388,14 @@ class Connection:
         try:
             async with asyncio.timeout(seconds):
                 params = call if method.params is None else params_of(call, method.params)
-                outcome = method.run(context if method.params is None else self, params)
-                if isinstance(outcome, GeneratorType):
-                    outcome = await run_async(outcome)
-                elif inspect.isawaitable(outcome):
-                    outcome = await outcome
-                if method.audited:
-                    self.parts.audit.record(call.method, self.who, **_told(params))
-                return outcome
+                audit = self.parts.audit
+                with audit.change(call.method, self.who, **_told(params)) if method.audited else nullcontext():
+                    outcome = method.run(context if method.params is None else self, params)
+                    if isinstance(outcome, GeneratorType):
+                        outcome = await run_async(outcome)
+                    elif inspect.isawaitable(outcome):
+                        outcome = await outcome
+                    return outcome
         except TimeoutError as exc:
             raise RequestTimeout(
                 f"not done within {seconds:g} s", where=call.method, next="Ask for less at once, or try again"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from headwater.broker import dead_letters
+from headwater.broker import claims, dead_letters
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
 from headwater.broker.flow import Flow, run_async
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
-from headwater.errors import HeadwaterError, InvalidOption, TooLarge
+from headwater.errors import HeadwaterError, InvalidOption, TooLarge, Unauthorized
 from headwater.message import NAME_CHARS_MAX
 from headwater.ports.records import RetentionPolicy, TopicCount
 from headwater.protocol import wire
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 LETTERS_MAX = 1_000  # dead letters in one answer
-LETTER_IDS_MAX = 10_000
 OK = {"ok": True}
 
 
@@ -33,7 +33,7 @@ OK = {"ok": True}
 
 
 def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
-    authenticated = connection.grant is not None or not connection.parts.needs_token
+    authenticated = not connection.is_stranger
     if params.publisher is not None and authenticated:  # a stranger must not take the name of somebody who is known
         if not 1 <= len(params.publisher) <= publishing.PUBLISHER_CHARS_MAX:
             raise InvalidOption(f"a publisher's name has 1 to {publishing.PUBLISHER_CHARS_MAX} characters")
@@ -43,8 +43,8 @@ def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
     return wire.Welcome(
         server="headwater",
         version=connection.parts.version,
-        log=connection.core.name.rsplit("/", 1)[-1],
-        salt=connection.core.engine.store.salt,
+        log=connection.core.name.rsplit("/", 1)[-1] if authenticated else "",
+        salt=connection.core.engine.store.salt if authenticated else 0,
         frame_bytes_max=limits.frame_bytes,
         batch_calls_max=limits.batch_calls,
         authenticated=authenticated,
@@ -181,19 +181,33 @@ def give_back(connection: Connection, params: wire.GiveBack) -> Flow[dict[str, b
 
 
 def subscription(connection: Connection, params: wire.SubscriptionId) -> Flow[Any]:
-    connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
+    with _hiding(connection, params.subscription_id, "rpc.subscription"):
+        connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
     info = yield from connection.core.subscription_info(params.subscription_id)
     return info
 
 
 def remove_subscription(connection: Connection, params: wire.SubscriptionId) -> Flow[dict[str, bool]]:
-    yield from connection.core.unsubscribe(params.subscription_id, connection.require_use)
+    with _hiding(connection, params.subscription_id, "rpc.subscription.remove"):
+        yield from connection.core.unsubscribe(params.subscription_id, connection.require_use)
     return OK
 
 
 def seek(connection: Connection, params: wire.Seek) -> Flow[dict[str, int]]:
-    position = yield from connection.core.seek(params.subscription_id, start_of(params.start), connection.require_use)
+    id, start = params.subscription_id, start_of(params.start)
+    with _hiding(connection, id, "rpc.seek"):
+        position = yield from connection.core.seek(id, start, connection.require_use)
     return {"sequence_id": position}
+
+
+@contextmanager
+def _hiding(connection: Connection, id: str, method: str) -> Iterator[None]:
+    """What the token may not use is to it as if it were not there."""
+    try:
+        yield
+    except Unauthorized as exc:
+        connection.fault_for(exc, method)  # which records it
+        raise claims.unknown(id) from exc
 
 
 # --- looking: what the token may read or manage, and nothing of the rest ----------------------------------------------
@@ -304,8 +318,6 @@ def _filter(connection: Connection, params: wire.Letters) -> LetterFilter:
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
             raise TooLarge(f"{name} has more than {NAME_CHARS_MAX} characters")
-    if params.ids is not None and len(params.ids) > LETTER_IDS_MAX:
-        raise TooLarge(f"{len(params.ids):,} ids are more than {LETTER_IDS_MAX:,}", next="Name them in several calls")
     connection.require_manage(parse_pattern(">" if params.topic is None else params.topic))
     return cast(LetterFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
 

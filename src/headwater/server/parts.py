@@ -44,10 +44,12 @@ class Parts:
 
     def take_publisher(self, given: str, connection: Connection) -> None:
         """A publisher speaks through one connection. What an earlier one still has under way would otherwise be taken
-        after it was sent again here. Its name is kept with the owner of its token, so that no other one has it."""
-        name = given if connection.grant is None else f"{connection.grant.owner}/{given}"
+        after it was sent again here. Its name is kept with the owner of its token, so that no other one has it: no
+        label has a line break, so the first one ends the owner."""
+        self.forget_publisher(connection)
+        name = given if connection.grant is None else f"{connection.grant.owner}\n{given}"
         before = self._publishers.get(name)
-        if before is not None and before is not connection:
+        if before is not None:
             before.publisher = None
             before.close(POLICY_VIOLATION, "this publisher has connected anew")
         self._publishers[name] = connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
@@ -190,7 +191,8 @@ class Subscriptions:
 
     # --- beginning ----------------------------------------------------------------------------------------------
 
-    async def begin(self, params: wire.Subscribe) -> wire.Subscribed:
+    async def begin(self, params: wire.Subscribe, created: set[str] | None = None) -> wire.Subscribed:
+        """`created`: gets the name of what was not stored before, also if this fails after that."""
         connection, id = self._connection, params.subscription_id
         stored = stored_id(id)
         most = connection.parts.limits.subscriptions_per_connection
@@ -213,18 +215,20 @@ class Subscriptions:
         resume = None if asked is None else Resume(check_holder(asked.holder), asked.held)
         self._beginning.add(id)
         try:
-            core = connection.core
-            subscriber = await run_async(core.subscribe(stored, params.topic, resume, connection.tenant, **options))
+            core, audit = connection.core, connection.parts.audit
+            taking_over = audit.change("subscription.taken_over", connection.who, subscription_id=stored)
+            with taking_over if options.get("takeover") else contextlib.nullcontext():
+                subscriber = await run_async(core.subscribe(stored, params.topic, resume, connection.tenant, **options))
         finally:
             self._beginning.discard(id)
+        if created is not None and subscriber.is_new:
+            created.add(stored)
         if connection.is_gone:  # it left while we were at it
             self._in_background(self._give_back(Held(subscriber), vanished=True))
             raise Closed("the connection is gone", where=id)
         if connection.grant is not grant and not self._may_hold(subscriber):  # it came with another token meanwhile
             self._in_background(self._give_back(Held(subscriber), vanished=False))
             raise not_allowed("read or consume", id)
-        if options.get("takeover"):
-            connection.parts.audit.record("subscription.taken_over", connection.who, subscription_id=stored)
         held = self._held[id] = Held(subscriber)
         subscriber.on_gap = partial(self._tell_gap, id)
         try:
@@ -249,19 +253,25 @@ class Subscriptions:
 
     async def begin_all(self, params: wire.SubscribeBatch) -> list[wire.Subscribed]:
         """All or none: what was begun is undone when one of them is refused."""
-        engine = self._connection.core.engine
-        before = await run_async(engine.read(lambda reader: {record.id for record in reader.subscriptions()}))
         begun: list[wire.Subscribed] = []
+        created: set[str] = set()
         try:
             for each in params.subscriptions:
-                begun.append(await self.begin(each))
+                begun.append(await self.begin(each, created))
         except BaseException:
-            for done in begun:
-                await self.release(done.subscription_id)
-                if stored_id(done.subscription_id) not in before:
-                    await run_async(self._connection.core.unsubscribe(stored_id(done.subscription_id)))
+            await asyncio.shield(self._in_background(self._undo([done.subscription_id for done in begun], created)))
             raise
         return begun
+
+    async def _undo(self, begun: list[str], created: set[str]) -> None:
+        """What cannot be undone is another's by now, or gone, and keeps nothing else from being undone."""
+        core, allow = self._connection.core, self._connection.require_use
+        for id in begun:
+            with contextlib.suppress(HeadwaterError):
+                await self.release(id)
+        for id in created:
+            with contextlib.suppress(HeadwaterError):
+                await run_async(core.unsubscribe(id, allow))
 
     def _options(self, params: wire.Subscribe) -> SubscribeOptions:
         given = {
