@@ -17,6 +17,7 @@ from msgspec.json import decode
 
 from headwater.broker.core import Tenant
 from headwater.broker.flow import run_async
+from headwater.broker.lanes import SOURCE
 from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, Unauthorized
 from headwater.ports.records import SubscriptionRecord
 from headwater.protocol.faults import error_of, fault_of
@@ -335,6 +336,7 @@ class Connection:
 
     async def _work(self, exchange: Exchange, call: Call) -> None:
         began = time.perf_counter()
+        SOURCE.set(self if self.grant is None else self.grant.owner)  # also of what the call leaves running
         outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
         try:
             async with self._large if call.method in LARGE else contextlib.nullcontext():
