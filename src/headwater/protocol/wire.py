@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 Patterns = str | list[str] | None
+TOPICS_MAX = 10_000  # in one answer
 
 
 class Params(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -301,6 +302,13 @@ class LetterId(Params):
 
 class ImportLetters(Params):
     lines: list[str]
+
+
+class TopicPage(Params):
+    """The topics that come after this one by name, as many as `limit`; a page with fewer is the last."""
+
+    after: str = ""
+    limit: int = TOPICS_MAX
 
 
 class Nothing(Params):

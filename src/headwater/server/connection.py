@@ -220,12 +220,8 @@ class Connection:
             raise not_allowed("manage", pattern.text)
 
     def may_use(self, id: str, pattern: Pattern, owner: str | None) -> bool:
-        """Whether a durable subscription may be held, looked at, moved and removed: it is the token's own, or of no
-        token, and has a name that it may consume; or it may manage the topics."""
-        if self.scopes.may_manage(pattern):
-            return True
         is_own = owner is None or (self.grant is not None and owner == self.grant.owner)
-        return is_own and self.scopes.may_consume(id)
+        return self.scopes.may_use(id, pattern, is_own=is_own)
 
     def require_use(self, record: SubscriptionRecord) -> None:
         spec = record.spec
