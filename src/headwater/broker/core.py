@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
+from weakref import WeakValueDictionary
 
 from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import Claimed, replace
@@ -48,7 +50,9 @@ from headwater.ports.records import (
     selection_of,
 )
 from headwater.ports.store import Reader, Writer
-from headwater.topics import Dialect, parse_pattern
+from headwater.topics import Dialect, check_topic, parse_pattern
+
+T = TypeVar("T")
 
 HEARTBEATS_PER_LEASE = 3
 INT64_MAX = 2**63 - 1
@@ -101,9 +105,8 @@ class Core:
         self.dead_letters = DeadLetters(engine)
         self.live = LiveFeed(engine)
         self.outside = OutsideTransactions(engine)
-        clock = engine.clock
-        self._all_statistics = SharedRead(engine, lambda reader: statistics.log_statistics(reader, clock.now_ms()))
-        self._all_subscriptions = SharedRead(engine, lambda reader: statistics.describe_all(reader, clock.now_ms()))
+        self._shared_reads: WeakValueDictionary[Hashable, SharedRead[Any]] = WeakValueDictionary()  # that are wanted
+        self._sharing = threading.Lock()
         self._subscribers: set[Subscriber | Tail] = set()
         self._closed = False
         self._keeper = Repeating("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
@@ -324,7 +327,8 @@ class Core:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def subscription_infos(self) -> Flow[list[statistics.SubscriptionInfo]]:
-        return self._all_subscriptions.get()
+        clock = self.engine.clock
+        return self.shared_read("subscriptions", lambda reader: statistics.describe_all(reader, clock.now_ms()))
 
     def describe(self, consumer: Consumer) -> Flow[statistics.SubscriptionInfo]:
         if isinstance(consumer, Tail):
@@ -348,7 +352,8 @@ class Core:
         return self.engine.read(lambda reader: reader.topic_counts(), self.engine.statistics)
 
     def topic_max_seq(self, topic: str) -> Flow[int]:
-        return self.engine.read(lambda reader: statistics.topic_max_seq(reader, topic), self.engine.statistics)
+        wanted = check_topic(topic)
+        return self.engine.read(lambda reader: reader.topic_max_seq(wanted), self.engine.statistics)
 
     def last_seq(self) -> Flow[int]:
         return self.engine.read(lambda reader: reader.last_seq())
@@ -356,11 +361,20 @@ class Core:
     def statistics(self, subscriptions_max: int | None = None) -> Flow[statistics.LogStatistics]:
         """`subscriptions_max`: only the first ones, by id, are described."""
         if subscriptions_max is None:
-            return self._all_statistics.get()
+            clock = self.engine.clock
+            return self.shared_read("statistics", lambda reader: statistics.log_statistics(reader, clock.now_ms()))
         now_ms = self.engine.clock.now_ms()
         return self.engine.read(
             lambda reader: statistics.log_statistics(reader, now_ms, subscriptions_max), self.engine.statistics
         )
+
+    def shared_read(self, key: Hashable, work: Callable[[Reader], T]) -> Flow[T]:
+        """Statistics for all who ask for the same, which `key` names."""
+        with self._sharing:
+            read = self._shared_reads.get(key)
+            if read is None:
+                read = self._shared_reads[key] = SharedRead(self.engine, work)
+        return read.get()
 
     def health(self) -> Flow[dict[str, Any]]:
         yield from self.prove_writable()

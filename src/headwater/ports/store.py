@@ -115,6 +115,9 @@ class Reader(Protocol):
     def topic_counts(self) -> list[TopicCount]:
         """Every topic ever published to, by name."""
 
+    def topic_max_seq(self, topic: str) -> int:
+        """The seq of the last message ever published to a topic, 0 if there was none. Looks at no other topic's."""
+
     def subscription(self, id: str) -> SubscriptionRecord | None: ...
 
     def subscriptions(self) -> list[SubscriptionRecord]:

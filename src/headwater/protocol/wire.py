@@ -14,6 +14,7 @@ T = TypeVar("T")
 Names: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=NAMES_MAX)]
 Seqs: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=SEQS_MAX)]
 Patterns = str | Names[str] | None
+TOPICS_MAX = 10_000  # in one answer
 
 
 class Params(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -307,6 +308,13 @@ class LetterId(Params):
 
 class ImportLetters(Params):
     lines: Names[str]
+
+
+class TopicPage(Params):
+    """The topics that come after this one by name, as many as `limit`; a page with fewer is the last."""
+
+    after: str = ""
+    limit: int = TOPICS_MAX
 
 
 class Nothing(Params):

@@ -17,6 +17,7 @@ from msgspec.json import decode
 
 from headwater.broker.core import Tenant
 from headwater.broker.flow import run_async
+from headwater.broker.lanes import SOURCE
 from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, Unauthorized
 from headwater.ports.records import SubscriptionRecord
 from headwater.protocol.faults import error_of, fault_of
@@ -219,12 +220,8 @@ class Connection:
             raise not_allowed("manage", pattern.text)
 
     def may_use(self, id: str, pattern: Pattern, owner: str | None) -> bool:
-        """Whether a durable subscription may be held, looked at, moved and removed: it is the token's own, or of no
-        token, and has a name that it may consume; or it may manage the topics."""
-        if self.scopes.may_manage(pattern):
-            return True
         is_own = owner is None or (self.grant is not None and owner == self.grant.owner)
-        return is_own and self.scopes.may_consume(id)
+        return self.scopes.may_use(id, pattern, is_own=is_own)
 
     def require_use(self, record: SubscriptionRecord) -> None:
         spec = record.spec
@@ -335,6 +332,7 @@ class Connection:
 
     async def _work(self, exchange: Exchange, call: Call) -> None:
         began = time.perf_counter()
+        SOURCE.set(self if self.grant is None else self.grant.owner)  # also of what the call leaves running
         outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
         try:
             async with self._large if call.method in LARGE else nullcontext():

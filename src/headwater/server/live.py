@@ -7,6 +7,7 @@ counted; who must not miss any takes a durable subscription.
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from headwater.broker.core import Core
@@ -81,7 +82,7 @@ class LiveHub:
         if self._tail is None:
             engine = self._core.engine
             self._tail = Tail(engine, "live", SubscriptionSpec(">"), engine.wakeups.announced)
-            self._follower = asyncio.create_task(self._run(self._tail))
+            self._follower = asyncio.create_task(self._run(self._tail), context=Context())  # of no source
 
     async def _run(self, tail: Tail) -> None:
         while True:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -11,14 +13,15 @@ import msgspec
 from headwater.broker import claims, dead_letters
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
 from headwater.broker.flow import Flow, run_async
-from headwater.broker.statistics import LogStatistics, SubscriptionInfo
+from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
 from headwater.errors import HeadwaterError, InvalidOption, TooLarge, Unauthorized
 from headwater.message import NAME_CHARS_MAX
-from headwater.ports.records import RetentionPolicy, TopicCount
+from headwater.ports.records import RetentionPolicy
+from headwater.ports.store import Reader
 from headwater.protocol import wire
 from headwater.server import publishing
 from headwater.server.registry import Method, Needs
-from headwater.server.scopes import not_allowed, parse_any_spelling
+from headwater.server.scopes import Scopes, not_allowed, parse_any_spelling
 from headwater.server.subscriptions import start_of
 from headwater.topics import Dialect, Pattern, check_topic, parse_pattern
 
@@ -225,25 +228,64 @@ def last_seq(connection: Connection, params: wire.Nothing) -> Flow[dict[str, int
     return {"sequence_id": last}
 
 
-def topics(connection: Connection, params: wire.Nothing) -> Flow[list[TopicCount]]:
-    found = yield from connection.core.topics()
-    return [each for each in found if connection.scopes.may_look_at(each.topic)]
+def topics(connection: Connection, params: wire.TopicPage) -> Flow[msgspec.Raw]:
+    if not 1 <= params.limit <= wire.TOPICS_MAX:
+        raise TooLarge(f"limit lies between 1 and {wire.TOPICS_MAX:,}, not {params.limit}", next="Page with after")
+    scopes, engine = connection.scopes, connection.core.engine
+
+    def page(reader: Reader) -> msgspec.Raw:
+        found = reader.topic_counts()
+        first = bisect_right(found, params.after, key=lambda each: each.topic)
+        visible = (each for each in islice(found, first, None) if scopes.may_look_at(each.topic))
+        return _encoded(list(islice(visible, params.limit)))
+
+    return engine.read(page, engine.statistics)
 
 
-def subscriptions(connection: Connection, params: wire.Nothing) -> Flow[list[SubscriptionInfo]]:
-    found = yield from connection.core.subscription_infos()
-    return _usable(connection, found)
+def _encoded(answer: Any) -> msgspec.Raw:
+    """On the thread that reads: a large answer would keep the event loop, and with it all others, waiting."""
+    return msgspec.Raw(msgspec.json.encode(answer))
 
 
-def _usable(connection: Connection, found: list[SubscriptionInfo]) -> list[SubscriptionInfo]:
-    return [each for each in found if connection.may_use(each.id, parse_any_spelling(each.pattern), each.owner)]
+def subscriptions(connection: Connection, params: wire.Nothing) -> Flow[msgspec.Raw]:
+    core, scopes, owner = connection.core, connection.scopes, _owner(connection)
+
+    def seen(reader: Reader) -> msgspec.Raw:
+        return _encoded(_usable(scopes, owner, describe_all(reader, core.engine.clock.now_ms())))
+
+    return core.shared_read(("rpc.subscriptions", scopes, owner), seen)
 
 
-def statistics(connection: Connection, params: wire.Nothing) -> Flow[LogStatistics]:
-    found = yield from connection.core.statistics()
-    seen = [each for each in found.topics if connection.scopes.may_look_at(each.topic)]
-    messages, size = sum(each.count for each in seen), sum(each.bytes for each in seen)
-    return LogStatistics(found.last_seq, messages, size, seen, _usable(connection, found.subscriptions))
+def _owner(connection: Connection) -> str | None:
+    return None if connection.grant is None else connection.grant.owner
+
+
+def _usable(scopes: Scopes, owner: str | None, found: list[SubscriptionInfo]) -> list[SubscriptionInfo]:
+    return [
+        each
+        for each in found
+        if scopes.may_use(each.id, parse_any_spelling(each.pattern), is_own=each.owner in (None, owner))
+    ]
+
+
+def statistics(connection: Connection, params: wire.Nothing) -> Flow[msgspec.Raw]:
+    core, scopes, owner = connection.core, connection.scopes, _owner(connection)
+
+    def seen(reader: Reader) -> msgspec.Raw:
+        found = log_statistics(reader, core.engine.clock.now_ms())
+        topics = [each for each in found.topics if scopes.may_look_at(each.topic)]
+        return _encoded(
+            LogStatistics(
+                last_seq=found.last_seq,
+                messages=sum(each.count for each in topics),
+                bytes=sum(each.bytes for each in topics),
+                topics=topics[: wire.TOPICS_MAX],
+                subscriptions=_usable(scopes, owner, found.subscriptions),
+                topics_left_out=max(0, len(topics) - wire.TOPICS_MAX),
+            )
+        )
+
+    return core.shared_read(("rpc.stats", scopes, owner), seen)
 
 
 def health(connection: Connection, params: wire.Nothing) -> Flow[Any]:
@@ -391,7 +433,7 @@ def _methods() -> dict[str, Method]:
         "rpc.seek": Method(wire.Seek, seek, OWN, audited=True),
         "rpc.topic_max_seq": Method(wire.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
         "rpc.last_seq": Method(wire.Nothing, last_seq, Needs(("read", "manage"), "anything")),
-        "rpc.topics": Method(wire.Nothing, topics, LOOK),
+        "rpc.topics": Method(wire.TopicPage, topics, LOOK),
         "rpc.subscriptions": Method(wire.Nothing, subscriptions, LIST_OWN),
         "rpc.stats": Method(wire.Nothing, statistics, LOOK),
         "rpc.health": Method(wire.Nothing, health, ADMIN),

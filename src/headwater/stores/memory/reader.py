@@ -89,6 +89,10 @@ class MemoryReader:
     def topic_counts(self) -> list[TopicCount]:
         return sorted(self._tables.topic_counts.values(), key=lambda counted: counted.topic)
 
+    def topic_max_seq(self, topic: str) -> int:
+        counted = self._tables.topic_counts.get(topic)
+        return 0 if counted is None else counted.last_seq
+
     def _matching(self, selection: Selection, after: int, upto: int) -> Iterator[Message]:
         return filter(selection.keeps, self._tables.messages.between(after, upto))
 

@@ -179,6 +179,11 @@ SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({
     )::text FROM topic_counts
 )
 
+-- :topic_max_seq: the same, with the last seq that is stored for one topic
+SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
+    SELECT last_seq FROM topic_counts WHERE topic = %s
+)
+
 -- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
 SELECT coalesce(json_agg(json_build_array(topic, count, bytes, last_seq, last_published_at)), '[]')::text, ({mark})
 FROM ({counted_between}) AS counted

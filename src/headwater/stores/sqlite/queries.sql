@@ -117,6 +117,11 @@ SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({
     FROM (SELECT * FROM topic_counts ORDER BY topic)
 )
 
+-- :topic_max_seq: the same, with the last seq that is stored for one topic
+SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
+    SELECT last_seq FROM topic_counts WHERE topic = ?
+)
+
 -- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
 SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at)), ({mark}) FROM ({counted_between})
 

@@ -239,6 +239,9 @@ class SqliteReader:
     def topic_counts(self) -> list[TopicCount]:
         return self._topics.topic_counts(self._row, keep=self._keeps_counts)
 
+    def topic_max_seq(self, topic: str) -> int:
+        return self._topics.max_seq(self._row, topic, keep=self._keeps_counts)
+
     def topics_between(self, after: int, upto: int) -> list[str]:
         found: list[str] = msgspec.json.decode(self._value("distinct_topics", after, upto))
         return found
