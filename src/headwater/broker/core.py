@@ -55,6 +55,7 @@ from headwater.topics import Dialect, check_topic, parse_pattern
 T = TypeVar("T")
 
 HEARTBEATS_PER_LEASE = 3
+HEARTBEAT_S_MIN = 0.2  # a beat renews all; one impatient subscription must not set the pace of the others
 INT64_MAX = 2**63 - 1
 WRITE_PROOF = "write proof"  # the name of the lease that is written to see whether writing works
 STANDBY_POLL_S = 1.0  # a holder that was killed, or a lease that was not renewed, sends no wake-up
@@ -431,10 +432,9 @@ class Core:
         return self.engine.write(self.engine.timings.save, touching=COUNTS)
 
     def heartbeat_s(self) -> float:
-        leases_ms = [subscriber.spec.lease_ms for subscriber in list(self._subscribers)]
-        waits_ms = [subscriber.spec.ack_wait_ms for subscriber in list(self._subscribers)]
-        idle_ms = [subscriber.spec.inactive_ms or 30_000 for subscriber in list(self._subscribers)]
-        return min([*leases_ms, *waits_ms, *idle_ms, 30_000]) / 1000 / HEARTBEATS_PER_LEASE
+        specs = [subscriber.spec for subscriber in list(self._subscribers) if isinstance(subscriber, Subscriber)]
+        shortest_ms = (min(spec.lease_ms, spec.ack_wait_ms, spec.inactive_ms or 30_000) for spec in specs)
+        return max(min([*shortest_ms, 30_000]) / 1000 / HEARTBEATS_PER_LEASE, HEARTBEAT_S_MIN)
 
     def close(self) -> None:
         """Give back what is held, finish what is queued, let go of the store. Blocks. Twice is harmless."""

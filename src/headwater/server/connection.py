@@ -26,7 +26,7 @@ from headwater.protocol.session import Exchange, Session
 from headwater.protocol.wire import LostNotice
 from headwater.server.budget import Account
 from headwater.server.logger import logger
-from headwater.server.parts import POLICY_VIOLATION, Parts
+from headwater.server.parts import POLICY_VIOLATION, TOO_MANY_OF_A_TOKEN, Parts
 from headwater.server.publishing import publish_batch_call, publish_calls
 from headwater.server.rate import Bucket
 from headwater.server.registry import CallContext, Middleware, Outcome, ShortCircuit
@@ -50,6 +50,7 @@ LARGE = frozenset(  # their answers may be, so that few are read at a time
     | {"rpc.dead_letters.stats", "rpc.dead_letters.export", "rpc.dead_letters.import"}
 )
 LARGE_AT_ONCE_MAX = 2
+LARGE_BYTES = 1024 * 1024  # reserved for one of them
 
 
 class Wire(Protocol):
@@ -143,6 +144,10 @@ class Connection:
         return self._working > 0
 
     @property
+    def owner(self) -> str:
+        return "" if self.grant is None else self.grant.owner
+
+    @property
     def label(self) -> str:
         return "" if self.grant is None else self.grant.label
 
@@ -170,7 +175,14 @@ class Connection:
     def authenticate(self, grant: Grant | None) -> None:
         if grant is None:
             raise Unauthorized("the token is unknown or expired", where=self._address, next="Ask for a new one")
+        if grant.owner != self.owner:
+            most = self.parts.limits.connections_per_token
+            if len(self.parts.holders(grant.owner)) >= most:
+                next = "Close some of them, or raise limits.connections_per_token"
+                raise Overloaded(f"{TOO_MANY_OF_A_TOKEN}: {most}", where=self._address, next=next)
+            self.parts.remove_holder(self)
         before, self.grant = self.grant, grant
+        self.parts.add_holder(self)
         self._may_publish.clear()
         if before is not None and before.owner != grant.owner:
             self.parts.forget_publisher(self)
@@ -338,6 +350,7 @@ class Connection:
             async with self._large if call.method in LARGE else nullcontext():
                 if call.method in LARGE:
                     await self.writable()
+                    self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES))
                 outcome = await self._through_middleware(call)
             if outcome.fault is None:
                 exchange.answer(call, outcome.result)
@@ -418,6 +431,10 @@ class Connection:
         """More is waiting to be read by the client than is good, for it or for all."""
         return self._wire.buffered_bytes() > self.parts.limits.outbound_bytes or not self._wire.outbound.may_grow
 
+    def has_room(self, bytes: int) -> bool:
+        """Whether so much may be sent that nothing was reserved for."""
+        return not self.is_full and self._wire.outbound.fits(bytes)
+
     def on_drained(self) -> None:
         if not self.is_full:
             self._writable.set()
@@ -446,9 +463,10 @@ class Connection:
         if self.is_gone:
             return 2 * self.parts.limits.outbound_bytes
         account = self._wire.outbound
+        own_bytes = self.parts.limits.outbound_bytes - account.bytes
         if not account.bytes:
-            return max(least_bytes, min(self.parts.limits.outbound_bytes, account.room_bytes))
-        return min(self.parts.limits.outbound_bytes - account.bytes, account.room_bytes)
+            own_bytes = max(own_bytes, least_bytes)
+        return own_bytes if own_bytes >= least_bytes and account.may_take else 0
 
     def keep_room(self, bytes: int) -> None:
         """Until the call that is being answered by this task has its answer on the way."""

@@ -72,6 +72,7 @@ class Held:
         self.is_forbidden = False  # by now: what a fetch under way has found is not for its client
         self.push_batch = PUSH_BATCH_MIN
         self._usual_bytes = FIRST_GUESS_BYTES
+        self._least_bytes = TAKE_BYTES_MAX  # to be reserved: a guess may be wrong, and many may begin at once
         self._turn = asyncio.Lock()  # of the one that waits
         self._waits: set[asyncio.Task[Taken]] = set()
 
@@ -100,10 +101,10 @@ class Held:
         until_s = None if wait_s is None else loop.time() + wait_s
         while True:
             news = self.subscriber.news()
-            bytes = min(TAKE_BYTES_MAX, SIZES_VARY * count * self._usual_bytes)
+            bytes = max(self._least_bytes, min(TAKE_BYTES_MAX, SIZES_VARY * count * self._usual_bytes))
             try:
                 async with asyncio.timeout_at(None if until_s is None else until_s + ROOM_S):
-                    room_bytes = await connection.room(bytes, min(bytes, self._usual_bytes))
+                    room_bytes = await connection.room(bytes, self._least_bytes)
             except TimeoutError:
                 return Taken([], 0)
             try:
@@ -131,6 +132,7 @@ class Held:
             fit += 1
         if fit:
             self._usual_bytes = max(1, total // fit)
+            self._least_bytes = min(TAKE_BYTES_MAX, self._usual_bytes)
         return found[:fit]
 
     def end_waits(self) -> None:
@@ -160,7 +162,7 @@ class Subscriptions:
         self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + len(self._beginning)
 
     def topics(self) -> set[str]:
         """The topics and patterns as the client subscribed to them."""
@@ -189,6 +191,17 @@ class Subscriptions:
             return False
         return isinstance(subscriber, Tail) or connection.may_use(subscriber.id, pattern, spec.owner)
 
+    def _check_those_of_the_token(self, id: str) -> None:
+        """Those without state cost as much while they are held."""
+        parts, owner = self._connection.parts, self._connection.owner
+        most = parts.limits.subscriptions_per_token
+        if owner and sum(len(each.subscriptions) for each in parts.holders(owner)) >= most:
+            raise TooLarge(
+                f"the connections of one token hold {most} subscriptions",
+                where=id,
+                next="End those that are not used, or raise limits.subscriptions_per_token",
+            )
+
     # --- beginning ----------------------------------------------------------------------------------------------
 
     async def begin(self, params: wire.Subscribe, created: set[str] | None = None) -> wire.Subscribed:
@@ -196,8 +209,9 @@ class Subscriptions:
         connection, id = self._connection, params.subscription_id
         stored = stored_id(id)
         most = connection.parts.limits.subscriptions_per_connection
-        if len(self._held) + len(self._beginning) >= most:
+        if len(self) >= most:
             raise TooLarge(f"more than {most} subscriptions on one connection", where=id, next="Open another one")
+        self._check_those_of_the_token(id)
         if id in self._held or id in self._beginning:
             raise SubscriptionActive(
                 f"Subscription '{id}' is already active on another connection",
@@ -321,9 +335,9 @@ class Subscriptions:
         connection.keep_room(room_bytes)
         if connection.is_gone:
             return None
+        sent, answer = await pack(connection, held.subscriber, found)
         if held.is_forbidden:
             raise self._not_held(params.subscription_id)
-        sent, answer = await pack(held.subscriber, found)
         held.subscriber.set_payloads_aside(sent)
         connection.parts.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
         return answer
