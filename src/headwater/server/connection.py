@@ -18,7 +18,7 @@ from msgspec.json import decode
 from headwater.broker.core import Tenant
 from headwater.broker.flow import run_async
 from headwater.broker.lanes import SOURCE
-from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, Unauthorized
+from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, TooLarge, Unauthorized
 from headwater.ports.records import SubscriptionRecord
 from headwater.protocol.faults import error_of, fault_of
 from headwater.protocol.jsonrpc import FRAME_BYTES_MIN, INTERNAL_ERROR, Answer, Call, Fault, params_of
@@ -350,10 +350,13 @@ class Connection:
             async with self._large if call.method in LARGE else nullcontext():
                 if call.method in LARGE:
                     await self.writable()
+                    self._refuse_what_waits_for_itself(call)
                     self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES))
                 outcome = await self._through_middleware(call)
             if outcome.fault is None:
                 exchange.answer(call, outcome.result)
+        except HeadwaterError as exc:
+            outcome = Outcome(fault=fault_of(exc))
         except (TypeError, ValueError) as exc:  # a result that is not JSON
             told = {"method": call.method, "why": str(exc)}
             logger.error("method %(method)s gave a result that is not JSON: %(why)s", told, extra=self.who)
@@ -361,11 +364,27 @@ class Connection:
         finally:
             if outcome.fault is not None:
                 exchange.refuse(call, outcome.fault)
-            task = asyncio.current_task()
-            self._open[exchange].reserved_bytes += 0 if task is None else self._reserved.pop(task, 0)
+            self._reserve_for_answer(exchange, call)
             self.finished(1, exchange)
             name = call.method if self.parts.registry.knows(call.method) else "unknown"
             self.parts.metrics.observe_call(name, outcome.fault is None, time.perf_counter() - began)
+
+    def _refuse_what_waits_for_itself(self, call: Call) -> None:
+        """The answers of a batch go out together, so that none of them makes room for the next."""
+        kept_bytes = sum(frame.reserved_bytes for frame in self._open.values())
+        if kept_bytes + LARGE_BYTES > max(self.parts.limits.outbound_bytes, LARGE_BYTES):
+            raise TooLarge(
+                "the answers to a batch take too much together", where=call.method, next="Ask for less at once"
+            )
+
+    def _reserve_for_answer(self, exchange: Exchange, call: Call) -> None:
+        """As much as the answer takes while it waits for the others of its batch; the last one is sent at once."""
+        task, frame = asyncio.current_task(), self._open[exchange]
+        reserved_bytes = 0 if task is None else self._reserved.pop(task, 0)
+        kept_bytes = reserved_bytes if frame.calls == 1 else min(reserved_bytes, exchange.kept_bytes(call))
+        frame.reserved_bytes += kept_bytes
+        if kept_bytes < reserved_bytes:
+            self.give_room_back(reserved_bytes - kept_bytes)
 
     async def _through_middleware(self, call: Call) -> Outcome:
         context = CallContext(call, self)
