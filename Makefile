@@ -7,7 +7,7 @@ CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe
 # Trust the certificates that the machine trusts, as pip does.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo lake test check lint types crash powerloss replicas cluster bench lock clean
+.PHONY: demo lake test check lint types abuse crash powerloss replicas cluster bench lock clean
 
 demo: .venv/ready
 	@$(BIN)/headwater demo
@@ -29,6 +29,11 @@ lint: .venv/ready
 
 types: .venv/ready-for-tests
 	$(BIN)/mypy
+
+# Attacks with the machine to themselves, each alone and all at once, and a million fuzzed frames.
+abuse: .venv/ready-for-tests
+	$(BIN)/python -m pytest tests/abuse -q -s -m "long or not long"
+	$(BIN)/python -m pytest tests/server/test_fuzz_frames.py -q -s -m long --timeout=0
 
 crash: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/crash -q -s --timeout=0 --kills=$(KILLS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 import time
@@ -137,3 +138,36 @@ def test_a_stop_while_statistics_are_counted(crowded: Attacked) -> None:
         assert json.loads(client.recv(PATIENCE_S))["id"] == 9  # the others have begun, and are not done
         took_s = crowded.stop()
     assert took_s < SHUTDOWN_S + 2, f"the server took {took_s:.1f} s to end"
+
+
+TOPICS = 40_000
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "in_flight"),
+    [("rpc.topics", {}, 2), ("rpc.stats", {}, 2), ("rpc.topic_max_seq", {"topic": "mine.topic-1"}, 200)],
+)
+def test_a_reader_of_many_topics(tmp_path: Path, method: str, params: dict[str, str], in_flight: int) -> None:
+    """By 6 connections with one token, each with so many calls that have no answer."""
+    with headwater.open(tmp_path / "log.db", heartbeats=False, housekeeping=None) as log:
+        log.publish_many([(f"mine.topic-{number}", 1) for number in range(TOPICS)])
+    with Attacked(tmp_path) as server, contextlib.ExitStack() as connections:
+        admin = server.token("admin", manage=[">"], admin=True)
+        attacker = server.token(read=["mine.>"])
+        attackers = [connections.enter_context(server.connect(attacker, close_timeout=0.1)) for _ in range(6)]
+        ask = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        for each in attackers:
+            for _ in range(in_flight):
+                each.send(ask)
+        in_turn = itertools.cycle(attackers)
+
+        def one_more() -> None:
+            each = next(in_turn)
+            each.recv(PATIENCE_S)
+            each.send(ask)
+
+        with server.victim() as victim, again_and_again(one_more, 1):
+            began = time.monotonic()
+            assert get(server, "/metrics", admin)[0] == 200
+            assert time.monotonic() - began < SCRAPE_S_MAX
+        server.assert_unharmed(victim, attack=f"{method} of {TOPICS:,} topics")

@@ -132,4 +132,11 @@ def test_heartbeats_come_often_enough_for_the_shortest_lease(log: Log) -> None:
     log.subscribe("quick", "a", lease=3, ack_wait=60)
     assert log._core.heartbeat_s() <= 1
     log.subscribe("quicker", "a", mode="shared", ack_wait=0.3)
-    assert log._core.heartbeat_s() <= 0.1
+    assert log._core.heartbeat_s() <= 0.2
+
+
+def test_one_impatient_subscription_does_not_set_the_pace_of_all(log: Log) -> None:
+    log.subscribe("live", "a", mode="ephemeral", lease=0.001, ack_wait=0.001)
+    assert log._core.heartbeat_s() == 10, "there is nothing to renew"
+    log.subscribe("impatient", "a", mode="shared", lease=0.001, ack_wait=0.001)
+    assert log._core.heartbeat_s() == 0.2

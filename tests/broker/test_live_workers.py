@@ -279,9 +279,9 @@ def test_what_another_process_publishes_from_then_on_is_heard(
         store, heard, published = here._core.engine.store, queue.Queue[int](), threading.Event()  # type: ignore[attr-defined]
         read = store.read
 
-        def read_late() -> Any:
+        def read_late(*given: Any) -> Any:
             assert published.wait(PATIENCE_S)
-            return read()
+            return read(*given)
 
         monkeypatch.setattr(store, "read", read_late)
         here.live.subscribe("x", "a", lambda message: heard.put(message.data))

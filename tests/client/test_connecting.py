@@ -16,6 +16,7 @@ from fault_lane import Direction
 import headwater
 from headwater.client.options import TOKEN_VARIABLE
 from headwater.errors import Closed, HeadwaterError, InvalidOption, RequestTimeout, Unauthorized, Unreachable
+from headwater.protocol import wire
 from headwater.server.scopes import Scopes
 from headwater.server.tokens import TokenFile, id_of
 
@@ -222,6 +223,29 @@ async def test_states_go_round_and_end(serve: Any, proxy_to: Any) -> None:
             await states.reach("connected", "reconnecting", "connected")
         assert log.remote.state == "disconnected"
         assert states.seen == ["connected", "reconnecting", "connected", "disconnected"]
+
+
+async def test_more_patterns_than_one_call_takes_are_live_again(
+    serve: Any, proxy_to: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "NAMES_MAX", 2)
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    async with serve() as server:
+        proxy = proxy_to(server.port)
+        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+            states = States(log)
+            for number in range(5):
+                log.live.subscribe("mine", f"a.{number}", lambda message: heard.put_nowait(message.topic))
+            await log.publish("b", 1)  # the server has answered them by then
+            proxy.refuse()
+            proxy.reset()
+            await states.reach("connected", "reconnecting")
+            proxy.accept()
+            await states.reach("connected", "reconnecting", "connected")
+            for number in range(5):
+                await log.publish(f"a.{number}", 1)
+            async with asyncio.timeout(5):
+                assert {await heard.get() for _ in range(5)} == {f"a.{number}" for number in range(5)}
 
 
 async def test_a_callback_that_fails_keeps_nobody_from_hearing(serve: Any, proxy_to: Any) -> None:

@@ -216,7 +216,7 @@ class Reader:
 class Model:
     readers: dict[str, Reader]
     messages: dict[int, Published] = field(default_factory=dict)
-    ids: dict[str, int] = field(default_factory=dict)
+    ids: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def last_seq(self) -> int:
@@ -226,7 +226,7 @@ class Model:
         self, topic: str, id: str | None, window: int, now_ms: int, delay_ms: int | None, ttl_ms: int | None
     ) -> int:
         """`window`: ids of messages at or below this seq are forgotten."""
-        known = None if id is None else self.ids.get(id)
+        known = None if id is None else self.ids.get((topic, id))
         if known is not None and known > window:
             return known
         seq = self.last_seq + 1
@@ -239,7 +239,7 @@ class Model:
         )
         self.messages[seq] = message
         if id is not None:
-            self.ids[id] = seq
+            self.ids[topic, id] = seq
         for reader in self.readers.values():
             if topic in reader.topics:
                 reader.deliveries[seq] = Delivery(message)

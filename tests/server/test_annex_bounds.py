@@ -160,6 +160,16 @@ class ThinLine:
         self.now_s = 1.0
         self.unread = 0
         self.is_cut = False
+        self.is_reading = True
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def can_write_eof(self) -> bool:
+        return False
 
     def time(self) -> float:
         return self.now_s
@@ -181,19 +191,59 @@ class ThinLine:
         self.is_cut = True
 
 
-@pytest.mark.parametrize("reads", [True, False])
-async def test_a_client_that_reads_slowly_is_alive_though_as_much_is_written_as_it_reads(reads: bool) -> None:
-    line, limits = ThinLine(), Limits()
+def thin_wire(line: ThinLine, limits: Limits) -> SocketWire:
     house = SimpleNamespace(limits=limits, inbound=Budget(1_000_000), outbound=Budget(1_000_000))
     wire = SocketWire(SimpleNamespace(transport=line, house=house, address=""))  # type: ignore[arg-type]
-    wire._loop, wire._heard_s = line, line.now_s  # type: ignore[assignment]
+    wire._loop, wire._heard_s, wire._idle_at_s = line, line.now_s, line.now_s  # type: ignore[assignment]
     request = wire._socket.receive_request(UPGRADED)
     assert request is not None
     wire._socket.accept(request)
     wire._flush()
+    return wire
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_reads_slowly_is_alive_though_as_much_is_written_as_it_reads(reads: bool) -> None:
+    line, limits = ThinLine(), Limits()
+    wire = thin_wire(line, limits)
     for _ in range(6):
         line.now_s += limits.ping_interval
         line.unread -= 50_000 if reads and line.unread > 50_000 else 0
         wire.send_binary(bytes(60_000))
         wire._look_alive()
     assert line.is_cut is not reads
+
+
+async def test_a_client_that_is_not_listened_to_is_not_let_go_for_its_silence() -> None:
+    """It cannot answer a ping: the server has no room for what it sends, and does not read."""
+    line, limits = ThinLine(), Limits()
+    wire = thin_wire(line, limits)
+    wire._is_held_up = True
+    for _ in range(6):
+        line.now_s += limits.ping_interval
+        wire._look_alive()
+    assert not line.is_cut
+    wire._is_held_up = False
+    for _ in range(6):
+        line.now_s += limits.ping_interval
+        wire._look_alive()
+    assert line.is_cut
+
+
+async def test_a_stranger_that_waits_for_an_answer_is_not_read_beyond_its_bytes() -> None:
+    line, limits = ThinLine(), Limits()
+    wire = thin_wire(line, limits)
+    client = SimpleNamespace(is_stranger=True, is_busy=True, owner="")
+    client.receive_text = client.on_closed = lambda *_, **__: None
+    wire._client = client  # type: ignore[assignment]
+    text = Frame(Opcode.TEXT, b"x" * 10_000).serialize(mask=True)
+    while wire._received_bytes <= limits.unauthenticated_bytes:
+        assert line.is_reading
+        wire.data_received(text)
+    assert not line.is_reading
+    assert wire._socket.is_open
+    client.is_busy = False
+    wire.hold(0)  # it was answered, and is a stranger as before
+    assert line.is_reading
+    wire.data_received(text)
+    assert not wire._socket.is_open

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from foreign_client import Client, Serve, connect, gone
 from headwater.errors import CallFailed, InvalidOption, Overloaded, RequestTimeout
 from headwater.protocol.jsonrpc import Fault
 from headwater.server.connection import WAITING_MAX
-from headwater.server.registry import CallContext
+from headwater.server.registry import CallContext, MethodThreads
 from headwater.server.serving import Server
 
 
@@ -215,3 +216,17 @@ async def test_no_more_calls_wait_for_one_client_than_the_limit(serve: Serve) ->
         for task in calling:
             task.cancel()
         await asyncio.gather(*calling, return_exceptions=True)
+
+
+async def test_a_thread_that_cannot_be_started_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = MethodThreads(1)
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError):
+            await threads.run(lambda: 1)
+    async with asyncio.timeout(5):
+        assert await threads.run(lambda: 1) == 1

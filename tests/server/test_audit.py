@@ -15,7 +15,8 @@ from raw_http import get
 from websockets.exceptions import InvalidStatus
 
 from headwater import ManualClock
-from headwater.errors import InvalidConfiguration
+from headwater.errors import InvalidConfiguration, InvalidOption, StoreError
+from headwater.protocol.jsonrpc import Fault
 from headwater.server import audit, serving
 from headwater.server.audit import Audit
 from headwater.server.scopes import EVERYTHING, Scopes
@@ -70,13 +71,41 @@ async def test_every_change_is_told_with_who_and_from_where(
     for each, (_, said) in zip(told, expected, strict=True):
         assert (each["address"], each["token"], each["label"]) == ("127.0.0.1", id_of(token), "operator")
         assert each["time"].endswith("Z")
+        assert each["outcome"] == "done"
         assert {name: each[name] for name in said} == said
     assert "secret" not in path.read_text()
     assert token not in path.read_text()
 
 
+async def test_a_change_is_told_though_its_client_has_hung_up(serve: Serve, path: Path) -> None:
+    async with serve(audit=str(path)) as server, connect(server) as looker:
+        for number in range(10):
+            await looker.subscribe(f"s{number}", "a")
+            await looker.release(f"s{number}")
+        for number in range(10):
+            async with connect(server) as client:
+                await client.ask("rpc.subscription.remove", {"subscription_id": f"s{number}"})
+                client.vanish()
+        while await looker.call("rpc.subscriptions"):
+            await turn()
+        await looker.subscribe("held", "a")
+        async with connect(server) as client:
+            wanted = {"subscription_id": "held", "topic": "a", "takeover": True}
+            await client.ask("rpc.subscribe.persistent", wanted)
+            client.vanish()
+        await looker.note("rpc.lost")
+    told = lines(path)
+    removed = [f"s{number}" for number in range(10)]
+    assert sorted(each["subscription_id"] for each in told if each["event"] == "rpc.subscription.remove") == removed
+    assert [each["subscription_id"] for each in told if each["event"] == "subscription.taken_over"] == ["held"]
+    assert {each["outcome"] for each in told} <= {"done", "unknown"}
+
+
 async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path) -> None:
     token = tokens.create("reader", Scopes(read=("a",)), now_ms=clock.now_ms())
+    owners, thiefs = (
+        tokens.create(label, Scopes(read=("a",), consume=("*",)), now_ms=clock.now_ms()) for label in ("owner", "thief")
+    )
     async with serve_tokens(audit=str(path)) as server:
         with pytest.raises(InvalidStatus):
             async with connect(server, **bearer("hw_wrong")):
@@ -91,6 +120,9 @@ async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clo
             assert await client.code("rpc.subscribe", {"topic": "b"}) == -32000
             assert await client.code("rpc.retain", {"topic": "b", "max_count": 1}) == -32000
             assert await client.code("orders.count") == -32000
+        async with connect(server, **bearer(owners)) as owner, connect(server, **bearer(thiefs)) as thief:
+            await owner.subscribe("s", "a")
+            assert await thief.code("rpc.subscription", {"subscription_id": "s"}) == -32002
     told = [(each["event"], each.get("method", each.get("path")), each.get("label")) for each in lines(path)]
     assert told == [
         ("authentication.refused", "/rpc", None),
@@ -102,6 +134,7 @@ async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clo
         ("right.refused", "rpc.subscribe", "reader"),
         ("right.refused", "rpc.retain", "reader"),
         ("right.refused", "orders.count", "reader"),
+        ("right.refused", "rpc.subscription", "thief"),
     ]
     assert "hw_wrong" not in path.read_text()
 
@@ -155,13 +188,32 @@ def test_refusals_are_limited_and_counted(path: Path) -> None:
     }
 
 
+def test_refusals_of_one_token_do_not_drown_those_of_another_at_its_address(path: Path) -> None:
+    trail = Audit(str(path), ManualClock(), lambda: 0.0)
+    for token in ("abc", "def"):
+        for _ in range(audit.REFUSED_BURST):
+            trail.refused("right.refused", {**WHO, "token": token})
+    trail.close()
+    assert len(lines(path)) == 2 * audit.REFUSED_BURST
+
+
+def test_what_was_refused_is_not_told_as_a_change_and_what_is_not_known_is(path: Path) -> None:
+    trail = Audit(str(path), ManualClock())
+    for error in (InvalidOption("no"), Fault(-32602, "no"), StoreError("it may have been done"), RuntimeError()):
+        with pytest.raises(type(error)), trail.change("rpc.seek", WHO, why=type(error).__name__):
+            raise error
+    trail.close()
+    told = [(each["why"], each["outcome"]) for each in lines(path)]
+    assert told == [("StoreError", "unknown"), ("RuntimeError", "unknown")]
+
+
 def test_refusals_of_very_many_addresses_are_limited_too(path: Path) -> None:
     trail = Audit(str(path), ManualClock(), lambda: 0.0)
     for number in range(5_000):
         trail.refused("authentication.refused", {"address": f"10.{number}"})
     trail.close()
     assert len(lines(path)) == audit.REFUSED_BURST_OF_ALL
-    assert len(trail._by_address) <= audit.ADDRESSES_MAX
+    assert len(trail._by_client) <= audit.CLIENTS_MAX
 
 
 def test_values_are_cut(path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from foreign_client import Serve, connect
+from foreign_client import Serve, bearer, connect
+
+from headwater import ManualClock
+from headwater.server.scopes import Scopes
+from headwater.server.tokens import TokenFile
 
 BATCH = "rpc.subscribe.persistent.batch"
 
@@ -70,3 +74,41 @@ async def test_of_batches_to_leave_all_are_known_or_none_is_left(serve: Serve) -
         assert await client.code("rpc.unsubscribe.persistent.batch", params) == -32002
         await client.publish("a")
         assert (await client.delivery())["subscription_id"] == "a"
+
+
+async def test_undoing_leaves_what_another_token_began_meanwhile(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock
+) -> None:
+    attacker = tokens.create("attacker", Scopes(read=("mine.>",), consume=("att-*",)), now_ms=clock.now_ms())
+    victim = tokens.create("victim", Scopes(read=("orders.>",), consume=("billing",)), now_ms=clock.now_ms())
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(attacker)) as client,
+        connect(server, **bearer(attacker)) as holder,
+        connect(server, **bearer(victim)) as other,
+    ):
+        await holder.subscribe("att-held", "mine.x")
+        wanted = [
+            {"subscription_id": "billing", "topic": "mine.x", "mode": "ephemeral"},
+            {"subscription_id": "att-held", "topic": "mine.x", "wait": 15},
+            {"subscription_id": "att-bad", "topic": "orders.x"},
+        ]
+        batch = await client.ask(BATCH, {"subscriptions": wanted})
+        await other.subscribe("billing", "orders.>", mode="shared")
+        await holder.release("att-held")
+        assert await client.code_of(batch) == -32000
+        assert [each["id"] for each in await other.call("rpc.subscriptions")] == ["billing"]
+
+
+async def test_undoing_goes_on_past_what_is_gone_already(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client, connect(server) as holder:
+        await holder.subscribe("held", "a")
+        wanted = wants(("new1", "a"), ("new2", "a"), ("held", "a"), ("bad", "a..b"))
+        wanted["subscriptions"][2]["wait"] = 15  # type: ignore[assignment]
+        batch = await client.ask(BATCH, wanted)
+        while len(await holder.call("rpc.subscriptions")) < 3:
+            pass
+        await client.release("new1")
+        await holder.release("held")
+        assert await client.code_of(batch) == -32004
+        assert [each["id"] for each in await holder.call("rpc.subscriptions")] == ["held"]

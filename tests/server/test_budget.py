@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from headwater.server.budget import SHARE_BYTES_MIN, STALLED_S, Account, Budget
+from headwater.server.budget import MOVED_BYTES_MIN, SHARE_BYTES_MIN, STALLED_S, TURNS, Account, Budget
 from headwater.server.logs import ALIKE_A_SECOND_MAX, LineLimit
 
 MAX = 10 * SHARE_BYTES_MIN
@@ -14,6 +14,11 @@ class Holder:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.moved = 0
+        self.owner = "one"
+        self.awaited = True
+
+    def is_awaited(self) -> bool:
+        return self.awaited
 
     def moved_bytes(self) -> int:
         return self.moved
@@ -33,6 +38,11 @@ class Clock:
         return self.now_s
 
 
+def holder(account: Account) -> Holder:
+    assert isinstance(account.holder, Holder)
+    return account.holder
+
+
 def accounts(budget: Budget, *sizes: int) -> list[Account]:
     made = [Account(budget, Holder()) for _ in sizes]
     for account, size in zip(made, sizes, strict=True):
@@ -41,59 +51,112 @@ def accounts(budget: Budget, *sizes: int) -> list[Account]:
 
 
 def told(account: Account) -> list[str]:
-    assert isinstance(account.holder, Holder)
-    return account.holder.told
+    return holder(account).told
 
 
 def test_within_the_limit_all_may_grow() -> None:
     one, other = accounts(Budget(MAX), MAX - 1, 1)
     assert one.may_grow
-    assert other.may_grow
-    assert other.room_bytes == MAX // 2 - 1
+    assert one.may_take
+    assert other.fits(MAX)
 
 
 def test_beyond_it_those_with_more_than_their_share_wait_but_for_the_first() -> None:
-    first, second, small = accounts(Budget(MAX), MAX, MAX, 100)
-    assert first.may_grow, "or a frame that is half there could never be finished"
+    *first, second, small = accounts(Budget(MAX), *[MAX] * TURNS, MAX, 100)
+    assert all(each.may_grow for each in first), "or a frame that is half there could never be finished"
     assert not second.may_grow
     assert small.may_grow
-    assert small.room_bytes > 0
-    first.set(0)
+    first[0].set(0)
     assert told(second) == ["room"]
     assert second.may_grow
 
 
+def test_beyond_it_an_account_takes_more_only_in_its_turn_however_little_it_holds() -> None:
+    """Or many that hold nothing yet would take as much as they like."""
+    budget = Budget(MAX)
+    [_, *empty] = accounts(budget, MAX + 1, *[0] * 100)
+    assert [each.may_take for each in empty].count(True) == TURNS
+    assert not empty[-1].fits(SHARE_BYTES_MIN + MAX)
+    assert empty[-1].fits(100)
+
+
+def test_one_owner_does_not_wait_for_another() -> None:
+    budget = Budget(MAX)
+    *many, other = accounts(budget, *[MAX] * 20, MAX)
+    holder(other).owner = "another"
+    assert [each.may_take for each in many].count(True) == TURNS
+    assert other.may_take
+
+
 def test_all_go_on_when_there_is_room() -> None:
-    first, second, third = accounts(Budget(MAX), MAX, MAX // 2, MAX // 2)
-    assert [each.may_grow for each in (first, second, third)] == [True, False, False]
-    first.set(0)
-    assert (told(second), told(third)) == (["room"], ["room"])
+    *first, second, third = accounts(Budget(MAX), *[MAX] * TURNS, MAX // 2, MAX // 2)
+    assert [each.may_take for each in (*first, second, third)] == [True] * TURNS + [False, False]
+    for each in first:
+        each.set(0)
+    assert (told(second)[-1:], told(third)[-1:]) == (["room"], ["room"])
+    assert second.may_take
 
 
 def test_one_that_gets_below_its_share_is_told() -> None:
     budget = Budget(MAX)
-    first, second, _ = accounts(budget, 2 * MAX, MAX, 1)
-    assert first.may_grow
+    *first, second, _ = accounts(budget, *[2 * MAX] * TURNS, MAX, 1)
+    assert all(each.may_grow for each in first)
     assert not second.may_grow
     second.set(1)
     assert budget.is_exceeded
     assert told(second) == ["room"]
 
 
-def test_one_that_does_not_move_is_given_up_while_others_need_the_room() -> None:
+def test_a_turn_that_is_not_used_is_passed_on() -> None:
+    budget = Budget(MAX)
+    [_, *idle, last] = accounts(budget, MAX + 1, *[0] * TURNS, 0)
+    for each in (*idle, last):
+        holder(each).awaited = False
+    assert [each.may_take for each in (*idle, last)] == [True] * TURNS + [False]
+    budget.sweep()
+    assert told(last) == ["room"]
+    assert last.may_take
+
+
+def test_one_that_has_gone_stands_in_no_line() -> None:
+    budget = Budget(MAX)
+    [_, *gone, last] = accounts(budget, MAX + 1, *[0] * TURNS, 0)
+    assert [each.may_take for each in (*gone, last)] == [True] * TURNS + [False]
+    for each in gone:
+        each.close()
+    assert last.may_take
+
+
+def test_clients_that_do_too_little_are_given_up_while_others_need_the_room() -> None:
+    """Also those that hold no more than their share, of which there may be many."""
     clock = Clock()
     budget = Budget(MAX, clock)
-    stalled, moving, small = accounts(budget, MAX, MAX, 100)
+    stalled, trickling, moving, small, answering = accounts(budget, MAX, MAX, MAX, 100, MAX)
+    holder(answering).awaited = False  # it waits for the server
     for _ in range(3):
         budget.sweep()
         clock.now_s += STALLED_S / 2
-        assert isinstance(moving.holder, Holder)
-        moving.holder.moved += 1
+        holder(trickling).moved += 1
+        holder(moving).moved += MOVED_BYTES_MIN
     budget.sweep()
-    assert (told(stalled)[-1:], told(moving), told(small)) == (["stalled"], [], [])
-    stalled.set(0)
-    moving.set(0)
-    assert budget.total_bytes == 100
+    for each in (stalled, trickling, small):
+        assert told(each)[-1:] == ["stalled"]
+    assert (told(moving), told(answering)) == ([], [])
+
+
+def test_what_is_unfinished_for_long_is_given_up_in_any_case() -> None:
+    clock = Clock()
+    budget, patient = Budget(MAX, clock, patience_s=60), Budget(MAX, clock)
+    [small], [unread] = accounts(budget, 100), accounts(patient, 100)
+    for _ in range(6):
+        budget.sweep()
+        patient.sweep()
+        assert told(small) == []
+        clock.now_s += 10
+        holder(small).moved += 1
+    budget.sweep()
+    patient.sweep()
+    assert (told(small), told(unread)) == (["stalled"], [])
 
 
 def test_lines_of_a_kind_are_limited_and_those_left_out_are_counted() -> None:

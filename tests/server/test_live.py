@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import apsw
@@ -111,3 +112,22 @@ async def test_a_message_too_large_for_any_frame_stops_nobody(serve: Serve, tmp_
         counts = await client.call("rpc.dead_letters.stats")
         assert counts["by_subscription"] == {"pushed": 1, "fetched": 1}
         assert counts["by_reason"] == {"processing_error": 2}
+
+
+async def test_what_all_who_listen_do_not_read_is_bounded(serve: Serve) -> None:
+    """The rest is missed, as by anybody who does not read, and those that read hear it all the same."""
+    total_bytes, count = 4_000_000, 30
+    async with serve(limits_outbound_total_bytes=total_bytes) as server, AsyncExitStack() as connections:
+        silent = [await connections.enter_async_context(connect(server)) for _ in range(count)]
+        for client in silent:
+            await client.call("rpc.subscribe", {"topic": "a"})
+            client.stop_reading()
+        async with connect(server) as publisher, connect(server) as reading:
+            await reading.call("rpc.subscribe", {"topic": "b"})
+            for _ in range(12):
+                await publisher.publish("a", "x" * 900_000)
+            await publisher.publish("b", 1)
+            assert (await reading.note("rpc.notification"))["data"] == 1
+            assert total_bytes < server.outbound.total_bytes < 3 * total_bytes
+        for client in silent:
+            client.vanish()

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from foreign_client import Client, Serve, connect
 
+import headwater
 from headwater import ManualClock
+from headwater.protocol import wire
 from headwater.server import subscriptions
 
 
@@ -23,6 +25,36 @@ async def test_topics_and_seqs(serve: Serve) -> None:
         assert await client.call("rpc.topic_max_seq", {"topic": "never"}) == {"sequence_id": 0}
         assert await client.code("rpc.topic_max_seq", {"topic": "a.*"}) == -32004
         assert await client.call("rpc.last_seq") == {"sequence_id": 4}
+
+
+async def test_topics_come_in_pages(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [*sorted(f"a.{number}" for number in range(7)), "b", "ü"]
+    async with serve() as server, connect(server) as client:
+        for name in reversed(names):
+            await client.publish(name)
+
+        async def page(**params: Any) -> list[str]:
+            return [row[0] for row in await client.call("rpc.topics", params)]
+
+        assert await page() == names
+        assert await page(limit=3) == names[:3]
+        assert await page(limit=3, after=names[2]) == names[3:6]
+        assert await page(after="a.2x") == names[3:]  # after a name that is no topic
+        assert await page(after="ü") == []
+        assert await client.code("rpc.topics", {"limit": 0}) == -32005
+        assert await client.code("rpc.topics", {"limit": 10_001}) == -32005
+        monkeypatch.setattr(wire, "TOPICS_MAX", 4)
+        statistics = await client.call("rpc.stats")
+        assert [row[0] for row in statistics["topics"]] == names[:4]
+        assert (statistics["messages"], statistics["topics_left_out"]) == (9, 5)
+
+
+@pytest.mark.parametrize("topics", [1, wire.TOPICS_MAX, wire.TOPICS_MAX + 1])
+async def test_a_client_asks_for_all_pages_of_the_topics(serve: Serve, topics: int) -> None:
+    names = [f"a.{number:05}" for number in range(topics)]
+    async with serve() as server, await headwater.connect(server.url) as log:
+        await log.publish_many([(name, 1) for name in names])
+        assert [each.topic for each in await log.topics()] == names
 
 
 async def test_subscribing_counts_what_waits_among_a_bounded_number_of_messages(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from foreign_client import Serve, connect
+from foreign_client import Serve, bearer, connect
+
+from headwater import ManualClock
+from headwater.server.scopes import Scopes
+from headwater.server.tokens import TokenFile
 
 
 async def test_what_is_sent_again_is_recognised(serve: Serve) -> None:
@@ -52,3 +56,29 @@ async def test_names_and_numbers_have_their_limits(serve: Serve) -> None:
             assert await client.code("rpc.publish", {"topic": "a", "data": 1, "number": number}) == -32602
         assert await client.code("rpc.publish", {"topic": "a", "data": 1, "number": 1, "confirmed": 2**70}) == -32602
         assert (await client.call("rpc.last_seq")) == {"sequence_id": 0}
+
+
+async def test_no_label_and_name_make_the_name_of_another_tokens_publisher(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock
+) -> None:
+    mine, other = (tokens.create(label, Scopes(publish=(">",)), now_ms=clock.now_ms()) for label in ("a/b", "a"))
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(mine)) as client,
+        connect(server, **bearer(other)) as attacker,
+    ):
+        await client.call("rpc.hello", {"publisher": "p"})
+        for number, name in enumerate(("b/p", "b\np", "b\x1fp"), 1):
+            await attacker.call("rpc.hello", {"publisher": name})
+            for each in (attacker, client):
+                published = await each.call("rpc.publish", {"topic": "x", "data": 0, "number": number})
+                assert published["duplicate"] is False
+
+
+async def test_a_connection_has_one_publisher(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client, connect(server) as other:
+        await client.call("rpc.hello", {"publisher": "first"})
+        await client.call("rpc.hello", {"publisher": "second"})
+        await other.call("rpc.hello", {"publisher": "first"})  # which is free
+        assert await client.publish("a", 1, number=1) == 1
+        assert await other.publish("a", 1, number=1) == 2

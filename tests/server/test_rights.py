@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from foreign_client import PATIENCE_S, Client, Refused, Serve, bearer, connect, turn
 from rights_table import BLOCK, DOCS, rights_table
+from websockets.exceptions import InvalidStatus
 
 import headwater
 from headwater import ManualClock
@@ -269,10 +270,14 @@ async def test_a_subscription_belongs_to_the_label_that_made_it(serve_tokens: Se
             assert await client.code("rpc.subscribe.persistent.batch", batch) == UNAUTHORIZED
             for method in ("rpc.subscription", "rpc.subscription.remove", "rpc.seek"):
                 asked = {"subscription_id": "bills", **({"start": 0} if method == "rpc.seek" else {})}
-                assert await client.code(method, asked) == UNAUTHORIZED
+                error, missing = [
+                    await client.refusal(method, {**asked, "subscription_id": id}) for id in ("bills", "billz")
+                ]
+                assert json.dumps(error) == json.dumps(missing).replace("billz", "bills")
+                assert error["code"] == -32002
             assert await client.call("rpc.subscriptions") == []
         await unnamed.subscribe("own", "a")  # without a label, the token itself is the owner
-        assert await another.code("rpc.subscription", {"subscription_id": "own"}) == UNAUTHORIZED
+        assert await another.code("rpc.subscription", {"subscription_id": "own"}) == -32002
         assert (await operator.call("rpc.subscription", {"subscription_id": "bills"}))["lag"] == 3
         await operator.subscribe("bills", "a", deliver="fetch", takeover=True)
         await operator.release("bills")
@@ -330,6 +335,47 @@ async def test_a_subscription_made_with_a_token_is_open_to_the_file_itself(
         with log.subscribe("s", "a", max_in_flight=7):  # and it stays whose it is
             pass
         assert log.subscription("s").owner == "label:billing"
+
+
+async def test_those_that_the_connections_of_a_token_hold_are_counted_too(serve_tokens: Serve, make: Make) -> None:
+    """Also those without state: each costs as much, while it is held."""
+    many, other = make("many", read=[">"]), make("other", read=[">"])
+    async with (
+        serve_tokens(limits_subscriptions_per_token=4) as server,
+        connect(server, **bearer(many)) as one,
+        connect(server, **bearer(many)) as two,
+        connect(server, **bearer(other)) as free,
+    ):
+        for client in (one, two):
+            for number in range(2):
+                await client.subscribe(f"s{number}", "a", mode="ephemeral")
+        third = {"subscription_id": "s3", "topic": "a", "mode": "ephemeral"}
+        error = await two.refusal("rpc.subscribe.persistent", third)
+        assert "limits.subscriptions_per_token" in error["data"]["next"]
+        await free.subscribe("s0", "a", mode="ephemeral")
+        await one.release("s0")
+        await two.subscribe("s3", "a", mode="ephemeral")
+
+
+async def test_the_connections_of_a_token_are_counted(serve_tokens: Serve, make: Make) -> None:
+    many, other = make("many", read=[">"]), make("other", read=[">"])
+    async with serve_tokens(limits_connections_per_token=2) as server:
+        async with connect(server, **bearer(many)), connect(server) as second, connect(server) as stranger:
+            assert await second.call("rpc.authenticate", {"token": many})
+            assert await second.call("rpc.authenticate", {"token": many}), "again: it is one of the two"
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(server, **bearer(many)):
+                    pass
+            assert refused.value.response.status_code == 503
+            error = await stranger.refusal("rpc.authenticate", {"token": many})
+            assert "limits.connections_per_token" in error["data"]["next"]
+            assert await second.call("rpc.authenticate", {"token": other}), "which gives one back"
+            assert await stranger.call("rpc.authenticate", {"token": many})
+        async with asyncio.timeout(PATIENCE_S):
+            while server.connections:
+                await turn()
+        async with connect(server, **bearer(many)), connect(server, **bearer(many)):
+            pass
 
 
 async def test_the_subscriptions_of_a_token_are_counted(serve_tokens: Serve, make: Make) -> None:

@@ -20,7 +20,9 @@ from headwater.server.tokens import TokenFile, id_of
 async def test_a_token_in_the_head_lets_in(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
     token = tokens.create("shop", EVERYTHING, now_ms=clock.now_ms())
     async with serve_tokens() as server, connect(server, **bearer(token)) as client:
-        assert (await client.call("rpc.hello"))["authenticated"] is True
+        welcome = await client.call("rpc.hello")
+        assert (welcome["authenticated"], welcome["log"]) == (True, "log.db")
+        assert welcome["salt"] != 0
         assert await client.publish("a") == 1
         [connection] = server.connections
         assert connection.label == "shop"
@@ -38,7 +40,8 @@ async def test_a_wrong_token_is_refused_with_401(serve_tokens: Serve, token: str
 
 async def test_a_stranger_may_say_hello_and_nothing_else(serve_tokens: Serve) -> None:
     async with serve_tokens() as server, connect(server) as client:
-        assert (await client.call("rpc.hello"))["authenticated"] is False
+        welcome = await client.call("rpc.hello")
+        assert (welcome["authenticated"], welcome["log"], welcome["salt"]) == (False, "", 0)
         for method, params in [
             ("rpc.publish", {"topic": "a", "data": 1}),
             ("rpc.publish.batch", {"messages": [{"topic": "a", "data": 1}]}),
@@ -138,8 +141,8 @@ async def test_scopes_hold_for_subscribing(serve_tokens: Serve, tokens: TokenFil
         await owner.subscribe("theirs", "secret.>")
         await owner.release("theirs")
         for method in ("rpc.subscription", "rpc.subscription.remove"):
-            assert await client.code(method, {"subscription_id": "theirs"}) == -32000
-        assert await client.code("rpc.seek", {"subscription_id": "theirs", "start": 0}) == -32000
+            assert await client.code(method, {"subscription_id": "theirs"}) == -32002  # as if it were not there
+        assert await client.code("rpc.seek", {"subscription_id": "theirs", "start": 0}) == -32002
         assert await client.code("rpc.topic_max_seq", {"topic": "secret.x"}) == -32000
         assert (await client.call("rpc.topic_max_seq", {"topic": "a.b"}))["sequence_id"] == 0
         assert (await client.call("rpc.subscription", {"subscription_id": "a.b.c"}))["pattern"] == "a.b.c"

@@ -376,6 +376,23 @@ def test_deleting_what_is_gone_already_changes_nothing(store: Store) -> None:
     assert [message.seq for message in scanned(store)] == [3]
 
 
+@pytest.mark.parametrize("folded", [0, 2, 100])
+def test_the_last_seq_of_a_topic_is_the_one_that_is_counted(store: Store, folded: int) -> None:
+    append(store, draft("a", 1), draft("b", 2), draft("a", 3), draft("c", 4))
+    with store.write() as writer:
+        writer.fold_topic_counts(folded)
+        assert [writer.topic_max_seq(topic) for topic in ("a", "b", "c", "never")] == [3, 2, 4, 0]
+    append(store, draft("b", 5))
+    with store.write() as writer:
+        writer.append([draft("c", 6)], NOW, DedupeWindow())
+        assert writer.topic_max_seq("c") == 6
+        writer.delete_messages(writer.oldest(parse_pattern("a"), 0, 2))
+    for _ in range(2):
+        with store.read() as reader:
+            assert [reader.topic_max_seq(topic) for topic in ("a", "b", "c", "never")] == [3, 5, 6, 0]
+            assert {each.topic: each.last_seq for each in reader.topic_counts()} == {"a": 3, "b": 5, "c": 6}
+
+
 def test_many_messages_are_deleted_at_once(store: Store) -> None:
     append(store, *(draft("a" if n % 3 else "b", n) for n in range(1, 3_001)))
     with store.write() as writer:

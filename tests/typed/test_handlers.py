@@ -333,7 +333,7 @@ def test_a_message_that_was_handled_is_not_handled_again(placed, log):
     log.stop()
     assert seen == [("a", 1), ("a", 2)]
     assert bill_again == ["b"]
-    assert queue.contains("billing", "id-a")
+    assert queue.contains("billing", "orders.placed#id-a")
     assert log.subscription("billing").lag == 0
 
 

@@ -198,6 +198,8 @@ class AsyncDeadLetterBox:
         return await run_async(self._inner.purge(**by_id(letters, given)))
 
     async def export(self, **given: Unpack[LetterFilter]) -> AsyncIterator[str]:
+        if "ids" in given:
+            given["ids"] = tuple(given["ids"])  # asked for with every page
         after: int | None = 0
         while after is not None:
             page = await run_async(self._inner.export(after, **given))

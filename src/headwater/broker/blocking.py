@@ -196,6 +196,8 @@ class DeadLetterBox:
 
     def export(self, **given: Unpack[LetterFilter]) -> Iterator[str]:
         """JSON, one line a letter; read page by page as the lines are taken."""
+        if "ids" in given:
+            given["ids"] = tuple(given["ids"])  # asked for with every page
         page = run_blocking(self._inner.export(**given))
 
         def lines(page: Exported = page) -> Iterator[str]:

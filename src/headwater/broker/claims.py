@@ -60,12 +60,16 @@ class Failure(NamedTuple):
 def load(reader: Reader, id: str) -> SubscriptionRecord:
     record = reader.subscription(id)
     if record is None:
-        raise UnknownSubscription(
-            f"there is no subscription {id!r}",
-            where=id,
-            next="Subscribe first, which creates it; `headwater subscriptions` lists those there are",
-        )
+        raise unknown(id)
     return record
+
+
+def unknown(id: str) -> UnknownSubscription:
+    return UnknownSubscription(
+        f"there is no subscription {id!r}",
+        where=id,
+        next="Subscribe first, which creates it; `headwater subscriptions` lists those there are",
+    )
 
 
 def load_held(reader: Reader, id: str, owner: str, fence: int) -> SubscriptionRecord:
@@ -127,8 +131,8 @@ def left_in_flight(reader: Reader, record: SubscriptionRecord) -> Iterator[int]:
     window, selection = record.window, selection_of(record.spec)
     after = window.floor
     while after < window.delivered:
-        messages, after = reader.scan(selection, after, RECOVERY_PAGE, window.delivered)
-        yield from (message.seq for message in messages if not window.is_settled(message.seq))
+        found, after = reader.scan_times(selection, after, RECOVERY_PAGE, window.delivered)
+        yield from (seq for seq, _ in found if not window.is_settled(seq))
 
 
 def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActive:
@@ -264,6 +268,7 @@ def park_and_claim(
     now_ms: int,
     *,
     suspects: bool,
+    bytes_max: int | None,
 ) -> Handed:
     """Where order is by key or priority, messages become rows first and the due rows say whose turn it is."""
     spec = record.spec
@@ -279,7 +284,7 @@ def park_and_claim(
         writer.put_deliveries(record.id, rows)
         record = bury_expired(writer, record, expired, now_ms)
         record = replace(record, window=WindowState(cursor, cursor))
-    return claim_due(writer, record, limit, now_ms, suspects=suspects)
+    return claim_due(writer, record, limit, now_ms, suspects=suspects, bytes_max=bytes_max)
 
 
 def _key_of(message: Message, path: Path) -> str | None:
@@ -330,9 +335,8 @@ def rows_in_flight(
 
 
 def not_in_flight(reader: Reader, record: SubscriptionRecord, seq: int) -> NotDelivered | LeaseLost:
-    message = reader.messages([seq]).get(seq)
-    never = seq > record.window.delivered or (message is not None and not selection_of(record.spec).keeps(message))
-    if never:
+    here = reader.heads([seq]).get(seq)
+    if seq > record.window.delivered or (here is not None and not _may_be_wanted(record.spec, here)):
         return NotDelivered(
             f"message {seq} was never delivered to '{record.id}'",
             where=record.id,
@@ -346,20 +350,18 @@ def not_in_flight(reader: Reader, record: SubscriptionRecord, seq: int) -> NotDe
     )
 
 
+def _may_be_wanted(spec: SubscriptionSpec, head: Message) -> bool:
+    """By all but its content, which is not looked at only to find the right words for an error."""
+    return selection_of(replace(spec, where=None)).keeps(head)
+
+
 def acked_before(reader: Reader, record: SubscriptionRecord, seqs: Sequence[int]) -> set[int]:
     """Which of these the subscription has settled, and not by a dead letter. A message that retention deleted meanwhile
     counts: an ack may be repeated after that, too."""
     rows = reader.deliveries(record.id, seqs)
-    messages = reader.messages(seqs)
-    selection = selection_of(record.spec)
-    settled = {
-        seq
-        for seq in seqs
-        if seq > 0
-        and record.window.is_settled(seq)
-        and seq not in rows
-        and (seq not in messages or selection.keeps(messages[seq]))
-    }
+    settled = {seq for seq in seqs if seq > 0 and record.window.is_settled(seq) and seq not in rows}
+    here = reader.heads(settled)
+    settled = {seq for seq in settled if seq not in here or _may_be_wanted(record.spec, here[seq])}
     dead: set[int] = set()
     after = 0
     query = DeadLetterQuery(subscription=record.id, seqs=tuple(settled))

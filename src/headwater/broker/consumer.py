@@ -61,6 +61,7 @@ class Consumer(ABC):
         self.id = id
         self.spec = spec
         self.resumed_from = 0
+        self.is_new = False  # it was stored by this beginning
         self.on_gap: Callable[[Gap], None] | None = None
         self.claim_bytes_max: int | None = None  # about so much is read by a claim
         self._waiter = waiter

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
+from weakref import WeakValueDictionary
 
 from headwater.broker import claims, housekeeping, statistics
 from headwater.broker.claims import Claimed, replace
@@ -48,9 +50,12 @@ from headwater.ports.records import (
     selection_of,
 )
 from headwater.ports.store import Reader, Writer
-from headwater.topics import Dialect, parse_pattern
+from headwater.topics import Dialect, check_topic, parse_pattern
+
+T = TypeVar("T")
 
 HEARTBEATS_PER_LEASE = 3
+HEARTBEAT_S_MIN = 0.2  # a beat renews all; one impatient subscription must not set the pace of the others
 INT64_MAX = 2**63 - 1
 WRITE_PROOF = "write proof"  # the name of the lease that is written to see whether writing works
 STANDBY_POLL_S = 1.0  # a holder that was killed, or a lease that was not renewed, sends no wake-up
@@ -86,6 +91,13 @@ class Entry(NamedTuple):
     tenant: Tenant | None = None
 
 
+class Begun(NamedTuple):
+    record: SubscriptionRecord
+    resumed_from: int
+    resumed: Resumed
+    is_new: bool
+
+
 class Core:
     """One open log: its engine, its subscribers, its background work."""
 
@@ -94,9 +106,8 @@ class Core:
         self.dead_letters = DeadLetters(engine)
         self.live = LiveFeed(engine)
         self.outside = OutsideTransactions(engine)
-        clock = engine.clock
-        self._all_statistics = SharedRead(engine, lambda reader: statistics.log_statistics(reader, clock.now_ms()))
-        self._all_subscriptions = SharedRead(engine, lambda reader: statistics.describe_all(reader, clock.now_ms()))
+        self._shared_reads: WeakValueDictionary[Hashable, SharedRead[Any]] = WeakValueDictionary()  # that are wanted
+        self._sharing = threading.Lock()
         self._subscribers: set[Subscriber | Tail] = set()
         self._closed = False
         self._keeper = Repeating("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
@@ -174,9 +185,11 @@ class Core:
             while True:
                 ticket = waiter.arm()
                 try:
-                    record, resumed_from, resumed = yield from self._begin_or_let_go(id, spec, entry)
-                    self._tell_former_holders(record)
-                    return Subscriber(self.engine, record, resumed_from, resumed)
+                    begun = yield from self._begin_or_let_go(id, spec, entry)
+                    self._tell_former_holders(begun.record)
+                    subscriber = Subscriber(self.engine, begun.record, begun.resumed_from, begun.resumed)
+                    subscriber.is_new = begun.is_new
+                    return subscriber
                 except SubscriptionActive:
                     self.engine.ensure_watching()
                     while held_ms := (yield from self.engine.read(look)):  # beside the writers: it may be for days
@@ -193,16 +206,14 @@ class Core:
         lease = record.lease
         return lease.until_ms - now_ms if lease.live(now_ms) and not self.engine.is_gone(lease.owner) else 0
 
-    def _begin_or_let_go(
-        self, id: str, spec: SubscriptionSpec, entry: Entry
-    ) -> Flow[tuple[SubscriptionRecord, int, Resumed]]:
+    def _begin_or_let_go(self, id: str, spec: SubscriptionSpec, entry: Entry) -> Flow[Begun]:
         """Who is cancelled while it waits may have got the lease already, and nobody would give it back."""
         begun: list[SubscriptionRecord] = []
         left = (yield from self._left_in_flight(id, spec)) if selection_of(spec).takes_time else None
 
-        def work(writer: Writer, undo: Undo) -> tuple[SubscriptionRecord, int, Resumed]:
+        def work(writer: Writer, undo: Undo) -> Begun:
             outcome = self._begin(writer, id, spec, entry, left)
-            begun[:] = [outcome[0]]
+            begun[:] = [outcome.record]
             undo.append(begun.clear)
             return outcome
 
@@ -245,9 +256,10 @@ class Core:
         spec: SubscriptionSpec,
         entry: Entry,
         left: claims.LeftInFlight | None,
-    ) -> tuple[SubscriptionRecord, int, Resumed]:
+    ) -> Begun:
         now_ms = self.engine.clock.now_ms()
         record = writer.subscription(id)
+        is_new = record is None
         if record is None:
             after = start_position(writer, entry.start)
             if entry.tenant is not None:
@@ -269,7 +281,7 @@ class Core:
         elif spec.mode == "exclusive":
             record = claims.acquire(writer, record, self.engine.new_owner(), now_ms, left)
         writer.save_subscription(record)
-        return record, resumed_from, resumed
+        return Begun(record, resumed_from, resumed, is_new)
 
     def _tell_former_holders(self, record: SubscriptionRecord) -> None:
         """Who held it until now in this process need not wait for its next heartbeat to learn that it does no more."""
@@ -316,7 +328,8 @@ class Core:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def subscription_infos(self) -> Flow[list[statistics.SubscriptionInfo]]:
-        return self._all_subscriptions.get()
+        clock = self.engine.clock
+        return self.shared_read("subscriptions", lambda reader: statistics.describe_all(reader, clock.now_ms()))
 
     def describe(self, consumer: Consumer) -> Flow[statistics.SubscriptionInfo]:
         if isinstance(consumer, Tail):
@@ -340,7 +353,8 @@ class Core:
         return self.engine.read(lambda reader: reader.topic_counts(), self.engine.statistics)
 
     def topic_max_seq(self, topic: str) -> Flow[int]:
-        return self.engine.read(lambda reader: statistics.topic_max_seq(reader, topic), self.engine.statistics)
+        wanted = check_topic(topic)
+        return self.engine.read(lambda reader: reader.topic_max_seq(wanted), self.engine.statistics)
 
     def last_seq(self) -> Flow[int]:
         return self.engine.read(lambda reader: reader.last_seq())
@@ -348,11 +362,20 @@ class Core:
     def statistics(self, subscriptions_max: int | None = None) -> Flow[statistics.LogStatistics]:
         """`subscriptions_max`: only the first ones, by id, are described."""
         if subscriptions_max is None:
-            return self._all_statistics.get()
+            clock = self.engine.clock
+            return self.shared_read("statistics", lambda reader: statistics.log_statistics(reader, clock.now_ms()))
         now_ms = self.engine.clock.now_ms()
         return self.engine.read(
             lambda reader: statistics.log_statistics(reader, now_ms, subscriptions_max), self.engine.statistics
         )
+
+    def shared_read(self, key: Hashable, work: Callable[[Reader], T]) -> Flow[T]:
+        """Statistics for all who ask for the same, which `key` names."""
+        with self._sharing:
+            read = self._shared_reads.get(key)
+            if read is None:
+                read = self._shared_reads[key] = SharedRead(self.engine, work)
+        return read.get()
 
     def health(self) -> Flow[dict[str, Any]]:
         yield from self.prove_writable()
@@ -409,10 +432,9 @@ class Core:
         return self.engine.write(self.engine.timings.save, touching=COUNTS)
 
     def heartbeat_s(self) -> float:
-        leases_ms = [subscriber.spec.lease_ms for subscriber in list(self._subscribers)]
-        waits_ms = [subscriber.spec.ack_wait_ms for subscriber in list(self._subscribers)]
-        idle_ms = [subscriber.spec.inactive_ms or 30_000 for subscriber in list(self._subscribers)]
-        return min([*leases_ms, *waits_ms, *idle_ms, 30_000]) / 1000 / HEARTBEATS_PER_LEASE
+        specs = [subscriber.spec for subscriber in list(self._subscribers) if isinstance(subscriber, Subscriber)]
+        shortest_ms = (min(spec.lease_ms, spec.ack_wait_ms, spec.inactive_ms or 30_000) for spec in specs)
+        return max(min([*shortest_ms, 30_000]) / 1000 / HEARTBEATS_PER_LEASE, HEARTBEAT_S_MIN)
 
     def close(self) -> None:
         """Give back what is held, finish what is queued, let go of the store. Blocks. Twice is harmless."""

@@ -117,12 +117,13 @@ class DeadLetters:
         query = make_query(given)
         found: list[DeadLetter] = []
         while len(found) < limit:
-            page = yield from self._page(query, after, limit - len(found))
+            asked = limit - len(found)
+            page = yield from self._page(query, after, asked if query.error is None else max(asked, 100))
             found += page.letters
             if page.looked_to is None:
                 break
             after = page.looked_to
-        return found
+        return found[:limit]
 
     def page(self, after: int, limit: int, **given: Unpack[LetterFilter]) -> Flow[LettersPage]:
         """So many that they take LETTERS_BYTES_MAX, for an answer that must not become too large."""

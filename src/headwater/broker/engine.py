@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from headwater.broker.committer import Committer, Work
 from headwater.broker.flow import Blocking, Flow, Ticket, finish
+from headwater.broker.lanes import Lanes
 from headwater.broker.timings import Timings
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.dedupe import DedupeWindow
@@ -54,9 +55,9 @@ class Engine:
         with store.read() as reader:
             self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
-        self.readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="headwater-reader")
-        self.statistics = ThreadPoolExecutor(STATISTICS_MAX, thread_name_prefix="headwater-statistics")
-        self.filters = ThreadPoolExecutor(FILTERS_MAX, thread_name_prefix="headwater-filter")
+        self.readers = Lanes(READERS_MAX, "headwater-reader")
+        self.statistics = Lanes(STATISTICS_MAX, "headwater-statistics")
+        self.filters = Lanes(FILTERS_MAX, "headwater-filter")
         self._reading: set[Interruption] = set()
         # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
         # their turn do so on another, so that they never take the thread that the open one needs to end.
@@ -208,7 +209,9 @@ class SharedRead(Generic[T]):
             round = self._next
             if round is None:
                 round = self._next = self._Round()
-                self._engine.statistics.submit(self._run, round)
+                self._engine.statistics.submit_for(
+                    self, partial(self._run, round)
+                )  # the source of none of those who ask
             round.asking += 1
         try:
             outcome: T = yield round.outcome

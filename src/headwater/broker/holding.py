@@ -20,6 +20,7 @@ from headwater.ports.records import DeliveryRow, Due, Stage, SubscriptionRecord
 from headwater.ports.store import Reader, Writer
 
 SET_ASIDE = msgspec.Raw(b"null")
+GONE = "retention deleted the message while it was in flight, so its data is not here"
 SPANS_KEPT = 4  # how many times its size a window may stretch, from its first open delivery to its last
 
 
@@ -76,7 +77,7 @@ class Holding(LogReader):
             acked = claims.acked_before(reader, record, seqs)
             return {seq: claims.not_in_flight(reader, record, seq) for seq in seqs if seq not in acked}
 
-        return self.engine.read(look)
+        return self.engine.read(look, self._lane)
 
     def _why_not(self, reader: Reader, seq: int) -> NotDelivered | LeaseLost:
         return claims.not_in_flight(reader, self._held(reader), seq)
@@ -274,7 +275,9 @@ class Holding(LogReader):
         message = claimed.message
         if message.raw is SET_ASIDE:
             [(_, stored)] = claims.with_buried_copies(writer, [Due(row, writer.messages([row.seq]).get(row.seq))])
-            message = message if stored is None else stored  # None: retention took it meanwhile
+            if stored is None:  # retention took it meanwhile
+                failure = failure._replace(error=f"{GONE}; {failure.error}" if failure.error else GONE)
+            message = stored or message
         letter = claims.dead_letter(self.id, message, row, failure, now_ms)
         return claims.bury(writer, record, [letter])
 

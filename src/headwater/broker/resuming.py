@@ -60,7 +60,7 @@ def _take_up(
     rows = writer.deliveries(record.id, [seq for seq, _ in held])
     # Attempts begin with 1: a row that was never handed out, such as a delayed one, is nobody's.
     mine = [rows[seq] for seq, attempt in held if seq in rows and rows[seq].attempts == attempt > 0]
-    messages = writer.messages([row.seq for row in mine])
+    messages = writer.heads(row.seq for row in mine)  # their data is with the client
     due = with_buried_copies(writer, [Due(row, messages.get(row.seq)) for row in mine])
     taken = [
         Claimed(message, row.attempts, token) for row, message in due if message is not None
@@ -78,10 +78,9 @@ def _unsee_what_never_arrived(
     """What has the token of the old connection, and is not held: as if it had never been handed out. An earlier attempt
     at the same message, which the client may still have in its hands, is the last one again."""
     arrived = set(held)
-    every_row = writer.delivery_counts(record.id).in_flight
     lost = [
         replace(row, attempts=max(0, row.attempts - 1), due_ms=now_ms, token=0)
-        for row, _ in writer.due(record.id, now_ms, every_row, "seq", suspects=True)
-        if row.token == fence and (row.seq, row.attempts) not in arrived
+        for row in writer.deliveries_by(record.id, fence)
+        if (row.seq, row.attempts) not in arrived
     ]
     writer.put_deliveries(record.id, lost)

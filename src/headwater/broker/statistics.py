@@ -12,7 +12,7 @@ import msgspec
 from headwater.errors import InvalidFilter
 from headwater.ports.records import Selection, SubscriptionRecord, TopicCount, selection_of
 from headwater.ports.store import Reader
-from headwater.topics import check_topic, parse_pattern
+from headwater.topics import parse_pattern
 
 WINDOW_LISTED_MAX = 20_000
 LAG_LOOKED_AT_MAX = 1_000_000  # messages, matching or not; beyond it the exact number would cost more than it tells
@@ -54,6 +54,7 @@ class LogStatistics(msgspec.Struct, frozen=True):
     bytes: int
     topics: list[TopicCount]
     subscriptions: list[SubscriptionInfo]
+    topics_left_out: int = 0  # by a server, of those that it counts: it lists the first ones by name
 
 
 class Waiting(NamedTuple):
@@ -199,9 +200,3 @@ def log_statistics(reader: Reader, now_ms: int, subscriptions_max: int | None = 
         topics=topics,
         subscriptions=describe_all(reader, now_ms, subscriptions_max),
     )
-
-
-def topic_max_seq(reader: Reader, topic: str) -> int:
-    """The seq of the last message ever published to a topic, 0 if there was none."""
-    wanted = check_topic(topic)
-    return next((count.last_seq for count in reader.topic_counts() if count.topic == wanted), 0)

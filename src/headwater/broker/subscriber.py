@@ -237,7 +237,9 @@ class Subscriber(Holding):
         may_suspect = self._suspect_until_ms(writer) is None
         fresh = self._fresh(writer, record, outlook)
         if record.spec.order == "priority" or record.spec.order_key is not None:
-            return claims.park_and_claim(writer, record, outlook.room, fresh, now_ms, suspects=may_suspect)
+            return claims.park_and_claim(
+                writer, record, outlook.room, fresh, now_ms, suspects=may_suspect, bytes_max=self.claim_bytes_max
+            )
         handed = claims.claim_due(
             writer, record, outlook.room, now_ms, suspects=may_suspect, bytes_max=self.claim_bytes_max
         )
@@ -254,7 +256,9 @@ class Subscriber(Holding):
         if not self._selection.takes_time:
             skip_to = outlook.fresh[0].seq - 1 if outlook.fresh else outlook.scanned_to
             after = delivered if moved_back else max(delivered, skip_to)
-            return lambda most: writer.scan(self._selection, after, most, None, self.claim_bytes_max)
+            # What is parked is not handed out yet: the order is right only if all that there is room for is seen.
+            bytes_max = self.claim_bytes_max if self.spec.is_in_seq_order else None
+            return lambda most: writer.scan(self._selection, after, most, None, bytes_max)
         seen = [] if moved_back else [message for message in outlook.fresh if message.seq > delivered]
 
         def take(most: int) -> Scan:

@@ -102,7 +102,8 @@ class RemoteConsumer(Consumer):
         return msgspec.structs.replace(self._params, resume=resume, wait=0.0, takeover=msgspec.UNSET)
 
     def _held(self) -> list[tuple[int, int]]:
-        return [(seq, claimed.attempt) for seq, claimed in self._in_flight.copy().items()]
+        """The last ones, if there are more than may be in flight: the time of others has run out."""
+        return [(seq, claimed.attempt) for seq, claimed in self._in_flight.copy().items()][-wire.SEQS_MAX :]
 
     def _take_up(self, raw: Any) -> wire.Subscribed:
         done = read_subscribed(raw)

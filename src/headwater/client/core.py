@@ -226,7 +226,13 @@ class RemoteCore:
         return self._ask("rpc.subscription", wire.SubscriptionId(id), _info)
 
     def topics(self) -> Flow[list[TopicCount]]:
-        return self._ask("rpc.topics", None, _topics)
+        found: list[TopicCount] = []
+        while len(found) % wire.TOPICS_MAX == 0:
+            page = yield from self._ask("rpc.topics", wire.TopicPage(found[-1].topic if found else ""), _topics)
+            if not page:
+                break
+            found += page
+        return found
 
     def topic_max_seq(self, topic: str) -> Flow[int]:
         return self._ask("rpc.topic_max_seq", wire.Topic(check_topic(topic)), _published)

@@ -37,9 +37,9 @@ class RemoteLive(Listeners):
             patterns = self._patterns()
         if not patterns:
             return None
-        request = Request("rpc.subscribe.batch", wire.Topics(patterns), _nothing, again=False)
-        request.ticket.watch(_complain)
-        return request
+        for at in range(wire.NAMES_MAX, len(patterns), wire.NAMES_MAX):
+            self._link.enqueue(_begin_all(patterns[at : at + wire.NAMES_MAX]))
+        return _begin_all(patterns[: wire.NAMES_MAX])
 
     # --- for `Listeners` --------------------------------------------------------------------------------------------
 
@@ -66,6 +66,12 @@ class RemoteLive(Listeners):
             for listener in self._listeners.values():
                 if listener.pattern.text == found.pattern:
                     self._offer(listener, message)
+
+
+def _begin_all(patterns: list[str]) -> Request:
+    request = Request("rpc.subscribe.batch", wire.Topics(patterns), _nothing, again=False)
+    request.ticket.watch(_complain)
+    return request
 
 
 def _nothing(raw: Any) -> None:

@@ -82,6 +82,7 @@ class Limits(Frozen):
     inbound_bytes: BufferBytes = 8 * 1024**2
     inbound_total_bytes: BufferBytes = 64 * 1024**2
     outbound_total_bytes: BufferBytes = 64 * 1024**2
+    connections_per_token: Count = 1_000
 
 
 class LogSettings(Frozen):

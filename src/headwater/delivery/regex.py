@@ -69,6 +69,8 @@ def parse_regex(source: str, where: str) -> Regex:
         )
     try:
         compiled = _compiled(source)
+    except UnicodeEncodeError as exc:
+        raise InvalidFilter("a regex holds half a surrogate pair", where=where, next="Write whole characters") from exc
     except re2.error as exc:
         why = exc.args[0].decode(errors="replace") if isinstance(exc.args[0], bytes) else str(exc)
         raise InvalidFilter(f"not a regular expression that RE2 takes: {why}", where=where, next=_instead(why)) from exc

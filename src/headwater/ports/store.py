@@ -95,6 +95,9 @@ class Reader(Protocol):
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         """Those of the given seqs that exist."""
 
+    def heads(self, seqs: Iterable[int]) -> dict[int, Message]:
+        """The same without data and free headers, which are not read."""
+
     def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         """What retention looks at: the first matching messages in (after, upto], without their payload."""
 
@@ -111,6 +114,9 @@ class Reader(Protocol):
 
     def topic_counts(self) -> list[TopicCount]:
         """Every topic ever published to, by name."""
+
+    def topic_max_seq(self, topic: str) -> int:
+        """The seq of the last message ever published to a topic, 0 if there was none. Looks at no other topic's."""
 
     def subscription(self, id: str) -> SubscriptionRecord | None: ...
 
@@ -140,6 +146,9 @@ class Reader(Protocol):
         count, nor leased ones without `suspects`."""
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]: ...
+
+    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
+        """Those that were handed out under a token."""
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts: ...
 

@@ -72,6 +72,10 @@ class Exchange(AnswerSink):
         """How many calls still wait for an answer."""
         return self._open
 
+    def kept_bytes(self, call: Call) -> int:
+        """Of its answer, which waits for those of the other calls."""
+        return len(self._answers.get(call, b""))
+
     def answer(self, call: Call, result: Any) -> None:
         self._keep(call, self._text(call, result))
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-Patterns = str | list[str] | None
+NAMES_MAX = 1_000  # topics, subscriptions, or lines of an import, of one call
+SEQS_MAX = 10_000  # as many as may be in flight
+
+T = TypeVar("T")
+Names: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=NAMES_MAX)]
+Seqs: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=SEQS_MAX)]
+Patterns = str | Names[str] | None
+TOPICS_MAX = 10_000  # in one answer
 
 
 class Params(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -25,7 +32,7 @@ class Hello(Params):
 
 
 class Welcome(msgspec.Struct, omit_defaults=True):
-    """`salt` is what the ids of messages that were given none follow from."""
+    """`salt` is what the ids of messages that were given none follow from; a stranger learns neither it nor `log`."""
 
     server: str
     version: str
@@ -115,7 +122,7 @@ class Topic(Params):
 
 
 class Topics(Params):
-    topics: list[str]
+    topics: Names[str]
 
 
 # --- durable subscriptions ------------------------------------------------------------------------------------------
@@ -126,7 +133,7 @@ class ResumeFrom(Params):
     else has had the subscription since, and goes on with what it says it holds: (seq, attempt) each."""
 
     holder: str
-    held: list[tuple[int, int]] = []
+    held: Seqs[tuple[int, int]] = []
 
 
 class Subscribe(Params, rename={"from_": "from"}):
@@ -175,7 +182,7 @@ class Subscribed(msgspec.Struct, gc=False):
 
 
 class SubscribeBatch(Params):
-    subscriptions: list[Subscribe]
+    subscriptions: Names[Subscribe]
 
 
 class SubscriptionId(Params):
@@ -183,7 +190,7 @@ class SubscriptionId(Params):
 
 
 class SubscriptionIds(Params):
-    subscription_ids: list[str]
+    subscription_ids: Names[str]
 
 
 class Release(Params):
@@ -191,14 +198,14 @@ class Release(Params):
     attempt."""
 
     subscription_id: str
-    seen: list[tuple[int, int]] | None = None
+    seen: Seqs[tuple[int, int]] | None = None
 
 
 class GiveBack(Params):
     """For `rpc.release`: what was delivered and not looked at goes to others, and counts as no attempt."""
 
     subscription_id: str
-    sequence_ids: list[int]
+    sequence_ids: Seqs[int]
 
 
 class Acknowledge(Params):
@@ -208,7 +215,7 @@ class Acknowledge(Params):
 
     subscription_id: str
     sequence_id: int | None = None
-    sequence_ids: list[int] | None = None
+    sequence_ids: Seqs[int] | None = None
     lenient: bool = False
     strict: bool = False
 
@@ -224,7 +231,7 @@ class OneAcknowledgment(Params):
 
 
 class AcknowledgeBatch(Params):
-    acknowledgments: list[OneAcknowledgment]
+    acknowledgments: Seqs[OneAcknowledgment]
 
 
 class Settle(Params):
@@ -235,7 +242,7 @@ class Settle(Params):
     subscription_id: str
     sequence_id: int | None = None
     attempt: int | None = None
-    sequence_ids: list[int] | None = None
+    sequence_ids: Seqs[int] | None = None
     delay: float | None = None
     by: float | None = None
     reason: str | None = None
@@ -286,7 +293,7 @@ class Letters(Params):
 
     after: int = 0
     limit: int = 100
-    ids: list[int] | None = None
+    ids: Seqs[int] | None = None
     subscription: str | None = None
     topic: str | None = None
     type: str | None = None
@@ -300,7 +307,14 @@ class LetterId(Params):
 
 
 class ImportLetters(Params):
-    lines: list[str]
+    lines: Names[str]
+
+
+class TopicPage(Params):
+    """The topics that come after this one by name, as many as `limit`; a page with fewer is the last."""
+
+    after: str = ""
+    limit: int = TOPICS_MAX
 
 
 class Nothing(Params):

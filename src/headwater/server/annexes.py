@@ -66,6 +66,7 @@ class Visitor:
 
     is_stranger = False
     is_busy = False
+    owner = ""
 
     def __init__(self, annexes: Annexes, guest: FrameGuest) -> None:
         self._annexes = annexes

@@ -13,14 +13,16 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from headwater.errors import InvalidConfiguration
+from headwater.errors import Closed, HeadwaterError, InvalidConfiguration, StoreError
 from headwater.message import iso
 from headwater.ports.clock import Clock
+from headwater.protocol.jsonrpc import Fault
 from headwater.server.logger import logger
 from headwater.server.rate import Bucket
 
@@ -31,9 +33,9 @@ LINES_AT_ONCE = 500
 CLOSE_S = 2.0
 # Refusals are recorded at this rate, so that a client that is refused without end does not fill the disk; the next line
 # says how many were left out.
-REFUSED_PER_SECOND, REFUSED_BURST = 1.0, 20  # of one address
+REFUSED_PER_SECOND, REFUSED_BURST = 1.0, 20  # of one token at one address
 REFUSED_PER_SECOND_OF_ALL, REFUSED_BURST_OF_ALL = 50.0, 200
-ADDRESSES_MAX = 1_000
+CLIENTS_MAX = 1_000
 
 
 class Audit:
@@ -44,27 +46,39 @@ class Audit:
         self._now_s = now_s
         self._file = None if path is None else AuditFile(path, clock)
         self._of_all = Bucket(REFUSED_PER_SECOND_OF_ALL, REFUSED_BURST_OF_ALL, now_s)
-        self._by_address: OrderedDict[str, Bucket] = OrderedDict()
+        self._by_client: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
         self._left_out = 0
 
     def record(self, event: str, who: Mapping[str, str], **details: Any) -> None:
         """`who`: address, token (its id) and label, as far as they are known."""
         self._write(event, who, details, is_refusal=False)
 
+    @contextmanager
+    def change(self, event: str, who: Mapping[str, str], **details: Any) -> Iterator[None]:
+        """Record what is done within. If it is given up (by its time limit, or because its client has hung up), or the
+        store fails, it may have been done all the same: its outcome is unknown. What is refused changes nothing."""
+        try:
+            yield
+        except BaseException as exc:
+            if isinstance(exc, StoreError | Closed) or not isinstance(exc, HeadwaterError | Fault):
+                self.record(event, who, outcome="unknown", **details)
+            raise
+        self.record(event, who, outcome="done", **details)
+
     def refused(self, event: str, who: Mapping[str, str], **details: Any) -> None:
         """The same for a refusal, of which there may be very many."""
-        if self._bucket(who.get("address", "")).take(1) or self._of_all.take(1):
+        if self._bucket((who.get("address", ""), who.get("token", ""))).take(1) or self._of_all.take(1):
             self._left_out += 1
             return
         if self._left_out:
             details["left_out"], self._left_out = self._left_out, 0
         self._write(event, who, details, is_refusal=True)
 
-    def _bucket(self, address: str) -> Bucket:
-        bucket = self._by_address.pop(address, None) or Bucket(REFUSED_PER_SECOND, REFUSED_BURST, self._now_s)
-        self._by_address[address] = bucket
-        if len(self._by_address) > ADDRESSES_MAX:
-            self._by_address.popitem(last=False)
+    def _bucket(self, client: tuple[str, str]) -> Bucket:
+        bucket = self._by_client.pop(client, None) or Bucket(REFUSED_PER_SECOND, REFUSED_BURST, self._now_s)
+        self._by_client[client] = bucket
+        if len(self._by_client) > CLIENTS_MAX:
+            self._by_client.popitem(last=False)
         return bucket
 
     def _write(self, event: str, who: Mapping[str, str], details: Mapping[str, Any], *, is_refusal: bool) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import GeneratorType
 from typing import Any, Protocol, cast
 
@@ -17,7 +17,8 @@ from msgspec.json import decode
 
 from headwater.broker.core import Tenant
 from headwater.broker.flow import run_async
-from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, Unauthorized
+from headwater.broker.lanes import SOURCE
+from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, TooLarge, Unauthorized
 from headwater.ports.records import SubscriptionRecord
 from headwater.protocol.faults import error_of, fault_of
 from headwater.protocol.jsonrpc import FRAME_BYTES_MIN, INTERNAL_ERROR, Answer, Call, Fault, params_of
@@ -25,7 +26,7 @@ from headwater.protocol.session import Exchange, Session
 from headwater.protocol.wire import LostNotice
 from headwater.server.budget import Account
 from headwater.server.logger import logger
-from headwater.server.parts import POLICY_VIOLATION, Parts
+from headwater.server.parts import POLICY_VIOLATION, TOO_MANY_OF_A_TOKEN, Parts
 from headwater.server.publishing import publish_batch_call, publish_calls
 from headwater.server.rate import Bucket
 from headwater.server.registry import CallContext, Middleware, Outcome, ShortCircuit
@@ -49,6 +50,7 @@ LARGE = frozenset(  # their answers may be, so that few are read at a time
     | {"rpc.dead_letters.stats", "rpc.dead_letters.export", "rpc.dead_letters.import"}
 )
 LARGE_AT_ONCE_MAX = 2
+LARGE_BYTES = 1024 * 1024  # reserved for one of them
 
 
 class Wire(Protocol):
@@ -142,6 +144,10 @@ class Connection:
         return self._working > 0
 
     @property
+    def owner(self) -> str:
+        return "" if self.grant is None else self.grant.owner
+
+    @property
     def label(self) -> str:
         return "" if self.grant is None else self.grant.label
 
@@ -169,7 +175,14 @@ class Connection:
     def authenticate(self, grant: Grant | None) -> None:
         if grant is None:
             raise Unauthorized("the token is unknown or expired", where=self._address, next="Ask for a new one")
+        if grant.owner != self.owner:
+            most = self.parts.limits.connections_per_token
+            if len(self.parts.holders(grant.owner)) >= most:
+                next = "Close some of them, or raise limits.connections_per_token"
+                raise Overloaded(f"{TOO_MANY_OF_A_TOKEN}: {most}", where=self._address, next=next)
+            self.parts.remove_holder(self)
         before, self.grant = self.grant, grant
+        self.parts.add_holder(self)
         self._may_publish.clear()
         if before is not None and before.owner != grant.owner:
             self.parts.forget_publisher(self)
@@ -219,12 +232,8 @@ class Connection:
             raise not_allowed("manage", pattern.text)
 
     def may_use(self, id: str, pattern: Pattern, owner: str | None) -> bool:
-        """Whether a durable subscription may be held, looked at, moved and removed: it is the token's own, or of no
-        token, and has a name that it may consume; or it may manage the topics."""
-        if self.scopes.may_manage(pattern):
-            return True
         is_own = owner is None or (self.grant is not None and owner == self.grant.owner)
-        return is_own and self.scopes.may_consume(id)
+        return self.scopes.may_use(id, pattern, is_own=is_own)
 
     def require_use(self, record: SubscriptionRecord) -> None:
         spec = record.spec
@@ -335,14 +344,19 @@ class Connection:
 
     async def _work(self, exchange: Exchange, call: Call) -> None:
         began = time.perf_counter()
+        SOURCE.set(self if self.grant is None else self.grant.owner)  # also of what the call leaves running
         outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
         try:
-            async with self._large if call.method in LARGE else contextlib.nullcontext():
+            async with self._large if call.method in LARGE else nullcontext():
                 if call.method in LARGE:
                     await self.writable()
+                    self._refuse_what_waits_for_itself(call)
+                    self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES))
                 outcome = await self._through_middleware(call)
             if outcome.fault is None:
                 exchange.answer(call, outcome.result)
+        except HeadwaterError as exc:
+            outcome = Outcome(fault=fault_of(exc))
         except (TypeError, ValueError) as exc:  # a result that is not JSON
             told = {"method": call.method, "why": str(exc)}
             logger.error("method %(method)s gave a result that is not JSON: %(why)s", told, extra=self.who)
@@ -350,11 +364,27 @@ class Connection:
         finally:
             if outcome.fault is not None:
                 exchange.refuse(call, outcome.fault)
-            task = asyncio.current_task()
-            self._open[exchange].reserved_bytes += 0 if task is None else self._reserved.pop(task, 0)
+            self._reserve_for_answer(exchange, call)
             self.finished(1, exchange)
             name = call.method if self.parts.registry.knows(call.method) else "unknown"
             self.parts.metrics.observe_call(name, outcome.fault is None, time.perf_counter() - began)
+
+    def _refuse_what_waits_for_itself(self, call: Call) -> None:
+        """The answers of a batch go out together, so that none of them makes room for the next."""
+        kept_bytes = sum(frame.reserved_bytes for frame in self._open.values())
+        if kept_bytes + LARGE_BYTES > max(self.parts.limits.outbound_bytes, LARGE_BYTES):
+            raise TooLarge(
+                "the answers to a batch take too much together", where=call.method, next="Ask for less at once"
+            )
+
+    def _reserve_for_answer(self, exchange: Exchange, call: Call) -> None:
+        """As much as the answer takes while it waits for the others of its batch; the last one is sent at once."""
+        task, frame = asyncio.current_task(), self._open[exchange]
+        reserved_bytes = 0 if task is None else self._reserved.pop(task, 0)
+        kept_bytes = reserved_bytes if frame.calls == 1 else min(reserved_bytes, exchange.kept_bytes(call))
+        frame.reserved_bytes += kept_bytes
+        if kept_bytes < reserved_bytes:
+            self.give_room_back(reserved_bytes - kept_bytes)
 
     async def _through_middleware(self, call: Call) -> Outcome:
         context = CallContext(call, self)
@@ -388,14 +418,14 @@ class Connection:
         try:
             async with asyncio.timeout(seconds):
                 params = call if method.params is None else params_of(call, method.params)
-                outcome = method.run(context if method.params is None else self, params)
-                if isinstance(outcome, GeneratorType):
-                    outcome = await run_async(outcome)
-                elif inspect.isawaitable(outcome):
-                    outcome = await outcome
-                if method.audited:
-                    self.parts.audit.record(call.method, self.who, **_told(params))
-                return outcome
+                audit = self.parts.audit
+                with audit.change(call.method, self.who, **_told(params)) if method.audited else nullcontext():
+                    outcome = method.run(context if method.params is None else self, params)
+                    if isinstance(outcome, GeneratorType):
+                        outcome = await run_async(outcome)
+                    elif inspect.isawaitable(outcome):
+                        outcome = await outcome
+                    return outcome
         except TimeoutError as exc:
             raise RequestTimeout(
                 f"not done within {seconds:g} s", where=call.method, next="Ask for less at once, or try again"
@@ -419,6 +449,10 @@ class Connection:
     def is_full(self) -> bool:
         """More is waiting to be read by the client than is good, for it or for all."""
         return self._wire.buffered_bytes() > self.parts.limits.outbound_bytes or not self._wire.outbound.may_grow
+
+    def has_room(self, bytes: int) -> bool:
+        """Whether so much may be sent that nothing was reserved for."""
+        return not self.is_full and self._wire.outbound.fits(bytes)
 
     def on_drained(self) -> None:
         if not self.is_full:
@@ -448,9 +482,10 @@ class Connection:
         if self.is_gone:
             return 2 * self.parts.limits.outbound_bytes
         account = self._wire.outbound
+        own_bytes = self.parts.limits.outbound_bytes - account.bytes
         if not account.bytes:
-            return max(least_bytes, min(self.parts.limits.outbound_bytes, account.room_bytes))
-        return min(self.parts.limits.outbound_bytes - account.bytes, account.room_bytes)
+            own_bytes = max(own_bytes, least_bytes)
+        return own_bytes if own_bytes >= least_bytes and account.may_take else 0
 
     def keep_room(self, bytes: int) -> None:
         """Until the call that is being answered by this task has its answer on the way."""

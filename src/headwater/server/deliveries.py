@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 FETCHED_BYTES_MAX = 7 * 1024 * 1024  # with the rest of the answer it fits into a frame
+LARGE_BYTES = 256 * 1024  # milliseconds to write
 _skim = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -48,14 +51,29 @@ def _mended(claimed: Claimed) -> Claimed:
     )
 
 
+@contextlib.asynccontextmanager
+async def one_large_at_a_time(connection: Connection, found: Sequence[Claimed]) -> AsyncIterator[None]:
+    """Many connections may have something large to write at once. All others have their turn between two of them."""
+    if sum(claimed.message.size for claimed in found) < LARGE_BYTES:
+        yield
+        return
+    async with connection.parts.writing_large:
+        await asyncio.sleep(0)
+        yield
+
+
 # --- what fits into no frame: put into the log by hand, since nobody can publish it -----------------------------------
 
 
 async def push(connection: Connection, id: str, subscriber: Subscriber | Tail, found: Sequence[Claimed]) -> None:
     """As notifications. One that is too large for any frame is dead: waiting for it would hold up all the others."""
-    notices = connection.shapes.durable(id, subscriber.spec.pattern, found)
     try:
-        connection.session.notify_many(notices, batch=connection.takes_batches)
+        async with one_large_at_a_time(connection, found):
+            notices = connection.shapes.durable(id, subscriber.spec.pattern, found)
+            connection.session.notify_many(notices, batch=connection.takes_batches)
+    except asyncio.CancelledError:
+        subscriber.put_back(found)
+        raise
     except TooLarge as exc:
         if len(found) == 1:
             await run_async(subscriber.reject(found[0], Failure("processing_error", exc.why)))
@@ -68,9 +86,12 @@ async def push(connection: Connection, id: str, subscriber: Subscriber | Tail, f
     connection.parts.metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
 
 
-async def pack(subscriber: Subscriber | Tail, found: Sequence[Claimed]) -> tuple[Sequence[Claimed], Fetched]:
+async def pack(
+    connection: Connection, subscriber: Subscriber | Tail, found: Sequence[Claimed]
+) -> tuple[Sequence[Claimed], Fetched]:
     """For an answer: what of it fits, and that packed. The rest comes with the next fetch, or is dead, as above."""
-    packed = fetched(found)
+    async with one_large_at_a_time(connection, found):
+        packed = fetched(found)
     while found and len(memoryview(packed.messages)) > FETCHED_BYTES_MAX:
         first, others = found[:1], found[1:]
         if others:

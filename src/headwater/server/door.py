@@ -15,7 +15,7 @@ from headwater.configuration import Limits
 from headwater.ports.annex import Refusal, UpgradeRequest
 from headwater.protocol.websocket import VANISHED, ServerSocket
 from headwater.server.acceptor import Accepted
-from headwater.server.budget import Account, Budget
+from headwater.server.budget import MOVED_BYTES_MIN, Account, Budget
 from headwater.server.http import Answering, HttpExchange
 from headwater.server.logger import logger
 
@@ -42,6 +42,10 @@ class Client(Protocol):
     @property
     def is_busy(self) -> bool:
         """It has calls to answer."""
+
+    @property
+    def owner(self) -> str:
+        """Whose connection it is; "" is its address's."""
 
     def receive_text(self, text: bytes) -> None: ...
 
@@ -208,6 +212,7 @@ class SocketWire:
         self._open_bytes = 0  # of frames that have calls without an answer
         self._reserved_bytes = 0
         self._received_bytes = 0
+        self._received_messages = 0
         self._idle_frames_left = float(IDLE_FRAMES_MAX)
         self._idle_at_s = self._heard_s
         self.inbound = Account(door.house.inbound, Inbound(self))
@@ -222,6 +227,10 @@ class SocketWire:
     @property
     def is_stranger(self) -> bool:
         return self._client is None or self._client.is_stranger
+
+    @property
+    def owner(self) -> str:
+        return (self._client is not None and self._client.owner) or self._door.address
 
     def begin(self, head: bytes, rest: bytes) -> None:
         request = self._socket.receive_request(head)
@@ -289,6 +298,7 @@ class SocketWire:
         if was_open:  # what comes after our goodbye comes too late: its client may be back on another connection
             self._messages.extend(messages)
             self._queued_bytes += sum(len(message) for message, _ in messages)
+            self._received_messages += len(messages)
         self._answer_pings()
         self._hand_on()
         self._read_or_not()
@@ -311,12 +321,21 @@ class SocketWire:
         if has_more and not self._goes_on_soon:
             self._goes_on_soon = True
             self._loop.call_soon(self._use_more)
-        is_full = self._queued_bytes + self._open_bytes > self._inbound_bytes_max
+        is_full = self._queued_bytes + self._open_bytes > self._inbound_bytes_max or self._is_asked_who_it_is
         self._is_held_up = has_more or (self._socket.is_open and (is_full or not self.inbound.may_grow))
         if self._is_held_up or self._is_paused:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    @property
+    def _is_asked_who_it_is(self) -> bool:
+        """A stranger has sent all it may, and waits for an answer: by that it may be known."""
+        return self._client is not None and self._client.is_busy and self._sent_too_much
+
+    @property
+    def _sent_too_much(self) -> bool:
+        return self.is_stranger and self._received_bytes > self._door.house.limits.unauthenticated_bytes
 
     @property
     def _inbound_bytes_max(self) -> int:
@@ -330,7 +349,7 @@ class SocketWire:
         if not self._client.is_stranger:
             self._is_known = True
             self._door.house.recognised(self._door)
-        elif self._received_bytes > self._door.house.limits.unauthenticated_bytes and not self._client.is_busy:
+        elif self._sent_too_much and not self._client.is_busy:
             self._fail(POLICY_VIOLATION, "too much came before a token")
 
     def _bound_idle_frames(self) -> None:
@@ -425,8 +444,8 @@ class SocketWire:
         self._socket.close(code, reason)
         self._flush()
         self._messages.clear()
-        self._unused, self._queued_bytes = b"", 0
-        self.resume_reading()  # for the answer to the close
+        self._queued_bytes = 0
+        self.resume_reading()  # for the answer to the close, behind what is on its way
         self._loop.call_later(within_s, self._transport.abort)
 
     def give_up(self, why: str) -> None:
@@ -463,7 +482,7 @@ class SocketWire:
         limits = self._door.house.limits
         had_unread, self._unread_bytes = self._unread_bytes > 0, self.buffered_bytes()
         taken_bytes, self._taken_bytes = self._taken_bytes, self._written_bytes - self._unread_bytes
-        is_busy = self._is_paused and not self._wants_drain  # it waits for answers, and we do not listen
+        is_busy = (self._is_paused or self._is_held_up) and not self._wants_drain  # we do not listen
         if is_busy or (had_unread and self._taken_bytes > taken_bytes):  # or it reads, if slowly
             self._heard_s = self._loop.time()
         now_s = self._loop.time()
@@ -499,12 +518,12 @@ class SocketWire:
     def connection_lost(self) -> None:
         self._leave()
         self._reserved_bytes = 0
-        self.outbound.set(0)
+        self.outbound.close()
 
     def _leave(self) -> None:
         if self._pinger is not None:
             self._pinger.cancel()
-        self.inbound.set(0)
+        self.inbound.close()
         if self._client is not None:
             client, self._client = self._client, None
             client.on_closed(vanished=self._socket.close_code == VANISHED)
@@ -516,8 +535,17 @@ class Inbound:
     def __init__(self, wire: SocketWire) -> None:
         self._wire = wire
 
+    @property
+    def owner(self) -> str:
+        return self._wire.owner
+
+    def is_awaited(self) -> bool:
+        wire = self._wire
+        return wire._socket.unfinished_bytes > 0 and not wire._is_paused and not wire._is_held_up
+
     def moved_bytes(self) -> int:
-        return self._wire._received_bytes
+        """A whole message is progress, however short."""
+        return self._wire._received_bytes + MOVED_BYTES_MIN * self._wire._received_messages
 
     def on_room(self) -> None:
         self._wire._loop.call_soon(self._wire.go_on)
@@ -531,6 +559,13 @@ class Outbound:
 
     def __init__(self, wire: SocketWire) -> None:
         self._wire = wire
+
+    @property
+    def owner(self) -> str:
+        return self._wire.owner
+
+    def is_awaited(self) -> bool:
+        return self._wire.buffered_bytes() > UNREAD_BYTES
 
     def moved_bytes(self) -> int:
         return self._wire._written_bytes - self._wire.buffered_bytes()

@@ -7,6 +7,7 @@ counted; who must not miss any takes a durable subscription.
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from headwater.broker.core import Core
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PAGE = 500
 SLICE_BYTES = 256 * 1024  # of data sent to one client before looking whether it has room for more
+TOLD_BYTES_LEAST = 1024  # what a client costs that is sent next to nothing
 RETRY_S = 1.0
 
 
@@ -81,7 +83,7 @@ class LiveHub:
         if self._tail is None:
             engine = self._core.engine
             self._tail = Tail(engine, "live", SubscriptionSpec(">"), engine.wakeups.announced)
-            self._follower = asyncio.create_task(self._run(self._tail))
+            self._follower = asyncio.create_task(self._run(self._tail), context=Context())  # of no source
 
     async def _run(self, tail: Tail) -> None:
         while True:
@@ -99,9 +101,16 @@ class LiveHub:
                     if claimed.message.seq > listener.after:
                         heard = Heard(claimed.message, listener.pattern)
                         by_connection.setdefault(listener.connection, []).append(heard)
+            told_bytes = 0
             for connection, all_heard in by_connection.items():
-                sent = _tell(connection, all_heard)
-                self._metrics.count_live(sent, len(all_heard) - sent)
+                mine = self._listeners.get(connection, {})  # it may have ended since
+                wanted = [heard for heard in all_heard if heard.pattern.text in mine]
+                sent = _tell(connection, wanted)
+                self._metrics.count_live(sent, len(wanted) - sent)
+                told_bytes += sum(heard.message.size for heard in wanted) + TOLD_BYTES_LEAST
+                if told_bytes >= SLICE_BYTES:
+                    told_bytes = 0
+                    await asyncio.sleep(0)  # others wait meanwhile
 
     async def close(self) -> None:
         if self._tail is not None:
@@ -113,15 +122,16 @@ class LiveHub:
 def _tell(connection: Connection, heard: list[Heard]) -> int:
     """As many as it has room for, a slice at a time."""
     at = sent = 0
-    while at < len(heard) and not connection.is_full:
+    while at < len(heard):
         end, size = at, 0
         while end < len(heard) and size < SLICE_BYTES:
             size += heard[end].message.size
             end += 1
+        if not connection.has_room(size):
+            break
         sent += _send(connection, heard[at:end])
         at = end
-        if at < len(heard):
-            connection.flush()
+        connection.flush()
     return sent
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from headwater.broker import dead_letters
+from headwater.broker import claims, dead_letters
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
 from headwater.broker.flow import Flow, run_async
-from headwater.broker.statistics import LogStatistics, SubscriptionInfo
-from headwater.errors import HeadwaterError, InvalidOption, TooLarge
+from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
+from headwater.errors import HeadwaterError, InvalidOption, TooLarge, Unauthorized
 from headwater.message import NAME_CHARS_MAX
-from headwater.ports.records import RetentionPolicy, TopicCount
+from headwater.ports.records import RetentionPolicy
+from headwater.ports.store import Reader
 from headwater.protocol import wire
 from headwater.server import publishing
 from headwater.server.registry import Method, Needs
-from headwater.server.scopes import not_allowed, parse_any_spelling
+from headwater.server.scopes import Scopes, not_allowed, parse_any_spelling
 from headwater.server.subscriptions import start_of
 from headwater.topics import Dialect, Pattern, check_topic, parse_pattern
 
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 LETTERS_MAX = 1_000  # dead letters in one answer
-LETTER_IDS_MAX = 10_000
 OK = {"ok": True}
 
 
@@ -33,7 +36,7 @@ OK = {"ok": True}
 
 
 def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
-    authenticated = connection.grant is not None or not connection.parts.needs_token
+    authenticated = not connection.is_stranger
     if params.publisher is not None and authenticated:  # a stranger must not take the name of somebody who is known
         if not 1 <= len(params.publisher) <= publishing.PUBLISHER_CHARS_MAX:
             raise InvalidOption(f"a publisher's name has 1 to {publishing.PUBLISHER_CHARS_MAX} characters")
@@ -43,8 +46,8 @@ def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
     return wire.Welcome(
         server="headwater",
         version=connection.parts.version,
-        log=connection.core.name.rsplit("/", 1)[-1],
-        salt=connection.core.engine.store.salt,
+        log=connection.core.name.rsplit("/", 1)[-1] if authenticated else "",
+        salt=connection.core.engine.store.salt if authenticated else 0,
         frame_bytes_max=limits.frame_bytes,
         batch_calls_max=limits.batch_calls,
         authenticated=authenticated,
@@ -181,19 +184,33 @@ def give_back(connection: Connection, params: wire.GiveBack) -> Flow[dict[str, b
 
 
 def subscription(connection: Connection, params: wire.SubscriptionId) -> Flow[Any]:
-    connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
+    with _hiding(connection, params.subscription_id, "rpc.subscription"):
+        connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
     info = yield from connection.core.subscription_info(params.subscription_id)
     return info
 
 
 def remove_subscription(connection: Connection, params: wire.SubscriptionId) -> Flow[dict[str, bool]]:
-    yield from connection.core.unsubscribe(params.subscription_id, connection.require_use)
+    with _hiding(connection, params.subscription_id, "rpc.subscription.remove"):
+        yield from connection.core.unsubscribe(params.subscription_id, connection.require_use)
     return OK
 
 
 def seek(connection: Connection, params: wire.Seek) -> Flow[dict[str, int]]:
-    position = yield from connection.core.seek(params.subscription_id, start_of(params.start), connection.require_use)
+    id, start = params.subscription_id, start_of(params.start)
+    with _hiding(connection, id, "rpc.seek"):
+        position = yield from connection.core.seek(id, start, connection.require_use)
     return {"sequence_id": position}
+
+
+@contextmanager
+def _hiding(connection: Connection, id: str, method: str) -> Iterator[None]:
+    """What the token may not use is to it as if it were not there."""
+    try:
+        yield
+    except Unauthorized as exc:
+        connection.fault_for(exc, method)  # which records it
+        raise claims.unknown(id) from exc
 
 
 # --- looking: what the token may read or manage, and nothing of the rest ----------------------------------------------
@@ -211,25 +228,64 @@ def last_seq(connection: Connection, params: wire.Nothing) -> Flow[dict[str, int
     return {"sequence_id": last}
 
 
-def topics(connection: Connection, params: wire.Nothing) -> Flow[list[TopicCount]]:
-    found = yield from connection.core.topics()
-    return [each for each in found if connection.scopes.may_look_at(each.topic)]
+def topics(connection: Connection, params: wire.TopicPage) -> Flow[msgspec.Raw]:
+    if not 1 <= params.limit <= wire.TOPICS_MAX:
+        raise TooLarge(f"limit lies between 1 and {wire.TOPICS_MAX:,}, not {params.limit}", next="Page with after")
+    scopes, engine = connection.scopes, connection.core.engine
+
+    def page(reader: Reader) -> msgspec.Raw:
+        found = reader.topic_counts()
+        first = bisect_right(found, params.after, key=lambda each: each.topic)
+        visible = (each for each in islice(found, first, None) if scopes.may_look_at(each.topic))
+        return _encoded(list(islice(visible, params.limit)))
+
+    return engine.read(page, engine.statistics)
 
 
-def subscriptions(connection: Connection, params: wire.Nothing) -> Flow[list[SubscriptionInfo]]:
-    found = yield from connection.core.subscription_infos()
-    return _usable(connection, found)
+def _encoded(answer: Any) -> msgspec.Raw:
+    """On the thread that reads: a large answer would keep the event loop, and with it all others, waiting."""
+    return msgspec.Raw(msgspec.json.encode(answer))
 
 
-def _usable(connection: Connection, found: list[SubscriptionInfo]) -> list[SubscriptionInfo]:
-    return [each for each in found if connection.may_use(each.id, parse_any_spelling(each.pattern), each.owner)]
+def subscriptions(connection: Connection, params: wire.Nothing) -> Flow[msgspec.Raw]:
+    core, scopes, owner = connection.core, connection.scopes, _owner(connection)
+
+    def seen(reader: Reader) -> msgspec.Raw:
+        return _encoded(_usable(scopes, owner, describe_all(reader, core.engine.clock.now_ms())))
+
+    return core.shared_read(("rpc.subscriptions", scopes, owner), seen)
 
 
-def statistics(connection: Connection, params: wire.Nothing) -> Flow[LogStatistics]:
-    found = yield from connection.core.statistics()
-    seen = [each for each in found.topics if connection.scopes.may_look_at(each.topic)]
-    messages, size = sum(each.count for each in seen), sum(each.bytes for each in seen)
-    return LogStatistics(found.last_seq, messages, size, seen, _usable(connection, found.subscriptions))
+def _owner(connection: Connection) -> str | None:
+    return None if connection.grant is None else connection.grant.owner
+
+
+def _usable(scopes: Scopes, owner: str | None, found: list[SubscriptionInfo]) -> list[SubscriptionInfo]:
+    return [
+        each
+        for each in found
+        if scopes.may_use(each.id, parse_any_spelling(each.pattern), is_own=each.owner in (None, owner))
+    ]
+
+
+def statistics(connection: Connection, params: wire.Nothing) -> Flow[msgspec.Raw]:
+    core, scopes, owner = connection.core, connection.scopes, _owner(connection)
+
+    def seen(reader: Reader) -> msgspec.Raw:
+        found = log_statistics(reader, core.engine.clock.now_ms())
+        topics = [each for each in found.topics if scopes.may_look_at(each.topic)]
+        return _encoded(
+            LogStatistics(
+                last_seq=found.last_seq,
+                messages=sum(each.count for each in topics),
+                bytes=sum(each.bytes for each in topics),
+                topics=topics[: wire.TOPICS_MAX],
+                subscriptions=_usable(scopes, owner, found.subscriptions),
+                topics_left_out=max(0, len(topics) - wire.TOPICS_MAX),
+            )
+        )
+
+    return core.shared_read(("rpc.stats", scopes, owner), seen)
 
 
 def health(connection: Connection, params: wire.Nothing) -> Flow[Any]:
@@ -304,8 +360,6 @@ def _filter(connection: Connection, params: wire.Letters) -> LetterFilter:
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
             raise TooLarge(f"{name} has more than {NAME_CHARS_MAX} characters")
-    if params.ids is not None and len(params.ids) > LETTER_IDS_MAX:
-        raise TooLarge(f"{len(params.ids):,} ids are more than {LETTER_IDS_MAX:,}", next="Name them in several calls")
     connection.require_manage(parse_pattern(">" if params.topic is None else params.topic))
     return cast(LetterFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
 
@@ -379,7 +433,7 @@ def _methods() -> dict[str, Method]:
         "rpc.seek": Method(wire.Seek, seek, OWN, audited=True),
         "rpc.topic_max_seq": Method(wire.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
         "rpc.last_seq": Method(wire.Nothing, last_seq, Needs(("read", "manage"), "anything")),
-        "rpc.topics": Method(wire.Nothing, topics, LOOK),
+        "rpc.topics": Method(wire.TopicPage, topics, LOOK),
         "rpc.subscriptions": Method(wire.Nothing, subscriptions, LIST_OWN),
         "rpc.stats": Method(wire.Nothing, statistics, LOOK),
         "rpc.health": Method(wire.Nothing, health, ADMIN),

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headwater.broker.flow import run_async
+from headwater.broker.lanes import SOURCE
 from headwater.configuration import ServerSettings
 from headwater.errors import HeadwaterError
 from headwater.ports.annex import HttpRequest, HttpResponse
@@ -91,6 +92,7 @@ class Pages:
 
     async def _metrics(self) -> HttpResponse:
         core, metrics = self._parts.core, self._parts.metrics
+        SOURCE.set(self)
         try:
             async with asyncio.timeout(SCRAPE_SECONDS_MAX):
                 log = await run_async(core.statistics(SUBSCRIPTIONS_SHOWN_MAX))

@@ -202,6 +202,10 @@ class MethodThreads:
 
         # A daemon, so that a method that never returns does not keep the process from ending.
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(work,), name="headwater-method", daemon=True).start()
+        try:
+            threading.Thread(target=context.run, args=(work,), name="headwater-method", daemon=True).start()
+        except BaseException:  # such as: the system has no more of them
+            self._free.release()
+            raise
         found = await outcome
         return await found if inspect.isawaitable(found) else found

@@ -90,6 +90,11 @@ class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
             for text in self.consume  # a name holds no *
         )
 
+    def may_use(self, name: str, pattern: Pattern, *, is_own: bool) -> bool:
+        """Whether a durable subscription may be held, looked at, moved and removed: it is the token's own, or of no
+        token, and has a name that it may consume; or it may manage the topics."""
+        return self.may_manage(pattern) or (is_own and self.may_consume(name))
+
     @property
     def may_watch(self) -> bool:
         """The figures of the whole server."""

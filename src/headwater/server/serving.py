@@ -32,7 +32,7 @@ from headwater.server.logs import LineLimit
 from headwater.server.methods import METHODS
 from headwater.server.metrics import Metrics
 from headwater.server.pages import Files, Pages
-from headwater.server.parts import POLICY_VIOLATION, Parts
+from headwater.server.parts import POLICY_VIOLATION, TOO_MANY_OF_A_TOKEN, Parts
 from headwater.server.registry import Middleware, Registry
 from headwater.server.scopes import RIGHTS, Scopes
 from headwater.server.shapes import ImplementationShapes, SpecificationShapes
@@ -41,6 +41,7 @@ from headwater.server.tokens import Grant, Token, TokenFile
 
 SWEEP_S = 2.0  # how often revoked and expired tokens are looked for
 RETAIN_AGAIN_S = 5.0  # between attempts to set the retention of the settings on a full disk
+UNFINISHED_S = 60.0  # so long a frame may be unfinished without more of it
 BUDGETS_S = 1.0  # how often connections are looked for that hold too much and do not move
 CUT_OFF_S = 1.0  # of the shutdown timeout, for clients that are cut off to give back what they held
 CLOSING_S = 1.0  # and for the log, which has more if the clients left early
@@ -75,7 +76,7 @@ class Server:
         self._certificates: Certificates | None = None
         self._parts: Parts | None = None
         self._pages: Pages | None = None
-        self.inbound = Budget(self.limits.inbound_total_bytes)
+        self.inbound = Budget(self.limits.inbound_total_bytes, patience_s=UNFINISHED_S)
         self.outbound = Budget(self.limits.outbound_total_bytes)
         self._acceptor = Acceptor(self.limits, partial(Door, self), self._refused_for_lack_of_room)
         self._doors = self._acceptor.connections
@@ -216,8 +217,12 @@ class Server:
         if token is not None and self._tokens is not None and grant is None:
             return self._refuse(request, 401, "token", "the token is unknown or expired")
         assert shapes is not None
+        if grant is not None and len(parts.holders(grant.owner)) >= self.limits.connections_per_token:
+            return self._refuse(request, 503, "full", TOO_MANY_OF_A_TOKEN)
         client = ServedConnection(self, parts, wire, request.address, grant, shapes)
         self._clients.add(client)
+        if grant is not None:
+            parts.add_holder(client)
         self.metrics.connections.inc()
         self.metrics.connected.inc()
         logger.debug("client connected", extra=client.who)
@@ -303,6 +308,8 @@ class Server:
 
     def client_left(self, client: ServedConnection, *, vanished: bool) -> None:
         self._clients.discard(client)
+        assert self._parts is not None
+        self._parts.remove_holder(client)
         self.metrics.connections.dec()
         seconds = round(client.loop.time() - client.since_s, 3)
         logger.debug("client left", extra={**client.who, "seconds": seconds, "vanished": vanished})
@@ -355,9 +362,10 @@ class Server:
         for task in (*self._sweepers, self._retaining):
             if task is not None:
                 task.cancel()
-        until_s = asyncio.get_running_loop().time() + self.settings.server.shutdown_timeout
+        now_s, timeout_s = asyncio.get_running_loop().time(), self.settings.server.shutdown_timeout
+        until_s = now_s + timeout_s
         try:
-            async with asyncio.timeout_at(until_s - CUT_OFF_S - CLOSING_S):
+            async with asyncio.timeout_at(now_s + max(timeout_s - CUT_OFF_S - CLOSING_S, timeout_s / 2)):
                 drained = (client.drain() for client in list(self._clients))
                 await asyncio.gather(self._annexes.stop(), *drained, return_exceptions=True)
                 while self._clients or self._leaving or self._annexes.visitors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 PUSH_BATCH = 500
 PUSH_BATCH_MIN = 32  # to begin with, so that many subscriptions of a connection find room at once
 TAKE_BYTES_MAX = 1024 * 1024  # of data read and sent at a time; others wait meanwhile, and a slow reader is noticed
-FIRST_GUESS_BYTES = 4 * 1024
+FIRST_GUESS_BYTES = 256  # of a message; a claim reads no more bytes than there is room for, however large they are
+SIZES_VARY = 4  # room is asked for so many times the usual size
 RETRY_S = 1.0
 ROOM_S = 30.0  # longer than asked, a fetch waits for room to answer in
 UNDELIVERED_LOOKED_AT_MAX = 50_000  # messages, matching or not
@@ -70,6 +72,7 @@ class Held:
         self.is_forbidden = False  # by now: what a fetch under way has found is not for its client
         self.push_batch = PUSH_BATCH_MIN
         self._usual_bytes = FIRST_GUESS_BYTES
+        self._least_bytes = TAKE_BYTES_MAX  # to be reserved: a guess may be wrong, and many may begin at once
         self._turn = asyncio.Lock()  # of the one that waits
         self._waits: set[asyncio.Task[Taken]] = set()
 
@@ -98,10 +101,10 @@ class Held:
         until_s = None if wait_s is None else loop.time() + wait_s
         while True:
             news = self.subscriber.news()
-            bytes = min(TAKE_BYTES_MAX, count * self._usual_bytes)
+            bytes = max(self._least_bytes, min(TAKE_BYTES_MAX, SIZES_VARY * count * self._usual_bytes))
             try:
                 async with asyncio.timeout_at(None if until_s is None else until_s + ROOM_S):
-                    room_bytes = await connection.room(bytes, min(bytes, self._usual_bytes))
+                    room_bytes = await connection.room(bytes, self._least_bytes)
             except TimeoutError:
                 return Taken([], 0)
             try:
@@ -129,6 +132,7 @@ class Held:
             fit += 1
         if fit:
             self._usual_bytes = max(1, total // fit)
+            self._least_bytes = min(TAKE_BYTES_MAX, self._usual_bytes)
         return found[:fit]
 
     def end_waits(self) -> None:
@@ -158,7 +162,7 @@ class Subscriptions:
         self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + len(self._beginning)
 
     def topics(self) -> set[str]:
         """The topics and patterns as the client subscribed to them."""
@@ -187,14 +191,27 @@ class Subscriptions:
             return False
         return isinstance(subscriber, Tail) or connection.may_use(subscriber.id, pattern, spec.owner)
 
+    def _check_those_of_the_token(self, id: str) -> None:
+        """Those without state cost as much while they are held."""
+        parts, owner = self._connection.parts, self._connection.owner
+        most = parts.limits.subscriptions_per_token
+        if owner and sum(len(each.subscriptions) for each in parts.holders(owner)) >= most:
+            raise TooLarge(
+                f"the connections of one token hold {most} subscriptions",
+                where=id,
+                next="End those that are not used, or raise limits.subscriptions_per_token",
+            )
+
     # --- beginning ----------------------------------------------------------------------------------------------
 
-    async def begin(self, params: wire.Subscribe) -> wire.Subscribed:
+    async def begin(self, params: wire.Subscribe, created: set[str] | None = None) -> wire.Subscribed:
+        """`created`: gets the name of what was not stored before, also if this fails after that."""
         connection, id = self._connection, params.subscription_id
         stored = stored_id(id)
         most = connection.parts.limits.subscriptions_per_connection
-        if len(self._held) + len(self._beginning) >= most:
+        if len(self) >= most:
             raise TooLarge(f"more than {most} subscriptions on one connection", where=id, next="Open another one")
+        self._check_those_of_the_token(id)
         if id in self._held or id in self._beginning:
             raise SubscriptionActive(
                 f"Subscription '{id}' is already active on another connection",
@@ -212,18 +229,20 @@ class Subscriptions:
         resume = None if asked is None else Resume(check_holder(asked.holder), asked.held)
         self._beginning.add(id)
         try:
-            core = connection.core
-            subscriber = await run_async(core.subscribe(stored, params.topic, resume, connection.tenant, **options))
+            core, audit = connection.core, connection.parts.audit
+            taking_over = audit.change("subscription.taken_over", connection.who, subscription_id=stored)
+            with taking_over if options.get("takeover") else contextlib.nullcontext():
+                subscriber = await run_async(core.subscribe(stored, params.topic, resume, connection.tenant, **options))
         finally:
             self._beginning.discard(id)
+        if created is not None and subscriber.is_new:
+            created.add(stored)
         if connection.is_gone:  # it left while we were at it
             self._in_background(self._give_back(Held(subscriber), vanished=True))
             raise Closed("the connection is gone", where=id)
         if connection.grant is not grant and not self._may_hold(subscriber):  # it came with another token meanwhile
             self._in_background(self._give_back(Held(subscriber), vanished=False))
             raise not_allowed("read or consume", id)
-        if options.get("takeover"):
-            connection.parts.audit.record("subscription.taken_over", connection.who, subscription_id=stored)
         held = self._held[id] = Held(subscriber)
         subscriber.on_gap = partial(self._tell_gap, id)
         try:
@@ -248,19 +267,25 @@ class Subscriptions:
 
     async def begin_all(self, params: wire.SubscribeBatch) -> list[wire.Subscribed]:
         """All or none: what was begun is undone when one of them is refused."""
-        engine = self._connection.core.engine
-        before = await run_async(engine.read(lambda reader: {record.id for record in reader.subscriptions()}))
         begun: list[wire.Subscribed] = []
+        created: set[str] = set()
         try:
             for each in params.subscriptions:
-                begun.append(await self.begin(each))
+                begun.append(await self.begin(each, created))
         except BaseException:
-            for done in begun:
-                await self.release(done.subscription_id)
-                if stored_id(done.subscription_id) not in before:
-                    await run_async(self._connection.core.unsubscribe(stored_id(done.subscription_id)))
+            await asyncio.shield(self._in_background(self._undo([done.subscription_id for done in begun], created)))
             raise
         return begun
+
+    async def _undo(self, begun: list[str], created: set[str]) -> None:
+        """What cannot be undone is another's by now, or gone, and keeps nothing else from being undone."""
+        core, allow = self._connection.core, self._connection.require_use
+        for id in begun:
+            with contextlib.suppress(HeadwaterError):
+                await self.release(id)
+        for id in created:
+            with contextlib.suppress(HeadwaterError):
+                await run_async(core.unsubscribe(id, allow))
 
     def _options(self, params: wire.Subscribe) -> SubscribeOptions:
         given = {
@@ -310,9 +335,9 @@ class Subscriptions:
         connection.keep_room(room_bytes)
         if connection.is_gone:
             return None
+        sent, answer = await pack(connection, held.subscriber, found)
         if held.is_forbidden:
             raise self._not_held(params.subscription_id)
-        sent, answer = await pack(held.subscriber, found)
         held.subscriber.set_payloads_aside(sent)
         connection.parts.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
         return answer

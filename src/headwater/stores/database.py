@@ -127,8 +127,22 @@ class TopicTail:
 
     def topic_counts(self, row: Callable[..., tuple[Any, ...]], *, keep: bool) -> list[TopicCount]:
         """`row` runs a named query; `keep` is for what has been committed."""
+        stored, tail = self._look(row, "topic_counts", keep=keep)
+        counts = _topic_counts.decode(stored)
+        if not tail.counts:
+            return counts
+        by_topic = _added({each.topic: each for each in counts}, tail.counts.values())
+        return sorted(by_topic.values(), key=lambda each: each.topic)
+
+    def max_seq(self, row: Callable[..., tuple[Any, ...]], topic: str, *, keep: bool) -> int:
+        stored, tail = self._look(row, "topic_max_seq", topic, keep=keep)
+        counted = tail.counts.get(topic)
+        return (stored or 0) if counted is None else counted.last_seq
+
+    def _look(self, row: Callable[..., tuple[Any, ...]], query: str, *params: str, keep: bool) -> tuple[Any, _Tail]:
+        """What is stored, and the tail above it."""
         tail = self._tail
-        counted_to, last, mark, stored = row("topic_counts", tail.upto)
+        counted_to, last, mark, stored = row(query, tail.upto, *params)
         if (counted_to, mark) != (tail.counted_to, tail.mark) or tail.upto > last:
             tail = _Tail(counted_to, counted_to)
         if tail.upto < last:
@@ -136,11 +150,7 @@ class TopicTail:
             tail = _Tail(counted_to, last, mark, _added(tail.counts, _topic_counts.decode(new)))
             if keep:
                 self._tail = tail
-        counts = _topic_counts.decode(stored)
-        if not tail.counts:
-            return counts
-        by_topic = _added({each.topic: each for each in counts}, tail.counts.values())
-        return sorted(by_topic.values(), key=lambda each: each.topic)
+        return stored, tail
 
 
 def _added(counts: Mapping[str, TopicCount], later: Iterable[TopicCount]) -> dict[str, TopicCount]:

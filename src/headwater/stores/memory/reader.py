@@ -66,6 +66,8 @@ class MemoryReader:
         by_seq = self._tables.messages.by_seq
         return {seq: by_seq[seq] for seq in seqs if seq in by_seq}
 
+    heads = messages  # they are there anyway
+
     def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
         matching = self._matching(Selection(pattern), after, upto)
         return [
@@ -86,6 +88,10 @@ class MemoryReader:
 
     def topic_counts(self) -> list[TopicCount]:
         return sorted(self._tables.topic_counts.values(), key=lambda counted: counted.topic)
+
+    def topic_max_seq(self, topic: str) -> int:
+        counted = self._tables.topic_counts.get(topic)
+        return 0 if counted is None else counted.last_seq
 
     def _matching(self, selection: Selection, after: int, upto: int) -> Iterator[Message]:
         return filter(selection.keeps, self._tables.messages.between(after, upto))
@@ -127,6 +133,9 @@ class MemoryReader:
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
         rows = self._tables.deliveries.get(subscription, {})
         return {seq: rows[seq] for seq in seqs if seq in rows}
+
+    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
+        return [row for row in self._rows(subscription) if row.token == token]
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts:
         rows = self._rows(subscription)

@@ -86,6 +86,12 @@ SELECT value FROM headwater WHERE name = 'counted_to'
 SELECT '[' || string_agg({message}, ',') || ']', count(*), 0
 FROM messages AS m WHERE m.seq = ANY(%s::bigint[])
 
+-- :heads: the same without data and free headers
+SELECT coalesce(json_agg(json_build_array(
+    seq, topic, NULL, published_at, {size}, coalesce(to_json(id), to_json(%s::bigint)), priority, deliver_at, expires_at,
+    "from", "to", reply_to, correlation_id, type, version, content_type, traceparent
+)), '[]')::text FROM messages WHERE seq = ANY(%s::bigint[])
+
 -- :scan_seqs: the same without the messages, where they cannot be read all at once
 SELECT seq FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
 
@@ -171,6 +177,11 @@ SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({
     SELECT coalesce(
         json_agg(json_build_array(topic, count, bytes, last_seq, last_published_at) ORDER BY topic), '[]'
     )::text FROM topic_counts
+)
+
+-- :topic_max_seq: the same, with the last seq that is stored for one topic
+SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
+    SELECT last_seq FROM topic_counts WHERE topic = %s
 )
 
 -- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
@@ -320,6 +331,11 @@ ORDER BY due_at LIMIT 1
 -- :deliveries: delivery rows by seq
 SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
     SELECT * FROM deliveries WHERE subscription = %s AND seq = ANY(%s::bigint[]) {locked}
+) AS held
+
+-- :deliveries_by: delivery rows by token
+SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
+    SELECT * FROM deliveries WHERE subscription = %s AND token = %s {locked}
 ) AS held
 
 -- :delivery_counts: rows in flight, rows waiting, and the first of them

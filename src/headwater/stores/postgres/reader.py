@@ -69,6 +69,7 @@ from headwater.topics import Pattern
 
 SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
 TEXT_MESSAGES_MAX = 500  # how many messages travel as one text, which may have 1 GB
+UNKNOWN_MESSAGES_MAX = 32  # how many are read before it is known how large they are, where that matters
 LETTERS_AT_ONCE = 100  # the most dead letters whose sizes are looked at to find out how many make a page
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
@@ -108,9 +109,11 @@ class PostgresReader:
         wanted = wanted_by(selection)
         if selection.takes_time:
             return self._sift(selection, wanted, after, end, limit, upto)
-        (found, last), exact = self._tried(wanted, lambda condition: self._scan(condition, after, end, limit))
+        (found, last, is_full), exact = self._tried(
+            wanted, lambda condition: self._scan(condition, after, end, limit, bytes_max)
+        )
         self._seen_last = last
-        if len(found) == limit:
+        if is_full:
             scanned_to = found[-1].seq
         else:
             scanned_to = max(after, min(end, last))
@@ -177,15 +180,21 @@ class PostgresReader:
             raise
         self.connection.execute("RELEASE SAVEPOINT headwater")
 
-    def _scan(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
-        """What was found, and the last seq when it was looked for first: what came later was not."""
-        found, last = self._page(condition, after, end, min(limit, TEXT_MESSAGES_MAX))
+    def _scan(
+        self, condition: Condition, after: int, end: int, limit: int, bytes_max: int | None
+    ) -> tuple[list[Message], int, bool]:
+        """What was found; the last seq when it was looked for first, for what came later was not; and whether it was
+        enough, so that there may be more."""
+        asked = min(limit, TEXT_MESSAGES_MAX if bytes_max is None else UNKNOWN_MESSAGES_MAX)
+        found, last = self._page(condition, after, end, asked)
         page = found
-        while len(page) == TEXT_MESSAGES_MAX and len(found) < limit:
-            asked = min(limit - len(found), TEXT_MESSAGES_MAX)
+        while len(page) == asked and len(found) < limit:
+            asked = min(limit - len(found), TEXT_MESSAGES_MAX, _fitting(found, bytes_max))
+            if asked < 1:
+                return found, last, True
             page, _ = self._page(condition, page[-1].seq, min(end, last), asked)
             found = found + page
-        return found, last
+        return found, last, len(found) == limit
 
     def _page(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
         bindings = (after, end, *condition.params, limit)
@@ -225,6 +234,10 @@ class PostgresReader:
                 messages = self._one_by_one(part)
             found.update((message.seq, message) for message in messages)
         return found
+
+    def heads(self, seqs: Iterable[int]) -> dict[int, Message]:
+        text = _first(self._execute(SQL["heads"], (self._salt, array_of(list(seqs)))))
+        return {message.seq: message for message in MESSAGES.decode(text)}
 
     def _decoded(self, sql: str, bindings: tuple[Any, ...]) -> tuple[list[Message] | None, int]:
         """Messages that come as one text with their number, and the last seq; None if they must be read one by one."""
@@ -281,6 +294,9 @@ class PostgresReader:
     def topic_counts(self) -> list[TopicCount]:
         return self._topics.topic_counts(self._row, keep=self._keeps_counts)
 
+    def topic_max_seq(self, topic: str) -> int:
+        return self._topics.max_seq(self._row, topic, keep=self._keeps_counts)
+
     def topics_between(self, after: int, upto: int) -> list[str]:
         return TEXTS.decode(self._value("distinct_topics", after, upto))
 
@@ -304,10 +320,18 @@ class PostgresReader:
         suspects: bool | None = None,
         bytes_max: int | None = None,
     ) -> list[Due]:
-        return self._due(subscription, now_ms, limit, order, suspects, locked="")
+        return self._due(subscription, now_ms, limit, order, suspects, bytes_max, locked="")
 
     def _due(
-        self, subscription: str, now_ms: int, limit: int, order: Order, suspects: bool | None, *, locked: str
+        self,
+        subscription: str,
+        now_ms: int,
+        limit: int,
+        order: Order,
+        suspects: bool | None,
+        bytes_max: int | None,
+        *,
+        locked: str,
     ) -> list[Due]:
         columns = "due_at, seq" if suspects else _ORDER_BY[order]
         sql = SQL["due"].replace("{which}", _WHICH[suspects]).replace("{order}", columns).replace("{locked}", locked)
@@ -315,8 +339,13 @@ class PostgresReader:
         if not text:
             return []
         rows = DELIVERIES.decode(text)
-        there = self.messages([row.seq for row in rows])
-        return [Due(row, there.get(row.seq)) for row in rows]
+        asked = len(rows) if bytes_max is None else UNKNOWN_MESSAGES_MAX
+        due: list[Due] = []
+        while asked and (part := rows[len(due) : len(due) + asked]):
+            there = self.messages([row.seq for row in part])
+            due += [Due(row, there.get(row.seq)) for row in part]
+            asked = _fitting([message for _, message in due if message is not None], bytes_max)
+        return due
 
     def is_announced(self, number: int) -> bool:
         return bool(self._value("is_announced", number))
@@ -335,6 +364,13 @@ class PostgresReader:
         sql = SQL["deliveries"].replace("{locked}", locked)
         text = _first(self._execute(sql, (subscription, array_of(wanted)))) if wanted else None
         return {row.seq: row for row in DELIVERIES.decode(text)} if text else {}
+
+    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
+        return self._deliveries_by(subscription, token, locked="")
+
+    def _deliveries_by(self, subscription: str, token: int, *, locked: str) -> list[DeliveryRow]:
+        text = _first(self._execute(SQL["deliveries_by"].replace("{locked}", locked), (subscription, token)))
+        return DELIVERIES.decode(text) if text else []
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts:
         return DeliveryCounts(*self._row("delivery_counts", subscription))
@@ -408,3 +444,11 @@ def _with(sql: str, condition: Condition) -> str:
 def _first(cursor: psycopg.Cursor[Any]) -> Any:
     row = cursor.fetchone()
     return None if row is None else row[0]
+
+
+def _fitting(found: Sequence[Message], bytes_max: int | None) -> int:
+    """How many more messages of this size there is room for."""
+    if bytes_max is None:
+        return TEXT_MESSAGES_MAX
+    total = sum(message.size for message in found)
+    return 0 if total >= bytes_max else (bytes_max - total) * len(found) // max(1, total)

@@ -343,7 +343,10 @@ class PostgresStore:
 def _cancel(connection: psycopg.Connection, ended: threading.Event) -> None:
     """Ask the server to end what it runs for this connection; over the network, so on a thread of its own, and until it
     has ended: between two statements the server has nothing to cancel, and forgets that it was asked."""
-    cancel = connection.pgconn.get_cancel()
+    try:
+        cancel = connection.pgconn.get_cancel()
+    except psycopg.Error:  # the connection has broken, and what it ran with it
+        return
 
     def ask() -> None:
         while not ended.is_set():

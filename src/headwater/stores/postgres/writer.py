@@ -183,10 +183,13 @@ class PostgresWriter(PostgresReader):
     ) -> list[Due]:
         # A row that somebody is just settling in a transaction of his own is passed over, not waited for. Also if we
         # are alone: such a transaction does not ask us. Written again after its commit, the row would be there anew.
-        return self._due(subscription, now_ms, limit, order, suspects, locked=_PASSING_BY)
+        return self._due(subscription, now_ms, limit, order, suspects, bytes_max, locked=_PASSING_BY)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
         return self._deliveries(subscription, seqs, locked=_PASSING_BY)
+
+    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
+        return self._deliveries_by(subscription, token, locked=_PASSING_BY)
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
         alike: dict[tuple[Any, ...], list[int]] = {}

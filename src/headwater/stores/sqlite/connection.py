@@ -85,8 +85,9 @@ def connect(path: str, *, durability: Durability, busy_timeout_ms: int, vfs: str
     """A connection with our settings. The file is created if it is not there, and its user alone may read it; what
     SQLite puts beside it has the same mode."""
     # Made without opening it: closing a descriptor would drop the locks that another connection of this process holds.
-    with suppress(OSError):
-        os.mknod(path, 0o600)
+    if vfs is None and hasattr(os, "mknod"):
+        with suppress(OSError):
+            os.mknod(path, 0o600)
     connection = apsw.Connection(path, vfs=vfs)
     connection.set_busy_handler(_patient(busy_timeout_ms))
     # On macOS a plain fsync does not reach the disk; elsewhere these two do nothing.

@@ -25,6 +25,12 @@ FROM (SELECT * FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY
 SELECT '[' || group_concat({message}) || ']'
 FROM messages AS m WHERE m.seq IN (SELECT value FROM json_each(?))
 
+-- :heads: the same without data and free headers
+SELECT json_group_array(json_array(
+    seq, topic, NULL, published_at, octet_length(data), coalesce(id, ?), priority, deliver_at, expires_at, "from", "to",
+    reply_to, correlation_id, type, version, content_type, traceparent
+)) FROM messages WHERE seq IN (SELECT value FROM json_each(?))
+
 -- :scan_seqs: the same without the messages, where they cannot be read all at once
 SELECT seq FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
 
@@ -109,6 +115,11 @@ WHERE (publisher, number) IN (SELECT publisher, number FROM receipts WHERE at < 
 SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
     SELECT json_group_array(json_array(topic, count, bytes, last_seq, last_published_at))
     FROM (SELECT * FROM topic_counts ORDER BY topic)
+)
+
+-- :topic_max_seq: the same, with the last seq that is stored for one topic
+SELECT (SELECT value FROM headwater WHERE name = 'counted_to'), ({last_seq}), ({mark}), (
+    SELECT last_seq FROM topic_counts WHERE topic = ?
 )
 
 -- :topic_counts_between: counts of the messages of a seq range, and the mark of its last one
@@ -267,6 +278,10 @@ WHERE subscription = ? AND {which} AND (key IS NULL OR NOT EXISTS (
 -- :deliveries: delivery rows by seq
 SELECT json_group_array(json_array(seq, attempts, due_at, token, priority, key, dead_letter)) FROM deliveries
 WHERE subscription = ? AND seq IN (SELECT value FROM json_each(?))
+
+-- :deliveries_by: delivery rows by token
+SELECT json_group_array(json_array(seq, attempts, due_at, token, priority, key, dead_letter)) FROM deliveries
+WHERE subscription = ? AND token = ?
 
 -- :delivery_counts: rows in flight, rows waiting, and the first of them
 SELECT coalesce(sum(token > 0), 0), coalesce(sum(token = 0), 0), min(seq) FROM deliveries WHERE subscription = ?

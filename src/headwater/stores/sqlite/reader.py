@@ -188,6 +188,14 @@ class SqliteReader:
             found = self._one_by_one(wanted)
         return {message.seq: message for message in found}
 
+    def heads(self, seqs: Iterable[int]) -> dict[int, Message]:
+        wanted = list(seqs)
+        try:
+            found = _messages.decode(self._value("heads", self._salt, _json(wanted)))
+        except _UNREADABLE:
+            found = self._one_by_one(wanted)
+        return {message.seq: message for message in found}
+
     def _one_by_one(self, seqs: Iterable[int]) -> list[Message]:
         """Column by column, where some row inserted by hand is JSON to SQLite and not to us, or no text at all. Handed
         out as it is, it can fail and be buried; it must not stand in the way of all others."""
@@ -230,6 +238,9 @@ class SqliteReader:
 
     def topic_counts(self) -> list[TopicCount]:
         return self._topics.topic_counts(self._row, keep=self._keeps_counts)
+
+    def topic_max_seq(self, topic: str) -> int:
+        return self._topics.max_seq(self._row, topic, keep=self._keeps_counts)
 
     def topics_between(self, after: int, upto: int) -> list[str]:
         found: list[str] = msgspec.json.decode(self._value("distinct_topics", after, upto))
@@ -285,6 +296,9 @@ class SqliteReader:
             return {}
         text = self._value("deliveries", subscription, _json(wanted))
         return {row.seq: row for row in _rows.decode(text)}
+
+    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
+        return list(_rows.decode(self._value("deliveries_by", subscription, token)))
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts:
         return DeliveryCounts(*self._row("delivery_counts", subscription))
