@@ -6,8 +6,9 @@ import asyncio
 import inspect
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from types import GeneratorType
 from typing import Any, Protocol, cast
 
@@ -75,6 +76,10 @@ class Wire(Protocol):
     def resume_reading(self) -> None: ...
 
     def close(self, code: int, reason: str, within_s: float = ...) -> None: ...
+
+
+def _never() -> None:
+    """Waiting is never in vain."""
 
 
 class OpenFrame:
@@ -350,8 +355,8 @@ class Connection:
             async with self._large if call.method in LARGE else nullcontext():
                 if call.method in LARGE:
                     await self.writable()
-                    self._refuse_what_waits_for_itself(call)
-                    self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES))
+                    refuse = partial(self._refuse_what_waits_for_itself, call)
+                    self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES, refuse))
                 outcome = await self._through_middleware(call)
             if outcome.fault is None:
                 exchange.answer(call, outcome.result)
@@ -383,8 +388,7 @@ class Connection:
         reserved_bytes = 0 if task is None else self._reserved.pop(task, 0)
         kept_bytes = reserved_bytes if frame.calls == 1 else min(reserved_bytes, exchange.kept_bytes(call))
         frame.reserved_bytes += kept_bytes
-        if kept_bytes < reserved_bytes:
-            self.give_room_back(reserved_bytes - kept_bytes)
+        self.give_room_back(reserved_bytes - kept_bytes)
 
     async def _through_middleware(self, call: Call) -> Outcome:
         context = CallContext(call, self)
@@ -460,9 +464,11 @@ class Connection:
             self._read_or_not()
             self._pass_room_on()
 
-    async def room(self, bytes: int, least_bytes: int) -> int:
-        """Wait until so many bytes may be read to be sent, or `least_bytes` where there is no more room than that."""
+    async def room(self, bytes: int, least_bytes: int, refuse: Callable[[], None] = _never) -> int:
+        """Wait until so many bytes may be read to be sent, or `least_bytes` where there is no more room than that.
+        `refuse` raises where waiting is in vain."""
         while (room_bytes := self._room_bytes(least_bytes)) < least_bytes:
+            refuse()
             waiter = self.loop.create_future()
             self._rooms.append(waiter)
             try:
