@@ -11,6 +11,7 @@ NAMES_MAX = 1_000  # topics, subscriptions, or lines of an import, of one call
 SEQS_MAX = 10_000  # as many as may be in flight
 
 T = TypeVar("T")
+Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # as databases keep it
 Names: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=NAMES_MAX)]
 Seqs: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=SEQS_MAX)]
 Patterns = str | Names[str] | None
@@ -133,7 +134,7 @@ class ResumeFrom(Params):
     else has had the subscription since, and goes on with what it says it holds: (seq, attempt) each."""
 
     holder: str
-    held: Seqs[tuple[int, int]] = []
+    held: Seqs[tuple[Whole, Whole]] = []
 
 
 class Subscribe(Params, rename={"from_": "from"}):
@@ -198,14 +199,14 @@ class Release(Params):
     attempt."""
 
     subscription_id: str
-    seen: Seqs[tuple[int, int]] | None = None
+    seen: Seqs[tuple[Whole, Whole]] | None = None
 
 
 class GiveBack(Params):
     """For `rpc.release`: what was delivered and not looked at goes to others, and counts as no attempt."""
 
     subscription_id: str
-    sequence_ids: Seqs[int]
+    sequence_ids: Seqs[Whole]
 
 
 class Acknowledge(Params):
@@ -214,8 +215,8 @@ class Acknowledge(Params):
     also what had been acked before. `strict`: all or none, and nothing that had been acked before."""
 
     subscription_id: str
-    sequence_id: int | None = None
-    sequence_ids: Seqs[int] | None = None
+    sequence_id: Whole | None = None
+    sequence_ids: Seqs[Whole] | None = None
     lenient: bool = False
     strict: bool = False
 
@@ -227,7 +228,7 @@ class Acknowledged(msgspec.Struct, gc=False, omit_defaults=True):
 
 class OneAcknowledgment(Params):
     subscription_id: str
-    sequence_id: int
+    sequence_id: Whole
 
 
 class AcknowledgeBatch(Params):
@@ -240,9 +241,9 @@ class Settle(Params):
     cannot be processed, not because somebody said so."""
 
     subscription_id: str
-    sequence_id: int | None = None
-    attempt: int | None = None
-    sequence_ids: Seqs[int] | None = None
+    sequence_id: Whole | None = None
+    attempt: Whole | None = None
+    sequence_ids: Seqs[Whole] | None = None
     delay: float | None = None
     by: float | None = None
     reason: str | None = None
@@ -291,9 +292,9 @@ class Unretain(Params):
 class Letters(Params):
     """Which dead letters; `after` and `limit` page through a list."""
 
-    after: int = 0
+    after: Whole = 0
     limit: int = 100
-    ids: Seqs[int] | None = None
+    ids: Seqs[Whole] | None = None
     subscription: str | None = None
     topic: str | None = None
     type: str | None = None
@@ -303,7 +304,7 @@ class Letters(Params):
 
 
 class LetterId(Params):
-    id: int
+    id: Whole
 
 
 class ImportLetters(Params):
