@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,6 +75,12 @@ def _group(item: pytest.Item) -> str:
 def _uses_spark(item: pytest.Item) -> bool:
     names = {*item.path.parts, item.path.stem}
     return "spark" in getattr(item, "fixturenames", ()) or not names.isdisjoint(_OWN_SPARKS)
+
+
+@pytest.fixture(autouse=True)
+def no_lines_left_out() -> None:
+    """What servers of earlier tests have logged in the same second does not count."""
+    logging.getLogger("headwater.server").filters.clear()
 
 
 @pytest.fixture

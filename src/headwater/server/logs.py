@@ -19,6 +19,7 @@ STACK_CHARS_MAX = 20_000
 
 ALIKE_A_SECOND_MAX = 10  # lines of one kind; clients can cause some of them as often as they like
 KINDS_MAX = 1_000
+KIND_CHARS_MAX = 100
 
 LOGGERS = ("headwater", "asyncio", "py.warnings")
 
@@ -50,7 +51,7 @@ class LineLimit(logging.Filter):
         self._kinds: dict[tuple[str, int, str], list[int]] = {}  # the second, lines in it, lines left out
 
     def filter(self, record: logging.LogRecord) -> bool:
-        second, kind = int(self._now_s()), (record.name, record.lineno, record.levelname)
+        second, kind = int(self._now_s()), (record.name, record.lineno, str(record.msg)[:KIND_CHARS_MAX])
         if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
             self._kinds.clear()
         seen = self._kinds.setdefault(kind, [second, 0, 0])
