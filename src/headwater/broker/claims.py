@@ -335,8 +335,9 @@ def rows_in_flight(
 
 
 def not_in_flight(reader: Reader, record: SubscriptionRecord, seq: int) -> NotDelivered | LeaseLost:
-    here = reader.heads([seq]).get(seq)
-    if seq > record.window.delivered or (here is not None and not _may_be_wanted(record.spec, here)):
+    is_behind = seq <= record.window.delivered
+    here = reader.heads([seq]).get(seq) if is_behind else None
+    if not is_behind or (here is not None and not _may_be_wanted(record.spec, here)):
         return NotDelivered(
             f"message {seq} was never delivered to '{record.id}'",
             where=record.id,

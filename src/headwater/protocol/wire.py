@@ -134,7 +134,7 @@ class ResumeFrom(Params):
     else has had the subscription since, and goes on with what it says it holds: (seq, attempt) each."""
 
     holder: str
-    held: Seqs[tuple[Whole, Whole]] = []
+    held: Seqs[tuple[int, int]] = []
 
 
 class Subscribe(Params, rename={"from_": "from"}):
@@ -199,14 +199,14 @@ class Release(Params):
     attempt."""
 
     subscription_id: str
-    seen: Seqs[tuple[Whole, Whole]] | None = None
+    seen: Seqs[tuple[int, int]] | None = None
 
 
 class GiveBack(Params):
     """For `rpc.release`: what was delivered and not looked at goes to others, and counts as no attempt."""
 
     subscription_id: str
-    sequence_ids: Seqs[Whole]
+    sequence_ids: Seqs[int]
 
 
 class Acknowledge(Params):
@@ -215,8 +215,8 @@ class Acknowledge(Params):
     also what had been acked before. `strict`: all or none, and nothing that had been acked before."""
 
     subscription_id: str
-    sequence_id: Whole | None = None
-    sequence_ids: Seqs[Whole] | None = None
+    sequence_id: int | None = None
+    sequence_ids: Seqs[int] | None = None
     lenient: bool = False
     strict: bool = False
 
@@ -228,7 +228,7 @@ class Acknowledged(msgspec.Struct, gc=False, omit_defaults=True):
 
 class OneAcknowledgment(Params):
     subscription_id: str
-    sequence_id: Whole
+    sequence_id: int
 
 
 class AcknowledgeBatch(Params):
@@ -241,9 +241,9 @@ class Settle(Params):
     cannot be processed, not because somebody said so."""
 
     subscription_id: str
-    sequence_id: Whole | None = None
-    attempt: Whole | None = None
-    sequence_ids: Seqs[Whole] | None = None
+    sequence_id: int | None = None
+    attempt: int | None = None
+    sequence_ids: Seqs[int] | None = None
     delay: float | None = None
     by: float | None = None
     reason: str | None = None
