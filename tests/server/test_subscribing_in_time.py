@@ -140,12 +140,12 @@ async def test_a_subscription_ended_before_its_answer_takes_no_later_one_with_it
         with busy_readers(server):  # the first one is at its counting
             first = asyncio.create_task(subscriptions.begin(params))
             async with asyncio.timeout(PATIENCE_S):
-                while not len(subscriptions):
+                while not subscriptions._held:
                     await turn()
             await client.release("s")
             again = asyncio.create_task(subscriptions.begin(params))
             async with asyncio.timeout(PATIENCE_S):
-                while not len(subscriptions):
+                while not subscriptions._held:
                     await turn()
         await asyncio.gather(first, again, return_exceptions=True)
         assert await held(server) == ["s"]
