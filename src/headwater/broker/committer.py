@@ -120,9 +120,8 @@ class Committer:
         self._window = window
         self._on_publish = on_publish
         self._queue: deque[_Queued] = deque()
-        self._lanes: OrderedDict[Hashable, _Lane] = (
-            OrderedDict()
-        )  # the writer's own: what did not fit into a group, next turn first
+        # The writer's own: what did not fit into a group, next turn first.
+        self._lanes: OrderedDict[Hashable, _Lane] = OrderedDict()
         self._bell = threading.Lock()  # locked while there is nothing to do; an Event costs three times as much
         self._bell.acquire()
         self._closing = False

@@ -44,10 +44,6 @@ class Accepted(asyncio.Protocol):
     def drop(self) -> None:
         raise NotImplementedError
 
-    def turn_away(self) -> None:
-        """Instead of `connection_made`: there is no room for it."""
-        raise NotImplementedError
-
 
 class MakeProtocol(Protocol):
     def __call__(self, address: str, *, has_room: bool) -> Accepted: ...

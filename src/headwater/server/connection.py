@@ -386,6 +386,8 @@ class Connection:
         """As much as the answer takes while it waits for the others of its batch; the last one is sent at once."""
         task, frame = asyncio.current_task(), self._open[exchange]
         reserved_bytes = 0 if task is None else self._reserved.pop(task, 0)
+        if not reserved_bytes:  # as a rule
+            return
         kept_bytes = reserved_bytes if frame.calls == 1 else min(reserved_bytes, exchange.kept_bytes(call))
         frame.reserved_bytes += kept_bytes
         self.give_room_back(reserved_bytes - kept_bytes)

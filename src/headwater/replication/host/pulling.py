@@ -53,7 +53,7 @@ class Pull:
 
     async def _send(self, made: Materialised, asked: PullConfig) -> None:
         version = made.version
-        # By an address that needs no files beside it: a disk that is full keeps nobody from restoring.
+        # By an address that needs no files beside it: a full disk does not keep a client from restoring.
         directory, address = made.address
         end = End("--origin", address, cwd=directory, cpu_s=cpu_s_for(version.size))
         try:

@@ -66,7 +66,7 @@ def _nothing() -> None:
 
 class Visit:
     """A `FrameGuest`. `client` is what it calls itself; `count_received` and `count_sent` hear of bytes of pages.
-    `on_end` is called when there is nobody to work for any more: the client has left, or is withdrawn."""
+    `on_end` is called when the client has left, or is withdrawn."""
 
     def __init__(
         self,
