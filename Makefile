@@ -1,13 +1,13 @@
-# Two commands matter: `make demo` and `make test`. Each sets up what it needs in .venv and nowhere else.
+# The main targets are `make demo` and `make test`. Each installs its dependencies into .venv only.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 KILLS ?= 1000
-# What is tested against the clock, and so not beside a Spark that takes all processors.
+# Tests with time limits. They do not run next to the Spark tests, which use all processors.
 CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe faults faulty_network postgres processes server transports)
-# Trust the certificates that the machine trusts, as pip does.
+# Use the certificates of the system, as pip does.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo lake test check lint types abuse crash powerloss replicas cluster bench lock clean
+.PHONY: demo lake test check lint types abuse crash powerloss replicas cluster lake-kills bench lock clean
 
 demo: .venv/ready
 	@$(BIN)/headwater demo
@@ -17,8 +17,14 @@ lake: .venv/ready-for-spark
 	@$(BIN)/headwater pipeline demo headwater-lake-demo
 
 test: .venv/ready-for-tests check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(addprefix --ignore=,$(CLOCKED))
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(CLOCKED)
+	$(call run-tests,$(addprefix --ignore=,$(CLOCKED)))
+	$(call run-tests,$(CLOCKED))
+
+# Tests that fail among thousands are run once more, alone. A test that passes only then is listed above as FAILED: it
+# depends on the load of the machine, and has to be fixed.
+define run-tests
+$(BIN)/python -m pytest -n 2 --dist loadgroup $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none $(1)
+endef
 
 check: lint types
 
@@ -26,11 +32,12 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python tools/generate_sync.py --check
 
 types: .venv/ready-for-tests
 	$(BIN)/mypy
 
-# Attacks with the machine to themselves, each alone and all at once, and a million fuzzed frames.
+# Attacks on an otherwise idle machine, one by one and all at once, and a million fuzzed frames.
 abuse: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/abuse -q -s -m "long or not long"
 	$(BIN)/python -m pytest tests/server/test_fuzz_frames.py -q -s -m long --timeout=0
@@ -47,9 +54,13 @@ replicas: .venv/ready-for-tests
 
 # The pipeline's long tests, then its suite again through Spark Connect and on a cluster of three daemons.
 cluster: .venv/ready-for-tests
-	$(BIN)/python -m pytest tests/pipeline -q -m long
-	$(BIN)/python -m pytest tests/pipeline/source tests/pipeline/sink tests/pipeline/datasets tests/pipeline/jobs -q --spark=connect
-	$(BIN)/python -m pytest tests/pipeline/source tests/pipeline/sink tests/pipeline/datasets tests/pipeline/jobs -q --spark=standalone
+	$(BIN)/python -m pytest tests/pipeline -q -m long --ignore=tests/pipeline/test_kills.py
+	$(BIN)/python -m pytest tests/pipeline -q -m 'not long' --spark=connect
+	$(BIN)/python -m pytest tests/pipeline -q -m 'not long' --spark=standalone
+
+# A hundred killed runs on a disk and twenty on S3, followed by an audit of the lakes.
+lake-kills: .venv/ready-for-tests
+	$(BIN)/python -m pytest tests/pipeline/test_kills.py -q -m long
 
 bench: .venv/ready-for-tests
 	$(BIN)/uv sync --quiet --frozen --inexact --group bench
@@ -58,7 +69,7 @@ bench: .venv/ready-for-tests
 lock: .venv/ready
 	$(BIN)/uv lock
 
-# A venv without its own pip also works where Python ships no ensurepip; uv then installs what uv.lock names.
+# A venv without pip also works if Python has no ensurepip; uv then installs the versions of uv.lock.
 .venv/ready: pyproject.toml uv.lock
 	$(PYTHON) -m venv --without-pip .venv
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check 'uv>=0.9'

@@ -1,4 +1,4 @@
-"""What all measurements share: the message, fresh files, medians, and the machine they ran on."""
+"""Shared by all measurements: the message, fresh files, medians, and the description of the machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fresh_directory() -> Iterator[Path]:
 
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
-    """A server in a process of its own, for a log in this directory; its url."""
+    """Start a server process for a log in this directory; yields its url."""
     command = [sys.executable, "-c", SERVER, str(directory / "log.db")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -58,7 +58,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def medians(repeats: int, *measures: Callable[[], float]) -> list[float]:
-    """Each measure in turn, over and over, so that a noisy minute hits all of them alike."""
+    """Run the measures in turn, several times, so that a noisy minute affects all of them equally."""
     rounds = [[measure() for measure in measures] for _ in range(repeats)]
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 

@@ -1,4 +1,4 @@
-"""That publishing costs the same in a log with many subscriptions or messages, and that resuming is quick there."""
+"""Publishing and resuming in a log with many subscriptions or messages cost the same as in a small one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL, LARGE = 10_000, 5_000_000
 
 
 def publish_cost_us(log: headwater.Log, batches: int = 60) -> float:
-    """Microseconds a message, in batches of 1,000; the median batch."""
+    """Microseconds per message, in batches of 1,000; the median batch."""
     messages = [(TOPIC, MESSAGE)] * 1_000
     return statistics.median(seconds(lambda: log.publish_many(messages)) for _ in range(batches)) * 1_000
 
@@ -30,7 +30,7 @@ def grow(path: Path, to: int) -> None:
     with headwater.open(path, durability="relaxed") as log:
         while log.last_seq() < to:
             log.publish_many([(TOPIC, MESSAGE)] * 10_000)
-        log.housekeep()
+        log.run_maintenance()
 
 
 def measure(large: int = LARGE) -> list[Line]:
@@ -40,7 +40,7 @@ def measure(large: int = LARGE) -> list[Line]:
         small, big = directory / "small.db", directory / "large.db"
         grow(small, SMALL)
         grow(big, large)
-        # Turn by turn, so that a noisy minute hits both.
+        # In turn, so that a noisy minute affects both.
         with headwater.open(small) as small_log, headwater.open(big) as large_log:
             costs = [(publish_cost_us(small_log, 20), publish_cost_us(large_log, 20)) for _ in range(5)]
             small_us, large_us = (statistics.median(column) for column in zip(*costs, strict=True))
@@ -74,7 +74,7 @@ def measure(large: int = LARGE) -> list[Line]:
 
 
 def resume_ms(log: headwater.Log, large: int) -> float:
-    """A subscription in the middle of the log, given back and taken up again."""
+    """Close and resume a subscription in the middle of the log."""
     with log.subscribe("resumed", "orders.>", start=large // 2) as subscription:
         subscription.ack_many(subscription.fetch(10))
 

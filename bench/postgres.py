@@ -1,4 +1,4 @@
-"""A log in PostgreSQL: publish, claim and ack, beside bare SQL and other queues in the same server."""
+"""A log in PostgreSQL: publish, claim and ack, compared with bare SQL and other queues in the same server."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from report import Line, against
 
 REPEATS = 5
 PUBLISHED, PUBLISHED_BY_TASKS = 40_000, 10_000
-TAKEN = {500: 40_000, 10: 1_000, 1: 200}  # batch -> how many messages
+TAKEN = {500: 40_000, 10: 1_000, 1: 200}  # batch size: number of messages
 FILLED = 50_000
 QUEUED, QUEUED_BY_TASKS, QUEUE_REPEATS = 5_000, 1_000, 3
 SPLIT_PUBLISHED, SPLIT_TAKEN, SPLIT_REPEATS = 40_000, 60_000, 3
 
 
 def fresh(ground: Ground, measure: Callable[[str], float]) -> Callable[[], float]:
-    """The measure on a database of its own."""
+    """Run the measure on its own database."""
 
     def run() -> float:
         with ground.database() as url:
@@ -52,7 +52,7 @@ def many(url: str, count: int, batch: int = 1_000) -> float:
 
 def by_tasks(url: str, count: int) -> float:
     async def work() -> float:
-        async with headwater.connect(url) as log:
+        async with headwater.open_async(url) as log:
             return await rivals.in_tasks(lambda: log.publish(TOPIC, MESSAGE), count)
 
     return uvloop.run(work())
@@ -99,7 +99,7 @@ def claiming(ground: Ground) -> list[Line]:
         fill(url, FILLED)
         with headwater.open(url) as log:
             for batch, count in TAKEN.items():
-                # Each lambda is used up before the next turn of the loop.
+                # Each lambda is called before the next iteration.
                 shared, exclusive, plain = medians(
                     REPEATS,
                     lambda: taken(log, next(ids), "shared", batch, count),  # noqa: B023
@@ -118,10 +118,10 @@ def claiming(ground: Ground) -> list[Line]:
 
 
 def handled(url: str, mode: Mode, count: int) -> float:
-    """By a handler that does nothing, as many at a time as the tasks of procrastinate."""
+    """Handled by a no-op handler, with the same concurrency as procrastinate."""
 
     async def work() -> float:
-        async with headwater.connect(url) as log:
+        async with headwater.open_async(url) as log:
             numbers, done = itertools.count(1), asyncio.Event()
 
             @log.on("orders.>", id=f"handler-{mode}", mode=mode, concurrency=rivals.CONCURRENCY)
@@ -132,14 +132,14 @@ def handled(url: str, mode: Mode, count: int) -> float:
             began = time.perf_counter()
             await log.start()
             await done.wait()
-            await log.stop()  # acks what is not acked yet
+            await log.stop()  # sends the acks that are still pending
             return count / (time.perf_counter() - began)
 
     return uvloop.run(work())
 
 
 def our_rates(url: str) -> tuple[rivals.Rates, float]:
-    """As many messages as take some time; the second value is for an exclusive handler."""
+    """Enough messages for a stable result; the second value is for an exclusive handler."""
     batches, tasks = many(url, PUBLISHED), by_tasks(url, PUBLISHED_BY_TASKS)
     count = PUBLISHED + PUBLISHED_BY_TASKS
     return rivals.Rates(batches, tasks, handled(url, "shared", count)), handled(url, "exclusive", count)
@@ -187,7 +187,7 @@ def middle(rounds: list[rivals.Rates]) -> rivals.Rates:
 
 
 def publish_here(url: str) -> None:
-    """In a process of its own: its share, and when it was done."""
+    """Runs in its own process: publishes its share, and reports when it finished."""
     messages = [(TOPIC, MESSAGE)] * 1_000
     with headwater.open(url) as log:
         share = told_to_go()
@@ -197,7 +197,7 @@ def publish_here(url: str) -> None:
 
 
 def take_here(url: str) -> None:
-    """In a process of its own: whatever it can get hold of, until there is no more."""
+    """Runs in its own process: claims messages until none is left."""
     with headwater.open(url) as log, log.subscribe("split", "orders.>", mode="shared") as subscription:
         told_to_go()
         while messages := subscription.fetch(500):

@@ -1,4 +1,4 @@
-"""The PostgreSQL server that its measurements share: one for the run, on loopback, with fsync on."""
+"""The PostgreSQL server of the measurements: one per run, on loopback, with fsync on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from postgres_server import PostgresServer
 
 LARGE = 5_000_000  # messages in the large log
-COMMITS = 200  # that tell what a commit costs here
+COMMITS = 200  # to measure the cost of a commit
 CHILD_END_S = 20.0
 SAID = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "autovacuum_naptime")
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 
 
 class Ground:
-    """A server that starts when the first measurement asks for it."""
+    """A server that starts when a measurement first needs it."""
 
     def __init__(self, large: int, stack: ExitStack) -> None:
         self.large = large
@@ -72,7 +72,7 @@ def prepared(large: int) -> Iterator[Ground]:
 
 
 def fill(url: str, count: int, batch: int = 10_000) -> None:
-    """A log of so many messages. It need not survive a crash; what is measured on it later does."""
+    """A log with this many messages. Filling it is not durable; the later measurements on it are."""
     messages = [(TOPIC, MESSAGE)] * batch
     with headwater.open(url, durability="relaxed") as log:
         while (missing := count - log.last_seq()) > 0:
@@ -80,7 +80,7 @@ def fill(url: str, count: int, batch: int = 10_000) -> None:
 
 
 class Child:
-    """A measurement in a process of its own, which says "ready", waits for its share, and answers."""
+    """A measurement in its own process, which prints "ready", waits for its share, and answers."""
 
     def __init__(self, file: str, *arguments: str) -> None:
         command = [sys.executable, file, *arguments]
@@ -103,7 +103,7 @@ class Child:
 
 
 def told_to_go() -> int:
-    """The child's side: its share, once it is told."""
+    """The child's side: returns its share once it arrives."""
     print("ready", flush=True)
     return int(sys.stdin.readline())
 

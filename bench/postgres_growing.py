@@ -1,4 +1,4 @@
-"""That a large log is as quick as a small one, and that tables stay as long as they are under load."""
+"""A large log is as fast as a small one, and tables do not grow under load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = 10_000
 REPEATS, BATCHES = 5, 20
 MILLISECONDS_MAX = 30.0
 CHURNED, ROUND, KEPT, QUARTERS = 2_000_000, 10_000, 50_000, 4
-NAPTIMES = ("1min", "10s")  # the default; and what a busy log should have
+NAPTIMES = ("1min", "10s")  # the default, and the recommendation for a busy log
 COUNTED_S = 1.0  # the server counts dead rows with some delay
 TABLES = ("messages", "deliveries", "subscriptions")
 SIZES_SQL = """
@@ -27,13 +27,13 @@ SIZES_SQL = """
 
 
 def publish_cost_us(log: headwater.Log) -> float:
-    """Microseconds a message, in batches of 1,000; the median batch."""
+    """Microseconds per message, in batches of 1,000; the median batch."""
     messages = [(TOPIC, MESSAGE)] * 1_000
     return statistics.median(seconds(lambda: log.publish_many(messages)) for _ in range(BATCHES)) * 1_000
 
 
 def resume_ms(log: headwater.Log, start: int) -> float:
-    """A subscription in the middle of the log, taken up, one message fetched and acked, and given back."""
+    """Resume a subscription in the middle of the log, fetch and ack one message, and close it."""
 
     def work() -> None:
         with log.subscribe("resumed", "orders.>", start=start) as subscription:
@@ -48,7 +48,7 @@ def growing(ground: Ground) -> list[Line]:
         fill(small_url, SMALL)
         filled_s = seconds(lambda: fill(large_url, ground.large))
         with headwater.open(small_url) as small, headwater.open(large_url) as large:
-            large.housekeep()  # counts the topics
+            large.run_maintenance()  # counts the topics
             rounds = [
                 (
                     publish_cost_us(small),
@@ -100,7 +100,7 @@ class Sizes(NamedTuple):
 
 
 def churning(ground: Ground) -> list[Line]:
-    """Publish, claim, ack and delete at full speed; what the log holds is the same all the time."""
+    """Publish, claim, ack and delete at full speed; the number of messages in the log stays the same."""
     lines = []
     for naptime in NAPTIMES:
         with ground.server.administration() as administration:
@@ -138,7 +138,7 @@ def churn(log: headwater.Log, subscription: headwater.Subscription, count: int) 
         log.publish_many([(TOPIC, MESSAGE)] * ROUND)
         while messages := subscription.fetch(1_000):
             subscription.ack_many(messages)
-        log.housekeep()
+        log.run_maintenance()
 
 
 def sizes_of(looking: psycopg.Connection) -> dict[str, Sizes]:
@@ -147,5 +147,5 @@ def sizes_of(looking: psycopg.Connection) -> dict[str, Sizes]:
 
 
 def told(now: Sizes) -> str:
-    """The size with indexes, dead rows in thousands, and how often it was vacuumed."""
+    """The size with indexes, dead rows in thousands, and the number of vacuums."""
     return f"{(now.table + now.indexes) / 2**20:.1f} MiB {now.dead / 1_000:.0f}k dead {now.vacuums} vac."

@@ -1,7 +1,7 @@
 """The limits (bare COPY, executemany, a plain queue table) and other queues in PostgreSQL, each with the same message.
 
-All of them commit as we do: `synchronous_commit = on`, in the same batches. procrastinate and pgqueuer run as their
-manuals advise for speed; what that is stands beside each of them, and was tried out.
+All commit as Headwater does: `synchronous_commit = on`, in the same batches. procrastinate and pgqueuer run with the
+settings that their manuals advise for speed; these are noted at each of them and were tested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from psycopg.types.json import set_json_loads
 
 from common import MESSAGE, MESSAGE_JSON, TOPIC, seconds
 
-# Our columns and our one index, without our checks.
+# Headwater's columns and its one index, without its checks.
 ROWS_SQL = """
     CREATE TABLE rows (
         seq bigint PRIMARY KEY, published_at bigint NOT NULL, deliver_at bigint, expires_at bigint, size integer,
@@ -87,7 +87,7 @@ def bare_copies(url: str, batch: int, batches: int) -> float:
 
 
 def bare_texts(url: str, batch: int, batches: int) -> float:
-    """The same with the rows of each batch as one text, which is there before: what the server can take."""
+    """The same with the rows of each batch encoded before as one text: the limit of the server."""
     with psycopg.connect(url) as connection:
         connection.execute(ROWS_SQL)
         connection.commit()
@@ -126,7 +126,7 @@ def queue_takes(url: str, batch: int, count: int, filled: int) -> float:
             for _ in range(filled):
                 copy.write_row((TOPIC, MESSAGE_JSON, PUBLISHED_AT))
         connection.execute("VACUUM ANALYZE queue")
-        set_json_loads(lambda text: text, connection)  # as it came, as we hand it out
+        set_json_loads(lambda text: text, connection)  # undecoded, as Headwater delivers it
 
         def work() -> None:
             for _ in range(count // batch):
@@ -138,7 +138,7 @@ def queue_takes(url: str, batch: int, count: int, filled: int) -> float:
 
 
 class Rates(NamedTuple):
-    """Messages a second: published in batches, published by tasks that wait for each, and worked off."""
+    """Messages per second: published in batches, published by tasks that await each one, and consumed."""
 
     batches: float
     tasks: float
@@ -146,7 +146,7 @@ class Rates(NamedTuple):
 
     @property
     def through(self) -> float:
-        """Published in batches and worked off, one after the other."""
+        """Published in batches, then consumed."""
         return 1 / (1 / self.batches + 1 / self.worked)
 
 
@@ -189,7 +189,7 @@ def procrastinate_rates(
         return app.run_worker_async(
             wait=False,
             concurrency=concurrency,
-            listen_notify=False,  # the jobs are all there
+            listen_notify=False,  # all jobs exist already
             delete_jobs="always",
             install_signal_handlers=False,
         )

@@ -1,4 +1,4 @@
-"""How long a reader in another process takes to be told of a commit, and what it costs while nothing happens."""
+"""How long a commit takes to wake a reader in another process, and the cost of an idle reader."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from postgres_ground import Child, Ground, told_to_go
 from report import Line
 
 ROUNDS, POLLED_ROUNDS = 300, 50
-PAUSE_S = 0.005  # a lone message each time, not a stream
+PAUSE_S = 0.005  # a single message each time, not a stream
 SETTLE_S, IDLE_S = 1.0, 10.0
 
 
 def reader(url: str, notify: str) -> None:
-    """In a process of its own: says when each message got here; then idles and says what that cost."""
+    """Runs in its own process: reports the arrival of each message, then the cost of idling."""
     with headwater.open(url, notify=notify) as log, log.subscribe("reader", "orders.>") as subscription:
         for _ in range(told_to_go()):
-            (message,) = subscription.fetch(1, wait=30)
+            (message,) = subscription.fetch(1, timeout=30)
             print(time.monotonic_ns(), flush=True)
             message.ack()
-        time.sleep(SETTLE_S)  # let the last ack pass
+        time.sleep(SETTLE_S)  # wait for the last ack
         before = resource.getrusage(resource.RUSAGE_SELF)
-        subscription.fetch(1, wait=IDLE_S)
+        subscription.fetch(1, timeout=IDLE_S)
         after = resource.getrusage(resource.RUSAGE_SELF)
         used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         print(used_s / IDLE_S * 100, flush=True)
 
 
 def woken(ground: Ground, notify: str, rounds: int) -> tuple[float, float, float]:
-    """Milliseconds from a publish that returned to the message in hand, p50 and p99; percent of a CPU when idle."""
+    """Milliseconds from the return of publish to the arrival of the message, p50 and p99; percent of a CPU if idle."""
     with ground.database() as url, headwater.open(url) as log:
         child = Child(__file__, url, notify)
         child.go(rounds)

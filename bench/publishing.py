@@ -1,4 +1,4 @@
-"""How fast messages get onto the disk."""
+"""How fast messages are published durably."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_by_one(path: Path, count: int) -> float:
 
 def tasks(path: Path, publishers: int, each: int) -> float:
     async def work() -> float:
-        async with headwater.connect(path) as log:
+        async with headwater.open_async(path) as log:
 
             async def publisher() -> None:
                 for _ in range(each):

@@ -1,7 +1,7 @@
-"""A SQLite database pushed to a server on loopback, beside `sqlite3_rsync` between two files on the same disk.
+"""A SQLite database pushed to a server on loopback, compared with `sqlite3_rsync` between two files on one disk.
 
-Ours makes a snapshot, hashes it, moves it through a WebSocket, checks it at the server and syncs it to the disk before
-it is a version; `sqlite3_rsync` makes the copy and does not sync it.
+Headwater makes a snapshot, hashes it, transfers it through a WebSocket, checks it at the server and syncs it to disk
+before it is a version; `sqlite3_rsync` makes the copy and does not sync it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def change(path: Path, rows: int, luck: random.Random) -> None:
 
 
 def plain(origin: Path, replica: Path) -> tuple[float, int]:
-    """Seconds, and bytes both ways."""
+    """Seconds, and bytes in both directions."""
     told = ""
 
     def run() -> None:
@@ -127,7 +127,7 @@ def pushing(origin: Path, remote: str, wait_idle: str) -> Iterator[subprocess.Po
 
 def idling(directory: Path, url: str) -> list[Line]:
     with pushing(directory / "origin.db", f"{url}/bench/idle", "1h") as process:
-        time.sleep(2)  # what follows the first push
+        time.sleep(2)  # for the work after the first push
         before_s = used_s(process)
         time.sleep(IDLE_S)
         percent = (used_s(process) - before_s) / IDLE_S * 100
@@ -135,15 +135,15 @@ def idling(directory: Path, url: str) -> list[Line]:
 
 
 async def visible(directory: Path, url: str) -> list[Line]:
-    """From the commit of a write to the message of the version in the hands of a subscriber of the server's log."""
+    """Time from the commit of a write until a subscriber of the server's log gets the message of its version."""
     origin, luck, delays_s = directory / "origin.db", random.Random(3), []
-    async with headwater.connect(url) as log:
+    async with headwater.open_async(url) as log:
         with pushing(origin, f"{url}/bench/seen", f"{WAIT_IDLE_S}s"):
-            async with await log.subscribe("seer", "replica.bench.seen", start="new") as versions:
+            async with log.subscribe("seer", "replica.bench.seen", start="new") as versions:
                 for _ in range(VISIBLE_ROUNDS):
                     await asyncio.to_thread(change, origin, CHANGED, luck)
                     began = time.perf_counter()
-                    [message] = await versions.fetch(1, wait=30)
+                    [message] = await versions.fetch(1, timeout=30)
                     delays_s.append(time.perf_counter() - began - WAIT_IDLE_S)
                     await message.ack()
     median, longest = statistics.median(delays_s), max(delays_s)

@@ -1,4 +1,4 @@
-"""One line a measurement: what we did, what the other did, the ratio, and the ratio we want."""
+"""One line per measurement: Headwater's result, the other result, the ratio, and the wanted ratio."""
 
 from __future__ import annotations
 

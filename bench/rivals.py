@@ -33,7 +33,7 @@ def bare_inserts(path: Path, batch: int, batches: int, page_bytes: int = 4096) -
 
 
 def bare_reads(path: Path) -> float:
-    """Every column that a message has, row by row, from a log that we filled."""
+    """Every column of a message, row by row, from a filled log."""
     connection = bare_connection(path)
     count = 0
 

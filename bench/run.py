@@ -1,7 +1,7 @@
-"""All measurements, side by side. `make bench`, or `python bench/run.py publishing consuming` for some of them.
+"""All measurements. `make bench`, or `python bench/run.py publishing consuming` for some of them.
 
-Those on PostgreSQL begin with `postgres`; `python bench/run.py postgres` runs them all, on a server of their own.
-Those on Spark begin with `spark`; `python bench/run.py spark --messages 300000` runs them all on a smaller log.
+Those on PostgreSQL begin with `postgres`; `python bench/run.py postgres` runs them all, on their own server.
+Those on Spark begin with `spark`; `python bench/run.py spark --messages 100000` is a quick run.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ MEASURES = {
     "serving": ("Through a server", serving.measure),
     "replicating": ("A SQLite database on a server", replicating.measure),
 }
-SPARK_MEASURES = {  # modules, imported when asked for: the others run without Spark
-    "spark-source": ("Spark: reading the log", "spark_source"),
-    "spark-lake": ("Spark: the lake", "spark_lake"),
-    "spark-streams": ("Spark: streams", "spark_streams"),
-    "spark-start": ("Spark: start", "spark_start"),
+SPARK_MEASURES = {  # modules, imported on demand: the others run without Spark
+    "spark-first": ("Spark: the first run into a lake, whole commands", "spark_lake", "first"),
+    "spark-million": ("Spark: a large first run", "spark_lake", "million"),
+    "spark-sql": ("Spark: a question to the lake", "spark_lake", "counting"),
+    "spark-memory": ("Spark: memory", "spark_lake", "memory"),
+    "spark-new": ("Spark: a run with some new messages", "spark_lake", "some_new"),
+    "spark-source": ("Spark: reading the log", "spark_source", "measure"),
+    "spark-streams": ("Spark: streams", "spark_streams", "measure"),
 }
 POSTGRES_MEASURES = {  # the same: the others run without PostgreSQL
     "postgres-publishing": ("PostgreSQL: publish", "postgres", "publishing"),
@@ -51,7 +54,7 @@ NAMES = [*MEASURES, *POSTGRES_MEASURES, *SPARK_MEASURES]
 
 
 def chosen(asked: list[str]) -> list[str]:
-    """`postgres` and `spark` stand for all whose names begin with it."""
+    """`postgres` and `spark` select all measurements whose names begin with them."""
     unknown = [name for name in asked if name not in FAMILIES and name not in NAMES]
     if unknown:
         raise SystemExit(f"no such measurement: {', '.join(unknown)}; there are {', '.join([*NAMES, *FAMILIES])}")
@@ -59,13 +62,12 @@ def chosen(asked: list[str]) -> list[str]:
     return [name for name in NAMES if not asked or name in wanted]
 
 
-def spark_lines(module: str, ground: spark_ground.Ground) -> list[Line]:
-    lines: list[Line] = import_module(module).measure(ground)
-    return lines
-
-
-def postgres_lines(module: str, function: str, ground: postgres_ground.Ground) -> list[Line]:
-    lines: list[Line] = getattr(import_module(module), function)(ground)
+def lines_of(module: str, function: str, ground: object) -> list[Line]:
+    """A measurement that fails must not lose the results of the others."""
+    try:
+        lines: list[Line] = getattr(import_module(module), function)(ground)
+    except (RuntimeError, OSError) as exc:
+        lines = [Line(function, "failed", str(exc))]
     return lines
 
 
@@ -74,22 +76,26 @@ def main() -> None:
     parser.add_argument("measurements", nargs="*", metavar="measurement", help=", ".join([*NAMES, *FAMILIES]))
     parser.add_argument("--messages", type=int, default=spark_ground.MESSAGES, help="in the log that Spark reads")
     parser.add_argument("--large", type=int, default=postgres_ground.LARGE, help="messages in the large PostgreSQL log")
+    parser.add_argument("--repeats", type=int, default=spark_ground.REPEATS, help="of each measurement on Spark")
     asked = parser.parse_args()
     names = chosen(asked.measurements)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers that were started are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also stops the servers that were started
     print(describe_machine())
-    with spark_ground.prepared(asked.messages) as ground, postgres_ground.prepared(asked.large) as postgres:
+    with (
+        spark_ground.prepared(asked.messages, asked.repeats) as ground,
+        postgres_ground.prepared(asked.large) as postgres,
+    ):
         if any(name in SPARK_MEASURES for name in names):
             print(ground.describe())
         if any(name in POSTGRES_MEASURES for name in names):
             print(postgres.describe())
         for name in names:
             if name in SPARK_MEASURES:
-                title, module = SPARK_MEASURES[name]
-                show(title, spark_lines(module, ground))
+                title, module, function = SPARK_MEASURES[name]
+                show(title, lines_of(module, function, ground))
             elif name in POSTGRES_MEASURES:
                 title, module, function = POSTGRES_MEASURES[name]
-                show(title, postgres_lines(module, function, postgres))
+                show(title, lines_of(module, function, postgres))
             else:
                 title, measure = MEASURES[name]
                 show(title, measure())

@@ -1,7 +1,7 @@
-"""A server and its client on loopback, beside NATS JetStream and Redis Streams; each through its usual Python client.
+"""A server and its client on loopback, compared with NATS JetStream and Redis Streams, each with its Python client.
 
-Headwater answers when the message is on the disk (`durability = "full"`). So do JetStream with `sync_interval: always`
-and Redis with `appendfsync always`; their other figures are for less.
+Headwater answers when the message is on disk (`durability = "full"`). So do JetStream with `sync_interval: always` and
+Redis with `appendfsync always`; their other results are for weaker guarantees.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def served_log() -> Iterator[str]:
 
 @asynccontextmanager
 async def client(url: str) -> AsyncIterator[headwater.AsyncLog]:
-    async with headwater.connect(url) as log:
+    async with headwater.open_async(url) as log:
         yield log
 
 
 async def pipelined(log: headwater.AsyncLog) -> float:
-    """One request per message, a thousand under way."""
+    """One request per message, a thousand in flight."""
 
     async def publish() -> None:
         for _ in range(MESSAGES // TASKS):
@@ -49,7 +49,7 @@ async def pipelined(log: headwater.AsyncLog) -> float:
 
 
 async def in_batches(log: headwater.AsyncLog) -> float:
-    """A few batches under way, so that the client writes one while the server stores another."""
+    """A few batches in flight, so that the client writes one while the server stores another."""
 
     async def publish() -> None:
         for _ in range(MESSAGES // BATCH // PIPES):
@@ -68,8 +68,8 @@ async def one_by_one(log: headwater.AsyncLog) -> float:
 
 
 async def delivered(log: headwater.AsyncLog, id: str) -> float:
-    """Payloads stay as they came, as they do with the others."""
-    async with await log.subscribe(id, TOPIC) as subscription:
+    """Payloads are not decoded, as with the other systems."""
+    async with log.subscribe(id, TOPIC) as subscription:
         began, count = time.perf_counter(), 0
         while count < MESSAGES:
             messages = await subscription.fetch(BATCH)
@@ -79,7 +79,7 @@ async def delivered(log: headwater.AsyncLog, id: str) -> float:
 
 
 async def latency_ms(log: headwater.AsyncLog) -> tuple[float, float]:
-    """From before the publish until the message is in the handler's hands, at a steady rate."""
+    """Time from before the publish until the handler gets the message, at a steady rate."""
     delays_s: list[float] = []
     done = asyncio.Event()
 

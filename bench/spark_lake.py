@@ -1,203 +1,184 @@
-"""The log into the lake, and questions to the lake, beside the same through JDBC."""
+"""The pipeline's commands as processes, from start to exit, compared with plain PySpark that does as much."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import statistics
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F
+from report import Line
+from spark_ground import EXPLICIT_ID_EVERY, Ground, Took, in_turn, pipeline, rival
 
-from common import seconds
-from headwater.pipeline.jobs.bronze import start_bronze
-from headwater.pipeline.jobs.running import bind
-from headwater.pipeline.lake.compaction import compact
-from headwater.pipeline.lake.lake import Lake
-from headwater.pipeline.lake.layout import BRONZE
-from report import Line, against
-from spark_ground import PARTITIONS, REPEATS, Ground, noop, warm_medians
-from spark_jdbc import jdbc
-from spark_memory import peak_memory
+NOTHING_NEW_S_MAX, MILLION, MILLION_S_MAX = 2.0, 1_000_000, 30.0
+RATIO_MAX, MEMORY_RATIO_MAX = 1.3, 1.2
+MIB = 2**20
+BARE = "bare Spark: start, write, group, dedupe"
+JDBC = "PySpark + JDBC: bronze, silver, volume"
+COUNT = "SELECT count(*) FROM bronze_messages"
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-NEW_MESSAGES = 10_000
-INCREMENTS = 5
-MICRO_BATCHES = 200
-QUESTIONS = 7  # repeats of what takes less than a second
+Found = list[Took] | str
 
 
-def measure(ground: Ground) -> list[Line]:
-    with ground.passing("lake") as path, ground.passing("small-lake") as small_path:
-        lines = first_run(ground)
-        with new_lake(path, ground.log) as lake, new_lake(small_path, ground.small_log) as small:
-            taken_in(ground, lake, ground.log)
-            taken_in(ground, small, ground.small_log)
-            lines += grouping(ground, lake)
-            lines += micro_batches(ground, small)
-            lines += incremental(ground, lake, small)  # last: it adds to the logs
-    return [*lines, *memory(ground)]
+def run(log: Path, lake: Path, *, watched: bool = False) -> Took:
+    return pipeline("run", "--log", log, "--lake", lake, watched=watched)
 
 
-@contextmanager
-def new_lake(path: Path, log: Path) -> Iterator[Lake]:
-    with Lake(path, create=True) as lake:
-        bind(lake, str(log))
-        yield lake
+def first(ground: Ground) -> list[Line]:
+    lines = [*first_runs(ground, ground.first, RATIO_MAX), *explicit_ids(ground)]
+    log, lake = ground.log_of(ground.first), lake_of(ground, ground.first)
+    found = in_turn(ground.repeats, {"ours": lambda: run(log, lake)})
+    return [*lines, within("nothing new", found["ours"], NOTHING_NEW_S_MAX)]
 
 
-def bronze_started(ground: Ground, lake: Lake, log: Path, **options: Any) -> StreamingQuery:
-    return start_bronze(ground.spark, lake, str(log), **options)
+def million(ground: Ground) -> list[Line]:
+    lines = first_runs(ground, ground.small)
+    lake, parquet = lake_of(ground, ground.small), ground.directory / f"jdbc-{ground.small}"
+    return [*lines, size("the lake, all tables", lake, parquet), size("bronze", lake / "bronze", parquet / "bronze")]
 
 
-def taken_in(ground: Ground, lake: Lake, log: Path, **options: Any) -> None:
-    bronze_started(ground, lake, log, **options).awaitTermination()
-
-
-# --- the first run --------------------------------------------------------------------------------------------------
-
-
-def first_run(ground: Ground) -> list[Line]:
-    def ours() -> None:
-        with ground.passing("lake") as path, new_lake(path, ground.log) as lake:
-            taken_in(ground, lake, ground.log)
-
-    def through_jdbc(is_laid_out: bool) -> None:
-        frame = jdbc(ground.spark, ground.log, partitions=PARTITIONS, upto=ground.messages)
-        with ground.passing("parquet") as path:
-            if is_laid_out:
-                day = F.to_date(F.timestamp_millis("published_at"))
-                frame = frame.withColumns({"day": day, "topic_prefix": F.substring_index("topic", ".", 1)})
-                frame.write.option("compression", "zstd").partitionBy("day", "topic_prefix").parquet(str(path))
-            else:
-                frame.write.option("compression", "zstd").parquet(str(path))
-
-    found = warm_medians(
-        REPEATS,
+def first_runs(ground: Ground, messages: int, at_most: float | None = None) -> list[Line]:
+    """The first run into a lake. One lake and the script's Parquet are kept for later measurements."""
+    log, directory = ground.log_of(messages), ground.directory
+    rows = ground.rows_of(log)
+    found = in_turn(
+        ground.repeats,
         {
-            "ours": ground.rate(ours),
-            "plain": ground.rate(lambda: through_jdbc(False)),
-            "laid out": ground.rate(lambda: through_jdbc(True)),
+            "ours": _kept(ground, directory / f"lake-{messages}", lambda path: run(log, path)),
+            BARE: _kept(ground, directory / f"bare-{messages}", lambda path: rival("bare", rows, path)),
+            JDBC: _kept(ground, directory / f"jdbc-{messages}", lambda path: rival("jdbc", log, path)),
         },
     )
-    return [
-        against("log → bronze, first run", found["ours"], "JDBC, two partitions, Parquet", found["plain"], 1.3),
-        against("", found["ours"], "the same by day and topic prefix", found["laid out"]),
+    what = f"first run, {messages:,} messages"
+    lines = [beside(what, found["ours"], BARE, found[BARE], at_most), beside("", found["ours"], JDBC, found[JDBC])]
+    if messages == MILLION:
+        lines.insert(0, within(what, found["ours"], MILLION_S_MAX))
+    return lines
+
+
+def explicit_ids(ground: Ground) -> list[Line]:
+    """Only messages with an explicit id can be duplicates, so only these are looked up."""
+    log = ground.log_of(ground.first, explicit_ids=True)
+    rows = ground.rows_of(log)
+    found = in_turn(
+        ground.repeats,
+        {
+            "ours": _kept(ground, None, lambda path: run(log, path)),
+            BARE: _kept(ground, None, lambda path: rival("bare", rows, path)),
+        },
+    )
+    what = f"the same, every {EXPLICIT_ID_EVERY}th has an explicit id"
+    return [beside(what, found["ours"], BARE, found[BARE], RATIO_MAX)]
+
+
+def some_new(ground: Ground) -> list[Line]:
+    log, lake = ground.small_log, lake_of(ground, ground.small)
+
+    def after_new() -> Took:
+        ground.publish(log, ground.new)
+        return run(log, lake)
+
+    start, session = "bare Spark: start, range(1).count(), stop", "bare Spark: start, stop"
+    found = in_turn(
+        ground.repeats, {"ours": after_new, start: lambda: rival("start"), session: lambda: rival("session")}
+    )
+    what = f"{ground.new:,} new in a lake of {ground.small:,}"
+    lines = [
+        beside(what, found["ours"], start, found[start], RATIO_MAX),
+        beside("", found["ours"], session, found[session]),
     ]
+    if isinstance(starts := found[start], list):
+        ready, job = (statistics.median(each.said[step] - each.began for each in starts) for step in ("session", "job"))
+        lines.append(Line("", "", f"bare Spark: session ready after {ready:.1f} s, first job done after {job:.1f} s"))
+    return lines
+
+
+def counting(ground: Ground) -> list[Line]:
+    lake = lake_of(ground, ground.small)
+    found = in_turn(
+        ground.repeats,
+        {
+            "ours": lambda: pipeline("sql", COUNT, "--lake", lake),
+            "bare": lambda: rival("count", lake / "bronze" / "messages"),
+        },
+    )
+    return [beside("pipeline sql, one count", found["ours"], "bare Spark: the same Parquet", found["bare"])]
 
 
 def memory(ground: Ground) -> list[Line]:
-    """Each in a Spark of its own, for a JVM keeps what it once had."""
-    peaks = {}
-    for messages, log in ((ground.small, ground.small_log), (ground.messages, ground.log)):
+    """One run each, with its memory sampled, each in its own process because a JVM keeps the memory it once had."""
+    took = []
+    for messages in (ground.messages, ground.small):
         with ground.passing("lake") as path:
-            peaks[messages] = peak_memory(log, path)
-    small, large = peaks[ground.small], peaks[ground.messages]
-    ratio = large / small
-    what = f"most memory of all processes, {ground.messages:,}"
+            took.append(run(ground.log_of(messages), path, watched=True))
+    large, small = took
+    name, ratio = f"{ground.small:,} messages", large.peak_bytes / small.peak_bytes
     return [
-        Line(what, f"{large / 1e6:,.0f} MB", f"{ground.small:,}: {small / 1e6:,.0f} MB", ratio, "≤ 1.2 ×", ratio <= 1.2)
-    ]
-
-
-def incremental(ground: Ground, lake: Lake, small: Lake) -> list[Line]:
-    """Runs in a warm session, the large log and the small one in turn."""
-
-    def after_new(lake: Lake, log: Path) -> float:
-        ground.publish(log, NEW_MESSAGES)
-        return seconds(lambda: taken_in(ground, lake, log))
-
-    found = warm_medians(
-        INCREMENTS,
-        {
-            "large": lambda: after_new(lake, ground.log),
-            "small": lambda: after_new(small, ground.small_log),
-            "nothing": lambda: seconds(lambda: taken_in(ground, lake, ground.log)),
-        },
-    )
-    large, few = found["large"], found["small"]
-    what = f"a run after {NEW_MESSAGES:,} new, log of {ground.messages:,}"
-    beside = f"log of {ground.small:,}: {few:.2f} s; nothing new: {found['nothing']:.2f} s"
-    return [Line(what, f"{large:.2f} s", beside, large / few, "≤ 1.2 ×", large / few <= 1.2)]
-
-
-# --- questions ------------------------------------------------------------------------------------------------------
-
-
-def by_topic(frame: DataFrame) -> list[Any]:
-    return frame.groupBy("topic").agg(F.count("*").alias("messages"), F.sum("size").alias("bytes")).collect()
-
-
-def grouping(ground: Ground, lake: Lake) -> list[Line]:
-    spark, log, messages = ground.spark, ground.log, ground.messages
-    asked: dict[str, Callable[[], list[Any]]] = {
-        "ours": lambda: by_topic(lake.bronze(spark)),
-        "two": lambda: by_topic(jdbc(spark, log, partitions=PARTITIONS, upto=messages)),
-        "one": lambda: by_topic(jdbc(spark, log)),
-    }
-    answers = [sorted(tuple(row) for row in ask()) for ask in asked.values()]
-    assert answers[0] == answers[1] == answers[2], "the lake and the log say different things"
-    found = warm_medians(REPEATS, {name: ground.rate(ask) for name, ask in asked.items()})
-    return [
-        against("count and size by topic, over the lake", found["ours"], "JDBC, two partitions", found["two"], 5),
-        against("", found["ours"], "JDBC as it comes", found["one"], 5),
-    ]
-
-
-def micro_batches(ground: Ground, at_once: Lake) -> list[Line]:
-    """The same messages, once in one run and once in many small batches, before and after compaction."""
-    with ground.passing("batches-lake") as path, new_lake(path, ground.small_log) as lake:
-        began = time.perf_counter()
-        taken_in(ground, lake, ground.small_log, batch_messages=-(-ground.small // MICRO_BATCHES))
-        took_s = time.perf_counter() - began
-        batches = len(lake.manifest.batches(limit=MICRO_BATCHES * 2))
-        batch_ms = took_s / batches * 1000
-        many, before = _asked(ground, lake, at_once)
-        files_before = len(lake.manifest.files(BRONZE))
-        compact_s = seconds(lambda: compact(lake.path, lake.manifest, BRONZE))
-        some, after = _asked(ground, lake, at_once)
-        files = len(lake.manifest.files(BRONZE))
-    ratio = some["by topic"] / after["by topic"]
-    return [
+        beside(f"first run, {ground.messages:,} messages", [large], name, [small]),
         Line(
-            f"by topic after {batches} batches, compacted",
-            f"{some['by topic'] * 1e3:,.0f} ms, {files} files",
-            f"written at once {after['by topic'] * 1e3:,.0f} ms, {len(at_once.manifest.files(BRONZE))} files",
+            "most memory (PSS): driver, JVM, workers",
+            f"{large.peak_bytes / MIB:,.0f} MiB",
+            f"{name} {small.peak_bytes / MIB:,.0f} MiB",
             ratio,
-            "≤ 1.3 ×",
-            ratio <= 1.3,
+            f"≤ {MEMORY_RATIO_MAX:g} ×",
+            ratio <= MEMORY_RATIO_MAX,
         ),
-        Line(
-            "whole rows, compacted",
-            f"{some['rows'] * 1e3:,.0f} ms",
-            f"written at once {after['rows'] * 1e3:,.0f} ms",
-            some["rows"] / after["rows"],
-        ),
-        Line(
-            "by topic before compaction",
-            f"{many['by topic'] * 1e3:,.0f} ms, {files_before} files",
-            f"written at once {before['by topic'] * 1e3:,.0f} ms",
-            many["by topic"] / before["by topic"],
-        ),
-        Line("compaction", f"{compact_s:.1f} s", f"one of the {batches} batches took {batch_ms:.0f} ms"),
     ]
 
 
-def _asked(ground: Ground, lake: Lake, at_once: Lake) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of the two questions over the two lakes, in turn."""
-    spark = ground.spark
-    found = warm_medians(
-        QUESTIONS,
-        {
-            "by topic": lambda: seconds(lambda: by_topic(lake.bronze(spark))),
-            "by topic at once": lambda: seconds(lambda: by_topic(at_once.bronze(spark))),
-            "rows": lambda: seconds(lambda: noop(lake.bronze(spark))),
-            "rows at once": lambda: seconds(lambda: noop(at_once.bronze(spark))),
-        },
+def size(what: str, ours: Path, other: Path) -> Line:
+    ours_mib, other_mib = (
+        sum(path.stat().st_size for path in each.rglob("*") if path.is_file()) / MIB for each in (ours, other)
     )
-    ours = {name: found[name] for name in ("by topic", "rows")}
-    return ours, {name: found[f"{name} at once"] for name in ours}
+    name = "the JDBC script's Parquet (snappy)"
+    ratio = ours_mib / other_mib if other_mib else None
+    return Line(f"size of {what}", f"{ours_mib:,.1f} MiB", f"{name} {other_mib:,.1f} MiB", ratio)
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def beside(what: str, ours: Found, name: str, other: Found, at_most: float | None = None) -> Line:
+    ratio = None if isinstance(ours, str) or isinstance(other, str) else _seconds(ours) / _seconds(other)
+    wanted = "" if at_most is None else f"≤ {at_most:g} ×"
+    met = None if at_most is None or ratio is None else ratio <= at_most
+    return Line(what, _text(ours), f"{name} {_text(other)}", ratio, wanted, met)
+
+
+def within(what: str, ours: Found, seconds_max: float) -> Line:
+    met = False if isinstance(ours, str) else _seconds(ours) <= seconds_max
+    return Line(what, _text(ours), "", None, f"≤ {seconds_max:g} s", met)
+
+
+def _seconds(found: list[Took]) -> float:
+    return statistics.median(each.seconds for each in found)
+
+
+def _text(found: Found) -> str:
+    if isinstance(found, str):
+        return found
+    all_s = [each.seconds for each in found]
+    spread = f" ({min(all_s):.1f}–{max(all_s):.1f})" if len(found) > 1 else ""
+    return f"{_seconds(found):.1f} s{spread}"
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+def lake_of(ground: Ground, messages: int) -> Path:
+    """The lake with all messages of the log of that size; created unless an earlier measurement left one."""
+    path = ground.directory / f"lake-{messages}"
+    if not path.exists():
+        run(ground.log_of(messages), path)
+    return path
+
+
+def _kept(ground: Ground, keep: Path | None, work: Callable[[Path], Took]) -> Callable[[], Took]:
+    """Each run uses a new folder; with `keep`, the first one is kept."""
+
+    def once() -> Took:
+        if keep is not None and not keep.exists():
+            return work(keep)
+        with ground.passing("folder") as path:
+            return work(path)
+
+    return once

@@ -1,4 +1,4 @@
-"""What a Spark takes: the driver, its JVM and all their Python helpers, seen from outside through /proc."""
+"""The memory and processor time of a Spark: driver, JVM and Python workers, read from /proc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def tree(root: int) -> list[int]:
-    """A process and all below it."""
+    """A process and its descendants."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -26,7 +26,7 @@ def tree(root: int) -> list[int]:
 
 
 def pss_bytes(pid: int) -> int:
-    """Memory, with what is shared counted in parts, so that a sum over processes is true."""
+    """Proportional memory: shared pages are divided among processes, so that a sum over processes is correct."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -35,7 +35,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def cpu_s(pids: list[int]) -> float:
-    """Of these processes, and of their children that have ended."""
+    """Of these processes and of their ended children."""
     ticks = 0
     for pid in pids:
         with suppress(OSError):
@@ -44,12 +44,12 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields after the name, which may hold blanks: state, parent, …"""
+    """The fields after the name, which may contain spaces: state, parent, …"""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 class Peak:
-    """The greatest sum of memory over a process tree while the block runs."""
+    """The peak memory of a process tree while the block runs."""
 
     def __init__(self, root: int) -> None:
         self._root = root

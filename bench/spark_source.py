@@ -1,44 +1,32 @@
-"""Reading a log into Spark: whole rows, to nowhere."""
+"""Reading a log into Spark in a warm session: whole rows into the noop sink."""
 
 from __future__ import annotations
 
-from common import MESSAGE_JSON
+from typing import TYPE_CHECKING
+
+from common import medians, seconds
 from report import Line, against
-from spark_ground import PARTITIONS, REPEATS, Ground, noop, warm_medians
-from spark_jdbc import jdbc
-from spark_made_up import NAME, MadeUp
+from spark_ground import Ground
+from spark_jdbc import PARTITIONS, jdbc
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def measure(ground: Ground) -> list[Line]:
-    spark, log, messages = ground.spark, ground.log, ground.messages
-    spark.dataSource.register(MadeUp)
+    spark, log, messages = ground.spark, str(ground.log), ground.messages
 
-    def ours() -> None:
-        noop(spark.read.format("headwater").options(path=str(log), minPartitions=str(PARTITIONS)).load())
+    def rate(frame: DataFrame) -> float:
+        return messages / seconds(frame.write.format("noop").mode("overwrite").save)
 
-    def made_up() -> None:
-        options = {"rows": str(messages), "partitions": str(PARTITIONS), "data": MESSAGE_JSON}
-        noop(spark.read.format(NAME).options(**options).load())
-
-    def through_jdbc(partitions: int, table: str = "history") -> None:
-        noop(jdbc(spark, log, partitions=partitions, upto=messages, table=table))
-
-    found = warm_medians(
-        REPEATS,
-        {
-            "ours": ground.rate(ours),
-            "made up": ground.rate(made_up),
-            "two": ground.rate(lambda: through_jdbc(PARTITIONS)),
-            "one": ground.rate(lambda: through_jdbc(1)),
-            "two, no ids": ground.rate(lambda: through_jdbc(PARTITIONS, "messages")),
-            "one, no ids": ground.rate(lambda: through_jdbc(1, "messages")),
-        },
+    measures = (
+        lambda: rate(spark.read.format("headwater").options(path=log, minPartitions=str(PARTITIONS)).load()),
+        lambda: rate(jdbc(spark, log, partitions=PARTITIONS, upto=messages)),
+        lambda: rate(jdbc(spark, log)),
     )
-    rate = found["ours"]
+    medians(1, *measures)  # warm up the JVM
+    ours, two, one = medians(ground.repeats, *measures)
     return [
-        against("whole rows, 2 partitions", rate, "JDBC in two partitions", found["two"], 1.5),
-        against("", rate, "JDBC as it comes", found["one"], 3),
-        against("", rate, "Python source, rows made up", found["made up"], 0.5),
-        against("", rate, "JDBC, table `messages`: no ids, two", found["two, no ids"]),
-        against("", rate, "JDBC, table `messages`: no ids", found["one, no ids"]),
+        against("whole rows, 2 partitions", ours, "JDBC in two partitions", two, 1.5),
+        against("", ours, "JDBC as it comes", one, 3),
     ]

@@ -1,4 +1,4 @@
-"""How long a reader in another process takes to notice a commit, and what it costs while nothing happens."""
+"""How long a commit takes to wake a reader in another process, and the cost of an idle reader."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ IDLE_S = 20.0
 
 
 def reader(path: str) -> None:
-    """Runs in a process of its own: says when each message got here; then idles and says what that cost."""
+    """Runs in its own process: reports the arrival of each message, then the cost of idling."""
     with headwater.open(path) as log, log.subscribe("reader", "orders.>") as subscription:
         print("ready", flush=True)
         for _ in range(ROUNDS):
-            (message,) = subscription.fetch(1, wait=30)
+            (message,) = subscription.fetch(1, timeout=30)
             print(time.monotonic_ns(), flush=True)
             message.ack()
-        time.sleep(1)  # let the last ack and its checkpoint pass
+        time.sleep(1)  # wait for the last ack and its checkpoint
         before = resource.getrusage(resource.RUSAGE_SELF)
-        subscription.fetch(1, wait=IDLE_S)
+        subscription.fetch(1, timeout=IDLE_S)
         after = resource.getrusage(resource.RUSAGE_SELF)
         used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         print(used_s / IDLE_S * 100, flush=True)
@@ -44,7 +44,7 @@ def measure() -> list[Line]:
             assert child.stdout.readline() == "ready\n"
             delays_ms = []
             for _ in range(ROUNDS):
-                time.sleep(0.005)  # a lone message each time, not a stream
+                time.sleep(0.005)  # a single message each time, not a stream
                 log.publish(TOPIC, {"n": 1})
                 committed_ns = time.monotonic_ns()
                 delays_ms.append((int(child.stdout.readline()) - committed_ns) / 1e6)

@@ -1,4 +1,4 @@
-"""The same verbs, awaited.
+"""The asyncio API.
 
 python examples/asyncio_log.py [directory]
 """
@@ -13,12 +13,12 @@ directory = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 
 
 async def main() -> None:
-    async with headwater.connect(directory / "asyncio.db") as log:
-        # Publishes that wait at the same time share a commit: a hundred cost little more than one.
+    async with headwater.open_async(directory / "asyncio.db") as log:
+        # Concurrent publishes share a commit: a hundred cost little more than one.
         seqs = await asyncio.gather(*(log.publish("sensors.kitchen", {"degrees": n}) for n in range(100)))
         print("published", len(seqs), "distinct seqs:", len(set(seqs)))
 
-        async with await log.subscribe("average", "sensors.*") as subscription:
+        async with log.subscribe("average", "sensors.*") as subscription:
             batch = await subscription.fetch(100)
             await subscription.ack_many(batch)
             print("mean:", sum(message.data["degrees"] for message in batch) / len(batch))

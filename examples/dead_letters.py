@@ -1,4 +1,4 @@
-"""A handler that fails: retries with backoff, then the dead letters; mended, it gets them again.
+"""A handler that fails: retries with backoff, then dead letters; a fixed handler gets them by a redrive.
 
 python examples/dead_letters.py [directory]
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import headwater
 
 directory = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-logging.getLogger("headwater").setLevel(logging.ERROR)  # failures are logged as warnings; here they are expected
+logging.getLogger("headwater").setLevel(logging.ERROR)  # failures are logged as warnings; they are expected here
 
 given_up = threading.Event()
 mended = threading.Event()
@@ -28,15 +28,15 @@ with headwater.open(directory / "dead_letters.db") as log:
     @log.on("invoices.*", id="bookkeeping", max_attempts=3, backoff=0)
     def book(message: headwater.ReceivedMessage) -> None:
         if "total" not in message.data:
-            raise headwater.Reject("no total")  # trying again is no use
+            raise headwater.Reject("no total")  # a retry does not help
         print("attempt", message.attempt, "at message", message.seq)
         if message.attempt == 3:
             given_up.set()
-        float(message.data["total"])  # what a handler raises is retried; when it returns, the message is acked
+        float(message.data["total"])  # an error is retried; when the handler returns, the message is acked
 
     log.start()
     given_up.wait(10)
-    log.stop()  # lets the handler finish the message it is at
+    log.stop()  # waits until the handler has finished its current message
 
     for letter in log.dead_letters.list():
         print(f"dead: message {letter.message.seq}, {letter.reason} after {letter.attempts}: {letter.error}")
@@ -46,7 +46,7 @@ with headwater.open(directory / "dead_letters.db") as log:
         print("booked with care:", message.data)
         mended.set()
 
-    redriven = log.dead_letters.redrive(reason="max_retries")
+    redriven = log.dead_letters.redrive(reason="max_attempts")
     print("redriven:", redriven.redriven)
     log.start()
     mended.wait(10)

@@ -1,4 +1,4 @@
-"""Choosing messages: by topic, by sender and receiver, by content, by priority.
+"""Filters: by topic, by sender and receiver, by content, by priority.
 
 python examples/filters.py [directory]
 """
@@ -14,7 +14,7 @@ with headwater.open(directory / "filters.db") as log:
     log.publish("orders.eu.new", {"amount": 20, "vip": False}, from_="shop-1", to="billing")
     log.publish("orders.us.new", {"amount": 900, "vip": True}, from_="shop-2", to="billing", priority=5)
     log.publish("orders.us.paid", {"amount": 900}, from_="billing", to="shipping", type="payment")
-    log.publish("notices.maintenance", {"at": "noon"}, from_="admin")  # to nobody: a broadcast
+    log.publish("notices.maintenance", {"at": "noon"}, from_="admin")  # no receiver: a broadcast
     log.publish("orders.eu.new", {"amount": 350, "vip": False}, from_="shop-3", to="billing", priority=1)
 
     def show(title: str, id: str, pattern: str, **options: object) -> None:
@@ -33,5 +33,5 @@ with headwater.open(directory / "filters.db") as log:
 
     try:
         log.subscribe("broken", ">", where="data.amount => 350")
-    except headwater.errors.InvalidWhere as exc:
+    except headwater.errors.InvalidWhereError as exc:
         print("refused:", exc.why)

@@ -1,4 +1,4 @@
-"""Publish, subscribe, ack, go away, come back: the subscription goes on where it stood.
+"""Publish, subscribe, ack, close, open again: the subscription continues at its position.
 
 python examples/first_steps.py [directory]
 """
@@ -15,7 +15,7 @@ with headwater.open(directory / "first_steps.db") as log:
         seq = log.publish("orders.new", {"order": number})
         print("published", seq)
 
-    # The same id on a topic within the dedupe window is the same message: a retried publish stores nothing twice.
+    # The same id on a topic within the dedupe window is the same message: a repeated publish is stored once.
     print("paid", log.publish("orders.paid", {"order": 1}, id="payment-1"))
     print("paid again", log.publish("orders.paid", {"order": 1}, id="payment-1"))
 
@@ -24,9 +24,9 @@ with headwater.open(directory / "first_steps.db") as log:
         first.ack()
         print("acked", first.seq, "and left", second.seq, "open")
 
-# Another process, another day. Nothing was lost: what was not acked comes again, and says that it has been here.
+# Another process, later. Nothing was lost: the unacked message is redelivered, with a higher attempt number.
 with headwater.open(directory / "first_steps.db") as log, log.subscribe("billing", "orders.>") as subscription:
-    for message in subscription.messages():  # ends when there is nothing more; `for message in subscription` waits
+    for message in subscription.messages():  # ends when none is left; `for message in subscription` waits for more
         print(message.seq, message.topic, message.data, "attempt", message.attempt)
         message.ack()
     print("left to do:", subscription.info().lag)

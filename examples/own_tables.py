@@ -6,7 +6,7 @@ python examples/own_tables.py [directory]
 import sys
 from pathlib import Path
 
-import apsw  # not the sqlite3 module: a second SQLite library on the same file would drop the locks of the first
+import apsw  # not the sqlite3 module: a second SQLite library in this process would drop the locks of the first
 
 import headwater
 
@@ -18,13 +18,13 @@ shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
 shop.execute("CREATE TABLE stock (item TEXT PRIMARY KEY, sold INTEGER CHECK (sold <= 2))")
 shop.execute("INSERT INTO stock VALUES ('lamp', 0)")
 
-with headwater.open(path, adopt=True) as log:  # adopt: this database has tables of its own already
-    # Publishing side: the order and its message are one transaction, in plain SQL. There is no outbox to empty.
+with headwater.open(path, adopt=True) as log:  # adopt: this database already has other tables
+    # Publishing: the order and its message are one transaction, in plain SQL. No outbox is needed.
     with shop:
         shop.execute("INSERT INTO orders VALUES (1, 'lamp')")
         shop.execute("INSERT INTO messages (topic, data) VALUES ('orders.new', json_object('item', 'lamp'))")
 
-    # Consuming side: the update and the ack are one transaction, so a crash between the two cannot count it twice.
+    # Consuming: the update and the ack are one transaction, so a crash between the two cannot count a message twice.
     with log.subscribe("stock", "orders.new", backoff=0) as subscription:
         for message in subscription.messages():
             with message.transaction() as tx:
@@ -32,14 +32,14 @@ with headwater.open(path, adopt=True) as log:  # adopt: this database has tables
                 tx.publish("stock.changed", {"item": message.data["item"]})
             print("sold:", shop.execute("SELECT sold FROM stock").get)
 
-        # If the block raises, nothing of it happened: no update, no message, no ack.
+        # If the block raises, it is rolled back: no update, no message, no ack.
         log.publish("orders.new", {"item": "lamp"})
         [message] = subscription.fetch(1)
         try:
             with message.transaction() as tx:
                 tx.publish("stock.changed", {"item": "lamp"})
-                tx.execute("UPDATE stock SET sold = sold + 2 WHERE item = 'lamp'")  # breaks the CHECK
-        except headwater.errors.SqlFailed as exc:
+                tx.execute("UPDATE stock SET sold = sold + 2 WHERE item = 'lamp'")  # violates the CHECK
+        except headwater.errors.SqlError as exc:
             print("refused:", exc.why)
         print("sold:", shop.execute("SELECT sold FROM stock").get)
         message.nack(0)

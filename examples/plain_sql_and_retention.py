@@ -1,4 +1,4 @@
-"""Another process inserts with plain SQL; retention deletes, and tells the subscription what it lost.
+"""Another process inserts with plain SQL; retention deletes messages and reports the gap to the subscription.
 
 python examples/plain_sql_and_retention.py [directory]
 """
@@ -14,13 +14,13 @@ path = directory / "plain_sql.db"
 
 
 def sql(statement: str) -> subprocess.CompletedProcess[str]:
-    """Any SQLite client does; `python -m apsw` is the one that is installed with Headwater."""
+    """Any SQLite client works; `python -m apsw` is installed with Headwater."""
     return subprocess.run([sys.executable, "-m", "apsw", str(path), statement], capture_output=True, text=True)
 
 
 with headwater.open(path) as log, log.subscribe("reader", "sensors.>") as subscription:
     sql("INSERT INTO messages (topic, data) VALUES ('sensors.attic', '{\"degrees\": 31}')")
-    [message] = subscription.fetch(1, wait=10)  # woken by the other process's commit
+    [message] = subscription.fetch(1, timeout=10)  # woken by the other process's commit
     print("from plain SQL:", message.seq, message.topic, message.data)
     message.ack()
 
@@ -34,12 +34,12 @@ with headwater.open(path) as log, log.subscribe("reader", "sensors.>") as subscr
 
     log.retain("sensors.>", max_count=3)
     log.publish_many([("sensors.attic", {"degrees": degrees}) for degrees in range(10)])
-    report = log.housekeep()  # the background does this once a minute
+    report = log.run_maintenance()  # the background does this once a minute
     print("pruned:", report.pruned)
     print("still there:", [message.seq for message in subscription.fetch()])
 
     log.retain("sensors.>", max_count=3, keep_unacked=True)
     log.publish_many([("sensors.attic", {"degrees": degrees}) for degrees in range(10)])
-    log.housekeep()
+    log.run_maintenance()
     print("with keep_unacked, nothing unread goes:", len(subscription.fetch()))
     print("lost in all:", subscription.info().gaps)

@@ -1,4 +1,4 @@
-"""Messages as classes: checked fields, versions, a request and its reply.
+"""Messages as classes: validated fields, versions, a request and its reply.
 
 python examples/typed_orders.py [directory]
 """
@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import headwater
-from headwater.errors import InvalidMessage
+from headwater.errors import InvalidMessageError
 
 temporary = tempfile.TemporaryDirectory()  # removed at the end
 directory = Path(sys.argv[1] if len(sys.argv) > 1 else temporary.name)
@@ -22,7 +22,7 @@ class OrderPlaced(headwater.Event, topic="orders.{region}.placed", version=2, fr
     amount: Decimal
 
 
-@OrderPlaced.upgrade(from_version=1)  # the first version had cents, and knew one region
+@OrderPlaced.upgrade(from_version=1)  # version 1 had cents and only one region
 def with_region(fields: dict) -> dict:
     return {"region": "eu", "order_id": fields["order_id"], "amount": Decimal(fields["cents"]) / 100}
 
@@ -56,7 +56,7 @@ with headwater.open(directory / "typed_orders.db") as log:
 
     try:
         OrderPlaced.model_construct(region="us", order_id="o-5", amount="much").publish(log)
-    except InvalidMessage as exc:
+    except InvalidMessageError as exc:
         print("refused:", exc.where, exc.why)
 
     log.start()

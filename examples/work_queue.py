@@ -18,7 +18,7 @@ all_done = threading.Event()
 with headwater.open(directory / "work_queue.db") as log:
     log.publish_many([("images.resize", {"image": number}) for number in range(JOBS)])
 
-    # Four threads here; other processes on this machine join in by using the same id and mode.
+    # Four threads here; other processes on this machine join with the same id and mode.
     @log.on("images.resize", id="resizers", mode="shared", concurrency=4)
     def resize(message: headwater.ReceivedMessage) -> None:
         done.append(message.data["image"])
@@ -30,7 +30,7 @@ with headwater.open(directory / "work_queue.db") as log:
     log.stop()
     print("jobs done:", len(done), "and none of them twice:", len(set(done)) == JOBS)
 
-    # The same by hand: two holders of one shared subscription never get the same message at the same time.
+    # The same without handlers: two consumers of a shared subscription never have the same message at the same time.
     log.publish_many([("images.resize", {"image": number}) for number in range(4)])
     with (
         log.subscribe("resizers", "images.resize", mode="shared") as one,
@@ -40,7 +40,7 @@ with headwater.open(directory / "work_queue.db") as log:
         print("one has", [message.seq for message in mine], "and the other", [message.seq for message in others])
         one.ack_many(mine)
         others[0].ack()
-        others[1].nack(0)  # try again at once: whoever asks first gets it
+        others[1].nack(0)  # redeliver at once, to the first consumer that fetches
         [again] = one.fetch(1)
         print("one got", again.seq, "after the other gave it back; attempt", again.attempt)
         again.ack()

@@ -34,7 +34,7 @@ DO $$ DECLARE each text; BEGIN
 END $$
 """
 _OWN_SPARKS = {
-    "kills",
+    "test_kills",
     "test_sink_kills",
     "test_fresh_machine",
     "test_pipeline",

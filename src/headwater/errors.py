@@ -1,64 +1,65 @@
 """Every error Headwater raises, in one tree.
 
 HeadwaterError
-├── InvalidInput (also a ValueError)      what the caller passed cannot be used; nothing was changed
-│   ├── InvalidTopic
-│   ├── InvalidPattern
-│   │   ├── EmptyPattern
-│   │   ├── EmptyToken
-│   │   ├── CombinedWildcard
-│   │   ├── MultiWildcardNotLast
-│   │   └── MixedWildcards
-│   ├── InvalidFilter                     from/to/broadcast of a subscription
-│   ├── InvalidWhere                      the `where` condition of a subscription
-│   ├── InvalidData                       a payload or header that is not JSON
-│   ├── InvalidOption                     a named option with an impossible value
-│   ├── InvalidMessage                    fields that do not fit the class of a typed message
-│   ├── InvalidConfiguration              headwater.toml, the environment or a flag says something impossible
-│   └── TooLarge                          over a named limit
+├── InvalidInputError (also a ValueError)   what the caller passed cannot be used; nothing was changed
+│   ├── InvalidTopicError
+│   ├── InvalidPatternError
+│   │   ├── EmptyPatternError
+│   │   ├── EmptyTokenError
+│   │   ├── CombinedWildcardError
+│   │   ├── MultiWildcardNotLastError
+│   │   └── MixedWildcardsError
+│   ├── InvalidFilterError                  from/to/broadcast of a subscription
+│   ├── InvalidWhereError                   the `where` condition of a subscription
+│   ├── InvalidDataError                    a payload or header that is not JSON
+│   ├── InvalidOptionError                  a named option with an impossible value
+│   ├── InvalidMessageError                 fields that do not fit the class of a typed message
+│   ├── InvalidConfigurationError           headwater.toml, the environment or a flag says something impossible
+│   └── TooLargeError                       over a named limit
 ├── SubscriptionError
-│   ├── UnknownSubscription
-│   ├── SubscriptionActive                another live holder has this exclusive subscription
-│   ├── SubscriptionMismatch              the stored subscription was created with other settings
-│   ├── NotDelivered                      ack, nack, reject or extend of what was never delivered
-│   └── LeaseLost                         it was delivered, but the right to settle it has passed on
-├── UnknownDeadLetter
-├── StoreError                            the database said no; committed messages are safe
-│   ├── NotALog
-│   ├── NewerSchema
-│   ├── UnsafeSqlite
-│   ├── ReadOnly
-│   ├── DiskFull
-│   ├── Locked
-│   ├── Corrupt
-│   ├── InputOutput
-│   ├── Conflict                          the database made this transaction give way to another; nothing of it stays
-│   ├── Unavailable                       the database server cannot be reached, or went away
-│   ├── OutcomeUnknown                    it went away in the middle of a commit, and cannot be asked what became of it
-│   └── SqlFailed                         the user's own SQL in a transaction; its cause says more
-├── RemoteError                           a server said no, or did not answer
-│   ├── Unreachable                       there is no connection, and no more hope for one
-│   ├── RequestTimeout                    no answer in time: it may or may not have been done
-│   ├── Unauthorized                      no token, a wrong one, or one without this right
-│   ├── Overloaded                        over a rate or a queue limit of the server; later it may do
-│   └── CallFailed                        a method answered with an error of its own: `code`, `data`
-├── TransportError                        a copy did not reach its target; the log still has the message
-│   ├── TransportFailed                   the target said no, or is away
-│   ├── AllTransportsFailed               none of several took it: `causes` by name
-│   ├── CircuitOpen                       it failed too often lately, and is not asked for a while
-│   ├── PublishOnly                       this transport carries nothing back
-│   └── Unsent                            left in a buffer when it was closed: `messages`
-├── TypedError                            a message and the class it belongs to
-│   ├── UnknownType                       no class is known for it
-│   ├── VersionMismatch                   of another version than the class, and nothing upgrades it
-│   └── NoReply                           a request was not answered in time
-├── ReplicationError                      a database and its replica; both are as they were
-│   ├── NotADatabase                      no SQLite database, or none with anything in it
-│   ├── UnknownReplica                    no such replica, or no such version of it
-│   ├── VersionConflict                   pushed from another version than the newest, which is `newest`
-│   ├── UnsyncedChanges                   a pull would overwrite what was never pushed
-│   └── ReplicationFailed                 cut off in the middle, or one of the two ends said no
-└── Closed                                used after close()
+│   ├── UnknownSubscriptionError
+│   ├── SubscriptionActiveError             another live holder has this exclusive subscription
+│   ├── SubscriptionMismatchError           the stored subscription was created with other settings
+│   ├── NotDeliveredError                   ack, nack, reject or extend of what was never delivered
+│   └── LeaseLostError                      it was delivered, but the right to settle it has passed on
+├── UnknownDeadLetterError
+├── StoreError                              the database said no; committed messages are safe
+│   ├── NotALogError
+│   ├── NewerSchemaError
+│   ├── UnsafeSqliteError
+│   ├── ReadOnlyError
+│   ├── DiskFullError
+│   ├── LockedError
+│   ├── CorruptError
+│   ├── InputOutputError
+│   ├── ConflictError                       the database made this transaction give way to another; nothing of it stays
+│   ├── UnavailableError (also a ConnectionError)  the database server is unreachable, or the connection broke
+│   ├── OutcomeUnknownError                 the connection broke during a commit
+│   └── SqlError                            the user's own SQL in a transaction; its cause says more
+├── RemoteError                             a server said no, or did not answer
+│   ├── UnreachableError (also a ConnectionError)  there is no connection, and connecting has been given up
+│   ├── RequestTimeoutError (also a TimeoutError)  no answer in time: it may or may not have been done
+│   ├── UnauthorizedError                   no token, a wrong one, or one without this right
+│   ├── OverloadedError                     over a rate or a queue limit of the server; later it may do
+│   └── CallError                           a method answered with an error of its own: `code`, `data`
+├── TransportError                          a copy did not reach its target; the log still has the message
+│   ├── TransportFailedError                the target said no, or is away
+│   ├── AllTransportsFailedError            none of several took it: `causes` by name
+│   ├── CircuitOpenError                    it failed too often lately, and is not asked for a while
+│   ├── PublishOnlyError                    this transport carries nothing back
+│   └── UnsentError                         left in a buffer when it was closed: `messages`
+├── TypedError                              a message and the class it belongs to
+│   ├── UnknownTypeError                    no class is known for it
+│   ├── VersionMismatchError                of another version than the class, and nothing upgrades it
+│   └── NoReplyError (also a TimeoutError)  a request was not answered in time
+├── ReplicationError                        a database and its replica; both are as they were
+│   ├── NotADatabaseError                   no SQLite database, or none with anything in it
+│   ├── UnknownReplicaError                 no such replica, or no such version of it
+│   ├── VersionConflictError                pushed from another version than the newest, which is `newest`
+│   ├── UnsyncedChangesError                a pull would overwrite what was never pushed
+│   └── ReplicationFailedError              cut off in the middle, or one of the two ends said no
+├── InvalidStateError (also a RuntimeError) the call does not fit what the object is or does now; nothing was changed
+└── ClosedError                             used after close()
 
 Each carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
 """
@@ -89,63 +90,63 @@ def _rebuild(kind: type[HeadwaterError], why: str, where: str, next: str) -> Hea
     return kind(why, where=where, next=next)
 
 
-class InvalidInput(HeadwaterError, ValueError):
+class InvalidInputError(HeadwaterError, ValueError):
     pass
 
 
-class InvalidTopic(InvalidInput):
+class InvalidTopicError(InvalidInputError):
     pass
 
 
-class InvalidPattern(InvalidInput):
+class InvalidPatternError(InvalidInputError):
     pass
 
 
-class EmptyPattern(InvalidPattern):
+class EmptyPatternError(InvalidPatternError):
     pass
 
 
-class EmptyToken(InvalidPattern):
+class EmptyTokenError(InvalidPatternError):
     pass
 
 
-class CombinedWildcard(InvalidPattern):
+class CombinedWildcardError(InvalidPatternError):
     pass
 
 
-class MultiWildcardNotLast(InvalidPattern):
+class MultiWildcardNotLastError(InvalidPatternError):
     pass
 
 
-class MixedWildcards(InvalidPattern):
+class MixedWildcardsError(InvalidPatternError):
     pass
 
 
-class InvalidFilter(InvalidInput):
+class InvalidFilterError(InvalidInputError):
     pass
 
 
-class InvalidWhere(InvalidInput):
+class InvalidWhereError(InvalidInputError):
     pass
 
 
-class InvalidData(InvalidInput):
+class InvalidDataError(InvalidInputError):
     pass
 
 
-class InvalidOption(InvalidInput):
+class InvalidOptionError(InvalidInputError):
     pass
 
 
-class InvalidMessage(InvalidInput):
+class InvalidMessageError(InvalidInputError):
     pass
 
 
-class InvalidConfiguration(InvalidInput):
+class InvalidConfigurationError(InvalidInputError):
     pass
 
 
-class TooLarge(InvalidInput):
+class TooLargeError(InvalidInputError):
     pass
 
 
@@ -153,27 +154,27 @@ class SubscriptionError(HeadwaterError):
     pass
 
 
-class UnknownSubscription(SubscriptionError):
+class UnknownSubscriptionError(SubscriptionError):
     pass
 
 
-class SubscriptionActive(SubscriptionError):
+class SubscriptionActiveError(SubscriptionError):
     pass
 
 
-class SubscriptionMismatch(SubscriptionError):
+class SubscriptionMismatchError(SubscriptionError):
     pass
 
 
-class NotDelivered(SubscriptionError):
+class NotDeliveredError(SubscriptionError):
     pass
 
 
-class LeaseLost(SubscriptionError):
+class LeaseLostError(SubscriptionError):
     pass
 
 
-class UnknownDeadLetter(HeadwaterError):
+class UnknownDeadLetterError(HeadwaterError):
     pass
 
 
@@ -181,51 +182,51 @@ class StoreError(HeadwaterError):
     pass
 
 
-class NotALog(StoreError):
+class NotALogError(StoreError):
     pass
 
 
-class NewerSchema(StoreError):
+class NewerSchemaError(StoreError):
     pass
 
 
-class UnsafeSqlite(StoreError):
+class UnsafeSqliteError(StoreError):
     pass
 
 
-class ReadOnly(StoreError):
+class ReadOnlyError(StoreError):
     pass
 
 
-class DiskFull(StoreError):
+class DiskFullError(StoreError):
     pass
 
 
-class Locked(StoreError):
+class LockedError(StoreError):
     pass
 
 
-class Corrupt(StoreError):
+class CorruptError(StoreError):
     pass
 
 
-class InputOutput(StoreError):
+class InputOutputError(StoreError):
     pass
 
 
-class Conflict(StoreError):
+class ConflictError(StoreError):
     pass
 
 
-class Unavailable(StoreError):
+class UnavailableError(StoreError, ConnectionError):
     pass
 
 
-class OutcomeUnknown(StoreError):
+class OutcomeUnknownError(StoreError):
     pass
 
 
-class SqlFailed(StoreError):
+class SqlError(StoreError):
     pass
 
 
@@ -233,23 +234,23 @@ class RemoteError(HeadwaterError):
     pass
 
 
-class Unreachable(RemoteError):
+class UnreachableError(RemoteError, ConnectionError):
     pass
 
 
-class RequestTimeout(RemoteError):
+class RequestTimeoutError(RemoteError, TimeoutError):
     pass
 
 
-class Unauthorized(RemoteError):
+class UnauthorizedError(RemoteError):
     pass
 
 
-class Overloaded(RemoteError):
+class OverloadedError(RemoteError):
     pass
 
 
-class CallFailed(RemoteError):
+class CallError(RemoteError):
     """`code` is the JSON-RPC error code, `data` what the other side added to it."""
 
     def __init__(self, why: str, *, where: str = "", next: str = "", code: int = -32603, data: object = None) -> None:
@@ -261,19 +262,19 @@ class CallFailed(RemoteError):
         return (_rebuild_call_failed, (self.why, self.where, self.next, self.code, self.data))
 
 
-def _rebuild_call_failed(why: str, where: str, next: str, code: int, data: object) -> CallFailed:
-    return CallFailed(why, where=where, next=next, code=code, data=data)
+def _rebuild_call_failed(why: str, where: str, next: str, code: int, data: object) -> CallError:
+    return CallError(why, where=where, next=next, code=code, data=data)
 
 
 class TransportError(HeadwaterError):
     pass
 
 
-class TransportFailed(TransportError):
+class TransportFailedError(TransportError):
     pass
 
 
-class AllTransportsFailed(TransportError):
+class AllTransportsFailedError(TransportError):
     """`causes` holds the error of each transport by its name."""
 
     def __init__(
@@ -286,19 +287,19 @@ class AllTransportsFailed(TransportError):
         return (_rebuild_all_failed, (self.why, self.where, self.next, self.causes))
 
 
-def _rebuild_all_failed(why: str, where: str, next: str, causes: Mapping[str, Exception]) -> AllTransportsFailed:
-    return AllTransportsFailed(why, where=where, next=next, causes=causes)
+def _rebuild_all_failed(why: str, where: str, next: str, causes: Mapping[str, Exception]) -> AllTransportsFailedError:
+    return AllTransportsFailedError(why, where=where, next=next, causes=causes)
 
 
-class CircuitOpen(TransportError):
+class CircuitOpenError(TransportError):
     pass
 
 
-class PublishOnly(TransportError):
+class PublishOnlyError(TransportError):
     pass
 
 
-class Unsent(TransportError):
+class UnsentError(TransportError):
     """`messages` are those that did not get out."""
 
     def __init__(self, why: str, *, where: str = "", next: str = "", messages: Sequence[object] = ()) -> None:
@@ -309,23 +310,23 @@ class Unsent(TransportError):
         return (_rebuild_unsent, (self.why, self.where, self.next, self.messages))
 
 
-def _rebuild_unsent(why: str, where: str, next: str, messages: Sequence[object]) -> Unsent:
-    return Unsent(why, where=where, next=next, messages=messages)
+def _rebuild_unsent(why: str, where: str, next: str, messages: Sequence[object]) -> UnsentError:
+    return UnsentError(why, where=where, next=next, messages=messages)
 
 
 class TypedError(HeadwaterError):
     pass
 
 
-class UnknownType(TypedError):
+class UnknownTypeError(TypedError):
     pass
 
 
-class VersionMismatch(TypedError):
+class VersionMismatchError(TypedError):
     pass
 
 
-class NoReply(TypedError):
+class NoReplyError(TypedError, TimeoutError):
     pass
 
 
@@ -333,15 +334,15 @@ class ReplicationError(HeadwaterError):
     pass
 
 
-class NotADatabase(ReplicationError):
+class NotADatabaseError(ReplicationError):
     pass
 
 
-class UnknownReplica(ReplicationError):
+class UnknownReplicaError(ReplicationError):
     pass
 
 
-class VersionConflict(ReplicationError):
+class VersionConflictError(ReplicationError):
     """`newest` is the version that a push has to be made from."""
 
     def __init__(self, why: str, *, where: str = "", next: str = "", newest: int = 0) -> None:
@@ -352,17 +353,21 @@ class VersionConflict(ReplicationError):
         return (_rebuild_conflict, (self.why, self.where, self.next, self.newest))
 
 
-def _rebuild_conflict(why: str, where: str, next: str, newest: int) -> VersionConflict:
-    return VersionConflict(why, where=where, next=next, newest=newest)
+def _rebuild_conflict(why: str, where: str, next: str, newest: int) -> VersionConflictError:
+    return VersionConflictError(why, where=where, next=next, newest=newest)
 
 
-class UnsyncedChanges(ReplicationError):
+class UnsyncedChangesError(ReplicationError):
     pass
 
 
-class ReplicationFailed(ReplicationError):
+class ReplicationFailedError(ReplicationError):
     pass
 
 
-class Closed(HeadwaterError):
+class InvalidStateError(HeadwaterError, RuntimeError):
+    pass
+
+
+class ClosedError(HeadwaterError):
     pass

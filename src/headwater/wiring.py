@@ -5,93 +5,204 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import inspect
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, cast
 
-from headwater.broker.asynchronous import AsyncLog
-from headwater.broker.blocking import Log
-from headwater.broker.core import Core
+from headwater.api._async import AsyncLog
+from headwater.api._runtime import Opening, given
+from headwater.api._sync import Log
 from headwater.broker.engine import Engine
+from headwater.broker.log import LocalLog
 from headwater.broker.verbs import LogVerbs
-from headwater.client.options import RemoteOptions
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import InvalidOption, NotALog
-from headwater.message import Span, check_whole, span_ms
+from headwater.client.options import RemoteOptions, Strategy
+from headwater.delivery.publishing import DedupeWindow
+from headwater.errors import InvalidOptionError, NotALogError
+from headwater.formats import Span, span_ms
+from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Notifier, Store
-from headwater.stores.memory import MemoryStore
-from headwater.stores.sqlite import Durability, SqliteStore, SqliteWatcher
+from headwater.stores.sqlite import Durability, MemoryStore, SqliteStore, SqliteWatcher
 from headwater.version import VERSION
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
     from headwater.broker.tracing import Tracing
-    from headwater.configuration import Settings
-    from headwater.ports.annex import Annex
-    from headwater.server.serving import Server
+    from headwater.delivery.circuit import BreakerPolicy
+    from headwater.server.mount import Mount
+    from headwater.server.server import Server
+    from headwater.settings import Settings
+    from headwater.settings.model import Profile
     from headwater.transports.base import BaseTransport
     from headwater.typed import AsyncBus, Bus
 
-HOUSEKEEPING_S = 60.0
+MAINTENANCE_S = 60.0
 BUSY_TIMEOUT_S = 10.0
 
 
 class OpenOptions(TypedDict, total=False):
-    """`durability`: "full" (default: what was published survives power loss) or "relaxed" (it survives a crash of the
-    process). `dedupe`, `dedupe_count`: how long, and how many messages back, a given id is remembered.
-    `housekeeping`: seconds between rounds, None for never. `adopt`: add the log's tables to an existing database.
-    `tracing`: spans of OpenTelemetry for publishes and handlers. `notify`: "listen" (default) or "poll", behind a
-    pooler of PostgreSQL connections that breaks LISTEN. `create`: False if a log that is not there is a mistake."""
+    """Those of a log in this process; `open` says what they mean."""
 
     durability: Durability
     dedupe: Span
     dedupe_count: int
-    housekeeping: Span | None
+    maintenance_interval: Span | None
     busy_timeout: Span
     adopt: bool
-    clock: Clock
+    clock: Clock | None
     heartbeats: bool
     tracing: bool
-    notify: str
+    notify: Literal["listen", "poll"]
     create: bool
 
 
 class AllOptions(OpenOptions, RemoteOptions, total=False):
-    """Those for a log here, and those for a log behind a server; which of them apply, the url says."""
+    """Those of a log in this process, and those of a log behind a server; the url selects which apply."""
 
 
-def open(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Log:
-    """Open a log, making it if it is not there: a file path, `sqlite:path`, `postgres://user@host/database` or
-    `memory:`. Or one behind a server: `ws://host:port`, `wss://host:port`."""
-    tracing = _tracing(options)
-    if _is_remote(url):
-        return Log(_open_remote(str(url), options), tracing)
-    return Log(open_core(url, **cast(OpenOptions, options)), tracing)
+def open(
+    url: str | os.PathLike[str],
+    *,
+    durability: Durability = "full",
+    dedupe: Span = 86_400.0,
+    dedupe_count: int = 1_000_000,
+    maintenance_interval: Span | None = MAINTENANCE_S,
+    busy_timeout: Span = BUSY_TIMEOUT_S,
+    adopt: bool = False,
+    clock: Clock | None = None,
+    heartbeats: bool = True,
+    tracing: bool = False,
+    notify: Literal["listen", "poll"] = "listen",
+    create: bool = True,
+    token: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    timeout: Span = 30.0,
+    connect_timeout: Span = 10.0,
+    reconnect: Strategy = "exponential",
+    reconnect_min: Span = 0.1,
+    reconnect_max: Span = 30.0,
+    reconnect_attempts: int | None = None,
+    ping: Span = 10.0,
+) -> Log:
+    """Open a log, and create it if it does not exist: a file path, `sqlite:path`, `postgres://user@host/database` or
+    `memory:`. Or a log behind a server: `ws://host:port`, `wss://host:port`.
+
+    Of a log in this process: `durability` is "full", and what was published survives power loss, or "relaxed", and it
+    survives a crash of the process. `dedupe` and `dedupe_count` limit for how long, and for how many messages, an
+    explicit id is remembered. `maintenance_interval` is the time between rounds of maintenance, None for none.
+    `busy_timeout` limits the wait for another process's lock. `adopt` adds the log's tables to an existing database.
+    `notify="poll"` does without LISTEN, for a pooler of PostgreSQL connections. With `create=False` a log that does
+    not exist is an error. `clock` and `heartbeats` are for tests. `tracing`: OpenTelemetry spans, here and remote.
+
+    Of a log behind a server: `token` is that of the environment's HEADWATER_TOKEN by default, `ca` a file with the
+    certificates to trust for wss://, `certificate` a file with a certificate and its key, for servers that ask for one
+    (by default the environment's HEADWATER_CERTIFICATE). `timeout` limits the wait for an answer, `connect_timeout`
+    that for the first connection. `reconnect…` say what happens when the connection breaks; `ping` is how long a
+    silent connection is trusted.
+    """
+    options = given(AllOptions, open, locals())
+    spans = _tracing(tracing)
+    return Log(_open_remote(str(url), options) if _is_remote(url) else open_core(url, **_local(options)), spans)
 
 
-def serve(url: str | os.PathLike[str] | None = None, **flags: Any) -> Server:
+def serve(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    config: str | None = None,
+    profile: Profile | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    allow_anonymous: bool | None = None,
+    tokens: str | None = None,
+    origins: Sequence[str] | None = None,
+    tls_certificate: str | None = None,
+    tls_key: str | None = None,
+    tls_client_ca: str | None = None,
+    shutdown_timeout: float | str | None = None,
+    log_format: Literal["text", "json"] | None = None,
+    log_level: Literal["debug", "info", "warning", "error"] | None = None,
+    metrics_need_token: bool | None = None,
+    console: bool | None = None,
+    tracing: bool | None = None,
+    audit: str | None = None,
+    limits_frame_bytes: int | str | None = None,
+    limits_batch_calls: int | None = None,
+    limits_connections: int | None = None,
+    limits_connections_per_address: int | None = None,
+    limits_requests_in_flight: int | None = None,
+    limits_requests_per_second: int | None = None,
+    limits_burst: int | None = None,
+    limits_subscriptions_per_connection: int | None = None,
+    limits_outbound_bytes: int | str | None = None,
+    limits_request_timeout: float | str | None = None,
+    limits_fetch_wait: float | str | None = None,
+    limits_authenticate_timeout: float | str | None = None,
+    limits_ping_interval: float | str | None = None,
+    limits_ping_timeout: float | str | None = None,
+    limits_http_head_bytes: int | str | None = None,
+    limits_subscriptions_per_token: int | None = None,
+    limits_method_threads: int | None = None,
+    limits_unauthenticated: int | None = None,
+    limits_unauthenticated_per_address: int | None = None,
+    limits_unauthenticated_bytes: int | str | None = None,
+    limits_inbound_bytes: int | str | None = None,
+    limits_inbound_total_bytes: int | str | None = None,
+    limits_outbound_total_bytes: int | str | None = None,
+    limits_connections_per_token: int | None = None,
+    log_durability: Durability | None = None,
+    log_dedupe: float | str | None = None,
+    log_dedupe_count: int | None = None,
+    log_retention_interval: float | str | None = None,
+    log_subscription_timeout: float | str | None = None,
+    replicas_directory: str | None = None,
+    replicas_keep_last: int | None = None,
+    replicas_keep_age: float | str | None = None,
+    replicas_max_bytes: int | str | None = None,
+    replicas_max_replicas: int | None = None,
+    replicas_pushes: int | None = None,
+    replicas_idle_timeout: float | str | None = None,
+    durability: Durability | None = None,
+    dedupe: Span | None = None,
+    dedupe_count: int | None = None,
+    maintenance_interval: Span | EllipsisType | None = ...,
+    busy_timeout: Span = BUSY_TIMEOUT_S,
+    adopt: bool = False,
+    clock: Clock | None = None,
+    heartbeats: bool = True,
+    notify: Literal["listen", "poll"] = "listen",
+    create: bool = True,
+) -> Server:
     """A server for a log: `async with headwater.serve("events.db", port=0) as server`, or `headwater.serve(…).run()`.
-    Settings are those of `headwater.toml`, by name: `port`, `tokens`, `limits_burst`, …; and what `open` takes for a
-    log here: `durability`, `dedupe`, `housekeeping`, …"""
-    from headwater.configuration import load_settings  # not before a server is wanted: it costs a third of a second
 
-    log_options = {name: flags.pop(name) for name in OpenOptions.__annotations__ if name in flags}
-    paths = {_setting_path(name): value for name, value in flags.items() if name not in ("config", "profile")}
-    if url is not None:
-        paths["server.log"] = os.fsdecode(url)
+    Settings are those of `headwater.toml`, by name; what is None comes from the environment, the file, or the defaults,
+    which `headwater config show` prints with their sources. Durations may be texts like "30s", sizes like "4MB". The
+    last ten are options of `open`; where they are given, they go before `log_…`.
+    """
+    from headwater.settings import load_settings  # not before a server is wanted: it costs a third of a second
+
+    arguments = locals()
+    options = given(OpenOptions, serve, arguments)
+    flags = {
+        _setting_path(name): arguments[name]
+        for name in inspect.signature(serve).parameters
+        if name not in OpenOptions.__annotations__ and name not in ("url", "config", "profile")
+    }
     settings = load_settings(
-        config=flags.get("config"),
-        profile=flags.get("profile"),
-        flags=paths,
+        config=config,
+        profile=profile,
+        flags={**flags, "server.log": None if url is None else os.fsdecode(url)},
         environment=os.environ,
         directory=os.getcwd(),
     )
-    return make_server(settings, **cast(OpenOptions, log_options))
+    return make_server(settings, **options)
 
 
 def _setting_path(name: str) -> str:
-    from headwater.configuration import ServerSettings
+    from headwater.settings import ServerSettings
 
     section, _, key = name.partition("_")
     is_elsewhere = (
@@ -102,17 +213,17 @@ def _setting_path(name: str) -> str:
 
 def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Server:
     """What is said of the log here goes before the settings."""
-    from headwater.console.pages import console_files
-    from headwater.server.serving import Server
+    from headwater.console import console_files
+    from headwater.server.server import Server
 
-    def open_log() -> Core:
+    def open_log() -> LocalLog:
         options: OpenOptions = {**_log_options(settings), **log_options}
         core = open_core(settings.server.log, **options)
         core.engine.announce()
         return core
 
     files = console_files() if settings.server.console else {}
-    server = Server(open_log, settings, VERSION, files, _annexes(settings))
+    server = Server(open_log, settings, VERSION, files, _mounts(settings))
     if _is_wanted("tracing", log_options.get("tracing", settings.server.tracing)):
         with _extra("otel", "server.tracing"):
             from headwater.server.tracing import CallTracing
@@ -122,28 +233,28 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
 
 def replicas_directory(settings: Settings) -> str | None:
     """Replicas are kept beside a log that is a file, if nothing else was said."""
-    from headwater.replication.host.layout import BESIDE_A_LOG
+    from headwater.replication.host.disk import DIRECTORY_SUFFIX
 
     log = settings.server.log
     if settings.replicas.directory is not None:
         return settings.replicas.directory
-    return None if log == "memory:" or is_postgres(log) else f"{_sqlite_path(log)}{BESIDE_A_LOG}"
+    return None if log == "memory:" or is_postgres(log) else f"{_sqlite_path(log)}{DIRECTORY_SUFFIX}"
 
 
-def _annexes(settings: Settings) -> list[Annex]:
+def _mounts(settings: Settings) -> list[Mount]:
     from headwater.replication.host.endpoint import ReplicaEndpoint
-    from headwater.replication.host.policy import Policy
-    from headwater.replication.host.shelf import Shelf
+    from headwater.replication.host.store import ReplicaStore
+    from headwater.replication.host.versions import RetentionPolicy
 
     replicas, directory = settings.replicas, replicas_directory(settings)
     if directory is None:
         return []
     keep_age_ms = None if replicas.keep_age is None else round(replicas.keep_age * 1000)
 
-    def make_shelf(clock: Clock) -> Shelf:
-        return Shelf(
+    def make_store(clock: Clock) -> ReplicaStore:
+        return ReplicaStore(
             directory,
-            Policy(replicas.keep_last, keep_age_ms),
+            RetentionPolicy(replicas.keep_last, keep_age_ms),
             clock,
             bytes_max=replicas.max_bytes,
             replicas_max=replicas.max_replicas,
@@ -151,52 +262,64 @@ def _annexes(settings: Settings) -> list[Annex]:
 
     return [
         ReplicaEndpoint(
-            make_shelf, bytes_max=replicas.max_bytes, pushes_max=replicas.pushes, idle_s=replicas.idle_timeout
+            make_store, bytes_max=replicas.max_bytes, pushes_max=replicas.pushes, idle_s=replicas.idle_timeout
         )
     ]
 
 
-def connect(url: str | os.PathLike[str], **options: Unpack[AllOptions]) -> Connecting:
-    """The same for asyncio: `async with headwater.connect("events.db") as log`, or `log = await headwater.connect(…)`
-    and later `await log.close()`."""
-    return Connecting(url, options)
+def open_async(
+    url: str | os.PathLike[str],
+    *,
+    durability: Durability = "full",
+    dedupe: Span = 86_400.0,
+    dedupe_count: int = 1_000_000,
+    maintenance_interval: Span | None = MAINTENANCE_S,
+    busy_timeout: Span = BUSY_TIMEOUT_S,
+    adopt: bool = False,
+    clock: Clock | None = None,
+    heartbeats: bool = True,
+    tracing: bool = False,
+    notify: Literal["listen", "poll"] = "listen",
+    create: bool = True,
+    token: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    timeout: Span = 30.0,
+    connect_timeout: Span = 10.0,
+    reconnect: Strategy = "exponential",
+    reconnect_min: Span = 0.1,
+    reconnect_max: Span = 30.0,
+    reconnect_attempts: int | None = None,
+    ping: Span = 10.0,
+) -> Opening[AsyncLog]:
+    """`open` for asyncio: `async with headwater.open_async("events.db") as log`, or `log = await
+    headwater.open_async(…)` and later `await log.close()`."""
+    return Opening(_connect(url, given(AllOptions, open_async, locals())))
 
 
-class Connecting:
-    """A log about to be opened, off the event loop."""
-
-    def __init__(self, url: str | os.PathLike[str], options: AllOptions) -> None:
-        self._url = url
-        self._options = options
-        self._log: AsyncLog | None = None
-
-    async def _open(self) -> AsyncLog:
-        tracing = _tracing(self._options)
-        core: LogVerbs
-        if _is_remote(self._url):
-            core = await _connect_remote(str(self._url), self._options)
-        else:
-            core = await asyncio.to_thread(open_core, self._url, **cast(OpenOptions, self._options))
-        self._log = AsyncLog(core, tracing)
-        return self._log
-
-    def __await__(self) -> Generator[Any, None, AsyncLog]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> AsyncLog:
-        return await self._open()
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._log is not None:
-            await self._log.close()
+async def _connect(url: str | os.PathLike[str], options: AllOptions) -> AsyncLog:
+    tracing = _tracing(options.get("tracing", False))
+    core: LogVerbs
+    if _is_remote(url):
+        core = await _connect_remote(str(url), options)
+    else:
+        core = await asyncio.to_thread(open_core, url, **_local(options))
+    return AsyncLog(core, tracing)
 
 
-def open_transport(url: str | os.PathLike[str], **options: Any) -> BaseTransport:
+def open_transport(
+    url: str | os.PathLike[str],
+    *,
+    breaker: BreakerPolicy | Mapping[str, Any] | str | bool | None = None,
+    batch: Mapping[str, Any] | str | bool | None = None,
+    **options: Any,
+) -> BaseTransport:
     """What carries copies to another system: `redis://…`, `s3://bucket/prefix`, `file:///path.jsonl`, another log, …;
-    `docs/transports.md` has them all, with their options."""
-    from headwater.transports.opening import open_transport as open_by_url
+    `docs/transports.md` has them all. `breaker` and `batch` go with any of them; the other options are the keyword
+    arguments of the transport's class. All may stand in the url's query too."""
+    from headwater.transports.open import open_transport as open_by_url
 
-    return open_by_url(url, clock=SystemClock(), opener=open, **options)
+    return open_by_url(url, clock=SystemClock(), opener=open, breaker=breaker, batch=batch, **options)
 
 
 @contextlib.contextmanager
@@ -214,7 +337,7 @@ def open_bus(
 
 
 @contextlib.asynccontextmanager
-async def connect_bus(
+async def open_bus_async(
     url: str | os.PathLike[str] | None = None, *, config: str | None = None, profile: str | None = None
 ) -> AsyncIterator[AsyncBus]:
     """The same for asyncio."""
@@ -223,14 +346,14 @@ async def connect_bus(
     settings = await asyncio.to_thread(_settings_for_bus, config, profile)
     place = url or settings.server.log
     async with (
-        connect(place, **_options_for(place, settings)) as log,
+        open_async(place, **_options_for(place, settings)) as log,
         await asyncio.to_thread(make_bus, settings, log, open_transport) as bus,
     ):
         yield bus
 
 
 def _settings_for_bus(config: str | None, profile: str | None) -> Settings:
-    from headwater.configuration import load_settings
+    from headwater.settings import load_settings
 
     return load_settings(
         config=config, profile=profile, flags={}, environment=os.environ, directory=os.getcwd(), serves=False
@@ -238,7 +361,7 @@ def _settings_for_bus(config: str | None, profile: str | None) -> Settings:
 
 
 def _options_for(url: str | os.PathLike[str], settings: Settings) -> AllOptions:
-    """What `[log]` says, for a log here; a server has been told its own."""
+    """Those of `[log]`, for a log in this process; a server has its own."""
     return {} if _is_remote(url) else cast(AllOptions, _log_options(settings))
 
 
@@ -247,12 +370,12 @@ def _log_options(settings: Settings) -> OpenOptions:
         "durability": settings.log.durability,
         "dedupe": settings.log.dedupe,
         "dedupe_count": settings.log.dedupe_count,
-        "housekeeping": settings.log.retention_interval,
+        "maintenance_interval": settings.log.retention_interval,
     }
 
 
-def _tracing(options: AllOptions) -> Tracing | None:
-    if not _is_wanted("tracing", options.get("tracing", False)):
+def _tracing(wanted: bool) -> Tracing | None:
+    if not _is_wanted("tracing", wanted):
         return None
     with _extra("otel", "tracing"):
         from headwater.broker.tracing import Tracing
@@ -261,7 +384,7 @@ def _tracing(options: AllOptions) -> Tracing | None:
 
 def _is_wanted(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{name} is True or False, not {value!r}")
+        raise InvalidOptionError(f"{name} is True or False, not {value!r}")
     return value
 
 
@@ -271,7 +394,7 @@ def _extra(name: str, where: str) -> Iterator[None]:
     try:
         yield
     except ImportError as exc:
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"this needs a package that is not installed ({exc})",
             where=where,
             next=f"pip install 'headwater[{name}]'",
@@ -283,36 +406,40 @@ def _is_remote(url: str | os.PathLike[str]) -> bool:
 
 
 def _open_remote(url: str, options: AllOptions) -> LogVerbs:
-    from headwater.client import core as remote  # not before it is wanted
+    from headwater.client.connection import Connection  # not before it is wanted
+    from headwater.client.log import new_publisher, open_on_a_thread
+    from headwater.client.options import read_options
 
-    settings = remote.read_options(url, cast(RemoteOptions, options))
-    core = remote.open_on_a_thread(lambda loop: remote.Link(settings, remote.new_publisher(), loop), SystemClock())
+    settings = read_options(url, cast(RemoteOptions, options))
+    core = open_on_a_thread(lambda loop: Connection(settings, new_publisher(), loop), SystemClock())
     _open_cores.add(core)
     return core
 
 
 async def _connect_remote(url: str, options: AllOptions) -> LogVerbs:
-    from headwater.client import core as remote
+    from headwater.client.connection import Connection
+    from headwater.client.log import new_publisher, open_on_this_loop
+    from headwater.client.options import read_options
 
-    settings = remote.read_options(url, cast(RemoteOptions, options))
-    link = remote.Link(settings, remote.new_publisher(), asyncio.get_running_loop())
-    return await remote.open_on_this_loop(link, SystemClock())
+    settings = read_options(url, cast(RemoteOptions, options))
+    connection = Connection(settings, new_publisher(), asyncio.get_running_loop())
+    return await open_on_this_loop(connection, SystemClock())
 
 
-def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Core:
-    unknown = options.keys() - OpenOptions.__annotations__.keys()
-    if unknown:
-        raise InvalidOption(
-            f"unknown option {sorted(unknown)[0]!r}", next=f"Known ones: {', '.join(OpenOptions.__annotations__)}"
-        )
+def _local(options: AllOptions) -> OpenOptions:
+    for name in options.keys() - OpenOptions.__annotations__.keys():
+        raise InvalidOptionError(f"{name} is an option of a log behind a server", next="Leave it out, or open ws://…")
+    return cast(OpenOptions, options)
+
+
+def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> LocalLog:
     default = DedupeWindow()
     window = DedupeWindow(
         span_ms(options["dedupe"], "dedupe") if "dedupe" in options else default.span_ms,
         check_whole("dedupe_count", options.get("dedupe_count", default.count), 0, 2**63 - 1),
     )
-    housekeeping = options.get("housekeeping", HOUSEKEEPING_S)
-    if housekeeping is not None:
-        housekeeping = span_ms(housekeeping, "housekeeping") / 1000
+    interval = options.get("maintenance_interval", MAINTENANCE_S)
+    maintenance_s = None if interval is None else span_ms(interval, "maintenance_interval") / 1000
     opened = _open_store(os.fsdecode(url), options)
     try:
         engine = Engine(opened.store, options.get("clock") or opened.clock(), dedupe=window)
@@ -321,7 +448,7 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Co
         raise
     if opened.watch is not None:
         engine.watch_with(opened.watch)
-    core = Core(engine, housekeeping_s=housekeeping, heartbeats=options.get("heartbeats", True))
+    core = LocalLog(engine, maintenance_s=maintenance_s, heartbeats=options.get("heartbeats", True))
     _open_cores.add(core)
     return core
 
@@ -331,14 +458,14 @@ _open_cores: weakref.WeakSet[Any] = weakref.WeakSet()  # of everything with a cl
 
 @atexit.register
 def _close_what_is_open() -> None:
-    """A script that ends without closing its log gives back what it holds all the same."""
+    """A script that ends without closing its log releases its subscriptions all the same."""
     for core in list(_open_cores):
         with contextlib.suppress(Exception):  # whatever it is, the others want to be closed too
             core.close()
 
 
 class _Opened(NamedTuple):
-    """A store, how to notice what others write to it, and whose time its log goes by."""
+    """A store, how to notice the writes of other processes, and the clock of its log."""
 
     store: Store
     watch: Callable[[Callable[[], None]], Notifier] | None = None
@@ -351,7 +478,7 @@ def _open_store(url: str, options: OpenOptions) -> _Opened:
     busy_timeout_ms = span_ms(options.get("busy_timeout", BUSY_TIMEOUT_S), "busy_timeout")
     create = options.get("create", True)
     if url == "memory:":
-        return _Opened(MemoryStore())
+        return _Opened(MemoryStore(busy_timeout_ms=busy_timeout_ms))
     if is_postgres(url):
         with _extra("postgres", "postgres://"):
             from headwater.stores.postgres import DatabaseClock, PostgresListener, PostgresStore
@@ -365,10 +492,10 @@ def _open_store(url: str, options: OpenOptions) -> _Opened:
             lambda: DatabaseClock(database),
         )
     if url == ":memory:":
-        raise InvalidOption("this would be a file of that name", where=url, next="A log in memory is memory:")
+        raise InvalidOptionError("this would be a file of that name", where=url, next="A log in memory is memory:")
     path = _sqlite_path(url)
     if not create and not os.path.exists(path):
-        raise NotALog("there is no log", where=path, next="Check the name, or let it be made: create=True")
+        raise NotALogError("there is no log", where=path, next="Check the name, or let it be made: create=True")
     store = SqliteStore(path, durability=durability, busy_timeout_ms=busy_timeout_ms, adopt=options.get("adopt", False))
     return _Opened(store, lambda on_change: SqliteWatcher(store, on_change))
 
@@ -376,7 +503,7 @@ def _open_store(url: str, options: OpenOptions) -> _Opened:
 def _sqlite_path(url: str) -> str:
     scheme, found, rest = url.partition("://")
     if found and scheme != "sqlite":
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"there is no store for {scheme}:// here",  # without the rest of it: there may be a password
             next="Use a file path, postgres://, ws:// or memory:",
         )
@@ -389,5 +516,5 @@ def is_postgres(url: str) -> bool:
 
 def _one_of(name: str, value: Any, *known: str) -> Any:
     if value not in known:
-        raise InvalidOption(f"{name} is {' or '.join(map(repr, known))}, not {value!r}")
+        raise InvalidOptionError(f"{name} is {' or '.join(map(repr, known))}, not {value!r}")
     return value

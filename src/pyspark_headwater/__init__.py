@@ -1,6 +1,6 @@
 """Spark looks into packages named `pyspark_*` for data sources: so `format("headwater")` needs no registration."""
 
-from headwater.pipeline.source.datasource import HeadwaterDataSource
+from headwater.pipeline.source import HeadwaterDataSource
 
 
 class DefaultSource(HeadwaterDataSource):

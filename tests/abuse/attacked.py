@@ -28,8 +28,7 @@ from typing import Any, Self
 
 from websockets.sync.client import ClientConnection, connect
 
-from headwater.server.scopes import Scopes
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import Scopes, TokenFile
 
 PATIENCE_S = 60.0
 VICTIM_P99_MS = 250.0
@@ -52,13 +51,13 @@ published, delivered = [], []
 with headwater.open(url, token=token) as log:
     mine = log.subscribe("victim", "victim.news")
     log.publish("victim.news", 0)
-    mine.fetch(1, wait=30)[0].ack()
+    mine.fetch(1, timeout=30)[0].ack()
     print("ready", flush=True)
     while not stop.wait(pause_s) or len(published) < 200:
         began = time.perf_counter()
         log.publish("victim.news", {"text": "x" * 100})
         stored = time.perf_counter()
-        [message] = mine.fetch(1, wait=60)
+        [message] = mine.fetch(1, timeout=60)
         delivered.append(time.perf_counter() - began)
         published.append(stored - began)
         message.ack()

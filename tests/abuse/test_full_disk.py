@@ -53,7 +53,7 @@ def refused_and_readable(server: Attacked, admin: str, writer: str, messages: in
     with server.connect(writer) as client:
         text = "x" * 100_000  # more than what the journal had room for already
         answer = call(client, "rpc.publish", {"topic": "a", "data": text})
-        assert answer["error"]["data"]["kind"] == "DiskFull", answer
+        assert answer["error"]["data"]["kind"] == "DiskFullError", answer
     with server.connect(admin) as client:
         assert call(client, "rpc.last_seq")["result"] == {"sequence_id": messages}
         assert [topic[1] for topic in call(client, "rpc.topics", id=2)["result"]] == [messages]

@@ -24,7 +24,7 @@ READER = {"read": ["a.>"], "consume": ["*"]}
 def large_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Subscriptions whose count walks the whole log in Python, because of their regexes."""
     path = tmp_path_factory.mktemp("large") / "log.db"
-    with headwater.open(path, heartbeats=False, housekeeping=None, durability="relaxed") as log:
+    with headwater.open(path, heartbeats=False, maintenance_interval=None, durability="relaxed") as log:
         for _ in range(MESSAGES // 100_000):
             log.publish_many([("a.b", 1)] * 100_000)
     store = SqliteStore(path)
@@ -76,5 +76,5 @@ def test_counts_whose_time_is_over(large: Path) -> None:
             client.send(questions(20))
             answers = json.loads(client.recv(30))
         kinds = {answer["error"]["data"]["kind"] for answer in answers if "error" in answer}
-        assert kinds == {"RequestTimeout"}, answers
+        assert kinds == {"RequestTimeoutError"}, answers
         server.assert_unharmed(victim, attack="counts whose time is over")

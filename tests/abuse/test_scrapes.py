@@ -30,7 +30,7 @@ SHUTDOWN_S = 1
 @pytest.fixture
 def crowded(tmp_path: Path) -> Iterator[Attacked]:
     """3,000 subscriptions, each with a pattern and a place of its own, 50,000 messages behind."""
-    with headwater.open(tmp_path / "log.db", heartbeats=False, housekeeping=None) as log:
+    with headwater.open(tmp_path / "log.db", heartbeats=False, maintenance_interval=None) as log:
         log.publish_many([(f"a.b{number % 97}.c", {"text": "x" * 100}) for number in range(MESSAGES)])
     store = SqliteStore(tmp_path / "log.db")
     with store.write() as writer:
@@ -106,14 +106,14 @@ def test_probes_without_end(tmp_path: Path, path: str) -> None:
 def test_statistics_load_no_payloads(tmp_path: Path) -> None:
     """350 MB of dead letters, and 350 MB of messages that a subscription has yet to look at."""
     text = "x" * 1_000_000
-    with headwater.open(tmp_path / "log.db", heartbeats=False, housekeeping=None, durability="relaxed") as log:
+    with headwater.open(tmp_path / "log.db", heartbeats=False, maintenance_interval=None, durability="relaxed") as log:
         for _ in range(14):
             log.publish_many([("big", text)] * 25)
         message = log.subscribe("first", "big").fetch(1)[0]._claimed.message
     store = SqliteStore(tmp_path / "log.db", durability="relaxed")
     with store.write() as writer:
         for _ in range(350):
-            writer.bury([DeadLetter(0, "s", message, "rejected", 1, 0, "an error")])
+            writer.save_dead_letters([DeadLetter(0, "s", message, "rejected", 1, 0, "an error")])
         for number in range(4):
             spec = SubscriptionSpec("big", entities={"from": f"/x{number}/"} if number % 2 else {})
             writer.save_subscription(SubscriptionRecord(f"s{number}", spec, 0, 0))
@@ -149,7 +149,7 @@ TOPICS = 40_000
 )
 def test_a_reader_of_many_topics(tmp_path: Path, method: str, params: dict[str, str], in_flight: int) -> None:
     """By 6 connections with one token, each with so many calls that have no answer."""
-    with headwater.open(tmp_path / "log.db", heartbeats=False, housekeeping=None) as log:
+    with headwater.open(tmp_path / "log.db", heartbeats=False, maintenance_interval=None) as log:
         log.publish_many([(f"mine.topic-{number}", 1) for number in range(TOPICS)])
     with Attacked(tmp_path) as server, contextlib.ExitStack() as connections:
         admin = server.token("admin", manage=[">"], admin=True)

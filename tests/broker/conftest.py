@@ -13,7 +13,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite", "served"])
+@pytest.fixture(params=["sqlite", "served"])
 def place(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -23,13 +23,13 @@ def place(request: pytest.FixtureRequest) -> str:
 def log(place: str, tmp_path: Path, clock: ManualClock) -> Iterator[Log]:
     """A log over each store and behind a server, for what must not depend on it."""
     if place == "served":
-        served = ServedFile(tmp_path / "log.db", clock=clock, housekeeping=None, heartbeats=False)
+        served = ServedFile(tmp_path / "log.db", clock=clock, maintenance_interval=None, heartbeats=False)
         with served.open() as opened:
             yield opened
         served.stop()
         return
-    url = "memory:" if place == "memory" else str(tmp_path / "log.db")
-    with headwater.open(url, clock=clock, housekeeping=None, heartbeats=False) as opened:
+    url = str(tmp_path / "log.db")
+    with headwater.open(url, clock=clock, maintenance_interval=None, heartbeats=False) as opened:
         yield opened
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headwater import Log, ManualClock
-from headwater.broker.forwarding import Forwarder
-from headwater.errors import TooLarge, TransportFailed
+from headwater.api.forwarder import Forwarder
+from headwater.errors import TooLargeError, TransportFailedError
 from headwater.message import Message
 from headwater.transports.memory import MemoryTransport
 
@@ -38,11 +38,11 @@ class Target(MemoryTransport):
         try:
             data = [message.data for message in messages]
             if self.away:
-                raise TransportFailed("the target is away", where=self.name)
+                raise TransportFailedError("the target is away", where=self.name)
             if self.unfit.intersection(data):
-                raise TooLarge("this is too large for the target", where=self.name)
+                raise TooLargeError("this is too large for the target", where=self.name)
             if self.refused.intersection(data):
-                raise TransportFailed("the target refuses this", where=self.name)
+                raise TransportFailedError("the target refuses this", where=self.name)
             super().publish_many(messages)
             self.arrived += data
             self.batches.append(len(data))
@@ -71,10 +71,10 @@ def drained(forwarder: Forwarder) -> bool:
 def wait_for(condition: Callable[[], bool], forwarder: Forwarder) -> None:
     """For what can only change with the forwarder."""
     for _ in range(int(PATIENCE_S * 100)):
-        seen = forwarder._work.changes
+        seen = forwarder._changes
         if condition():
             return
-        forwarder._work.wait_for_change(seen, 0.01)
+        forwarder._wait_for_change(seen, 0.01)
     pytest.fail("it does not come to that")
 
 
@@ -84,6 +84,6 @@ def advance_until(condition: Callable[[], bool], clock: ManualClock) -> None:
     for _ in range(int(PATIENCE_S * 200)):
         if condition():
             return
-        clock.advance(5_000)
+        clock.advance(5)
         pause.wait(0.001)
     pytest.fail("it does not come to that")

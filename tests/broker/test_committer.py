@@ -9,11 +9,12 @@ import pytest
 
 from headwater import ManualClock
 from headwater.broker.committer import GROUP_BYTES_MAX, GROUP_WORKS_MAX, Committer
-from headwater.broker.flow import Ticket
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import Closed, DiskFull, StoreError, UnknownSubscription
+from headwater.broker.flow import Completion
+from headwater.delivery.publishing import DedupeWindow
+from headwater.errors import ClosedError, DiskFullError, StoreError, UnknownSubscriptionError
 from headwater.message import Draft
-from headwater.stores.memory import MemoryStore
+from headwater.ports.store import PUBLISHING
+from headwater.stores.sqlite import MemoryStore
 
 
 class Gate:
@@ -56,11 +57,15 @@ class Desk:
         )
 
     def hold(self) -> None:
-        self.committer.submit(lambda writer, undo: None)
+        self.committer.submit(lambda writer, hooks: None)
         assert self.gate.arrived.acquire(timeout=30)
 
-    def publish(self, *topics: str, id: str | None = None) -> Ticket[Any]:
-        return self.committer.publish_many([Draft(topic, "1", 1, id) for topic in topics])
+    def publish(self, *topics: str, id: str | None = None) -> Completion[Any]:
+        drafts = [Draft(topic, "1", 1, id) for topic in topics]
+        return self.committer.submit(drafts, len(drafts), bytes=len(drafts), touching=PUBLISHING)
+
+    def publish_one(self, draft: Draft) -> Completion[Any]:
+        return self.committer.submit(draft, bytes=draft.size, touching=PUBLISHING)
 
 
 @pytest.fixture
@@ -71,13 +76,13 @@ def desk() -> Iterator[Desk]:
     desk.committer.close()
 
 
-def outcome(ticket: Ticket[Any]) -> Any:
-    assert ticket.wait(30)
-    return ticket.result()
+def outcome(completion: Completion[Any]) -> Any:
+    assert completion.wait(30)
+    return completion.result()
 
 
-def refuse(writer: Any, undo: Any) -> None:
-    raise UnknownSubscription("no such thing")
+def refuse(writer: Any, hooks: Any) -> None:
+    raise UnknownSubscriptionError("no such thing")
 
 
 def append(writer: Any) -> None:
@@ -86,28 +91,28 @@ def append(writer: Any) -> None:
 
 def test_what_waits_together_is_one_commit(desk: Desk) -> None:
     desk.hold()
-    tickets = [desk.publish("a") for _ in range(50)]
-    works = [desk.committer.submit(lambda writer, undo: writer.last_seq()) for _ in range(3)]
+    completions = [desk.publish("a") for _ in range(50)]
+    works = [desk.committer.submit(lambda writer, hooks: writer.last_seq()) for _ in range(3)]
     desk.gate.open()
-    assert [outcome(ticket) for ticket in tickets] == [[seq] for seq in range(1, 51)]
+    assert [outcome(completion) for completion in completions] == [[seq] for seq in range(1, 51)]
     assert [outcome(work) for work in works] == [50, 50, 50], "each sees what came before it in its group"
     assert desk.gate.commits == 2, "the one that was held, and the group"
 
 
 def test_a_group_has_a_limit(desk: Desk) -> None:
     desk.hold()
-    tickets = [desk.publish("a") for _ in range(GROUP_WORKS_MAX + 1)]
+    completions = [desk.publish("a") for _ in range(GROUP_WORKS_MAX + 1)]
     desk.gate.open()
-    assert outcome(tickets[-1]) == [GROUP_WORKS_MAX + 1]
+    assert outcome(completions[-1]) == [GROUP_WORKS_MAX + 1]
     assert desk.gate.commits == 3
 
 
 def test_a_group_has_a_limit_in_bytes(desk: Desk) -> None:
     desk.hold()
     large = Draft("a", "1", GROUP_BYTES_MAX // 2)
-    tickets = [desk.committer.publish(large) for _ in range(6)]
+    completions = [desk.publish_one(large) for _ in range(6)]
     desk.gate.open()
-    assert [outcome(ticket) for ticket in tickets] == [1, 2, 3, 4, 5, 6]
+    assert [outcome(completion) for completion in completions] == [1, 2, 3, 4, 5, 6]
     assert desk.gate.commits == 4
 
 
@@ -118,9 +123,9 @@ class Written:
         self._desk = desk
         self.works: list[tuple[str, int]] = []
 
-    def queue(self, source: str, count: int, bytes: int) -> Ticket[int]:
+    def queue(self, source: str, count: int, bytes: int) -> Completion[int]:
         def work(number: int) -> Callable[[Any, Any], int]:
-            return lambda writer, undo: self.works.append((source, number)) or len(self.works)
+            return lambda writer, hooks: self.works.append((source, number)) or len(self.works)
 
         return [self._desk.committer.submit(work(n), bytes=bytes, source=source) for n in range(count)][-1]
 
@@ -146,26 +151,26 @@ def test_sources_take_turns_by_bytes_and_each_keeps_its_order(desk: Desk) -> Non
     assert 16 <= len(large) <= 24, "a quarter as many as of the small ones, and the first group"
 
 
-def _opened(desk: Desk, ticket: Ticket[int]) -> Ticket[int]:
+def _opened(desk: Desk, completion: Completion[int]) -> Completion[int]:
     desk.gate.open()
-    return ticket
+    return completion
 
 
 def test_nobody_is_told_before_the_commit(desk: Desk) -> None:
     desk.hold()
-    ticket = desk.publish("a")
-    assert not ticket.done
+    completion = desk.publish("a")
+    assert not completion.done
     assert desk.announced == []
     desk.gate.open()
-    outcome(ticket)
+    outcome(completion)
     assert desk.announced == [({"a"}, 1, 1)]
 
 
 def test_news_name_topics_and_seqs_of_the_group_and_leave_repeats_out(desk: Desk) -> None:
     desk.hold()
-    tickets = [desk.publish("a", id="x"), desk.publish("b", "c"), desk.publish("a", id="x")]
+    completions = [desk.publish("a", id="x"), desk.publish("b", "c"), desk.publish("a", id="x")]
     desk.gate.open()
-    assert [outcome(ticket) for ticket in tickets] == [[1], [2, 3], [1]]
+    assert [outcome(completion) for completion in completions] == [[1], [2, 3], [1]]
     assert desk.announced == [({"a", "b", "c"}, 1, 3)]
     outcome(desk.publish("a", id="x"))
     assert len(desk.announced) == 1, "nothing new, nothing to tell"
@@ -173,8 +178,8 @@ def test_news_name_topics_and_seqs_of_the_group_and_leave_repeats_out(desk: Desk
 
 def test_one_message_has_one_seq_as_its_outcome(desk: Desk) -> None:
     desk.hold()
-    single, several = desk.committer.publish(Draft("a", "1", 1, "x")), desk.publish("a", "b")
-    again = desk.committer.publish(Draft("a", "1", 1, "x"))
+    single, several = desk.publish_one(Draft("a", "1", 1, "x")), desk.publish("a", "b")
+    again = desk.publish_one(Draft("a", "1", 1, "x"))
     desk.gate.open()
     assert (outcome(single), outcome(several), outcome(again)) == (1, [2, 3], 1)
 
@@ -184,13 +189,13 @@ def test_a_refusal_reaches_the_one_who_asked_and_holds_nobody_up(desk: Desk) -> 
     before, refused, after = desk.publish("a"), desk.committer.submit(refuse), desk.publish("a")
     desk.gate.open()
     assert (outcome(before), outcome(after)) == ([1], [2])
-    with pytest.raises(UnknownSubscription):
+    with pytest.raises(UnknownSubscriptionError):
         outcome(refused)
     assert desk.gate.commits == 2
 
 
 def test_a_work_that_breaks_fails_alone(desk: Desk) -> None:
-    def broken(writer: Any, undo: Any) -> None:
+    def broken(writer: Any, hooks: Any) -> None:
         append(writer)
         raise ZeroDivisionError
 
@@ -206,31 +211,31 @@ def test_a_failed_group_is_taken_back_in_memory_and_tried_one_by_one(desk: Desk)
     memory: list[str] = []
 
     def remember(what: str) -> Callable[[Any, Any], None]:
-        def work(writer: Any, undo: Any) -> None:
+        def work(writer: Any, hooks: Any) -> None:
             memory.append(what)
-            undo.append(lambda: memory.remove(what) if memory[-1] == what else pytest.fail("undone out of order"))
+            hooks.append(lambda: memory.remove(what) if memory[-1] == what else pytest.fail("undone out of order"))
 
         return work
 
     desk.hold()
-    tickets = [desk.committer.submit(remember(what)) for what in ("one", "two", "three")]
+    completions = [desk.committer.submit(remember(what)) for what in ("one", "two", "three")]
     published = desk.publish("a")
     desk.gate.failing = 2  # the one that is held, and the group
     desk.gate.open()
-    for ticket in tickets:
-        outcome(ticket)
+    for completion in completions:
+        outcome(completion)
     assert outcome(published) == [1]
     assert memory == ["one", "two", "three"]
 
 
 def test_a_disk_that_stays_full_fails_everybody_and_the_writer_lives_on(desk: Desk) -> None:
     desk.hold()
-    tickets = [desk.publish("a") for _ in range(3)]
-    desk.gate.failing, desk.gate.error = 1_000, DiskFull
+    completions = [desk.publish("a") for _ in range(3)]
+    desk.gate.failing, desk.gate.error = 1_000, DiskFullError
     desk.gate.open()
-    for ticket in tickets:
-        with pytest.raises(DiskFull):
-            outcome(ticket)
+    for completion in completions:
+        with pytest.raises(DiskFullError):
+            outcome(completion)
     assert desk.announced == []
     desk.gate.failing = 0
     assert outcome(desk.publish("a")) == [1]
@@ -238,15 +243,15 @@ def test_a_disk_that_stays_full_fails_everybody_and_the_writer_lives_on(desk: De
 
 def test_closing_finishes_what_is_queued(desk: Desk) -> None:
     desk.hold()
-    tickets = [desk.publish("a") for _ in range(10)]
+    completions = [desk.publish("a") for _ in range(10)]
     closing = threading.Thread(target=desk.committer.close)
     closing.start()
     desk.gate.open()
     closing.join(30)
-    assert [outcome(ticket)[0] for ticket in tickets] == list(range(1, 11))
-    with pytest.raises(Closed):
+    assert [outcome(completion)[0] for completion in completions] == list(range(1, 11))
+    with pytest.raises(ClosedError):
         desk.publish("a")
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         desk.committer.submit(refuse)
 
 

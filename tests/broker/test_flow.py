@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.broker.flow import Blocking, Call, Flow, Ticket, Within, finish, run_async, run_blocking
+from headwater.broker.flow import Blocking, Call, Completion, Flow, WaitFor, complete, run_async, run_blocking
 
 
 @pytest.fixture
@@ -28,17 +28,17 @@ def drive(request: pytest.FixtureRequest) -> Callable[[Flow[Any]], Any]:
     return drive_async
 
 
-def done(value: Any = None, error: BaseException | None = None) -> Ticket[Any]:
-    ticket: Ticket[Any] = Ticket()
-    finish([(ticket, value, error)])
-    return ticket
+def done(value: Any = None, error: BaseException | None = None) -> Completion[Any]:
+    completion: Completion[Any] = Completion()
+    complete([(completion, value, error)])
+    return completion
 
 
 def test_outcomes_are_sent_back_in(drive: Any, pool: ThreadPoolExecutor) -> None:
     def flow() -> Flow[list[Any]]:
         return [
             (yield done("ticket")),
-            (yield Within(done(), 1.0)),
+            (yield WaitFor(done(), 1.0)),
             (yield Blocking(lambda: "blocking", pool)),
             (yield Call(str.upper, "call")),
         ]
@@ -77,36 +77,36 @@ def test_a_flow_that_waits_for_nothing(drive: Any) -> None:
 
 
 def test_a_ticket_finished_by_another_thread(drive: Any) -> None:
-    ticket: Ticket[str] = Ticket()
+    completion: Completion[str] = Completion()
 
     def flow() -> Flow[str]:
-        threading.Thread(target=finish, args=([(ticket, "from afar", None)],)).start()
-        return (yield ticket)
+        threading.Thread(target=complete, args=([(completion, "from afar", None)],)).start()
+        return (yield completion)
 
     assert drive(flow()) == "from afar"
 
 
 def test_within_gives_up_when_time_is_over_and_may_be_waited_for_again(drive: Any) -> None:
-    ticket: Ticket[None] = Ticket()
+    completion: Completion[None] = Completion()
 
     def flow() -> Flow[list[bool]]:
-        came = [(yield Within(ticket, 0.0)), (yield Within(ticket, 0.01))]
-        threading.Thread(target=finish, args=([(ticket, None, None)],)).start()
-        came.append((yield Within(ticket, None)))
+        came = [(yield WaitFor(completion, 0.0)), (yield WaitFor(completion, 0.01))]
+        threading.Thread(target=complete, args=([(completion, None, None)],)).start()
+        came.append((yield WaitFor(completion, None)))
         return came
 
     assert drive(flow()) == [False, False, True]
 
 
 def test_a_ticket_may_be_finished_again_and_again(drive: Any) -> None:
-    """Wake-ups are tickets, and they come as often as they like, also long after the waiter has gone."""
-    ticket: Ticket[None] = Ticket()
+    """Wake-ups are completions, and they come as often as they like, also long after the waiter has gone."""
+    completion: Completion[None] = Completion()
 
     def flow() -> Flow[bool]:
-        yield Within(ticket, 0.001)
+        yield WaitFor(completion, 0.001)
         for _ in range(3):
-            finish([(ticket, None, None)])
-        return (yield Within(ticket, 0.0))
+            complete([(completion, None, None)])
+        return (yield WaitFor(completion, 0.0))
 
     assert drive(flow()) is True
 
@@ -142,7 +142,7 @@ def test_cancelling_is_thrown_into_the_flow() -> None:
 
     def flow() -> Flow[None]:
         try:
-            yield Ticket()
+            yield Completion()
         finally:
             cleaned_up.append(True)
 
@@ -158,11 +158,11 @@ def test_cancelling_is_thrown_into_the_flow() -> None:
 
 
 def test_finishing_a_ticket_whose_loop_is_closed_harms_nobody() -> None:
-    abandoned: Ticket[None] = Ticket()
-    waited_for: Ticket[str] = Ticket()
+    abandoned: Completion[None] = Completion()
+    waited_for: Completion[str] = Completion()
 
-    def flow(ticket: Ticket[Any]) -> Flow[Any]:
-        return (yield ticket)
+    def flow(completion: Completion[Any]) -> Flow[Any]:
+        return (yield completion)
 
     async def abandon() -> None:
         task = asyncio.create_task(run_async(flow(abandoned)))
@@ -170,25 +170,25 @@ def test_finishing_a_ticket_whose_loop_is_closed_harms_nobody() -> None:
         task.cancel()
 
     asyncio.run(abandon())
-    finish([(abandoned, None, None), (waited_for, "still served", None)])
+    complete([(abandoned, None, None), (waited_for, "still served", None)])
     assert run_blocking(flow(waited_for)) == "still served"
 
 
 def test_many_threads_and_many_tickets() -> None:
-    tickets: list[Ticket[int]] = [Ticket() for _ in range(200)]
+    completions: list[Completion[int]] = [Completion() for _ in range(200)]
     outcomes: list[int] = []
 
-    def flow(ticket: Ticket[int]) -> Flow[int]:
-        return (yield ticket)
+    def flow(completion: Completion[int]) -> Flow[int]:
+        return (yield completion)
 
-    def wait(part: list[Ticket[int]]) -> None:
-        outcomes.extend(run_blocking(flow(ticket)) for ticket in part)
+    def wait(part: list[Completion[int]]) -> None:
+        outcomes.extend(run_blocking(flow(completion)) for completion in part)
 
-    threads = [threading.Thread(target=wait, args=(tickets[start::4],)) for start in range(4)]
+    threads = [threading.Thread(target=wait, args=(completions[start::4],)) for start in range(4)]
     for thread in threads:
         thread.start()
-    for number, ticket in enumerate(tickets):
-        finish([(ticket, number, None)])
+    for number, completion in enumerate(completions):
+        complete([(completion, number, None)])
     for thread in threads:
         thread.join(30)
     assert sorted(outcomes) == list(range(200))
@@ -198,18 +198,18 @@ def test_many_threads_and_many_tickets() -> None:
 
 
 class Called:
-    """Notes which tickets called back, and on which thread."""
+    """Notes which completions called back, and on which thread."""
 
     def __init__(self, expected: int) -> None:
-        self.tickets: list[Ticket[Any]] = []
+        self.completions: list[Completion[Any]] = []
         self.threads: set[int] = set()
         self.all_there = asyncio.Event()
         self._expected = expected
 
-    def __call__(self, ticket: Ticket[Any]) -> None:
-        self.tickets.append(ticket)
+    def __call__(self, completion: Completion[Any]) -> None:
+        self.completions.append(completion)
         self.threads.add(threading.get_ident())
-        if len(self.tickets) == self._expected:
+        if len(self.completions) == self._expected:
             self.all_there.set()
 
     async def wait(self) -> None:
@@ -220,18 +220,18 @@ class Called:
 
 def test_then_calls_back_on_the_loop_when_another_thread_is_done() -> None:
     async def story() -> None:
-        ticket: Ticket[str] = Ticket()
+        completion: Completion[str] = Completion()
         called = Called(1)
-        ticket.then(asyncio.get_running_loop(), called)
+        completion.then(asyncio.get_running_loop(), called)
         await asyncio.sleep(0)
-        assert called.tickets == []
-        thread = threading.Thread(target=finish, args=([(ticket, "from afar", None)],))
+        assert called.completions == []
+        thread = threading.Thread(target=complete, args=([(completion, "from afar", None)],))
         thread.start()
         await called.wait()
         thread.join(30)
-        assert called.tickets == [ticket]
+        assert called.completions == [completion]
         assert called.threads == {threading.get_ident()}
-        assert ticket.result() == "from afar"
+        assert completion.result() == "from afar"
 
     asyncio.run(story())
 
@@ -239,58 +239,58 @@ def test_then_calls_back_on_the_loop_when_another_thread_is_done() -> None:
 @pytest.mark.parametrize("error", [None, KeyError("inside")], ids=["a value", "an error"])
 def test_then_calls_back_for_what_is_done_already(error: BaseException | None) -> None:
     async def story() -> None:
-        ticket = done("value", error)
+        completion = done("value", error)
         called = Called(1)
-        ticket.then(asyncio.get_running_loop(), called)
-        assert called.tickets == [], "not from inside the call: who asks has not finished asking"
+        completion.then(asyncio.get_running_loop(), called)
+        assert called.completions == [], "not from inside the call: who asks has not finished asking"
         await called.wait()
-        assert called.tickets == [ticket]
-        assert called.tickets[0].error is error
+        assert called.completions == [completion]
+        assert called.completions[0].error is error
 
     asyncio.run(story())
 
 
 class Meddled(list[Any]):
-    """The waiters of a ticket that is finished at the worst moment: just before, or just after, one is added."""
+    """The waiters of a completion that is finished at the worst moment: just before, or just after, one is added."""
 
-    def __init__(self, ticket: Ticket[Any], when: str) -> None:
-        self._ticket = ticket
+    def __init__(self, completion: Completion[Any], when: str) -> None:
+        self._ticket = completion
         self._when = when
 
     def append(self, waiter: Any) -> None:
         if self._when == "just before":
-            finish([(self._ticket, "value", None)])
+            complete([(self._ticket, "value", None)])
         super().append(waiter)
         if self._when == "just after":
-            finish([(self._ticket, "value", None)])
+            complete([(self._ticket, "value", None)])
 
 
 @pytest.mark.parametrize("when", ["just before", "just after"])
 def test_then_calls_back_once_at_the_worst_moment(when: str) -> None:
     async def story() -> None:
-        ticket: Ticket[str] = Ticket()
-        ticket._waiters = Meddled(ticket, when)
+        completion: Completion[str] = Completion()
+        completion._waiters = Meddled(completion, when)
         called = Called(1)
-        ticket.then(asyncio.get_running_loop(), called)
+        completion.then(asyncio.get_running_loop(), called)
         await called.wait()
-        assert called.tickets == [ticket]
+        assert called.completions == [completion]
 
     asyncio.run(story())
 
 
 def test_then_may_be_asked_by_several_and_beside_those_who_wait() -> None:
     async def story() -> None:
-        ticket: Ticket[str] = Ticket()
+        completion: Completion[str] = Completion()
         called = Called(2)
-        waiting = asyncio.create_task(ticket.wait_async())
+        waiting = asyncio.create_task(completion.wait_async())
         await asyncio.sleep(0)
         for _ in range(2):
-            ticket.then(asyncio.get_running_loop(), called)
-        finish([(ticket, "for all", None)])
-        finish([(ticket, "again", None)])
+            completion.then(asyncio.get_running_loop(), called)
+        complete([(completion, "for all", None)])
+        complete([(completion, "again", None)])
         assert await waiting
         await called.wait()
-        assert called.tickets == [ticket, ticket]
+        assert called.completions == [completion, completion]
 
     asyncio.run(story())
 
@@ -298,10 +298,10 @@ def test_then_may_be_asked_by_several_and_beside_those_who_wait() -> None:
 def test_tickets_finished_together_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         loop = asyncio.get_running_loop()
-        tickets: list[Ticket[int]] = [Ticket() for _ in range(100)]
-        called = Called(len(tickets))
-        for ticket in tickets:
-            ticket.then(loop, called)
+        completions: list[Completion[int]] = [Completion() for _ in range(100)]
+        called = Called(len(completions))
+        for completion in completions:
+            completion.then(loop, called)
         calls = []
         wake = loop.call_soon_threadsafe
 
@@ -310,11 +310,11 @@ def test_tickets_finished_together_wake_the_loop_once(monkeypatch: pytest.Monkey
             return wake(*arguments)
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-        await asyncio.to_thread(finish, [(ticket, 1, None) for ticket in tickets])
+        await asyncio.to_thread(complete, [(completion, 1, None) for completion in completions])
         monkeypatch.undo()
         await called.wait()
         assert len(calls) == 2, "one for the tickets, one for the thread that finished them"
-        assert called.tickets == tickets, "in the order they were finished"
+        assert called.completions == completions, "in the order they were finished"
 
     asyncio.run(story())
 
@@ -322,36 +322,36 @@ def test_tickets_finished_together_wake_the_loop_once(monkeypatch: pytest.Monkey
 def test_a_ticket_finished_on_its_own_loop_needs_no_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         loop = asyncio.get_running_loop()
-        ticket: Ticket[int] = Ticket()
-        waiting = asyncio.ensure_future(ticket.wait_async())
+        completion: Completion[int] = Completion()
+        waiting = asyncio.ensure_future(completion.wait_async())
         await asyncio.sleep(0)
         monkeypatch.setattr(loop, "call_soon_threadsafe", None)
-        finish([(ticket, 1, None)])
+        complete([(completion, 1, None)])
         monkeypatch.undo()
         assert await waiting
-        assert ticket.result() == 1
+        assert completion.result() == 1
 
     asyncio.run(story())
 
 
 def test_then_on_a_loop_that_is_closed_harms_nobody() -> None:
-    ticket: Ticket[None] = Ticket()
+    completion: Completion[None] = Completion()
     called: list[Any] = []
 
     async def ask() -> None:
-        ticket.then(asyncio.get_running_loop(), called.append)
+        completion.then(asyncio.get_running_loop(), called.append)
 
     asyncio.run(ask())
-    finish([(ticket, None, None)])
-    assert ticket.done
+    complete([(completion, None, None)])
+    assert completion.done
     assert called == []
 
 
 def test_what_follows_a_ticket_may_fail_and_the_others_are_finished() -> None:
-    first: Ticket[int] = Ticket()
-    second: Ticket[int] = Ticket()
+    first: Completion[int] = Completion()
+    second: Completion[int] = Completion()
 
-    def fail(ticket: Ticket[int]) -> None:
+    def fail(completion: Completion[int]) -> None:
         raise RuntimeError("mine alone")
 
     async def story() -> None:
@@ -359,7 +359,7 @@ def test_what_follows_a_ticket_may_fail_and_the_others_are_finished() -> None:
         first.then(asyncio.get_running_loop(), fail)
         waiting = asyncio.ensure_future(second.wait_async())
         await asyncio.sleep(0)
-        finish([(first, 1, None), (second, 2, None)])
+        complete([(first, 1, None), (second, 2, None)])
         assert await waiting
 
     asyncio.run(story())

@@ -15,8 +15,8 @@ from forward_target import Target, publish
 
 import headwater
 from headwater import Log
-from headwater.broker.forwarding import Forwarder
-from headwater.errors import InvalidOption
+from headwater.api.forwarder import Forwarder
+from headwater.errors import InvalidOptionError
 from headwater.message import Message
 from headwater.transports.batching import BatchingTransport
 
@@ -35,7 +35,7 @@ class Recovering(Target):
 
 @pytest.fixture
 def log() -> Iterator[Log]:
-    with headwater.open("memory:", housekeeping=None, heartbeats=False) as log:
+    with headwater.open("memory:", maintenance_interval=None, heartbeats=False) as log:
         yield log
 
 
@@ -125,6 +125,6 @@ def test_what_is_counted_as_forwarded_is_seen_with_the_ack(log: Log, make: Make)
 
 def test_a_transport_that_keeps_messages_in_a_buffer_is_refused(log: Log, clock: headwater.ManualClock) -> None:
     transport = BatchingTransport(Target(), clock=clock)
-    with pytest.raises(InvalidOption, match="makes batches by itself"):
+    with pytest.raises(InvalidOptionError, match="makes batches itself"):
         Forwarder(log, transport, id="f")
     transport.close()

@@ -12,8 +12,8 @@ from redis_server import RedisServer
 from server_process import ServerProcess
 
 import headwater
-from headwater.broker.forwarding import Forwarder
-from headwater.delivery.breaker import BreakerPolicy
+from headwater.api.forwarder import Forwarder
+from headwater.delivery.circuit import BreakerPolicy
 
 PATIENCE_S = 60.0
 QUICK: Any = {"wait": 0, "backoff": 0.05, "backoff_max": 0.2, "breaker": BreakerPolicy(open_ms=200)}
@@ -21,7 +21,7 @@ QUICK: Any = {"wait": 0, "backoff": 0.05, "backoff_max": 0.2, "breaker": Breaker
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[headwater.Log]:
-    with headwater.open(tmp_path / "source.db", housekeeping=None) as log:
+    with headwater.open(tmp_path / "source.db", maintenance_interval=None) as log:
         yield log
 
 

@@ -48,7 +48,7 @@ def test_a_heartbeat_extends_what_a_handler_is_at(log: Log, busy: Busy, clock: M
     log.publish("a", 1)
     busy.begin(log, mode="shared")
     for _ in range(10):
-        clock.advance(ACK_WAIT_MS - 1)
+        clock.advance((ACK_WAIT_MS - 1) / 1000)
         log._core.heartbeat()
         assert others(log).fetch() == []
     busy.go_on.set()
@@ -60,7 +60,7 @@ def test_a_heartbeat_extends_what_a_handler_is_at(log: Log, busy: Busy, clock: M
 def test_without_a_heartbeat_it_is_passed_on(log: Log, busy: Busy, clock: ManualClock) -> None:
     log.publish("a", 1)
     busy.begin(log, mode="shared")
-    clock.advance(ACK_WAIT_MS)
+    clock.advance(ACK_WAIT_MS / 1000)
     assert [(message.seq, message.attempt) for message in others(log).fetch()] == [(1, 2)]
 
 
@@ -68,11 +68,11 @@ def test_a_handler_that_runs_too_long_is_given_up(log: Log, busy: Busy, clock: M
     log.publish("a", 1)
     busy.begin(log, mode="shared", extension_max=12)
     for _ in range(3):  # at 4, 8 and 12 s; the last is too late
-        clock.advance(4_000)
+        clock.advance(4)
         log._core.heartbeat()
-    clock.advance(ACK_WAIT_MS - 4_001)
+    clock.advance((ACK_WAIT_MS - 4_001) / 1000)
     assert others(log).fetch() == []
-    clock.advance(1)
+    clock.advance(0.001)
     consumer = others(log)
     [message] = consumer.fetch()
     assert message.attempt == 2
@@ -86,7 +86,7 @@ def test_an_exclusive_handler_is_extended_too(log: Log, busy: Busy, clock: Manua
     log.publish("a", 1)
     busy.begin(log, concurrency=2)
     for _ in range(10):
-        clock.advance(ACK_WAIT_MS - 1)
+        clock.advance((ACK_WAIT_MS - 1) / 1000)
         log._core.heartbeat()
     log.publish("a", 2)
     assert busy.entered.acquire(timeout=TIME_LIMIT_S)
@@ -100,9 +100,9 @@ def test_an_idle_message_of_a_fetch_is_not_extended(log: Log, clock: ManualClock
     log.publish("a", 1)
     subscription = log.subscribe("s", "a", ack_wait=5)
     subscription.fetch()
-    clock.advance(4_000)
+    clock.advance(4)
     log._core.heartbeat()
-    clock.advance(1_000)
+    clock.advance(1)
     assert [message.attempt for message in subscription.fetch()] == [2]
 
 
@@ -110,7 +110,7 @@ def test_what_was_fetched_ahead_is_not_handled_twice(log: Log, busy: Busy, clock
     log.publish_many([("a", 1), ("a", 2)])
     busy.begin(log, mode="shared")
     for _ in range(3):
-        clock.advance(ACK_WAIT_MS - 1)
+        clock.advance((ACK_WAIT_MS - 1) / 1000)
         log._core.heartbeat()
     elsewhere = others(log).fetch()
     busy.go_on.set()
@@ -119,7 +119,7 @@ def test_what_was_fetched_ahead_is_not_handled_twice(log: Log, busy: Busy, clock
 
 def test_a_heartbeat_of_one_that_was_taken_over_harms_nobody(log: Log, clock: ManualClock) -> None:
     log.subscribe("s", "a")
-    clock.advance(15_001)
+    clock.advance(15.001)
     successor = log.subscribe("s", "a")
     log._core.heartbeat()
     log.publish("a", 1)

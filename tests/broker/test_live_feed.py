@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headwater import Log
-from headwater.errors import InvalidOption, InvalidPattern
+from headwater.errors import InvalidOptionError, InvalidPatternError
 
 TIME_LIMIT_S = 30
 
@@ -173,8 +173,8 @@ def test_messages_of_another_log_object_are_told_too(tmp_path: Any, clock: Any, 
 
     path = tmp_path / "log.db"
     with (
-        headwater.open(path, clock=clock, housekeeping=None, heartbeats=False) as here,
-        headwater.open(path, clock=clock, housekeeping=None, heartbeats=False) as there,
+        headwater.open(path, clock=clock, maintenance_interval=None, heartbeats=False) as here,
+        headwater.open(path, clock=clock, maintenance_interval=None, heartbeats=False) as there,
     ):
         here.live.subscribe("x", "a", callback)
         there.publish("a", 1)
@@ -183,7 +183,11 @@ def test_messages_of_another_log_object_are_told_too(tmp_path: Any, clock: Any, 
 
 @pytest.mark.parametrize(
     ("pattern", "options", "error"),
-    [("a..b", {}, InvalidPattern), ("a", {"callback": 5}, InvalidOption), ("a", {"queue_max": 0}, InvalidOption)],
+    [
+        ("a..b", {}, InvalidPatternError),
+        ("a", {"callback": 5}, InvalidOptionError),
+        ("a", {"queue_max": 0}, InvalidOptionError),
+    ],
     ids=str,
 )
 def test_what_cannot_be_is_refused(log: Log, pattern: str, options: dict[str, Any], error: type[Exception]) -> None:

@@ -26,12 +26,14 @@ PATIENCE_S = 30.0
 @asynccontextmanager
 async def connected(place: str, directory: Path) -> AsyncIterator[AsyncLog]:
     if place == "served":
-        served = ServedFile(directory / "log.db", housekeeping=None)
+        served = ServedFile(directory / "log.db", maintenance_interval=None)
         async with served.connect() as log:
             yield log
         await asyncio.to_thread(served.stop)
         return
-    async with headwater.connect("memory:" if place == "memory" else directory / "log.db", housekeeping=None) as log:
+    async with headwater.open_async(
+        "memory:" if place == "memory" else directory / "log.db", maintenance_interval=None
+    ) as log:
         yield log
 
 
@@ -69,7 +71,7 @@ def test_any_number_of_blocked_callbacks_hold_up_no_other_and_no_close(
     assert not entered.acquire(blocking=False), "what still waited for them is not given to them any more"
 
 
-@pytest.mark.parametrize("place", ["memory", "sqlite", "served"])
+@pytest.mark.parametrize("place", ["sqlite", "served"])
 def test_the_same_for_coroutine_functions(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "CLOSE_SECONDS_MAX", 0.2)
 
@@ -238,7 +240,7 @@ def test_coroutine_functions_are_told_too(tmp_path: Path, is_plain: bool) -> Non
 
 @contextmanager
 def two_logs(path: Path, clock: ManualClock) -> Iterator[tuple[Log, Log]]:
-    options: Any = {"clock": clock, "housekeeping": None, "heartbeats": False}
+    options: Any = {"clock": clock, "maintenance_interval": None, "heartbeats": False}
     with headwater.open(path, **options) as here, headwater.open(path, **options) as there:
         yield here, there
 
@@ -293,7 +295,7 @@ def test_what_another_process_publishes_from_then_on_is_heard(
 def test_what_was_there_before_is_not(tmp_path: Path, clock: ManualClock) -> None:
     with two_logs(tmp_path / "log.db", clock) as (here, there):
         there.publish_many([("a", "theirs, long ago"), ("a", "theirs, long ago")])
-        clock.advance(live.JUST_BEFORE_MS + 1)
+        clock.advance((live.JUST_BEFORE_MS + 1) / 1000)
         heard: queue.Queue[Any] = queue.Queue()
         here.live.subscribe("x", "a", lambda message: heard.put(message.data))
         there.publish("a", 1)

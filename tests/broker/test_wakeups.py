@@ -9,8 +9,8 @@ import pytest
 
 import headwater
 from headwater import Log, ManualClock
-from headwater.broker import reading
-from headwater.broker.flow import Ticket
+from headwater.broker import consumer as consumers
+from headwater.broker.flow import Completion
 from headwater.broker.wakeups import Wakeups
 from headwater.topics import parse_pattern
 
@@ -20,20 +20,20 @@ LONG_S = 30.0  # longer than any test; the fetches below end because they are wo
 @pytest.fixture
 def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the net under lost wake-ups, so that only a wake-up can end a wait."""
-    monkeypatch.setattr(reading, "NET_POLL_S", LONG_S)
+    monkeypatch.setattr(consumers, "FALLBACK_POLL_S", LONG_S)
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Counts the waits that threads have begun."""
     begun = threading.Semaphore(0)
-    wait = Ticket.wait
+    wait = Completion.wait
 
-    def counted(ticket: Ticket[Any], timeout_s: float | None = None) -> bool:
+    def counted(completion: Completion[Any], timeout_s: float | None = None) -> bool:
         begun.release()
-        return wait(ticket, timeout_s)
+        return wait(completion, timeout_s)
 
-    monkeypatch.setattr(Ticket, "wait", counted)
+    monkeypatch.setattr(Completion, "wait", counted)
     return begun
 
 
@@ -48,7 +48,7 @@ class Waiting:
 
     def _run(self, subscription: Any, n: int) -> None:
         try:
-            self.found = subscription.fetch(n, wait=LONG_S)
+            self.found = subscription.fetch(n, timeout=LONG_S)
         except BaseException as exc:
             self.error = exc
 
@@ -67,29 +67,29 @@ class Waiting:
 def test_only_those_whose_pattern_matches_are_woken() -> None:
     wakeups = Wakeups()
     waiters = {
-        pattern: wakeups.add(parse_pattern(pattern), "s", minds_settling=False) for pattern in ("a.*", "a.b", ">", "c")
+        pattern: wakeups.add(parse_pattern(pattern), "s", wake_on_settle=False) for pattern in ("a.*", "a.b", ">", "c")
     }
-    tickets = {pattern: waiter.arm() for pattern, waiter in waiters.items()}
+    completions = {pattern: waiter.arm() for pattern, waiter in waiters.items()}
     wakeups.published({"a.b"}, 1, 1)
-    assert {pattern for pattern, ticket in tickets.items() if ticket.done} == {"a.*", "a.b", ">"}
+    assert {pattern for pattern, completion in completions.items() if completion.done} == {"a.*", "a.b", ">"}
 
 
 def test_a_wake_up_between_arming_and_waiting_is_not_lost() -> None:
     wakeups = Wakeups()
-    waiter = wakeups.add(parse_pattern("a"), "s", minds_settling=False)
-    ticket = waiter.arm()
+    waiter = wakeups.add(parse_pattern("a"), "s", wake_on_settle=False)
+    completion = waiter.arm()
     wakeups.published({"a"}, 1, 1)
-    assert ticket.wait(0.0)
+    assert completion.wait(0.0)
     assert not waiter.arm().done, "armed anew"
 
 
 def test_settling_wakes_those_who_mind() -> None:
     wakeups = Wakeups()
-    minds = wakeups.add(parse_pattern("a"), "s", minds_settling=True).arm()
-    does_not = wakeups.add(parse_pattern("a"), "s", minds_settling=False).arm()
+    minds = wakeups.add(parse_pattern("a"), "s", wake_on_settle=True).arm()
+    does_not = wakeups.add(parse_pattern("a"), "s", wake_on_settle=False).arm()
     wakeups.settled()
     assert (minds.done, does_not.done) == (True, False)
-    elsewhere = wakeups.add(parse_pattern("a"), "t", minds_settling=True).arm()
+    elsewhere = wakeups.add(parse_pattern("a"), "t", wake_on_settle=True).arm()
     wakeups.settled("s")
     assert not elsewhere.done
     wakeups.wake_all()
@@ -98,13 +98,13 @@ def test_settling_wakes_those_who_mind() -> None:
 
 def test_whoever_left_is_not_woken() -> None:
     wakeups = Wakeups()
-    waiter = wakeups.add(parse_pattern("a"), "s", minds_settling=True)
-    ticket = waiter.arm()
+    waiter = wakeups.add(parse_pattern("a"), "s", wake_on_settle=True)
+    completion = waiter.arm()
     wakeups.remove(waiter)
     wakeups.published({"a"}, 1, 1)
     wakeups.settled()
     wakeups.wake_all()
-    assert not ticket.done
+    assert not completion.done
     assert len(wakeups) == 0
 
 
@@ -137,10 +137,10 @@ def test_time_that_passes_wakes_for_what_has_become_due(log: Log, clock: ManualC
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
     log.publish("a", 1, delay=60)
     waiting = Waiting(subscription)
-    clock.advance(60_000)
+    clock.advance(60)
     assert waiting.came()
     waiting_again = Waiting(subscription)
-    clock.advance(5_000)
+    clock.advance(5)
     assert waiting_again.came()
     assert [(message.seq, message.attempt) for message in waiting_again.found] == [(1, 2)]
 
@@ -217,7 +217,7 @@ def test_two_threads_may_wait_on_one_subscription(log: Log, waits: threading.Sem
 
 
 def test_a_lost_wake_up_costs_time_and_no_message(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "NET_POLL_S", 0.05)
+    monkeypatch.setattr(consumers, "FALLBACK_POLL_S", 0.05)
     subscription = log.subscribe("s", "a")
     wakeups = log._core.engine.wakeups
     monkeypatch.setattr(log._core.engine.committer, "_on_publish", lambda *news: None)
@@ -229,7 +229,7 @@ def test_a_lost_wake_up_costs_time_and_no_message(log: Log, monkeypatch: pytest.
 
 
 def test_a_wait_ends_when_its_time_is_over(log: Log) -> None:
-    assert log.subscribe("s", "a").fetch(wait=0.01) == []
+    assert log.subscribe("s", "a").fetch(timeout=0.01) == []
 
 
 # --- from elsewhere -----------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def open_at(path: Path, clock: ManualClock) -> Log:
-    return headwater.open(path, clock=clock, housekeeping=None, heartbeats=False)
+    return headwater.open(path, clock=clock, maintenance_interval=None, heartbeats=False)
 
 
 @pytest.mark.usefixtures("no_net")

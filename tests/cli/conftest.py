@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(path: Path) -> Iterator[headwater.Log]:
     """A log with three orders and a note."""
-    with headwater.open(path, housekeeping=None) as opened:
+    with headwater.open(path, maintenance_interval=None) as opened:
         for number in (1, 2, 3):
             opened.publish("orders.new", {"order": number}, from_="shop", type="order")
         opened.publish("notes.made", "hello")

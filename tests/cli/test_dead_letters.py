@@ -27,7 +27,7 @@ def ids(result) -> list[int]:
 def test_ls(run, buried, path: Path):
     lines = run("dlq", path).out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
-    assert lines[2].endswith("max_retries         1  Timeout: bank")
+    assert lines[2].endswith("max_attempts         1  Timeout: bank")
     assert lines[3].endswith("[red]illegible\\x1b[2J")
     assert ids(run("dlq", path, "--json")) == [1, 2, 3]
     assert ids(run("dlq", "ls", path, "--subscription", "billing", "--reason", "rejected", "--json")) == [1]
@@ -39,7 +39,7 @@ def test_ls(run, buried, path: Path):
 
 def test_show(run, buried, path: Path):
     shown = run("dlq", "show", path, 2).out
-    assert "max_retries" in shown
+    assert "max_attempts" in shown
     assert '{"order":2}' in shown
     assert run("dlq", "show", path, 1, "--json").json["message"]["data"] == {"order": 1}
     assert run("dlq", "show", path, 9).code == 2
@@ -49,7 +49,7 @@ def test_show(run, buried, path: Path):
 def test_stats(run, buried, path: Path):
     assert run("dlq", "stats", path).out.startswith("3 dead letters, 0 on their way again\n")
     found = run("dlq", "stats", path, "--json").json
-    assert found["by_reason"] == {"rejected": 2, "max_retries": 1}
+    assert found["by_reason"] == {"rejected": 2, "max_attempts": 1}
     assert found["by_subscription"] == {"billing": 2, "notes": 1}
 
 
@@ -67,7 +67,7 @@ def test_redrive(run, buried, path: Path):
 
 
 def test_redrive_that_fails_is_a_finding(run, buried, path: Path):
-    buried.unsubscribe("notes")
+    buried.delete_subscription("notes")
     result = run("dlq", "redrive", path, "--all")
     assert (result.code, result.out) == (1, "2 dead letters on the way again\n")
     assert result.err == "dead letter 3 stays: subscription 'notes' is gone\n"

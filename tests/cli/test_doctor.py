@@ -10,10 +10,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from headwater.cli.doctor import _sqlite_version
-from headwater.cli.machine import LockHolders, Mount, find_lock_holders, find_mount
-from headwater.pipeline.starting.archive import archive_for
-from headwater.pipeline.starting.java import Java
+from headwater.cli.doctor import LockHolders, Mount, _sqlite_version, find_lock_holders, find_mount
+from headwater.cli.inspect import LAKE_IDLE_MS
+from headwater.pipeline.position import Position
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -47,6 +46,23 @@ def test_lag_is_wrong(run, log, path: Path):
     assert "billing is 3 messages behind" in result.out
     assert "next: Start its consumer, or remove it" in result.out
     assert result.out.splitlines()[-1] == "1 thing wrong"
+
+
+def test_the_position_of_a_lake_that_is_gone_is_found(run, log, path: Path):
+    """A log does not know where its lakes are; it knows when one last moved."""
+    position = Position.open(str(path), "lake:0123", (), start=1)
+    position.release()
+    found = findings(run("doctor", path, "--json"))["lake"]
+    assert (found["level"], found["what"][:51]) == ("note", "the lake of lake:0123 is 3 messages behind; it last")
+    assert f"headwater subscriptions rm {path} lake:0123" in found["next"]
+    assert findings(run("doctor", path, "--lag-max", 2, "--json"))["lake"]["level"] == "wrong"
+    assert "lake:0123" not in run("lag", path).err, "it moved today"
+    by_hand = apsw.Connection(str(path))
+    by_hand.execute("UPDATE subscriptions SET active_at = active_at - ? WHERE id = 'lake:0123'", (LAKE_IDLE_MS + 1,))
+    by_hand.close()
+    assert f"headwater subscriptions rm {path} lake:0123" in run("lag", path).err
+    run("subscriptions", "rm", path, "lake:0123")
+    assert "lake" not in findings(run("doctor", path, "--json"))
 
 
 def test_a_lock_held_too_long_is_wrong(run, log, path: Path):
@@ -120,7 +136,7 @@ def test_old_sqlite_is_wrong():
 def test_without_a_log_only_what_is_installed_is_examined(run):
     result = run("doctor", "--json")
     assert (result.code, result.json["path"], result.json["healthy"]) == (0, None, True)
-    assert set(findings(result)) <= {"sqlite", "spark", "java", "spark start"}
+    assert set(findings(result)) <= {"sqlite", "spark", "java"}
     assert {"sqlite", "spark"} <= set(findings(result))
 
 
@@ -135,25 +151,11 @@ def test_a_log_is_healthy_whatever_spark_would_run_on(run, log, path: Path, spar
     result = run("doctor", path, "--json")
     assert (result.code, result.json["healthy"]) == (0, True)
     told = [(row["check"], row["level"], row["what"]) for row in result.json["findings"] if row["check"] != "processes"]
-    assert told[-4:] == [
+    assert told[-3:] == [
         ("spark", "ok", "PySpark 4.3.9"),
         ("java", "note", f"passed over: JAVA_HOME={old} is Java 1.8.0_402, too old"),
         ("java", "ok", f"21.0.4 in {spark_at / 'new'}, from PATH"),
-        ("spark start", "note", "without an archive of classes it takes twice as long"),
     ]
-    assert "headwater pipeline warm" in result.json["findings"][-1]["next"]
-
-
-def test_the_archive_is_named_when_it_is_there(run, spark_at: Path, monkeypatch):
-    java = fake_java(spark_at / "jdk", "21.0.4")
-    monkeypatch.setenv("JAVA_HOME", str(java))
-    archive = archive_for(Java(java, "21.0.4", "JAVA_HOME"), spark_at / "pyspark")
-    archive.file.parent.mkdir(parents=True)
-    (spark_at / "made").write_bytes(b"x" * 2048)
-    archive.keep(spark_at / "made")
-    found = findings(run("doctor", "--json"))["spark start"]
-    assert (found["level"], found["next"]) == ("ok", "")
-    assert str(archive.file) in found["what"]
 
 
 def test_no_java_is_a_note_that_names_both_ways(run, spark_at: Path, monkeypatch):

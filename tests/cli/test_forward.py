@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 import headwater
-from headwater.broker.options import check_subscription_id
+from headwater.broker.subscribe import check_subscription_id
 from headwater.cli import forward
 from headwater.cli.forward import default_id
 
@@ -85,11 +85,11 @@ def test_for_programs(run, log: headwater.Log, path: Path, tmp_path):
 
 
 def test_messages_that_the_target_cannot_hold_are_dead_letters_and_a_finding(run, path: Path, tmp_path):
-    with headwater.open(path, housekeeping=None) as log:
+    with headwater.open(path, maintenance_interval=None) as log:
         log.publish("a", 1)
     with contextlib.closing(apsw.Connection(str(path))) as plain:  # as anybody may insert
         plain.execute("INSERT INTO messages (topic, data, \"from\") VALUES ('a', '2', ?)", ("x" * 300,))
-    with headwater.open(path, housekeeping=None) as log:
+    with headwater.open(path, maintenance_interval=None) as log:
         log.publish("a", 3)
     result = run("forward", path, f"headwater:{tmp_path / 'copy.db'}", "--once", "--id", "copies")
     assert result.code == 1
@@ -104,8 +104,8 @@ def test_messages_that_the_target_cannot_hold_are_dead_letters_and_a_finding(run
     [
         ("gopher://x", (), "there is no transport for gopher:"),
         ("copy.db", (), "Did you mean headwater:copy.db?"),
-        ("file:///tmp/copy.jsonl?batch=on", (), "a forwarder makes batches by itself"),
-        ("copy.jsonl", ("--wait", "soon"), "--wait is a length of time"),
+        ("file:///tmp/copy.jsonl?batch=on", (), "a forwarder makes batches itself"),
+        ("copy.jsonl", ("--wait", "soon"), "--wait must be a duration"),
         ("copy.jsonl", ("--from", "soon"), "--from is no place in a log"),
         ("copy.jsonl", ("--topics", "a..b"), "a..b"),
         ("copy.jsonl", ("--target-token", "t"), "--target-token is for a server"),

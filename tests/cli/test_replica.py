@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from headwater import ManualClock
-from headwater.message import iso
-from headwater.replication.host import catalogue, disk, reading
-from headwater.replication.host.policy import Policy
-from headwater.replication.host.records import Facts
-from headwater.replication.host.shelf import Shelf
+from headwater.formats import iso
+from headwater.replication.host import catalogue, disk, versions
+from headwater.replication.host.catalogue import PushFacts
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.integrity import dbhash
 from headwater.replication.names import ReplicaName
-from headwater.replication.proof import dbhash
 
 Run = Callable[..., Any]
 NAME = ReplicaName("shop", "app.db")
@@ -35,18 +35,18 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shelf(directory: Path) -> Iterator[Shelf]:
+def store(directory: Path) -> Iterator[ReplicaStore]:
     """As a server has it: three versions of shop/app.db, an hour apart."""
     clock = ManualClock(FIRST_MS)
-    with Shelf(directory, Policy(), clock).open(serve=True) as shelf:
+    with ReplicaStore(directory, RetentionPolicy(), clock).open(serve=True) as store:
         for number in (1, 2, 3):
-            clock.advance(HOUR_MS if number > 1 else 0)
-            scratch = shelf.begin(NAME, base="latest", push_id=f"push {number}", client="laptop:1")
+            clock.advance((HOUR_MS if number > 1 else 0) / 1000)
+            scratch = store.pushes.begin(NAME, base="latest", push_id=f"push {number}", client="laptop:1")
             with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
                 connection.execute("CREATE TABLE IF NOT EXISTS t (n)")
                 connection.execute("INSERT INTO t VALUES (?)", (number,))
-            shelf.accept(scratch, Facts(message=f"number {number}\nand more", dbhash=dbhash(scratch.path)))
-        yield shelf
+            store.pushes.accept(scratch, PushFacts(message=f"number {number}\nand more", dbhash=dbhash(scratch.path)))
+        yield store
 
 
 def numbers_in(path: Path) -> list[int]:
@@ -54,15 +54,15 @@ def numbers_in(path: Path) -> list[int]:
         return [number for (number,) in connection.execute("SELECT n FROM t ORDER BY n")]
 
 
-def damage(shelf: Shelf, file: str = "3.db") -> None:
-    path = Path(shelf.directory) / shelf.get(NAME).id / file
+def damage(store: ReplicaStore, file: str = "3.db") -> None:
+    path = Path(store.directory) / store.catalogue.get(NAME).id / file
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
 
 
-def test_ls_shows_replicas(shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf.create(ReplicaName("shop", "empty.db"))
+def test_ls_shows_replicas(store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create(ReplicaName("shop", "empty.db"))
     result = run("replica", "ls", directory)
     assert result.code == 0
     head, first, second = result.out.splitlines()
@@ -71,7 +71,7 @@ def test_ls_shows_replicas(shelf: Shelf, directory: Path, run: Run, monkeypatch:
     assert second.split()[:3] == ["shop/empty.db", "-", "never"]
     found, empty = run("replica", "ls", directory, "--json").json
     assert (found["replica"], found["versions"], found["newest"]["version"]) == ("shop/app.db", 3, 3)
-    assert (found["id"], empty["newest"]) == (shelf.get(NAME).id, None)
+    assert (found["id"], empty["newest"]) == (store.catalogue.get(NAME).id, None)
     assert run("replica", directory).out == result.out
     monkeypatch.chdir(directory.parent)
     assert run("replica", "ls").out == result.out
@@ -87,7 +87,9 @@ def test_ls_without_a_directory_needs_one_that_is_meant(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_log_in_place_of_its_directory_of_replicas_is_noticed(directory: Path, shelf: Shelf, run: Run) -> None:
+def test_the_log_in_place_of_its_directory_of_replicas_is_noticed(
+    directory: Path, store: ReplicaStore, run: Run
+) -> None:
     log = directory.with_name("events.db")
     log.write_text("")
     assert f"Name {directory}" in run("replica", "ls", log).err
@@ -99,7 +101,7 @@ def test_what_is_done_on_the_servers_machine_says_so(run: Run, command: list[str
     assert (refused.code, "on the server's machine" in refused.err) == (2, True), refused.err
 
 
-def test_log_shows_versions_newest_first(shelf: Shelf, directory: Path, run: Run) -> None:
+def test_log_shows_versions_newest_first(store: ReplicaStore, directory: Path, run: Run) -> None:
     lines = run("replica", "log", directory, "shop/app.db").out.splitlines()
     assert [line.split()[0] for line in lines] == ["version", "3", "2", "1"]
     assert lines[1].endswith("laptop  number 3 …")
@@ -119,7 +121,7 @@ def test_log_shows_versions_newest_first(shelf: Shelf, directory: Path, run: Run
     ("version", "rows"), [("", [1, 2, 3]), ("@1", [1]), ("@latest-1", [1, 2]), ("@latest", [1, 2, 3])]
 )
 def test_restore_writes_a_version_to_a_file(
-    shelf: Shelf, directory: Path, tmp_path: Path, run: Run, version: str, rows: list[int]
+    store: ReplicaStore, directory: Path, tmp_path: Path, run: Run, version: str, rows: list[int]
 ) -> None:
     target = tmp_path / "back.db"
     result = run("replica", "restore", directory, f"shop/app.db{version}", target)
@@ -132,7 +134,7 @@ def test_restore_writes_a_version_to_a_file(
     ("after_ms", "rows"), [(0, [1]), (HOUR_MS - 1, [1]), (HOUR_MS, [1, 2]), (99 * HOUR_MS, [1, 2, 3])]
 )
 def test_restore_of_what_was_the_newest_at_a_time(
-    shelf: Shelf,
+    store: ReplicaStore,
     directory: Path,
     tmp_path: Path,
     run: Run,
@@ -146,31 +148,31 @@ def test_restore_of_what_was_the_newest_at_a_time(
     assert numbers_in(target) == rows
 
 
-def test_restore_at_a_time_that_has_no_version(shelf: Shelf, directory: Path, tmp_path: Path, run: Run) -> None:
+def test_restore_at_a_time_that_has_no_version(store: ReplicaStore, directory: Path, tmp_path: Path, run: Run) -> None:
     target = tmp_path / "back.db"
     too_old = run("replica", "restore", directory, "shop/app.db", target, "--at", iso(FIRST_MS - 1))
     assert (too_old.code, "The oldest is version 1, pushed" in too_old.err) == (2, True)
     for name, at, why in (
         ("shop/app.db@1", "now", "a version and a time"),
-        ("shop/app.db", "noon", "is no time"),
+        ("shop/app.db", "noon", "must be a time"),
         ("shop/app.db", "2999-01-01", "a time that has come"),
     ):
         refused = run("replica", "restore", directory, name, target, "--at", at)
         assert (refused.code, why in refused.err) == (2, True), refused.err
-    shelf.create(ReplicaName("shop", "empty.db"))
+    store.create(ReplicaName("shop", "empty.db"))
     assert "no version yet" in run("replica", "restore", directory, "shop/empty.db", target, "--at", "now").err
     assert not target.exists()
 
 
-def test_restore_replaces_a_file_only_when_told(shelf: Shelf, directory: Path, tmp_path: Path, run: Run) -> None:
+def test_restore_replaces_a_file_only_when_told(store: ReplicaStore, directory: Path, tmp_path: Path, run: Run) -> None:
     target = tmp_path / "back.db"
     target.write_text("mine")
     result = run("replica", "restore", directory, "shop/app.db", target)
     assert (result.code, "--overwrite" in result.err, target.read_text()) == (2, True, "mine")
-    damage(shelf)
+    damage(store)
     assert run("replica", "restore", directory, "shop/app.db", target, "--overwrite").code == 3
     assert target.read_text() == "mine"
-    damage(shelf)  # twice is as before
+    damage(store)  # twice is as before
     found = run("replica", "restore", directory, "shop/app.db", target, "--overwrite", "--json").json
     assert (found["version"], found["target"], numbers_in(target)) == (3, str(target), [1, 2, 3])
     for words in (
@@ -184,19 +186,19 @@ def test_restore_replaces_a_file_only_when_told(shelf: Shelf, directory: Path, t
 
 
 def test_rm_removes_a_replica_when_it_is_meant(
-    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     result = run("replica", "rm", directory, "shop/app.db")
-    assert (result.code, "--yes" in result.err, shelf.get(NAME).newest) == (2, True, 3)
-    home = directory / shelf.get(NAME).id
+    assert (result.code, "--yes" in result.err, store.catalogue.get(NAME).newest) == (2, True, 3)
+    home = directory / store.catalogue.get(NAME).id
     result = run("replica", "rm", directory, "shop/app.db", "--yes")
     assert (result.code, result.out) == (0, "removed shop/app.db with 3 versions\n")
-    assert (shelf.find(NAME), home.exists()) == (None, False)
+    assert (store.catalogue.find(NAME), home.exists()) == (None, False)
     assert run("replica", "rm", directory, "shop/app.db", "-y").code != 0
 
 
-def test_verify_proves_all_versions_or_one(shelf: Shelf, directory: Path, run: Run) -> None:
+def test_verify_proves_all_versions_or_one(store: ReplicaStore, directory: Path, run: Run) -> None:
     result = run("replica", "verify", directory)
     assert (result.code, result.out.splitlines()) == (
         0,
@@ -211,23 +213,23 @@ def test_verify_proves_all_versions_or_one(shelf: Shelf, directory: Path, run: R
 
 
 def test_verify_leaves_out_what_went_meanwhile(
-    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verify = Shelf.verify
+    verify = ReplicaStore.verify
 
-    def beside_a_server(self: Shelf, name: ReplicaName, number: int) -> Any:
+    def beside_a_server(self: ReplicaStore, name: ReplicaName, number: int) -> Any:
         if number == 3:
-            shelf._catalogue.remove_versions(shelf.get(NAME).id, 1)
+            store._catalogue.remove_versions(store.catalogue.get(NAME).id, 1)
         return verify(self, name, number)
 
-    monkeypatch.setattr(Shelf, "verify", beside_a_server)
+    monkeypatch.setattr(ReplicaStore, "verify", beside_a_server)
     result = run("replica", "verify", directory)
     assert (result.code, result.out.splitlines()[-1]) == (0, "2 versions proved")
     assert run("replica", "verify", directory, "shop/app.db@1").code == 2
 
 
-def test_verify_ends_with_1_when_it_finds_something(shelf: Shelf, directory: Path, run: Run) -> None:
-    damage(shelf, "2.pages")
+def test_verify_ends_with_1_when_it_finds_something(store: ReplicaStore, directory: Path, run: Run) -> None:
+    damage(store, "2.pages")
     result = run("replica", "verify", directory)
     assert result.code == 1
     assert [line for line in result.out.splitlines() if not line.startswith(" ")] == [
@@ -242,15 +244,15 @@ def test_verify_ends_with_1_when_it_finds_something(shelf: Shelf, directory: Pat
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_verify_on_a_full_disk_says_what_was_not_checked(
-    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch, broken: bool
+    store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    def no_room(*_: object) -> None:
+    def no_space(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if broken:
-        damage(shelf)
-    monkeypatch.setattr(disk, "copy", no_room)
-    monkeypatch.setattr(reading, "rebuild", no_room)
+        damage(store)
+    monkeypatch.setattr(disk, "copy", no_space)
+    monkeypatch.setattr(versions, "rebuild", no_space)
     result = run("replica", "verify", directory)
     assert (result.code, result.out.splitlines()[-3:]) == (
         1 if broken else 3,
@@ -268,11 +270,11 @@ def test_verify_on_a_full_disk_says_what_was_not_checked(
     assert found.json[2]["checks"][0]["lacks"] == "room"
 
 
-def test_a_version_without_a_hash_is_whole_and_not_proved(shelf: Shelf, directory: Path, run: Run) -> None:
-    scratch = shelf.begin(NAME, base="latest", push_id="push 4")
+def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, directory: Path, run: Run) -> None:
+    scratch = store.pushes.begin(NAME, base="latest", push_id="push 4")
     with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
         connection.execute("INSERT INTO t VALUES (4)")
-    shelf.accept(scratch, Facts())
+    store.pushes.accept(scratch, PushFacts())
     result = run("replica", "verify", directory)
     assert (result.code, result.out.splitlines()[0], result.out.splitlines()[-1]) == (
         0,
@@ -288,7 +290,7 @@ def test_a_version_without_a_hash_is_whole_and_not_proved(shelf: Shelf, director
 
 
 def test_the_only_data_directory_here_need_not_be_named(
-    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory.parent)
     for words in (["log"], ["verify"], ["reports"], ["key", "ls"]):
@@ -306,10 +308,10 @@ def test_the_only_data_directory_here_need_not_be_named(
 
 
 def test_of_several_data_directories_one_has_to_be_named(
-    shelf: Shelf, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory.parent)
-    Shelf("other.db-replicas", Policy(), ManualClock(FIRST_MS)).open(serve=True).close()
+    ReplicaStore("other.db-replicas", RetentionPolicy(), ManualClock(FIRST_MS)).open(serve=True).close()
     told = run("replica", "log", "shop/app.db")
     assert (told.code, "there are 2 of them here" in told.err) == (2, True)
     assert "next: Name it: headwater replica log events.db-replicas shop/app.db\n" in told.err
@@ -332,10 +334,10 @@ def test_a_slip_in_a_url_is_no_directory(run: Run, place: str, meant: str) -> No
         assert (told.code, meant in told.err, "secret" in told.err) == (2, True, False), told.err
 
 
-def test_ls_shows_those_that_were_not_pushed_for_long(shelf: Shelf, directory: Path, run: Run) -> None:
-    assert isinstance(shelf._clock, ManualClock)
-    shelf._clock.advance(1000 * HOUR_MS)
-    shelf.create(ReplicaName("shop", "empty.db"))
+def test_ls_shows_those_that_were_not_pushed_for_long(store: ReplicaStore, directory: Path, run: Run) -> None:
+    assert isinstance(store._clock, ManualClock)
+    store._clock.advance(1_000 * 3_600)
+    store.create(ReplicaName("shop", "empty.db"))
     stale = run("replica", "ls", directory, "--stale", "1h")
     assert (stale.code, stale.out) == (1, run("replica", "ls", directory).out)
     pushed_ms = datetime.now(UTC).timestamp() * 1000 - (FIRST_MS + 2 * HOUR_MS)
@@ -347,12 +349,12 @@ def test_ls_shows_those_that_were_not_pushed_for_long(shelf: Shelf, directory: P
     assert run("replica", "ls", directory, "--stale", "long").code == 2
 
 
-def test_restore_before_a_program_starts(shelf: Shelf, directory: Path, tmp_path: Path, run: Run) -> None:
+def test_restore_before_a_program_starts(store: ReplicaStore, directory: Path, tmp_path: Path, run: Run) -> None:
     target = tmp_path / "app.db"
     flags = ["--if-missing", "--if-replica-exists"]
     none = run("replica", "restore", directory, "shop/none.db", target, *flags)
     assert (none.code, none.out) == (0, "there is no version of shop/none.db yet: nothing to restore\n")
-    shelf.create(ReplicaName("shop", "empty.db"))
+    store.create(ReplicaName("shop", "empty.db"))
     empty = run("replica", "restore", directory, "shop/empty.db", target, *flags, "--json")
     assert (empty.code, empty.json["version"], target.exists()) == (0, None, False)
     assert run("replica", "restore", directory, "shop/app.db@9", target, *flags).code == 2
@@ -365,13 +367,13 @@ def test_restore_before_a_program_starts(shelf: Shelf, directory: Path, tmp_path
     assert run("replica", "restore", directory, "shop/app.db", target, "--if-missing", "--overwrite").code == 2
 
 
-def test_a_key_is_shown_once_and_can_be_revoked(shelf: Shelf, directory: Path, run: Run) -> None:
+def test_a_key_is_shown_once_and_can_be_revoked(store: ReplicaStore, directory: Path, run: Run) -> None:
     made = run("replica", "key", "create", directory, "shop/app.db", "--push", "--label", "laptop")
     text = made.out.strip()
     assert re.fullmatch(r"hwpush_[0-9a-f]{12}_[0-9a-f]{64}", text)
     assert "it will not be shown again" in made.err
     pull = run("replica", "key", "create", directory, "shop/app.db", "--pull", "--json").json
-    assert (pull["kind"], shelf.key_kind(shelf.get(NAME), pull["key"])) == ("pull", "pull")
+    assert (pull["kind"], store.catalogue.key_kind(store.catalogue.get(NAME).id, pull["key"])) == ("pull", "pull")
     listed = run("replica", "key", "ls", directory, "shop/app.db")
     assert (text not in listed.out, text.split("_")[1] in listed.out, "laptop" in listed.out) == (True, True, True)
     assert {each["kind"] for each in run("replica", "key", "ls", directory, "shop/app.db", "--json").json} == {
@@ -379,17 +381,17 @@ def test_a_key_is_shown_once_and_can_be_revoked(shelf: Shelf, directory: Path, r
         "pull",
     }
     assert run("replica", "key", "revoke", directory, "shop/app.db", text).code == 0
-    assert shelf.key_kind(shelf.get(NAME), text) is None
+    assert store.catalogue.key_kind(store.catalogue.get(NAME).id, text) is None
     last = run("replica", "key", "revoke", directory, "shop/app.db", pull["id"])
     assert (last.code, "last key" in last.err) == (0, True)
     assert run("replica", "key", "revoke", directory, "shop/app.db", pull["id"]).code == 2
     assert run("replica", "key", "ls", directory, "shop/app.db").out == "no keys\n"
 
 
-def test_a_key_can_be_made_before_the_first_push(shelf: Shelf, directory: Path, run: Run) -> None:
+def test_a_key_can_be_made_before_the_first_push(store: ReplicaStore, directory: Path, run: Run) -> None:
     made = run("replica", "key", "create", directory, "shop/later.db", "--push")
     assert "made shop/later.db, which has no version yet" in made.err
-    assert shelf.get(ReplicaName("shop", "later.db")).newest == 0
+    assert store.catalogue.get(ReplicaName("shop", "later.db")).newest == 0
     for flags in ([], ["--push", "--pull"]):
         assert run("replica", "key", "create", directory, "shop/app.db", *flags).code == 2
     assert run("replica", "verify", directory, "shop/later.db").out == "0 versions proved\n"

@@ -9,9 +9,9 @@ import apsw
 import pytest
 from served import RunningServer
 
-from headwater.cli import replica_remote
-from headwater.replication import asking
-from headwater.replication.host import catalogue, listing
+from headwater.cli import replica
+from headwater.replication import connection as client_connection
+from headwater.replication.host import catalogue, endpoint
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_ls(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("stored_bytes", "sha256"):
         del local["newest"][name]
     assert afar == local
-    monkeypatch.setattr(listing, "LISTED_MAX", 0)
+    monkeypatch.setattr(endpoint, "LISTED_MAX", 0)
     assert "there are more than these 0 replicas" in run("replica", "ls", server).err
     assert run("replica", "ls", f"{server}/none", "--key", "wrong").code == 3
     wrong = run("replica", "ls", server, "--key", key[:-1] + ("0" if key[-1] == "1" else "1"))
@@ -90,7 +90,7 @@ def test_ls_goes_on_until_it_has_all(run: Any, remote: str, tmp_path: Path, monk
         "shop/app.db",
         "shop/z.db",
     ]
-    monkeypatch.setattr(listing, "LISTED_MAX", 1)
+    monkeypatch.setattr(endpoint, "LISTED_MAX", 1)
     for place, names in (
         (server, ["a/b.db", "shop/app.db", "shop/z.db"]),
         (f"{server}/shop", ["shop/app.db", "shop/z.db"]),
@@ -99,10 +99,12 @@ def test_ls_goes_on_until_it_has_all(run: Any, remote: str, tmp_path: Path, monk
         assert ([each["replica"] for each in found.json], "there are more" in found.err) == (names, False)
     assert run("replica", "ls", server, "--stale", "5200w").code == 0
     assert len(run("replica", "ls", server, "--stale", "0s", "--json").json) == 3
-    monkeypatch.setattr(replica_remote, "LISTED_MAX", 2)
+    monkeypatch.setattr(replica, "REMOTE_LISTED_MAX", 2)
     assert "there are more than these 2 replicas" in run("replica", "ls", server).err
-    ask = asking.ask
-    monkeypatch.setattr(asking, "ask", lambda url, **more: ask(url.partition("?")[0], **more))  # it cannot go on
+    ask = client_connection.http_request
+    monkeypatch.setattr(
+        client_connection, "http_request", lambda url, **more: ask(url.partition("?")[0], **more)
+    )  # it cannot go on
     assert "there are more than these 1 replica;" in run("replica", "ls", server).err
 
 
@@ -149,13 +151,13 @@ def test_a_closed_replica_wants_a_key(run: Any, remote: str, tmp_path: Path) -> 
 
 
 def test_reports(run: Any, remote: str, tmp_path: Path) -> None:
-    from headwater.replication.asking import ask, report_url
+    from headwater.replication.connection import http_request, http_url
     from headwater.replication.names import Remote, place_of
 
     data, place = tmp_path / "server" / "log.db-replicas", place_of(remote)
     assert isinstance(place, Remote)
     assert run("replica", "reports", data, "shop/app.db").out == "no reports\n"
-    ask(report_url(place), key=None, ca=None, body=b'{"kind": "partial", "error": "cut off", "since": 1.5}')
+    http_request(http_url(place), key=None, ca=None, body=b'{"kind": "partial", "error": "cut off", "since": 1.5}')
     assert "cut off" in run("replica", "reports", data, "shop/app.db").out
     [told] = run("replica", "reports", data, "shop/app.db", "--json").json
     assert told["report"] == {"kind": "partial", "error": "cut off", "since": 1.5}
@@ -164,6 +166,6 @@ def test_reports(run: Any, remote: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [("ls", "ws://host"), ("log", "ws://host/shop/app.db")])
 def test_an_answer_without_bottom_is_said(run: Any, words: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     head = b'{"x":' if words[0] == "ls" else b'[{"x":'
-    monkeypatch.setattr(asking, "ask", lambda url, **_: head + b"[" * 200_000)
+    monkeypatch.setattr(client_connection, "http_request", lambda url, **_: head + b"[" * 200_000)
     asked = run("replica", *words, "--json")
     assert (asked.code, "cannot be read" in asked.err, "unexpected" in asked.err) == (2, True, False)

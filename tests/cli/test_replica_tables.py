@@ -8,9 +8,10 @@ import json
 import pytest
 from rich.console import Console
 
-from headwater.cli import output, replica_shown
+from headwater.cli import output
+from headwater.cli import replica as replica_commands
 from headwater.cli.output import clock
-from headwater.replication.host.records import Listed, Replica, Report, Version
+from headwater.replication.host.catalogue import ClientReport, Replica, ReplicaListing, Version
 from headwater.replication.names import ReplicaName
 
 AT_MS = 1_700_000_000_000
@@ -30,13 +31,14 @@ def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     def console(*, to_stderr: bool = False) -> Console:
         return Console(file=screen, width=request.param, force_terminal=True, no_color=True, highlight=False)
 
-    for module in (output, replica_shown):
+    for module in (output, replica_commands):
         monkeypatch.setattr(module, "console", console)
+        monkeypatch.setattr(module, "is_terminal", lambda stream: True)
     return screen
 
 
 def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: io.StringIO) -> None:
-    replica_shown.show_versions([version(12, TEXT), version(11, "")], from_afar=False)
+    replica_commands.show_versions([version(12, TEXT), version(11, "")], remote=False)
     first, *rows = terminal.getvalue().splitlines()
     assert first.split()[:7] == ["version", "pushed", "size", "new", "pages", "on", "disk"]
     assert "from" in first
@@ -44,7 +46,7 @@ def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: io.
     assert len(shown) == 2
     for row in shown:
         assert all(cell in row for cell in (clock(AT_MS), "1,234,567", "build-server-07."))
-        assert row.count("69.6 kB") == 2
+        assert row.count("68 KiB") == 2
     assert "".join(TEXT.split()) in "".join(row.partition("build-server-07.")[2] or row for row in rows).replace(
         " ", ""
     )
@@ -52,7 +54,7 @@ def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: io.
 
 def test_reports_can_be_read_to_their_end(terminal: io.StringIO) -> None:
     document = json.dumps({"kind": "conflict", "error": TEXT})
-    replica_shown.show_reports([Report(AT_MS, CLIENT, document)])
+    replica_commands.show_reports([ClientReport(AT_MS, CLIENT, document)])
     head, first, *more = terminal.getvalue().splitlines()
     assert head.split() == ["at", "kind", "from", "error"]
     assert first.startswith(f"{clock(AT_MS)}  conflict  build-server-07.  before the move")
@@ -62,8 +64,8 @@ def test_reports_can_be_read_to_their_end(terminal: io.StringIO) -> None:
 def test_replicas_keep_their_times_and_sizes_beside_a_long_name(terminal: io.StringIO) -> None:
     name = ReplicaName("shop", "a-much-longer-name-than-most-databases-have.sqlite3")
     replica = Replica("0" * 16, name, AT_MS, 12, 12, 73_728, AT_MS)
-    replica_shown.show_replicas([Listed(replica, version(12, ""))])
+    replica_commands.show_replicas([ReplicaListing(replica, version(12, ""))])
     head, first, *more = terminal.getvalue().splitlines()
-    assert all(cell in first for cell in (clock(AT_MS), "69.6 kB", "73.7 kB"))
+    assert all(cell in first for cell in (clock(AT_MS), "68 KiB", "72 KiB"))
     assert "".join([first.split()[0], *(line.strip() for line in more)]) == name.path
     assert ("changed" in head) == (first.count(clock(AT_MS)) == 2)

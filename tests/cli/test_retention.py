@@ -10,13 +10,22 @@ def test_set_ls_run_rm(run, log, path: Path):
     assert rule == {
         "pattern": "orders.>",
         "dialect": "nats",
-        "max_age_ms": 604_800_000,
+        "max_age_s": 604_800.0,
         "max_count": 1,
         "max_bytes": 2_000_000_000,
         "keep_unacked": False,
     }
     assert run("retention", "ls", path, "--json").json == [rule]
-    assert run("retention", path).out.splitlines()[1].split() == ["orders.>", "7d", "1", "2.0", "GB", "goes", "too"]
+    assert run("retention", path).out.splitlines()[1].split() == [
+        "orders.>",
+        "7",
+        "d",
+        "1",
+        "1.86",
+        "GiB",
+        "goes",
+        "too",
+    ]
     assert run("retention", "run", path).out == "deleted 2 messages\n  2 under orders.>\n"
     assert run("retention", "run", path, "--json").json["pruned"] == {}
     assert {topic.topic: topic.count for topic in log.topics()}["orders.new"] == 1

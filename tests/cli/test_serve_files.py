@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer.main
 
-from headwater.cli.app import app
-from headwater.configuration import ServerSettings
-from headwater.server.door import CLOSE_SECONDS_MAX
+from headwater.cli.commands import load_command
+from headwater.server.listener import CLOSE_SECONDS_MAX
+from headwater.settings import ServerSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 UNIT = EXAMPLES / "systemd" / "headwater.service"
@@ -47,8 +46,8 @@ def commands_named() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", commands_named(), ids=lambda words: " ".join(words[:2]))
 def test_commands_and_flags_exist(words: list[str]):
-    command = typer.main.get_command(app)
     left = list(words)
+    command = load_command(left.pop(0))
     while hasattr(command, "commands"):
         command = command.commands[left.pop(0)]
     known = {spelling for parameter in command.params for spelling in parameter.opts}

@@ -19,7 +19,7 @@ import pytest
 from served import RunningServer
 
 import headwater
-from headwater.cli.sync_shown import sentence
+from headwater.cli.sync import sentence
 from headwater.replication.outcome import Outcome
 
 
@@ -55,7 +55,7 @@ def test_push_pull_and_copy(run: Any, url: str, app: Path, tmp_path: Path) -> No
     pushed = run("sync", app, remote, "-m", "first")
     assert (pushed.code, pushed.err) == (0, "")
     assert pushed.out.startswith(f"pushed {app} as version 1 of {remote}: ")
-    assert re.search(r": 3\d\d\.\d kB; 3\d\d\.\d kB sent, \d+ B received, \d\.\d\d s$", pushed.out), pushed.out
+    assert re.search(r": 3\d\d KiB; 3\d\d KiB sent, \d+ B received, \d\.\d\d s$", pushed.out), pushed.out
     unchanged = [run("sync", app, remote, *dry).out.partition(" (")[0] for dry in (["--dry"], [])]
     assert unchanged == [f"nothing to push: version 1 of {remote} has the same pages"] * 2
     add(app, "second")
@@ -190,10 +190,10 @@ def test_a_key_closes_a_replica(run: Any, url: str, app: Path, tmp_path: Path, m
 def test_it_keeps_at_it_until_terminated(command: Any, url: str, app: Path) -> None:
     with headwater.open(url) as log, log.subscribe("seer", "replica.shop.app.db") as versions:
         process = command("sync", app, f"{url}/shop/app.db", "--subscribe", "--waitIdle", "1s", "--json")
-        [first] = versions.fetch(1, wait=30)
+        [first] = versions.fetch(1, timeout=30)
         first.ack()
         add(app, "second")
-        [second] = versions.fetch(1, wait=30)
+        [second] = versions.fetch(1, timeout=30)
         second.ack()
         assert (first.data["version"], second.data["version"], second.data["base"]) == (1, 2, 1)
         process.send_signal(signal.SIGTERM)

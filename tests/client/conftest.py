@@ -14,7 +14,7 @@ from served import RunningServer
 
 import headwater
 from headwater.client.options import TOKEN_VARIABLE
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 __all__ = ["pytest_pyfunc_call"]
 

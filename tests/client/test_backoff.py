@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.backoff import JITTER, Backoff, Strategy
-from headwater.errors import InvalidOption
+from headwater.client.options import JITTER, Backoff, Strategy
+from headwater.errors import InvalidOptionError
 
 rolls = st.floats(0, 1)
 attempts = st.integers(1, 10_000)
@@ -77,5 +77,5 @@ def test_attempts_are_counted(most: int, attempt: int) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, object]) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         Backoff(**options)  # type: ignore[arg-type]

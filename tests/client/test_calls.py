@@ -11,7 +11,14 @@ from client_states import States
 from served import RunningServer
 
 import headwater
-from headwater.errors import CallFailed, InvalidData, InvalidOption, RequestTimeout, TooLarge, Unreachable
+from headwater.errors import (
+    CallError,
+    InvalidDataError,
+    InvalidOptionError,
+    RequestTimeoutError,
+    TooLargeError,
+    UnreachableError,
+)
 from headwater.protocol.jsonrpc import Fault
 
 QUICKLY_S = 10.0
@@ -29,7 +36,7 @@ async def test_a_method_of_the_server_is_called_with_params_by_name_and_by_place
         await asyncio.sleep(0)
         return {"text": text, "by": call.method}
 
-    async with server, headwater.connect(server.url) as log:
+    async with server, headwater.open_async(server.url) as log:
         assert await log.remote.call("add", [1, 2]) == 3
         assert await log.remote.call("add", {"a": 1}) == 11
         assert await log.remote.call("later", {"text": "ü"}) == {"text": "ü", "by": "later"}
@@ -44,30 +51,30 @@ async def test_errors_of_the_server_arrive_as_what_they_are(serve: Any) -> None:
 
     @server.method("ours")
     def ours() -> None:
-        raise TooLarge("too much", where="there", next="less")
+        raise TooLargeError("too much", where="there", next="less")
 
     @server.method("bug")
     def bug() -> None:
         raise KeyError("a secret of the server")
 
-    async with server, headwater.connect(server.url) as log:
-        with pytest.raises(CallFailed) as raised:
+    async with server, headwater.open_async(server.url) as log:
+        with pytest.raises(CallError) as raised:
             await log.remote.call("fault")
         assert (raised.value.code, raised.value.why, raised.value.data) == (-1234, "not today", {"because": "rain"})
-        with pytest.raises(TooLarge) as large:
+        with pytest.raises(TooLargeError) as large:
             await log.remote.call("ours")
         assert (large.value.why, large.value.where, large.value.next) == ("too much", "there", "less")
-        with pytest.raises(CallFailed) as broken:
+        with pytest.raises(CallError) as broken:
             await log.remote.call("bug")
         assert broken.value.code == -32603
         assert "secret" not in str(broken.value)
-        with pytest.raises(CallFailed) as unknown:
+        with pytest.raises(CallError) as unknown:
             await log.remote.call("no such method")
         assert unknown.value.code == -32601
         for wrong in ({"no": "such"}, [1, 2, 3]):
             with pytest.raises(headwater.HeadwaterError):
                 await log.remote.call("bug", wrong)
-        with pytest.raises(InvalidData):
+        with pytest.raises(InvalidDataError):
             await log.remote.call("bug", "neither object nor array")
         assert log.remote.state == "connected"
 
@@ -76,8 +83,8 @@ async def test_an_answer_that_takes_too_long(serve: Any) -> None:
     server = serve()
     never = asyncio.Event()
     server.method("slow")(never.wait)
-    async with server, headwater.connect(server.url) as log:
-        with pytest.raises(RequestTimeout) as raised:
+    async with server, headwater.open_async(server.url) as log:
+        with pytest.raises(RequestTimeoutError) as raised:
             await log.remote.call("slow", timeout=0.1)
         assert raised.value.where == "slow"
         assert await log.publish("a", 1) == 1  # the others do not wait for it
@@ -88,14 +95,14 @@ async def test_a_notification_is_heard_and_not_answered(serve: Any) -> None:
     server = serve()
     heard: asyncio.Queue[Any] = asyncio.Queue()
     server.method("note")(heard.put_nowait)
-    async with server, headwater.connect(server.url) as log:
+    async with server, headwater.open_async(server.url) as log:
         log.remote.notify("note", ["hello"])
         log.remote.notify("no such method", ["whatever"])
         assert await asyncio.wait_for(heard.get(), QUICKLY_S) == "hello"
 
 
 async def test_the_server_calls_what_a_client_offers(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
 
         @log.remote.method("twice")
         def twice(n: int) -> int:
@@ -116,13 +123,13 @@ async def test_the_server_calls_what_a_client_offers(serve: Any) -> None:
         [peer] = server.connections
         assert await peer.call("twice", [4]) == 8
         assert await peer.call("thrice", {"n": 4}) == 12
-        with pytest.raises(CallFailed) as raised:
+        with pytest.raises(CallError) as raised:
             await peer.call("bug")
         assert "secret" not in str(raised.value)
-        with pytest.raises(CallFailed) as said_no:
+        with pytest.raises(CallError) as said_no:
             await peer.call("fault")
         assert said_no.value.code == -77
-        with pytest.raises(CallFailed) as unknown:
+        with pytest.raises(CallError) as unknown:
             await peer.call("no such")
         assert unknown.value.code == -32601
         with pytest.raises(headwater.HeadwaterError):
@@ -131,7 +138,7 @@ async def test_the_server_calls_what_a_client_offers(serve: Any) -> None:
 
 
 async def test_a_notification_of_the_server(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         heard: asyncio.Queue[str] = asyncio.Queue()
 
         @log.remote.method("note")
@@ -145,7 +152,7 @@ async def test_a_notification_of_the_server(serve: Any) -> None:
 async def test_what_is_offered_is_offered_on_the_next_connection_too(serve: Any, proxy_to: Any) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
             log.remote.method("twice")(lambda n: 2 * n)
             states = States(log)
             proxy.reset()
@@ -159,11 +166,11 @@ def test_what_cannot_be_offered(server: RunningServer) -> None:
         """It would run on the client's own loop, which whatever it waits for needs."""
 
     with headwater.open(server.url) as log:
-        with pytest.raises(InvalidOption):
+        with pytest.raises(InvalidOptionError):
             log.remote.method("rpc.publish")(print)
-        with pytest.raises(InvalidOption) as raised:
+        with pytest.raises(InvalidOptionError) as raised:
             log.remote.method("later")(coroutine)
-        assert "headwater.connect()" in raised.value.next
+        assert "headwater.open_async()" in raised.value.next
 
 
 def test_both_ways_for_those_who_block(server: RunningServer) -> None:
@@ -191,7 +198,7 @@ async def test_without_a_connection_a_notification_is_lost_and_a_call_waits(serv
     server.method("ask")(lambda: "answer")
     async with server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
             states = States(log)
             proxy.refuse()
             proxy.reset()
@@ -209,7 +216,7 @@ async def test_without_a_connection_a_notification_is_lost_and_a_call_waits(serv
 async def test_a_client_that_went_leaves_its_caller_an_error(serve: Any, proxy_to: Any) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
             begun, never = asyncio.Event(), asyncio.Event()
 
             @log.remote.method("slow")
@@ -220,7 +227,7 @@ async def test_a_client_that_went_leaves_its_caller_an_error(serve: Any, proxy_t
             asking = asyncio.ensure_future(server.connections[0].call("slow"))
             await begun.wait()
             proxy.reset()
-            with pytest.raises((RequestTimeout, Unreachable)):
+            with pytest.raises((RequestTimeoutError, UnreachableError)):
                 await asking
             never.set()
             assert await log.publish("a", 1) == 1

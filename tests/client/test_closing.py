@@ -20,7 +20,7 @@ from served import RunningServer
 
 import headwater
 from headwater.broker.flow import Blocking, run_blocking
-from headwater.errors import Closed, LeaseLost
+from headwater.errors import ClosedError, LeaseLostError
 
 QUICKLY_S = 8.0  # a close that waits for what cannot come takes 10 s
 
@@ -35,13 +35,13 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
 
 async def test_publishes_under_way_are_stored_and_answered(serve: Any) -> None:
     async with serve() as server:
-        async with headwater.connect(server.url) as log:
+        async with headwater.open_async(server.url) as log:
             publishing = [asyncio.ensure_future(log.publish("a", n)) for n in range(500)]
             batch = asyncio.ensure_future(log.publish_many([("a", n) for n in range(500)]))
             await asyncio.sleep(0)
         seqs = await asyncio.gather(*publishing)
         assert sorted([*seqs, *await batch]) == list(range(1, 1_001))
-        async with headwater.connect(server.url) as again:
+        async with headwater.open_async(server.url) as again:
             assert await again.last_seq() == 1_000
 
 
@@ -55,7 +55,7 @@ def test_publishes_of_other_threads_are_stored_and_answered_or_refused(server: R
         try:
             for n in range(1_000):
                 seqs.append(log.publish("a", n))
-        except Closed:
+        except ClosedError:
             pass
 
     threads = [threading.Thread(target=publish) for _ in range(4)]
@@ -72,12 +72,12 @@ def test_publishes_of_other_threads_are_stored_and_answered_or_refused(server: R
 
 async def test_acks_that_nobody_waited_for_hold(serve: Any) -> None:
     async with serve() as server:
-        async with headwater.connect(server.url) as log:
+        async with headwater.open_async(server.url) as log:
             await log.publish_many([("a", n) for n in range(100)])
             subscription = await log.subscribe("s", "a")
             for message in await subscription.fetch(100):
-                await message.ack(wait=False)
-        async with headwater.connect(server.url) as again:
+                await message.ack(confirm=False)
+        async with headwater.open_async(server.url) as again:
             info = await again.subscription("s")
             assert (info.lag, info.acked, info.redelivered) == (0, 100, 0)
 
@@ -86,7 +86,7 @@ async def test_acks_of_handlers_hold(serve: Any) -> None:
     async with serve() as server:
         handled: list[int] = []
         done = asyncio.Event()
-        async with headwater.connect(server.url) as log:
+        async with headwater.open_async(server.url) as log:
 
             @log.on("a", id="s")
             async def handle(message: headwater.AsyncReceivedMessage) -> None:
@@ -97,10 +97,10 @@ async def test_acks_of_handlers_hold(serve: Any) -> None:
             await log.start()
             await log.publish_many([("a", n) for n in range(100)])
             await done.wait()
-        async with headwater.connect(server.url) as again:
+        async with headwater.open_async(server.url) as again:
             info = await again.subscription("s")
             assert info.acked == len(handled)
-            async with await again.subscribe("s", "a") as subscription:
+            async with again.subscribe("s", "a") as subscription:
                 rest = await subscription.fetch(200)
                 assert [message.seq for message in rest] == list(range(len(handled) + 1, 101))
                 assert {message.attempt for message in rest} <= {1}  # what was fetched ahead and not begun counts not
@@ -108,14 +108,14 @@ async def test_acks_of_handlers_hold(serve: Any) -> None:
 
 @pytest.mark.parametrize("what", ["log", "subscription"])
 async def test_what_was_held_is_anothers_at_once(serve: Any, what: str) -> None:
-    async with serve() as server, headwater.connect(server.url) as other:
-        log = await headwater.connect(server.url)
+    async with serve() as server, headwater.open_async(server.url) as other:
+        log = await headwater.open_async(server.url)
         await log.publish_many([("a", n) for n in range(3)])
         subscription = await log.subscribe("s", "a", lease=600, ack_wait=600)
         shared = await log.subscribe("t", "a", mode="shared", ack_wait=600)
         assert len(await subscription.fetch(2)) == 2
         assert len(await shared.fetch(2)) == 2
-        waiting = asyncio.ensure_future(other.subscribe("s", "a", lease=600, wait=None))
+        waiting = asyncio.ensure_future(other.subscribe("s", "a", lease=600, timeout=None))
         other_shared = await other.subscribe("t", "a", mode="shared")
         began_s = time.monotonic()
         if what == "log":
@@ -124,23 +124,23 @@ async def test_what_was_held_is_anothers_at_once(serve: Any, what: str) -> None:
             await subscription.close()
             await shared.close()
         async with await waiting as taken_over:
-            assert [message.seq for message in await taken_over.fetch(10, wait=QUICKLY_S)] == [1, 2, 3]
+            assert [message.seq for message in await taken_over.fetch(10, timeout=QUICKLY_S)] == [1, 2, 3]
         found: list[int] = []
         while len(found) < 3:
-            found += [message.seq for message in await other_shared.fetch(10, wait=QUICKLY_S)]
+            found += [message.seq for message in await other_shared.fetch(10, timeout=QUICKLY_S)]
         assert sorted(found) == [1, 2, 3]
         assert time.monotonic() - began_s < QUICKLY_S
         await log.close()
 
 
 async def test_what_was_fetched_ahead_and_never_seen_counts_as_no_attempt(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         await log.publish_many([("a", n) for n in range(10)])
-        async with await log.subscribe("s", "a") as subscription:
+        async with log.subscribe("s", "a") as subscription:
             async for message in subscription.messages():
                 await message.ack()
                 break
-        async with await log.subscribe("s", "a") as subscription:
+        async with log.subscribe("s", "a") as subscription:
             rest = await subscription.fetch(100)
             assert [(message.seq, message.attempt) for message in rest] == [(seq, 1) for seq in range(2, 11)]
 
@@ -149,20 +149,20 @@ async def test_an_ack_after_the_close_costs_what_was_never_seen_no_attempt(serve
     """Closing waits for the acks under way; one that comes meanwhile is too late, and nothing more."""
     async with serve() as server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}") as log:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}") as log:
             await log.publish_many([("a", n) for n in range(3)])
             subscription = await log.subscribe("s", "a")
             messages = subscription.messages()
             first, second = await anext(messages), await anext(messages)
             proxy.hold_back()
-            await first.ack(wait=False)
+            await first.ack(confirm=False)
             closing = asyncio.ensure_future(subscription.close())
             await asyncio.sleep(0)
-            await second.ack(wait=False)
+            await second.ack(confirm=False)
             proxy.deliver_late()
             await closing
             await messages.aclose()
-            async with await log.subscribe("s", "a") as again:
+            async with log.subscribe("s", "a") as again:
                 rest = await again.fetch(10)
                 assert [(message.seq, message.attempt) for message in rest] == [(2, 2), (3, 1)]
 
@@ -186,10 +186,10 @@ def test_what_arrives_while_its_holder_leaves_counts_as_no_attempt(server: Runni
             fetching = threads.submit(subscription.fetch, 10)
             assert arrived.wait(QUICKLY_S)
             closing = threads.submit(subscription.close)
-            eventually(lambda: [each.method for each in core._link._inbox], ["rpc.unsubscribe.persistent"])
+            eventually(lambda: [each.method for each in core._connection._inbox], ["rpc.unsubscribe.persistent"])
             go_on.set()
             closing.result(QUICKLY_S)
-            with pytest.raises(Closed):
+            with pytest.raises(ClosedError):
                 fetching.result(QUICKLY_S)
         with other.subscribe("s", "a") as again:
             assert [(message.seq, message.attempt) for message in again.fetch(10)] == [(1, 1), (2, 1), (3, 1)]
@@ -235,7 +235,7 @@ def test_what_another_thread_asks_for_while_its_holder_leaves_is_done_or_refused
             return go_on(*arguments)
 
         monkeypatch.setattr(consumer, between, close_here)
-        with contextlib.suppress(Closed, LeaseLost):
+        with contextlib.suppress(ClosedError, LeaseLostError):
             getattr(subscription if verb == "fetch" else message, verb)()
 
 
@@ -275,14 +275,14 @@ def test_what_a_fetch_is_about_to_take_when_its_holder_leaves_is_anothers_at_onc
         if isinstance(looked, Blocking):
             outcome = looked.work()
             run_blocking(leaving.close(vanished=True))
-            with contextlib.suppress(Closed, LeaseLost):
+            with contextlib.suppress(ClosedError, LeaseLostError):
                 run_blocking(resumed_with(fetching, outcome))
         else:  # the look and the claim are one step
             run_blocking(leaving.close(vanished=True))
             assert looked.wait(QUICKLY_S)
             fetching.close()
         with log.subscribe("s", "a", mode=mode) as other:
-            assert [message.seq for message in other.fetch(10, wait=QUICKLY_S)] == [1]
+            assert [message.seq for message in other.fetch(10, timeout=QUICKLY_S)] == [1]
 
 
 def resumed_with(flow: Any, outcome: Any) -> Any:
@@ -307,22 +307,22 @@ def cut_off(proxy: FaultProxy, states: States) -> None:
 async def test_closing_without_a_connection_is_quick_and_tells_those_who_wait(serve: Any, proxy_to: Any) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
-        log = await headwater.connect(f"ws://127.0.0.1:{proxy.port}")
+        log = await headwater.open_async(f"ws://127.0.0.1:{proxy.port}")
         await log.publish_many([("a", n) for n in range(3)])
         subscription = await log.subscribe("s", "a")
         messages = await subscription.fetch(3)
         states = States(log)
         await asyncio.to_thread(cut_off, proxy, states)
         acking = asyncio.ensure_future(messages[0].ack())
-        await messages[1].ack(wait=False)
+        await messages[1].ack(confirm=False)
         publishing = asyncio.ensure_future(log.publish("a", 1))
-        fetching = asyncio.ensure_future(subscription.fetch(1, wait=None))
+        fetching = asyncio.ensure_future(subscription.fetch(1, timeout=None))
         await asyncio.sleep(0)
         began_s = time.monotonic()
         await log.close()
         assert time.monotonic() - began_s < QUICKLY_S
         for waiting in (acking, publishing, fetching):
-            with pytest.raises(Closed):
+            with pytest.raises(ClosedError):
                 await waiting
         assert states.seen[-1] == "disconnected"
 
@@ -330,7 +330,7 @@ async def test_closing_without_a_connection_is_quick_and_tells_those_who_wait(se
 async def test_handlers_stop_quickly_without_a_connection(serve: Any, proxy_to: Any) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
-        log = await headwater.connect(f"ws://127.0.0.1:{proxy.port}")
+        log = await headwater.open_async(f"ws://127.0.0.1:{proxy.port}")
         states = States(log)
         begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -358,8 +358,8 @@ def test_those_who_block_leave_quickly_without_a_connection(server: RunningServe
 
         def fetch() -> None:
             try:
-                subscription.fetch(1, wait=None)
-            except Closed as exc:
+                subscription.fetch(1, timeout=None)
+            except ClosedError as exc:
                 outcome.append(type(exc))
 
         cut_off(proxy, states)
@@ -369,13 +369,13 @@ def test_those_who_block_leave_quickly_without_a_connection(server: RunningServe
         log.close()
         fetching.join(QUICKLY_S)
         assert time.monotonic() - began_s < QUICKLY_S
-        assert outcome == [Closed]
+        assert outcome == [ClosedError]
 
 
 async def test_a_subscription_is_closed_quickly_without_a_connection(serve: Any, proxy_to: Any) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
             await log.publish("a", 1)
             subscription = await log.subscribe("s", "a")
             [message] = await subscription.fetch(1)
@@ -384,18 +384,18 @@ async def test_a_subscription_is_closed_quickly_without_a_connection(serve: Any,
             began_s = time.monotonic()
             await subscription.close()
             assert time.monotonic() - began_s < QUICKLY_S
-            with pytest.raises((Closed, LeaseLost)):
+            with pytest.raises((ClosedError, LeaseLostError)):
                 await message.ack()
             proxy.accept()
             assert await log.publish("a", 2) == 2
-            async with await log.subscribe("s", "a") as again:  # it did not come back by itself
-                assert [found.seq for found in await again.fetch(10, wait=QUICKLY_S)] == [2, 1]
+            async with log.subscribe("s", "a") as again:  # it did not come back by itself
+                assert [found.seq for found in await again.fetch(10, timeout=QUICKLY_S)] == [2, 1]
 
 
 async def test_closing_while_the_server_is_silent_takes_a_moment_not_an_hour(serve: Any, proxy_to: Any) -> None:
     async with serve(shutdown_timeout=0.1) as server:
         proxy = proxy_to(server.port)
-        log = await headwater.connect(f"ws://127.0.0.1:{proxy.port}", ping=0.2)
+        log = await headwater.open_async(f"ws://127.0.0.1:{proxy.port}", ping=0.2)
         await log.subscribe("s", "a")
         proxy.blackhole()
         began_s = time.monotonic()
@@ -422,7 +422,7 @@ def test_twice_is_harmless_and_once_is_enough(server: RunningServer) -> None:
         lambda: log.live.subscribe("me", "a", print),
         lambda: subscription.fetch(),
     ):
-        with pytest.raises(Closed):
+        with pytest.raises(ClosedError):
             attempt()
 
 
@@ -436,7 +436,7 @@ def test_a_forked_child_is_told_to_open_its_own(server: RunningServer) -> None:
             try:
                 log.publish("a", "child")
                 told = b"published"
-            except Closed as exc:
+            except ClosedError as exc:
                 told = exc.why.encode()
             except BaseException as exc:
                 told = repr(exc).encode()

@@ -17,8 +17,8 @@ from served import RunningServer
 
 import headwater
 from headwater import AsyncLog
-from headwater.errors import LeaseLost, NotDelivered, SubscriptionActive
-from headwater.server.serving import Server
+from headwater.errors import LeaseLostError, NotDeliveredError, SubscriptionActiveError
+from headwater.server.server import Server
 
 QUICKLY_S = 10.0
 
@@ -32,7 +32,7 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
 async def through_a_proxy(serve: Any, proxy_to: Any) -> AsyncIterator[tuple[Server, FaultProxy, AsyncLog]]:
     async with serve() as server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01, ping=1.0) as log:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01, ping=1.0) as log:
             yield server, proxy, log
 
 
@@ -51,10 +51,14 @@ async def break_off(proxy: FaultProxy, log: AsyncLog) -> None:
 
 
 async def test_a_fetch_waits_for_the_first_message_and_no_longer(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log, await log.subscribe("s", "a") as subscription:
+    async with (
+        serve() as server,
+        headwater.open_async(server.url) as log,
+        await log.subscribe("s", "a") as subscription,
+    ):
         assert await subscription.fetch(10) == []
-        assert await subscription.fetch(10, wait=0.05) == []
-        fetching = asyncio.ensure_future(subscription.fetch(10, wait=None))
+        assert await subscription.fetch(10, timeout=0.05) == []
+        fetching = asyncio.ensure_future(subscription.fetch(10, timeout=None))
         await log.publish("a", 1)
         assert seqs(await asyncio.wait_for(fetching, QUICKLY_S)) == [1]
 
@@ -63,11 +67,11 @@ async def test_a_fetch_waits_for_the_first_message_and_no_longer(serve: Any) -> 
 async def test_a_cancelled_fetch_loses_nothing(serve: Any, mode: Any, tap: FrameTap) -> None:
     async with (
         serve() as server,
-        headwater.connect(server.url) as log,
-        await log.subscribe("s", "a", mode=mode) as subscription,
+        headwater.open_async(server.url) as log,
+        log.subscribe("s", "a", mode=mode) as subscription,
     ):
         for n in range(1, 20):
-            fetching = asyncio.ensure_future(subscription.fetch(10, wait=None))
+            fetching = asyncio.ensure_future(subscription.fetch(10, timeout=None))
             await asyncio.sleep(0)
             publishing = asyncio.ensure_future(log.publish("a", n))
             for _ in range(n % 7):
@@ -76,7 +80,7 @@ async def test_a_cancelled_fetch_loses_nothing(serve: Any, mode: Any, tap: Frame
             found = await asyncio.gather(fetching, return_exceptions=True)
             await publishing
             if not isinstance(found[0], list):
-                found = [await asyncio.wait_for(subscription.fetch(10, wait=None), QUICKLY_S)]
+                found = [await asyncio.wait_for(subscription.fetch(10, timeout=None), QUICKLY_S)]
             [message] = found[0]
             assert (message.seq, message.attempt, message.data) == (n, 1, n)
             await message.ack()
@@ -84,29 +88,33 @@ async def test_a_cancelled_fetch_loses_nothing(serve: Any, mode: Any, tap: Frame
 
 
 async def test_a_fetch_that_is_interrupted_returns(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         subscription = await log.subscribe("s", "a")
-        fetching = asyncio.ensure_future(subscription.fetch(10, wait=None))
+        fetching = asyncio.ensure_future(subscription.fetch(10, timeout=None))
         await asyncio.sleep(0.01)
         subscription._consumer.interrupt()
         assert await asyncio.wait_for(fetching, QUICKLY_S) == []
 
 
 async def test_what_is_fetched_while_another_fetch_waits_goes_to_one_of_them(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log, await log.subscribe("s", "a") as subscription:
-        fetching = [asyncio.ensure_future(subscription.fetch(1, wait=None)) for _ in range(5)]
+    async with (
+        serve() as server,
+        headwater.open_async(server.url) as log,
+        await log.subscribe("s", "a") as subscription,
+    ):
+        fetching = [asyncio.ensure_future(subscription.fetch(1, timeout=None)) for _ in range(5)]
         await log.publish_many([("a", n) for n in range(5)])
         found = await asyncio.wait_for(asyncio.gather(*fetching), QUICKLY_S)
         assert sorted(message.seq for each in found for message in each) == [1, 2, 3, 4, 5]
 
 
 async def test_the_first_heartbeat_is_not_due_at_once(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         core: Any = log._core
         for ack_wait, due_s in ((300, 100), (30, 10), (300, 10)):
             await log.subscribe(f"s{ack_wait}{due_s}", "a", ack_wait=ack_wait)
             await asyncio.sleep(0)
-            assert core._heart.when() - asyncio.get_running_loop().time() == pytest.approx(due_s, rel=0.3)
+            assert core._heartbeat_timer.when() - asyncio.get_running_loop().time() == pytest.approx(due_s, rel=0.3)
 
 
 def test_threads_that_fetch_from_one_subscription_share_it(server: RunningServer) -> None:
@@ -136,7 +144,7 @@ def test_threads_that_fetch_from_one_subscription_share_it(server: RunningServer
 async def test_what_is_in_hand_stays_in_hand(serve: Any, proxy_to: Any, mode: Any) -> None:
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish_many([("a", n) for n in range(6)])
-        async with await log.subscribe("s", "a", mode=mode, max_attempts=2) as subscription:
+        async with log.subscribe("s", "a", mode=mode, max_attempts=2) as subscription:
             messages = await subscription.fetch(4)
             await messages[0].ack()
             for _ in range(4):  # more often than there are attempts
@@ -144,7 +152,7 @@ async def test_what_is_in_hand_stays_in_hand(serve: Any, proxy_to: Any, mode: An
             await messages[1].ack()
             await messages[2].nack(0)
             await messages[3].reject("no")
-            found = [*await subscription.fetch(1, wait=1), *await subscription.fetch(10, wait=1)]
+            found = [*await subscription.fetch(1, timeout=1), *await subscription.fetch(10, timeout=1)]
             assert sorted((message.seq, message.attempt) for message in found) == [(3, 2), (5, 1), (6, 1)]
             await subscription.ack_many(found)
             info = await subscription.info()
@@ -154,10 +162,10 @@ async def test_what_is_in_hand_stays_in_hand(serve: Any, proxy_to: Any, mode: An
 async def test_an_answer_that_got_lost_counts_as_no_attempt(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish_many([("a", n) for n in range(50)])
-        async with await log.subscribe("s", "a", max_attempts=1) as subscription:
+        async with log.subscribe("s", "a", max_attempts=1) as subscription:
             for expected in range(1, 6):
                 proxy.cut_after(30, Direction.TO_CLIENT)
-                [message] = await subscription.fetch(1, wait=QUICKLY_S)
+                [message] = await subscription.fetch(1, timeout=QUICKLY_S)
                 assert (message.seq, message.attempt) == (expected, 1)
                 await message.ack()
             assert proxy.counts.cuts == 5
@@ -167,8 +175,8 @@ async def test_an_answer_that_got_lost_counts_as_no_attempt(serve: Any, proxy_to
 
 async def test_a_fetch_goes_on_waiting_over_a_broken_connection(serve: Any, proxy_to: Any) -> None:
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):  # noqa: SIM117
-        async with await log.subscribe("s", "a") as subscription:
-            fetching = asyncio.ensure_future(subscription.fetch(1, wait=None))
+        async with log.subscribe("s", "a") as subscription:
+            fetching = asyncio.ensure_future(subscription.fetch(1, timeout=None))
             await asyncio.sleep(0)
             await break_off(proxy, log)
             await log.publish("a", 1)
@@ -179,7 +187,7 @@ async def test_what_was_fetched_ahead_is_handed_out_once(serve: Any, proxy_to: A
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish_many([("a", n) for n in range(30)])
         seen = []
-        async with await log.subscribe("s", "a") as subscription:
+        async with log.subscribe("s", "a") as subscription:
             async for message in subscription.messages():
                 seen.append((message.seq, message.attempt))
                 if message.seq % 10 == 5:
@@ -219,11 +227,11 @@ async def test_a_late_copy_of_a_subscribe_takes_nothing_away(serve: Any, proxy_t
         await asyncio.to_thread(proxy.wait_until, lambda counts: counts.held_bytes > 0)
         await asyncio.to_thread(proxy.part_from_clients)
         subscription = await subscribing
-        [first] = await subscription.fetch(1, wait=QUICKLY_S)
+        [first] = await subscription.fetch(1, timeout=QUICKLY_S)
         proxy.deliver_late()
         await asyncio.to_thread(proxy.wait_until, lambda counts: counts.late_bytes > 0 and counts.open == 1)
         await first.ack()
-        [second] = await subscription.fetch(1, wait=QUICKLY_S)
+        [second] = await subscription.fetch(1, timeout=QUICKLY_S)
         assert (second.seq, second.attempt) == (2, 1)
         await second.ack()
         assert (await subscription.info()).lag == 0
@@ -231,11 +239,11 @@ async def test_a_late_copy_of_a_subscribe_takes_nothing_away(serve: Any, proxy_t
 
 async def test_without_a_state_there_is_no_hole_all_the_same(serve: Any, proxy_to: Any) -> None:
     """An ephemeral reader goes on behind the last message that it was given."""
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.connect(server.url) as direct:
+    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.open_async(server.url) as direct:
         await direct.publish("a", "before")
-        async with await log.subscribe("s", "a", mode="ephemeral") as subscription:
+        async with log.subscribe("s", "a", mode="ephemeral") as subscription:
             await direct.publish_many([("a", n) for n in range(3)])
-            assert seqs(await subscription.fetch(2, wait=QUICKLY_S)) == [2, 3]
+            assert seqs(await subscription.fetch(2, timeout=QUICKLY_S)) == [2, 3]
             proxy.refuse()
             proxy.reset()
             await direct.publish("a", "meanwhile")
@@ -243,24 +251,24 @@ async def test_without_a_state_there_is_no_hole_all_the_same(serve: Any, proxy_t
             await direct.publish("a", "after")
             found: list[int] = []
             while len(found) < 3:
-                found += seqs(await subscription.fetch(10, wait=QUICKLY_S))
+                found += seqs(await subscription.fetch(10, timeout=QUICKLY_S))
             assert found == [4, 5, 6]
 
 
 async def test_an_ephemeral_reader_that_saw_nothing_yet_misses_nothing(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.connect(server.url) as direct:  # noqa: SIM117
-        async with await log.subscribe("s", "a", mode="ephemeral") as subscription:
+    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.open_async(server.url) as direct:  # noqa: SIM117
+        async with log.subscribe("s", "a", mode="ephemeral") as subscription:
             states = States(log)
             proxy.refuse()
             proxy.reset()
             await states.reach("reconnecting")
             await direct.publish("a", "meanwhile")
             proxy.accept()
-            assert seqs(await subscription.fetch(10, wait=QUICKLY_S)) == [1]
+            assert seqs(await subscription.fetch(10, timeout=QUICKLY_S)) == [1]
 
 
 async def test_live_callbacks_hear_again_after_a_broken_connection(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.connect(server.url) as direct:
+    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.open_async(server.url) as direct:
         heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
         async def all_of_it(message: headwater.Message) -> None:
@@ -291,26 +299,26 @@ async def test_live_callbacks_hear_again_after_a_broken_connection(serve: Any, p
 
 
 async def test_an_ack_may_be_awaited_or_not(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         await log.publish_many([("a", n) for n in range(10)])
-        async with await log.subscribe("s", "a") as subscription:
+        async with log.subscribe("s", "a") as subscription:
             messages = await subscription.fetch(10)
             await messages[0].ack()
             assert (await subscription.info()).acked == 1
             for message in messages[1:5]:
-                await message.ack(wait=False)
-            await subscription.ack_many(messages[5:], wait=False)
+                await message.ack(confirm=False)
+            await subscription.ack_many(messages[5:], confirm=False)
             await subscription.ack_many([])
             await messages[0].ack()  # twice is harmless
         assert (await log.subscription("s")).acked == 10
 
 
 async def test_what_was_never_delivered_cannot_be_acked(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         await log.publish_many([("a", 1), ("a", 2)])
-        async with await log.subscribe("s", "a") as subscription, await log.subscribe("t", "a") as other:
+        async with log.subscribe("s", "a") as subscription, await log.subscribe("t", "a") as other:
             [mine] = await subscription.fetch(1)
-            with pytest.raises(NotDelivered):
+            with pytest.raises(NotDeliveredError):
                 await other.ack_many([mine])  # type: ignore[list-item]
             await mine.ack()
 
@@ -320,7 +328,7 @@ async def test_what_was_never_delivered_cannot_be_acked(serve: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 async def test_a_handler_may_take_longer_than_the_ack_wait(serve: Any, tap: FrameTap, mode: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         seen: list[tuple[int, int]] = []
         extended, done = asyncio.Event(), asyncio.Event()
 
@@ -344,18 +352,18 @@ async def test_a_handler_may_take_longer_than_the_ack_wait(serve: Any, tap: Fram
 
 
 async def test_one_who_takes_over_leaves_the_old_holder_nothing(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as one, headwater.connect(server.url) as other:
+    async with serve() as server, headwater.open_async(server.url) as one, headwater.open_async(server.url) as other:
         await one.publish("a", 1)
         first = await one.subscribe("s", "a")
         [message] = await first.fetch(1)
-        fetching = asyncio.ensure_future(first.fetch(1, wait=None))
+        fetching = asyncio.ensure_future(first.fetch(1, timeout=None))
         await asyncio.sleep(0)
         second = await other.subscribe("s", "a", takeover=True)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             await asyncio.wait_for(fetching, QUICKLY_S)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             await first.fetch(1)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             await message.ack()
         [again] = await second.fetch(1)
         assert (again.seq, again.attempt) == (1, 2)
@@ -365,23 +373,23 @@ async def test_one_who_takes_over_leaves_the_old_holder_nothing(serve: Any) -> N
 
 
 async def test_two_clients_with_the_same_exclusive_id(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as one, headwater.connect(server.url) as other:
+    async with serve() as server, headwater.open_async(server.url) as one, headwater.open_async(server.url) as other:
         first = await one.subscribe("s", "a")
-        with pytest.raises(SubscriptionActive) as raised:
+        with pytest.raises(SubscriptionActiveError) as raised:
             await other.subscribe("s", "a")
         assert raised.value.why == "Subscription 's' is already active on another connection"
-        assert "option wait" in raised.value.next
-        waiting = asyncio.ensure_future(other.subscribe("s", "a", wait=QUICKLY_S))
+        assert "option timeout" in raised.value.next
+        waiting = asyncio.ensure_future(other.subscribe("s", "a", timeout=QUICKLY_S))
         await asyncio.sleep(0)
         await first.close()
         second = await waiting
-        with pytest.raises(SubscriptionActive):
-            await one.subscribe("s", "a", wait=0.05)
+        with pytest.raises(SubscriptionActiveError):
+            await one.subscribe("s", "a", timeout=0.05)
         await second.close()
 
 
 async def test_a_holder_that_comes_back_too_late_finds_it_taken(serve: Any, proxy_to: Any) -> None:
-    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.connect(server.url) as other:
+    async with through_a_proxy(serve, proxy_to) as (server, proxy, log), headwater.open_async(server.url) as other:
         await other.publish("a", 1)
         subscription = await log.subscribe("s", "a")
         [message] = await subscription.fetch(1)
@@ -389,13 +397,13 @@ async def test_a_holder_that_comes_back_too_late_finds_it_taken(serve: Any, prox
         proxy.refuse()
         proxy.reset()
         await states.reach("reconnecting")
-        async with await other.subscribe("s", "a", wait=QUICKLY_S) as taken:
+        async with other.subscribe("s", "a", timeout=QUICKLY_S) as taken:
             proxy.accept()
             await states.reach("reconnecting", "connected")
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 await message.ack()
-            with pytest.raises(LeaseLost):
-                await subscription.fetch(1, wait=QUICKLY_S)
+            with pytest.raises(LeaseLostError):
+                await subscription.fetch(1, timeout=QUICKLY_S)
             [again] = await taken.fetch(1)
             assert (again.seq, again.attempt) == (1, 2)
             await again.ack()

@@ -11,7 +11,7 @@ from frame_tap import FrameTap
 from served import RunningServer
 
 import headwater
-from headwater.errors import Closed, TooLarge
+from headwater.errors import ClosedError, TooLargeError
 
 PUBLISHING = ("rpc.publish", "rpc.publish.batch")
 FRAME_BYTES = 16_384
@@ -23,7 +23,7 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
 
 
 async def test_a_hundred_publishes_at_once_are_a_few_frames(serve: Any, tap: FrameTap) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         assert await asyncio.gather(*(log.publish("a", n) for n in range(100))) == list(range(1, 101))
         assert tap.frames_with(*PUBLISHING) == 1
         tap.frames.clear()
@@ -33,9 +33,9 @@ async def test_a_hundred_publishes_at_once_are_a_few_frames(serve: Any, tap: Fra
 
 
 async def test_acks_of_one_moment_are_one_frame(serve: Any, tap: FrameTap) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         await log.publish_many([("a", n) for n in range(100)])
-        async with await log.subscribe("s", "a") as subscription:
+        async with log.subscribe("s", "a") as subscription:
             messages = await subscription.fetch(100)
             await asyncio.gather(*(message.ack() for message in messages))
             assert tap.frames_with("rpc.acknowledge.persistent") == 1
@@ -43,7 +43,7 @@ async def test_acks_of_one_moment_are_one_frame(serve: Any, tap: FrameTap) -> No
 
 
 async def test_one_publish_waits_for_nobody(serve: Any, tap: FrameTap) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         for n in range(5):
             await log.publish("a", n)
         assert tap.frames_with(*PUBLISHING) == 5
@@ -74,7 +74,7 @@ def test_threads_that_publish_at_once_share_frames(server: RunningServer, tap: F
 
 
 async def test_more_than_a_frame_holds_goes_in_several(serve: Any, tap: FrameTap) -> None:
-    async with serve(limits_frame_bytes=FRAME_BYTES) as server, headwater.connect(server.url) as log:
+    async with serve(limits_frame_bytes=FRAME_BYTES) as server, headwater.open_async(server.url) as log:
         async with asyncio.timeout(10):
             seqs = await asyncio.gather(*(log.publish("a", str(n) + "x" * 1_000) for n in range(100)))
         assert seqs == list(range(1, 101))
@@ -84,15 +84,15 @@ async def test_more_than_a_frame_holds_goes_in_several(serve: Any, tap: FrameTap
 async def test_one_too_large_is_refused_before_anything_is_sent_and_costs_the_others_nothing(
     serve: Any, tap: FrameTap
 ) -> None:
-    async with serve(limits_frame_bytes=FRAME_BYTES) as server, headwater.connect(server.url) as log:
+    async with serve(limits_frame_bytes=FRAME_BYTES) as server, headwater.open_async(server.url) as log:
         sizes = [10, FRAME_BYTES, 20, FRAME_BYTES + 100, 30]
         async with asyncio.timeout(10):
             outcomes = await asyncio.gather(*(log.publish("a", "x" * size) for size in sizes), return_exceptions=True)
-        assert [outcome for outcome in outcomes if not isinstance(outcome, TooLarge)] == [1, 2, 3]
-        assert isinstance(outcomes[1], TooLarge)
-        assert isinstance(outcomes[3], TooLarge)
+        assert [outcome for outcome in outcomes if not isinstance(outcome, TooLargeError)] == [1, 2, 3]
+        assert isinstance(outcomes[1], TooLargeError)
+        assert isinstance(outcomes[3], TooLargeError)
         assert str(FRAME_BYTES) in outcomes[1].why
-        with pytest.raises(TooLarge):
+        with pytest.raises(TooLargeError):
             await log.publish_many([("a", "x" * 1_000)] * 20)
         assert max(len(str(frame)) for frame in tap.frames) < 2 * FRAME_BYTES
         assert log.remote.state == "connected"
@@ -100,21 +100,21 @@ async def test_one_too_large_is_refused_before_anything_is_sent_and_costs_the_ot
 
 
 async def test_a_message_no_log_would_take_is_refused_here(serve: Any, tap: FrameTap) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
-        with pytest.raises(TooLarge):
+    async with serve() as server, headwater.open_async(server.url) as log:
+        with pytest.raises(TooLargeError):
             await log.publish("a", "x" * 2_000_000)
         assert tap.of(*PUBLISHING) == []
 
 
 async def test_more_calls_than_may_be_on_their_way_wait_their_turn(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.client.link.UNANSWERED_MAX", 3)
-    async with serve() as server, headwater.connect(server.url) as log:
+    monkeypatch.setattr("headwater.client.connection.UNANSWERED_MAX", 3)
+    async with serve() as server, headwater.open_async(server.url) as log:
         told = [log.publish("a", n, type="T") for n in range(200)]
         assert await asyncio.gather(*told) == list(range(1, 201))
 
 
 async def test_a_publish_nobody_waits_for_any_more_is_stored_all_the_same(serve: Any) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         publishing = asyncio.ensure_future(log.publish("a", 1))
         await asyncio.sleep(0)
         publishing.cancel()
@@ -133,7 +133,7 @@ def test_threads_that_publish_while_the_log_is_closed_are_told(server: RunningSe
         try:
             while True:
                 log.publish("a", 1)
-        except Closed as exc:
+        except ClosedError as exc:
             told.append(type(exc))
 
     threads = [threading.Thread(target=publish_until_closed, daemon=True) for _ in range(8)]
@@ -143,4 +143,4 @@ def test_threads_that_publish_while_the_log_is_closed_are_told(server: RunningSe
     log.close()
     for thread in threads:
         thread.join(10)
-    assert told == [Closed] * 8
+    assert told == [ClosedError] * 8

@@ -59,7 +59,7 @@ def use_everything(log: Log, answer_topic: str) -> list[Any]:
     with log.subscribe("inner", "inner.*", mode="shared") as inner:
         seq = log.publish(answer_topic, "from inside")
         log.publish_many([("inner.a", 1), ("inner.b", 2)])
-        for message in inner.fetch(2, wait=QUICKLY_S):
+        for message in inner.fetch(2, timeout=QUICKLY_S):
             message.ack()
         return [seq > 0, log.remote.call("add", [1, 2]), log.last_seq() > seq, inner.info().lag]
 
@@ -111,8 +111,8 @@ def test_in_a_gap_callback(server: RunningServer, log: Log, told: Told) -> None:
     with log.subscribe("outer", "work.*", start="first") as subscription:
         subscription.on_gap(lambda gap: told.say((gap.count, use_everything(log, "answers.a"))))
         log.retain("work.*", max_count=3)
-        log.housekeep()
-        assert len(subscription.fetch(10, wait=QUICKLY_S)) == 3
+        log.run_maintenance()
+        assert len(subscription.fetch(10, timeout=QUICKLY_S)) == 3
         assert told.wait_for(1) == [(7, EVERYTHING)]
 
 
@@ -151,10 +151,10 @@ def test_a_handler_may_stop_what_runs_it(log: Log, told: Told) -> None:
 
 
 async def use_everything_there_is(log: AsyncLog) -> list[Any]:
-    async with await log.subscribe("inner", "inner.*", mode="shared") as inner:
+    async with log.subscribe("inner", "inner.*", mode="shared") as inner:
         seq = await log.publish("answers.a", "from inside")
         await log.publish_many([("inner.a", 1), ("inner.b", 2)])
-        for message in await inner.fetch(2, wait=QUICKLY_S):
+        for message in await inner.fetch(2, timeout=QUICKLY_S):
             await message.ack()
         return [seq > 0, await log.remote.call("add", [1, 2]), await log.last_seq() > seq, (await inner.info()).lag]
 
@@ -167,7 +167,7 @@ def adding(serve: Any) -> Any:
 
 
 async def test_awaiting_in_a_handler(adding: Any, told: Told) -> None:
-    async with adding, headwater.connect(adding.url) as log:
+    async with adding, headwater.open_async(adding.url) as log:
 
         @log.on("work.*", id="outer")
         async def handle(message: headwater.AsyncReceivedMessage) -> None:
@@ -184,7 +184,7 @@ async def test_awaiting_in_a_handler(adding: Any, told: Told) -> None:
 
 
 async def test_awaiting_in_many_handlers_at_once(adding: Any, told: Told) -> None:
-    async with adding, headwater.connect(adding.url) as log:
+    async with adding, headwater.open_async(adding.url) as log:
 
         @log.on("work.*", id="outer", mode="shared", concurrency=8)
         async def handle(message: headwater.AsyncReceivedMessage) -> None:
@@ -197,7 +197,7 @@ async def test_awaiting_in_many_handlers_at_once(adding: Any, told: Told) -> Non
 
 
 async def test_awaiting_in_a_live_callback(adding: Any, told: Told) -> None:
-    async with adding, headwater.connect(adding.url) as log:
+    async with adding, headwater.open_async(adding.url) as log:
 
         async def hear(message: headwater.Message) -> None:
             told.say(await use_everything_there_is(log))
@@ -208,7 +208,7 @@ async def test_awaiting_in_a_live_callback(adding: Any, told: Told) -> None:
 
 
 async def test_awaiting_in_a_method_that_the_server_calls(adding: Any) -> None:
-    async with adding, headwater.connect(adding.url) as log:
+    async with adding, headwater.open_async(adding.url) as log:
 
         @log.remote.method("ask me")
         async def ask_me() -> list[Any]:
@@ -225,7 +225,7 @@ async def test_calls_may_go_to_and_fro(adding: Any) -> None:
     async def down(call: Any, n: int) -> int:
         return 1 + await call.peer.call("down", [n - 1]) if n else 0
 
-    async with adding, headwater.connect(adding.url) as log:
+    async with adding, headwater.open_async(adding.url) as log:
 
         @log.remote.method("down")
         async def and_up(n: int) -> int:
@@ -237,7 +237,7 @@ async def test_calls_may_go_to_and_fro(adding: Any) -> None:
 async def test_a_task_may_be_begun_in_a_state_callback(serve: Any, proxy_to: Any, told: Told) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
             states = States(log)
             tasks: list[asyncio.Task[int]] = []
             log.remote.on_state(lambda state: tasks.append(asyncio.create_task(log.publish("a", state))))

@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.numbering import LATE_COPY_S, TELL_CONFIRMED, Numbering
-from headwater.client.request import Request
-from headwater.protocol.wire import PlainBatch
+from headwater.client.outbox import CONFIRM_EVERY, LATE_COPY_S, Numbering, Request
+from headwater.protocol.methods import PlainBatch
 
 
 def request(count: int = 1) -> Request:
@@ -14,14 +13,14 @@ def request(count: int = 1) -> Request:
 
 def sent(numbering: Numbering, count: int = 1) -> Request:
     made = request(count)
-    numbering.give(made)
+    numbering.assign(made)
     return made
 
 
 def told(numbering: Numbering) -> int:
     """The most that the server is told while a thousand more are sent and answered."""
     most = 0
-    for _ in range(TELL_CONFIRMED):
+    for _ in range(CONFIRM_EVERY):
         one = sent(numbering)
         numbering.settle(one, 0)
         most = max(most, one.params.confirmed)
@@ -32,13 +31,13 @@ def test_numbers_count_messages_and_are_given_once() -> None:
     numbering = Numbering()
     first, second, third = sent(numbering), sent(numbering, 10), sent(numbering)
     assert [each.number for each in (first, second, third)] == [1, 2, 12]
-    numbering.give(second)
+    numbering.assign(second)
     assert second.params.number == 2
     assert sent(numbering).number == 13
 
 
 def test_what_was_answered_is_confirmed() -> None:
-    assert told(Numbering()) == TELL_CONFIRMED
+    assert told(Numbering()) == CONFIRM_EVERY
 
 
 def test_what_was_not_answered_is_not_confirmed() -> None:
@@ -52,27 +51,27 @@ def test_what_was_sent_twice_is_confirmed_when_no_copy_can_come_any_more() -> No
     numbering = Numbering()
     twice = sent(numbering)
     numbering.broken([twice])
-    numbering.give(twice)
+    numbering.assign(twice)
     numbering.settle(twice, 100)
-    numbering.look(100 + LATE_COPY_S - 1)
+    numbering.confirm_late(100 + LATE_COPY_S - 1)
     assert told(numbering) == 0
-    numbering.look(100 + LATE_COPY_S)
-    assert told(numbering) >= TELL_CONFIRMED
+    numbering.confirm_late(100 + LATE_COPY_S)
+    assert told(numbering) >= CONFIRM_EVERY
 
 
 def test_what_was_given_up_is_confirmed_when_it_cannot_come_any_more() -> None:
     numbering = Numbering()
     numbering.settle(sent(numbering), 100, given_up=True)
     assert told(numbering) == 0
-    numbering.look(100 + LATE_COPY_S)
-    assert told(numbering) >= TELL_CONFIRMED
+    numbering.confirm_late(100 + LATE_COPY_S)
+    assert told(numbering) >= CONFIRM_EVERY
 
 
 def test_what_has_no_number_is_no_matter() -> None:
     numbering = Numbering()
     numbering.settle(request(0), 0, given_up=True)
     numbering.broken([request(0)])
-    assert told(numbering) == TELL_CONFIRMED
+    assert told(numbering) == CONFIRM_EVERY
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.booleans(), st.booleans()), max_size=60))

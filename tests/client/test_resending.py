@@ -17,10 +17,10 @@ from frame_tap import FrameTap
 
 import headwater
 from headwater import AsyncLog
-from headwater.client import numbering
-from headwater.errors import LeaseLost, Unreachable
+from headwater.client import outbox
+from headwater.errors import LeaseLostError, UnreachableError
 from headwater.server.registry import CallContext, Middleware
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 PUBLISHING = ("rpc.publish", "rpc.publish.batch")
 
@@ -28,7 +28,7 @@ PUBLISHING = ("rpc.publish", "rpc.publish.batch")
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients do not wait for a thousand messages to tell the server which receipts it may forget."""
-    monkeypatch.setattr(numbering, "TELL_CONFIRMED", 1)
+    monkeypatch.setattr(outbox, "CONFIRM_EVERY", 1)
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ async def through_a_proxy(
     async with serve() as server:
         proxy = proxy_to(server.port)
         url = f"ws://127.0.0.1:{proxy.port}"
-        async with headwater.connect(url, **{"reconnect_min": 0.01, "ping": 1.0, **options}) as log:
+        async with headwater.open_async(url, **{"reconnect_min": 0.01, "ping": 1.0, **options}) as log:
             yield server, proxy, log
 
 
 async def stored(server: Server) -> list[Any]:
     """What is in the log, asked for without a client."""
-    async with headwater.connect(server.url) as direct:
+    async with headwater.open_async(server.url) as direct:
         subscription = await direct.subscribe("look", ">", mode="ephemeral", start="first")
         return [message.data for message in await subscription.fetch(10_000)]
 
@@ -144,7 +144,7 @@ async def test_what_is_said_again_is_not_taken_for_what_was_answered_out_of_turn
     middleware = server.use(HoldFirst())
     async with server:
         proxy = proxy_to(server.port)
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
             states = States(log)
             first = asyncio.ensure_future(log.publish("a", "first"))
             await middleware.holding.wait()
@@ -182,18 +182,18 @@ async def deliver_late(proxy: FaultProxy) -> None:
 async def test_what_has_been_answered_is_confirmed_so_that_receipts_do_not_pile_up(
     serve: Any, tap: FrameTap, at_once: None
 ) -> None:
-    async with serve() as server, headwater.connect(server.url) as log:
+    async with serve() as server, headwater.open_async(server.url) as log:
         for n in range(3):
             await log.publish_many([("a", n), ("a", n)])
         assert [params.get("confirmed", 0) for params in tap.of("rpc.publish.batch")] == [1, 3, 5]
-        with server._parts.core.engine.store.read() as reader:  # type: ignore[union-attr]
-            assert len(reader.receipts(log._core._link._publisher, 1, 100)) == 1  # type: ignore[attr-defined]
+        with server._context.core.engine.store.read() as reader:  # type: ignore[union-attr]
+            assert len(reader.receipts(log._core._connection._publisher, 1, 100)) == 1  # type: ignore[attr-defined]
 
 
 async def test_one_that_was_given_up_does_not_keep_the_others_from_being_confirmed_for_ever(
     serve: Any, proxy_to: Any, tap: FrameTap, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbering, "LATE_COPY_S", 0.0)
+    monkeypatch.setattr(outbox, "LATE_COPY_S", 0.0)
     async with through_a_proxy(serve, proxy_to, timeout=0.3) as (_server, proxy, log):
         proxy.blackhole(Direction.TO_CLIENT)
         with pytest.raises(headwater.HeadwaterError):
@@ -215,8 +215,8 @@ async def test_a_call_of_the_applications_own_is_not_made_twice(serve: Any, prox
             proxy.reset()  # before the answer
             return "paid"
 
-        async with headwater.connect(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            with pytest.raises(Unreachable) as raised:
+        async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
+            with pytest.raises(UnreachableError) as raised:
                 await log.remote.call("pay")
             assert "may have been done" in raised.value.why
             assert made == {"pay": 1}
@@ -233,7 +233,7 @@ async def test_a_question_is_asked_again(serve: Any, proxy_to: Any, tap: FrameTa
 async def test_an_ack_whose_answer_was_lost_counts(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish_many([("a", n) for n in range(3)])
-        async with await log.subscribe("s", "a") as subscription:
+        async with log.subscribe("s", "a") as subscription:
             first, second, third = await subscription.fetch(3)
             tap.then("rpc.acknowledge.persistent", proxy.reset)
             await subscription.ack_many([first, second])
@@ -247,10 +247,10 @@ async def test_a_shared_ack_whose_answer_was_lost_counts_too(serve: Any, proxy_t
     """But whoever acked it may also have been another to whom it was passed on, so it may be told so."""
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish("a", 1)
-        async with await log.subscribe("s", "a", mode="shared") as subscription:
+        async with log.subscribe("s", "a", mode="shared") as subscription:
             [message] = await subscription.fetch(1)
             tap.then("rpc.acknowledge.persistent", proxy.reset)
-            with contextlib.suppress(LeaseLost):
+            with contextlib.suppress(LeaseLostError):
                 await message.ack()
             assert await subscription.fetch(1) == []
             assert (await subscription.info()).lag == 0
@@ -260,19 +260,19 @@ async def test_a_shared_ack_whose_answer_was_lost_counts_too(serve: Any, proxy_t
 async def test_a_nack_whose_answer_was_lost_counts_once(serve: Any, proxy_to: Any, tap: FrameTap, mode: Any) -> None:
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish("a", 1)
-        async with await log.subscribe("s", "a", mode=mode) as subscription:
+        async with log.subscribe("s", "a", mode=mode) as subscription:
             [message] = await subscription.fetch(1)
             tap.then("rpc.nack", proxy.reset)
             await message.nack(0)
             assert len(tap.of("rpc.nack")) == 2
-            [again] = await subscription.fetch(1, wait=5)
+            [again] = await subscription.fetch(1, timeout=5)
             assert (again.seq, again.attempt) == (1, 2)
 
 
 async def test_a_reject_whose_answer_was_lost_counts(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish("a", 1)
-        async with await log.subscribe("s", "a") as subscription:
+        async with log.subscribe("s", "a") as subscription:
             [message] = await subscription.fetch(1)
             tap.then("rpc.reject", proxy.reset)
             await message.reject("no use")

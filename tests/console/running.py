@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 SECONDS_MAX = 60
 

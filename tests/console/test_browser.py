@@ -13,8 +13,8 @@ from running import Running
 from steps import bury, listening, look, publish
 
 from headwater import Log
-from headwater.errors import InvalidTopic
-from headwater.server.serving import Server
+from headwater.errors import InvalidTopicError
+from headwater.server.server import Server
 
 MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
 TOPIC = "&lt;b<img/src=x/onerror=window.hacked=1//"
@@ -74,7 +74,7 @@ def test_what_is_not_json_is_not_sent(page: Page, log: Log) -> None:
 def test_a_refusal_says_why_and_what_next_where_it_happened(page: Page, log: Log) -> None:
     publish(page, "orders..new", "1")
     page.until("!document.getElementById('publish-problem').hidden")
-    with pytest.raises(InvalidTopic) as refused:
+    with pytest.raises(InvalidTopicError) as refused:
         log.publish("orders..new", 1)
     told = page.text("#publish-problem").lower()
     assert refused.value.why.lower() in told

@@ -14,7 +14,7 @@ from running import Running
 
 import headwater
 import headwater.console
-from headwater.console.pages import console_files
+from headwater.console import console_files
 from headwater.server.methods import METHODS
 
 ROOM = Path(headwater.console.__file__).parent
@@ -29,8 +29,8 @@ TYPES = {
     "/": "text/html; charset=utf-8",
     "/console/console.css": "text/css; charset=utf-8",
     "/console/console.js": "text/javascript; charset=utf-8",
-    "/console/letters.js": "text/javascript; charset=utf-8",
-    "/console/link.js": "text/javascript; charset=utf-8",
+    "/console/dead_letters.js": "text/javascript; charset=utf-8",
+    "/console/connection.js": "text/javascript; charset=utf-8",
     "/console/replicas.js": "text/javascript; charset=utf-8",
     "/console/show.js": "text/javascript; charset=utf-8",
     "/console/mark.svg": "image/svg+xml",
@@ -100,7 +100,9 @@ def test_without_the_console_there_is_nothing_for_browsers(serve: Callable[..., 
     assert get(server, "/console/console.js")[0].status == 404
 
 
-@pytest.mark.parametrize("path", ["/console/", "/console/pages.py", "/console/../pages.py", "/console/%2e%2e/pages.py"])
+@pytest.mark.parametrize(
+    "path", ["/console/", "/console/__init__.py", "/console/../__init__.py", "/console/%2e%2e/__init__.py"]
+)
 def test_nothing_else_of_the_room_is_served(server: Running, path: str) -> None:
     assert get(server, path)[0].status == 404
 

@@ -13,8 +13,7 @@ from browser import Page
 from running import Running
 from steps import listening, push
 
-from headwater.server.scopes import EVERYTHING, Scopes
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import EVERYTHING, Scopes, TokenFile
 
 MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
 IS_HIDDEN = "[document.getElementById('replicas').hidden, document.getElementById('to-replicas').hidden]"
@@ -54,7 +53,7 @@ def test_a_pushed_database_appears_by_itself_and_so_does_its_next_version(page: 
     name, newest, pushed, size, versions, stored = cells(page)
     assert (name, newest, versions) == ("shop/app.dbbefore the move", "1", "1")
     assert pushed == "just now" or pushed.endswith(" ago")
-    assert (size, stored) == ("8.1 kB", "8.1 kB")
+    assert (size, stored) == ("8 KiB", "8 KiB")
     [listed] = page.evaluate("fetch('sapi/replicas').then((answer) => answer.json())")["replicas"]
     assert page.evaluate("document.querySelector('#replica-rows time').title") == listed["newest"]["at"]
     push(page, "shop/app.db", 121 * "m")

@@ -10,8 +10,7 @@ from browser import Page
 from running import Running
 from steps import publish
 
-from headwater.server.scopes import EVERYTHING, Scopes
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import EVERYTHING, Scopes, TokenFile
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from consumer_bench import Api, Place, place_of
 __all__ = ["pytest_pyfunc_call"]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", "ws"])
+@pytest.fixture(params=["sqlite", "postgres", "ws"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Every store, and a server."""
     yield from _made(request, tmp_path)

@@ -42,7 +42,7 @@ class Place:
 @contextmanager
 def place_of(kind: str, directory: Path, database_url: str | None, *, with_proxy: bool = False) -> Iterator[Place]:
     # Relaxed: nothing here depends on the disk, and its syncs would take most of the time.
-    here: dict[str, Any] = {"housekeeping": None, "durability": "relaxed"}
+    here: dict[str, Any] = {"maintenance_interval": None, "durability": "relaxed"}
     if kind == "ws":
         with ExitStack() as stack:
             server = RunningServer(directory / "log.db", **here)
@@ -83,7 +83,9 @@ class Api:
 
     async def open(self, place: Place, *, direct: bool = False, **options: Any) -> Any:
         url = place.direct_url if direct else place.url
-        return await self.do(headwater.connect if self.awaits else headwater.open, url, **{**place.options, **options})
+        return await self.do(
+            headwater.open_async if self.awaits else headwater.open, url, **{**place.options, **options}
+        )
 
     @asynccontextmanager
     async def opened(self, place: Place, **options: Any) -> AsyncIterator[Any]:
@@ -93,9 +95,9 @@ class Api:
         finally:
             await self.do(log.close)
 
-    async def each(self, subscription: Any, wait: float | None = None) -> AsyncIterator[Any]:
+    async def each(self, subscription: Any, timeout: float | None = None) -> AsyncIterator[Any]:
         """Iterate over it, message after message. Under threads a task that does so must not be cancelled."""
-        messages = subscription.messages(wait=wait)
+        messages = subscription.messages(timeout=timeout)
         if self.awaits:
             try:
                 async for message in messages:
@@ -169,7 +171,7 @@ async def eventually_true(look: Callable[[], Any], what: str) -> None:
 async def take_all(api: Api, subscription: Any) -> list[tuple[int, int]]:
     """(seq, attempt) of all that is there at once. Acks them: what a vanished holder had comes one by one."""
     found: list[tuple[int, int]] = []
-    while messages := await api.do(subscription.fetch, 100, wait=0):
+    while messages := await api.do(subscription.fetch, 100, timeout=0):
         found += [(message.seq, message.attempt) for message in messages]
         await api.do(subscription.ack_many, messages)
     return found

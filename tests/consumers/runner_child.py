@@ -49,7 +49,7 @@ async def run_async(url: str, options: dict[str, Any], run_options: dict[str, An
     loop = asyncio.get_running_loop()
     bytes_read: asyncio.Queue[bytes] = asyncio.Queue()
     loop.add_reader(0, lambda: bytes_read.put_nowait(os.read(0, 1)))
-    async with headwater.connect(url) as log:
+    async with headwater.open_async(url) as log:
 
         @log.on(PATTERN, id=ID, **options)
         async def handle(message: headwater.AsyncReceivedMessage) -> None:

@@ -12,8 +12,8 @@ from consumer_bench import PATIENCE_S, Api, Place, eventually_true
 
 import headwater
 from headwater import ManualClock
-from headwater.broker import reading
-from headwater.errors import Locked
+from headwater.broker import consumer as consumers
+from headwater.errors import LockedError
 
 
 def messages(count: int) -> list[tuple[str, int]]:
@@ -22,13 +22,13 @@ def messages(count: int) -> list[tuple[str, int]]:
 
 def test_what_an_ephemeral_reader_has_read_ahead_does_not_grow_stale() -> None:
     clock = ManualClock()
-    with headwater.open("memory:", clock=clock, housekeeping=None) as log:
+    with headwater.open("memory:", clock=clock, maintenance_interval=None) as log:
         subscription = log.subscribe("e", "a", mode="ephemeral", ack_wait=30)
         log.publish_many(messages(5))
         iterator: Any = subscription.messages()
         assert next(iterator).data == 0
         iterator.close()
-        clock.advance(60_000)
+        clock.advance(60)
         assert [message.data for message in subscription.fetch(10)] == [1, 2, 3, 4]
 
 
@@ -37,10 +37,10 @@ async def test_takers_whose_time_is_up_leave_nothing_behind(api: Api, near_place
     async with api.opened(near_place) as log:
         subscription = await api.do(log.subscribe, "s", "a")
         consumer = subscription._consumer
-        waiting = asyncio.create_task(api.do(subscription.fetch, 1, wait=None))
+        waiting = asyncio.create_task(api.do(subscription.fetch, 1, timeout=None))
         await eventually_true(lambda: consumer._filling, "one waits")
         for _ in range(5):
-            assert await api.do(subscription.fetch, 1, wait=0.001) == []
+            assert await api.do(subscription.fetch, 1, timeout=0.001) == []
         assert consumer._waiting == []
         await api.do(log.publish, "a", 1)
         assert len(await asyncio.wait_for(waiting, PATIENCE_S)) == 1
@@ -49,13 +49,13 @@ async def test_takers_whose_time_is_up_leave_nothing_behind(api: Api, near_place
 async def test_what_is_put_back_goes_at_once_to_the_one_that_waits(
     api: Api, near_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "NET_POLL_S", 3_600)
+    monkeypatch.setattr(consumers, "FALLBACK_POLL_S", 3_600)
     async with api.opened(near_place) as log:
         await api.do(log.publish, "a", 1)
         subscription = await api.do(log.subscribe, "s", "a")
         consumer = subscription._consumer
         [message] = await api.do(subscription.fetch, 1)
-        waiting = asyncio.create_task(api.do(subscription.fetch, 1, wait=None))
+        waiting = asyncio.create_task(api.do(subscription.fetch, 1, timeout=None))
         await eventually_true(lambda: consumer._filling, "one waits")
         consumer.put_back([message._claimed])
         [again] = await asyncio.wait_for(waiting, PATIENCE_S)
@@ -65,20 +65,20 @@ async def test_what_is_put_back_goes_at_once_to_the_one_that_waits(
 def test_a_message_that_came_again_is_extended_though_its_first_handling_ends() -> None:
     """The first one took longer than the ack wait, for the process was asleep."""
     clock = ManualClock()
-    with headwater.open("memory:", clock=clock, housekeeping=None) as log:
+    with headwater.open("memory:", clock=clock, maintenance_interval=None) as log:
         log.publish("a", 1)
         subscription = log.subscribe("s", "a", ack_wait=30)
         consumer, core = subscription._consumer, log._core
         [first] = subscription.fetch()
         consumer.began(first._claimed)
-        clock.advance(30_000)
+        clock.advance(30)
         [again] = subscription.fetch()
         assert again.attempt == 2
         consumer.began(again._claimed)
         consumer.ended(first._claimed)
-        clock.advance(20_000)
+        clock.advance(20)
         core.heartbeat()  # type: ignore[attr-defined]
-        clock.advance(20_000)
+        clock.advance(20)
         assert subscription.fetch() == []
         again.ack()
 
@@ -87,7 +87,7 @@ def test_a_message_that_came_again_is_extended_though_its_first_handling_ends() 
 def test_what_could_not_be_given_back_is_not_stranded(tmp_path: Path, mode: Any) -> None:
     """Another process held the write lock for too long."""
     path = tmp_path / "log.db"
-    with headwater.open(str(path), housekeeping=None, busy_timeout=0.05) as log:
+    with headwater.open(str(path), maintenance_interval=None, busy_timeout=0.05) as log:
         log.publish_many(messages(5))
         subscription = log.subscribe("s", "a", mode=mode)
         iterator: Any = subscription.messages()
@@ -98,7 +98,7 @@ def test_what_could_not_be_given_back_is_not_stranded(tmp_path: Path, mode: Any)
         releasing = subscription._consumer._releasing
         assert releasing is not None
         assert releasing.wait(PATIENCE_S)
-        assert isinstance(releasing.error, Locked)
+        assert isinstance(releasing.error, LockedError)
         other.execute("ROLLBACK")
         subscription.close()
         again = log.subscribe("s", "a", mode=mode).fetch(10)

@@ -15,7 +15,7 @@ from consumer_bench import OPTIONS, PATIENCE_S, Api, Place, left_over, take_all
 
 import headwater
 from headwater import AsyncLog
-from headwater.errors import LeaseLost
+from headwater.errors import LeaseLostError
 
 STEPS_MAX = 200
 COUNT = 5
@@ -104,12 +104,12 @@ def first(seqs: list[int]) -> list[tuple[int, int]]:
 
 
 async def test_publish(place: Place, moment: str) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             struck = await strike(log.publish(f"a.{name}", "cancelled"))
             after = await log.publish(f"a.{name}", "after")
-            async with await log.subscribe(name, f"a.{name}", **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", **OPTIONS) as subscription:
                 found = await subscription.fetch(100)
             told = [message.data for message in found]
             assert told in ([["after"], ["cancelled", "after"]] if struck else [["cancelled", "after"]])
@@ -119,12 +119,12 @@ async def test_publish(place: Place, moment: str) -> None:
 
 
 async def test_publish_many(place: Place, moment: str) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             struck = await strike(log.publish_many([(f"a.{name}", number) for number in range(COUNT)]))
             await log.publish(f"a.{name}", "after")
-            async with await log.subscribe(name, f"a.{name}", **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", **OPTIONS) as subscription:
                 told = [message.data for message in await subscription.fetch(100)]
             assert told in ([["after"], [*range(COUNT), "after"]] if struck else [[*range(COUNT), "after"]])
 
@@ -137,12 +137,12 @@ async def test_publish_many(place: Place, moment: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wait", [0, None])
 async def test_fetch(place: Place, moment: str, mode: Any, wait: float | None) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
-                if await strike(subscription.fetch(3, wait=wait)):
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+                if await strike(subscription.fetch(3, timeout=wait)):
                     assert sorted(await take_all(API, subscription)) == first(seqs)
 
         await every_step(moment, story)
@@ -151,11 +151,11 @@ async def test_fetch(place: Place, moment: str, mode: Any, wait: float | None) -
 @pytest.mark.parametrize("mode", MODES)
 async def test_fetch_that_waits(place: Place, moment: str, mode: Any) -> None:
     """What it waits for comes while it waits; another object gets it if the fetch does not."""
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
-                fetching = asyncio.create_task(strike(subscription.fetch(3, wait=None)))
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+                fetching = asyncio.create_task(strike(subscription.fetch(3, timeout=None)))
                 await asyncio.sleep(0)
                 seqs = await published(log, name)
                 if await fetching:
@@ -167,13 +167,13 @@ async def test_fetch_that_waits(place: Place, moment: str, mode: Any) -> None:
 @pytest.mark.parametrize("mode", MODES)
 async def test_fetch_with_another_one_waiting(place: Place, moment: str, mode: Any) -> None:
     """The other one gets what the cancelled one does not."""
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
-                fetching = asyncio.create_task(strike(subscription.fetch(COUNT, wait=None)))
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+                fetching = asyncio.create_task(strike(subscription.fetch(COUNT, timeout=None)))
                 await asyncio.sleep(0)
-                other = asyncio.create_task(subscription.fetch(COUNT, wait=None))
+                other = asyncio.create_task(subscription.fetch(COUNT, timeout=None))
                 await asyncio.sleep(0)
                 seqs = await published(log, name)
                 await asyncio.wait([fetching, other], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -189,18 +189,18 @@ async def test_fetch_with_another_one_waiting(place: Place, moment: str, mode: A
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_iteration(place: Place, moment: str, mode: Any) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
             seen: list[tuple[int, int]] = []
 
             async def iterate() -> None:
-                async for message in subscription.messages(wait=0):
+                async for message in subscription.messages(timeout=0):
                     seen.append((message.seq, message.attempt))
                     await message.ack()
 
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
                 struck = await strike(iterate())
                 left = await take_all(API, subscription)
                 assert sorted([*seen, *left]) == first(seqs)  # one may be in hand, if it was cancelled while it acked
@@ -214,11 +214,11 @@ async def test_iteration(place: Place, moment: str, mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_ack(place: Place, moment: str, mode: Any) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
                 [message] = await subscription.fetch(1)
                 await strike(message.ack())
                 await message.ack()  # whether it was acked or not, it is now, and once
@@ -232,13 +232,13 @@ async def test_ack(place: Place, moment: str, mode: Any) -> None:
 @pytest.mark.parametrize("mode", MODES)
 async def test_ack_many(place: Place, moment: str, mode: Any) -> None:
     """All of them are acked, or none is."""
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
                 struck = await strike(subscription.ack_many(await subscription.fetch(100)))
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
                 found = sorted(await take_all(API, subscription))
                 assert found in ([[], [(seq, 2) for seq in seqs]] if struck else [[]])
                 assert (await subscription.info()).acked == COUNT
@@ -249,15 +249,15 @@ async def test_ack_many(place: Place, moment: str, mode: Any) -> None:
 @pytest.mark.parametrize("how", ["nack", "reject"])
 @pytest.mark.parametrize("mode", MODES)
 async def test_nack_and_reject(place: Place, moment: str, mode: Any, how: str) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
                 [message] = await subscription.fetch(1)
                 struck = await strike(message.nack(0) if how == "nack" else message.reject("no"))
                 if struck:
-                    with suppress(LeaseLost):  # it may have been settled before
+                    with suppress(LeaseLostError):  # it may have been settled before
                         await (message.nack(0) if how == "nack" else message.reject("no"))
                 found = sorted(await take_all(API, subscription))
                 again = [(seqs[0], 2)] if how == "nack" else []
@@ -273,31 +273,31 @@ async def test_nack_and_reject(place: Place, moment: str, mode: Any, how: str) -
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_subscribe(place: Place, moment: str, mode: Any) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
             options = {**OPTIONS, "mode": mode}
             if not await strike(log.subscribe(name, f"a.{name}", **options)):
                 return
-            async with await log.subscribe(name, f"a.{name}", **options) as subscription:
+            async with log.subscribe(name, f"a.{name}", **options) as subscription:
                 assert await take_all(API, subscription) == first(seqs)
 
         await every_step(moment, story)
 
 
 async def test_subscribe_that_waits_for_another_holder(place: Place, moment: str) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
             holder = await log.subscribe(name, f"a.{name}", **OPTIONS)
-            waiting = asyncio.create_task(strike(log.subscribe(name, f"a.{name}", wait=PATIENCE_S, **OPTIONS)))
+            waiting = asyncio.create_task(strike(log.subscribe(name, f"a.{name}", timeout=PATIENCE_S, **OPTIONS)))
             await asyncio.sleep(0.01)  # so that it has found the other one there
             await holder.close()
             if not await waiting:
                 return
-            async with await log.subscribe(name, f"a.{name}", **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", **OPTIONS) as subscription:
                 assert await take_all(API, subscription) == first(seqs)
 
         await every_step(moment, story)
@@ -305,17 +305,17 @@ async def test_subscribe_that_waits_for_another_holder(place: Place, moment: str
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_closing_a_subscription(place: Place, moment: str, mode: Any) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
 
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
             subscription = await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS)
             [in_hand, soon_acked] = await subscription.fetch(2)
-            await soon_acked.ack(wait=False)
+            await soon_acked.ack(confirm=False)
             await anext(aiter(subscription.messages()))  # so that some are fetched ahead
             await strike(subscription.close())
             await subscription.close()
-            async with await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
+            async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
                 found = sorted(await take_all(API, subscription))
                 assert found == [(in_hand.seq, 2), (seqs[2], 2), *first(seqs[3:])]
                 assert (await subscription.info()).acked == COUNT
@@ -325,7 +325,7 @@ async def test_closing_a_subscription(place: Place, moment: str, mode: Any) -> N
 
 async def test_closing_a_log(place: Place, moment: str) -> None:
     async def story(name: str, strike: Any) -> None:
-        log = await headwater.connect(place.url, **place.options)
+        log = await headwater.open_async(place.url, **place.options)
         seqs = await published(log, name)
         subscription = await log.subscribe(name, f"a.{name}", **OPTIONS)
         await anext(aiter(subscription.messages()))
@@ -339,7 +339,7 @@ async def test_closing_a_log(place: Place, moment: str) -> None:
 
 async def test_closing_a_log_whose_handlers_run(lasting_place: Place, moment: str) -> None:
     async def story(name: str, strike: Any) -> None:
-        log = await headwater.connect(lasting_place.url, **lasting_place.options)
+        log = await headwater.open_async(lasting_place.url, **lasting_place.options)
         seqs = await published(log, name)
         began, gate = asyncio.Event(), asyncio.Event()
 

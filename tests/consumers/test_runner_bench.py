@@ -20,7 +20,7 @@ from consumer_bench import OPTIONS, PATIENCE_S, Api, Place, place_of, take_all
 from hypothesis import strategies as st
 
 from headwater import Reject
-from headwater.errors import Closed, HeadwaterError, LeaseLost
+from headwater.errors import ClosedError, HeadwaterError, LeaseLostError
 
 LETTERS_MAX = 1_000
 STALLED_S_MAX = 3 * PATIENCE_S
@@ -237,7 +237,7 @@ class Bench:
             # A server may learn a moment later than the client that their connection is gone.
             wait = PATIENCE_S if self.was_cut else 0.0
             self.holder = Holder()
-            self.subscription = await self.api.do(self.log.subscribe, self.id, self.topic, wait=wait, **self.options)
+            self.subscription = await self.api.do(self.log.subscribe, self.id, self.topic, timeout=wait, **self.options)
         return self.subscription
 
     async def close_subscription(self) -> None:
@@ -259,7 +259,7 @@ class Bench:
                 options["takeover"] = True
             holder = Holder()
             subscription = await self.api.do(other.subscribe, self.id, self.topic, **options)
-            found = await self.api.do(subscription.fetch, 3, wait=0)
+            found = await self.api.do(subscription.fetch, 3, timeout=0)
             for message in found:
                 self.ledger.give(holder, message.seq, message.attempt)
             for message, fate in zip(found, ("ack", "nack", "keep"), strict=False):
@@ -293,7 +293,7 @@ class Bench:
             ledger.dead.add(seq)
         elif fate == "ack soon":
             ledger.perhaps_acked.add(seq)
-            await self.api.do(message.ack, wait=False)
+            await self.api.do(message.ack, confirm=False)
         elif fate == "give up the ack" and self.api.awaits:
             ledger.perhaps_acked.add(seq)
             acking = asyncio.create_task(message.ack())
@@ -313,7 +313,7 @@ class Bench:
         async with self.api.opened(self.place, direct=True) as log:
             before = await self.api.do(log.subscription, self.id)
             wait = PATIENCE_S if self.was_cut else 0.0
-            subscription = await self.api.do(log.subscribe, self.id, self.topic, wait=wait, **self.options)
+            subscription = await self.api.do(log.subscribe, self.id, self.topic, timeout=wait, **self.options)
             if before.in_flight and not ledger.vanished:
                 ledger.complain(f"{before.in_flight} are in flight, and nothing holds them")
             holder, rest = Holder(), await take_all(self.api, subscription)
@@ -377,10 +377,10 @@ class Takers:
     async def _guarded(self, body: Callable[..., Any], *arguments: Any) -> None:
         """A holder that was disturbed may find its right to settle gone; one that was not may not."""
         expected: dict[str, tuple[type[HeadwaterError], ...]] = {
-            "close": (Closed, LeaseLost),
-            "close log": (Closed, LeaseLost),
-            "take over": (Closed, LeaseLost),
-            "cut": (LeaseLost,) if self.bench.play.mode == "shared" else (),
+            "close": (ClosedError, LeaseLostError),
+            "close log": (ClosedError, LeaseLostError),
+            "take over": (ClosedError, LeaseLostError),
+            "cut": (LeaseLostError,) if self.bench.play.mode == "shared" else (),
         }
         try:
             await body(*arguments)
@@ -400,7 +400,7 @@ class Takers:
                     return
 
     async def _fetch(self, subscription: Any, holder: Holder, wait: float | None) -> None:
-        found = await self.bench.api.do(subscription.fetch, self.round.takes, wait=wait)
+        found = await self.bench.api.do(subscription.fetch, self.round.takes, timeout=wait)
         for message in found:
             self.bench.ledger.give(holder, message.seq, message.attempt)
         for number, message in enumerate(found):

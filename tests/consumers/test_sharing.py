@@ -12,7 +12,7 @@ import pytest
 from consumer_bench import OPTIONS, PATIENCE_S, Api, Noted, Place, left_over, take_all
 
 import headwater
-from headwater.errors import LeaseLost
+from headwater.errors import LeaseLostError
 
 COUNT = 300
 SHARERS = 3
@@ -33,7 +33,7 @@ def first(count: int, start: int = 1) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_tasks_share_a_subscription(place: Place, mode: Any) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
         await log.publish_many(messages(COUNT))
         subscription = await log.subscribe("s", "a", mode=mode, **OPTIONS)
         seen = Noted()
@@ -82,7 +82,7 @@ async def test_each_of_several_iterators_ends_when_nothing_comes(api: Api, place
 
         async def iterate() -> list[tuple[int, int]]:
             found = []
-            async for message in api.each(subscription, wait=0):
+            async for message in api.each(subscription, timeout=0):
                 found.append((message.seq, message.attempt))
                 await api.do(message.ack)
             return found
@@ -103,7 +103,7 @@ async def test_iterators_and_fetches_share_a_subscription(api: Api, place: Place
                 seen.message(message)
 
         async def fetch() -> None:
-            while found := await api.do(subscription.fetch, 7, wait=0):
+            while found := await api.do(subscription.fetch, 7, timeout=0):
                 for message in found:
                     seen.message(message)
                 await api.do(subscription.ack_many, found)
@@ -132,7 +132,7 @@ async def test_what_an_iterator_that_leaves_was_not_given_comes_with_the_next_fe
 
 
 async def test_what_a_cancelled_task_was_not_given_goes_to_the_others(place: Place) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
         await log.publish_many(messages(30))
         subscription = await log.subscribe("s", "a", **OPTIONS)
         seen, kept = Noted(), Noted()
@@ -160,14 +160,14 @@ async def test_what_a_cancelled_task_was_not_given_goes_to_the_others(place: Pla
 
 
 async def test_a_task_cancelled_while_it_waits_takes_nothing_with_it(place: Place) -> None:
-    async with headwater.connect(place.url, **place.options) as log:
+    async with headwater.open_async(place.url, **place.options) as log:
         subscription = await log.subscribe("s", "a", **OPTIONS)
         seen = Noted()
 
         async def iterate() -> None:
             async for message in subscription:
                 seen.message(message)
-                with suppress(LeaseLost):  # closed meanwhile
+                with suppress(LeaseLostError):  # closed meanwhile
                     await message.ack()
 
         tasks = [asyncio.create_task(iterate()) for _ in range(SHARERS)]
@@ -198,7 +198,7 @@ async def test_what_the_last_user_of_a_shared_subscription_leaves_goes_to_other_
         rival = await api.do(other.subscribe, "s", "a", mode="shared", **OPTIONS)
         found: list[Any] = []
         while len(found) < 3:
-            more = await api.do(rival.fetch, 10, wait=PATIENCE_S)
+            more = await api.do(rival.fetch, 10, timeout=PATIENCE_S)
             assert more, f"held back: {found}"
             found += more
         assert sorted((each.seq, each.attempt) for each in found) == first(3, start=2)

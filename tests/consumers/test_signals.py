@@ -21,7 +21,7 @@ from consumer_bench import LONG_S, OPTIONS, PATIENCE_S, Api, Noted, Place, left_
 from eventually import eventually
 
 import headwater
-from headwater.broker import asynchronous, blocking
+from headwater.api import _async, _sync
 
 CHILD = Path(__file__).with_name("runner_child.py")
 COUNT = 10
@@ -216,7 +216,7 @@ def test_run_under_asyncio_leaves_the_signal_handlers_as_they_were(tmp_path: Pat
 
     async def story() -> None:
         before = signal.getsignal(signal.SIGINT)  # of asyncio.run
-        async with headwater.connect(tmp_path / "log.db") as log:
+        async with headwater.open_async(tmp_path / "log.db") as log:
 
             @log.on("a", id="h")
             async def handle(message: Any) -> None:
@@ -310,10 +310,10 @@ def test_a_signal_at_the_very_beginning_of_run_is_not_overlooked(
         ask_to_stop()
         yield
 
-    monkeypatch.setattr(asynchronous if awaits else blocking, "stopped_by_signals", signalled)
+    monkeypatch.setattr(_async if awaits else _sync, "stopped_by_signals", signalled)
 
     async def run_twice() -> None:
-        async with headwater.connect(str(tmp_path / "log.db")) as log:
+        async with headwater.open_async(str(tmp_path / "log.db")) as log:
             log.on("a", id="h")(print)
             for _ in range(2):
                 await asyncio.wait_for(log.run(), PATIENCE_S)
@@ -335,7 +335,10 @@ def test_a_signal_at_the_very_beginning_of_run_is_not_overlooked(
 
 def test_a_signal_stops_all_logs_that_run_on_one_event_loop(tmp_path: Path) -> None:
     async def run_two() -> None:
-        async with headwater.connect(str(tmp_path / "a.db")) as one, headwater.connect(str(tmp_path / "b.db")) as two:
+        async with (
+            headwater.open_async(str(tmp_path / "a.db")) as one,
+            headwater.open_async(str(tmp_path / "b.db")) as two,
+        ):
             for log in (one, two):
                 log.on("a", id="h")(print)
             runs = [asyncio.create_task(log.run()) for log in (one, two)]

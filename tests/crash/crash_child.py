@@ -33,7 +33,7 @@ from crash_witness import (
 )
 
 import headwater
-from headwater.errors import LeaseLost, SubscriptionActive
+from headwater.errors import LeaseLostError, SubscriptionActiveError
 
 TOPICS = ("work.a", "work.b", "noise.c")
 ROUND_S = 0.02  # the publisher's pause between rounds, so that consumers keep up on a small machine
@@ -133,7 +133,7 @@ class Consumer:
                     if until_empty and turn % 50 == 0 and self._log.subscription(self._id).lag == 0:
                         return
                     self._work(subscription, careful=until_empty)
-            except LeaseLost:
+            except LeaseLostError:
                 continue  # by another holder; begin again
             finally:
                 self._witness.note(Closing, subscription=self._id, holder=self._holder)
@@ -148,7 +148,7 @@ class Consumer:
         self._began = time.monotonic_ns()
         try:
             subscription = self._log.subscribe(self._id, pattern, mode=mode, **OPTIONS)
-        except SubscriptionActive:
+        except SubscriptionActiveError:
             pause(LEASE_S / 8)
             return None
         self._sessions += 1
@@ -157,7 +157,7 @@ class Consumer:
 
     def _work(self, subscription: headwater.Subscription, *, careful: bool) -> None:
         began = time.monotonic_ns()
-        messages = subscription.fetch(FETCH, wait=0.2)
+        messages = subscription.fetch(FETCH, timeout=0.2)
         if not messages:
             return
         found = tuple((message.seq, message.attempt, message.data["token"]) for message in messages)
@@ -190,7 +190,7 @@ class Consumer:
                 subscription.ack_many(messages)
             else:
                 messages[0].nack(self._dice.random() * 0.05)
-        except LeaseLost as exc:
+        except LeaseLostError as exc:
             witness.note(Refused, error=exc.why, **about)
             if "taken over" in exc.why:
                 raise
@@ -206,7 +206,7 @@ class Sharers(Consumer):
         self._witnesses = [Witness(side, f"{witness._who}-{number}") for number in range(SHARERS)]
 
     def _work(self, subscription: headwater.Subscription, *, careful: bool) -> None:
-        lost: list[LeaseLost] = []
+        lost: list[LeaseLostError] = []
         threads = [
             threading.Thread(
                 target=guarded,
@@ -222,11 +222,11 @@ class Sharers(Consumer):
         if lost:
             raise lost[0]
 
-    def _iterate(self, subscription: headwater.Subscription, witness: Witness, lost: list[LeaseLost]) -> None:
+    def _iterate(self, subscription: headwater.Subscription, witness: Witness, lost: list[LeaseLostError]) -> None:
         about = {"subscription": self._id, "holder": self._holder, "began": self._began, "fetched_ahead": True}
         try:
             while not stopping.is_set() and not lost:
-                for message in subscription.messages(wait=0.2):
+                for message in subscription.messages(timeout=0.2):
                     found = ((message.seq, message.attempt, message.data["token"]),)
                     witness.note(Received, found=found, **about)
                     if self._dice.random() > 0.002:  # else left to its fate
@@ -234,7 +234,7 @@ class Sharers(Consumer):
                         self._settle(subscription, witness, how, [message])
                     if stopping.is_set() or lost:
                         break
-        except LeaseLost as exc:
+        except LeaseLostError as exc:
             lost.append(exc)
 
 
@@ -252,7 +252,7 @@ class HandlerHost:
         while not stopping.is_set():
             try:
                 self._log.start()
-            except SubscriptionActive:
+            except SubscriptionActiveError:
                 pause(LEASE_S / 8)
                 continue
             self._witness.note(Held, subscription=self._id, holder=self._holder)
@@ -283,7 +283,7 @@ def main() -> None:
     before = Path(sys.argv[5]) if len(sys.argv) > 5 else None
     name = Path(side).stem
     try:
-        log = headwater.open(path, housekeeping=None)
+        log = headwater.open(path, maintenance_interval=None)
     except BaseException:
         Witness(side, name).note(Failed, error=traceback.format_exc())
         raise

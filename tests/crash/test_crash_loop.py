@@ -203,7 +203,7 @@ def drain(stage: Stage) -> None:
 
 def ending_of(url: str | Path) -> Ending:
     """What is in the log at the end, seen past Headwater."""
-    with headwater.open(url, housekeeping=None) as log:
+    with headwater.open(url, maintenance_interval=None) as log:
         lags = {id: log.subscription(id).lag for id in SUBSCRIPTIONS}
     found, dead_letters, integrity = in_database(str(url)) if str(url).startswith("postgres:") else in_file(str(url))
     rows = [Row(seq, topic, data["token"], id) for seq, topic, data, id in found]

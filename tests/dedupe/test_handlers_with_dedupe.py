@@ -15,10 +15,10 @@ import pytest
 
 import headwater
 from headwater import Log, ManualClock, Reject
-from headwater.broker import handled_once
-from headwater.errors import InvalidOption, Unavailable
+from headwater.broker import handlers as running
+from headwater.errors import InvalidOptionError, UnavailableError
 from headwater.ports.dedupe import Begun
-from headwater.stores.dedupe.memory import MemoryDedupe
+from headwater.stores.dedupe import MemoryDedupe
 
 PATIENCE_S = 30
 CLAIM_MS = 30_000  # the ack wait of a subscription
@@ -27,7 +27,9 @@ CLAIM_MS = 30_000  # the ack wait of a subscription
 @pytest.fixture
 def log(clock: ManualClock) -> Iterator[Log]:
     """Its own window remembers no ids, so the same id can come twice, as after a redrive or from two publishers."""
-    with headwater.open("memory:", clock=clock, housekeeping=None, heartbeats=False, dedupe=0, dedupe_count=0) as log:
+    with headwater.open(
+        "memory:", clock=clock, maintenance_interval=None, heartbeats=False, dedupe=0, dedupe_count=0
+    ) as log:
         yield log
 
 
@@ -39,7 +41,7 @@ def dedupe(clock: ManualClock) -> MemoryDedupe:
 def acked(log: Log, id: str, count: int) -> None:
     """Acks are asked for after a handler returned, and committed in their turn."""
     for _ in range(10_000):
-        log._core.engine.committer.submit(lambda writer, undo: None).wait(PATIENCE_S)
+        log._core.engine.committer.submit(lambda writer, hooks: None).wait(PATIENCE_S)
         if log.subscription(id).acked == count:
             return
     pytest.fail(f"{log.subscription(id).acked} acked, not {count}")
@@ -135,7 +137,7 @@ def test_a_rejected_message_is_handled_again_when_it_is_redriven(log: Log, dedup
 def test_it_waits_for_the_claim_of_another_and_spends_no_attempts_on_that(
     log: Log, dedupe: MemoryDedupe, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handled_once, "BUSY_S", 0.001)
+    monkeypatch.setattr(running, "DEDUPE_BUSY_S", 0.001)
     asked = threading.Semaphore(0)
 
     class Witnessed(MemoryDedupe):
@@ -156,7 +158,7 @@ def test_it_waits_for_the_claim_of_another_and_spends_no_attempts_on_that(
     for _ in range(12):
         assert asked.acquire(timeout=PATIENCE_S)
     assert attempts.empty()
-    clock.advance(CLAIM_MS)
+    clock.advance(CLAIM_MS / 1000)
     assert attempts.get(timeout=PATIENCE_S) == 1
     acked(log, "h", 1)
     assert log.dead_letters.list() == []
@@ -178,7 +180,7 @@ def test_while_it_is_handled_nobody_else_can_begin_it_however_long_it_takes(log:
     @log.on("a", id="h", dedupe=witnessed, ack_wait=claim_ms / 1000)
     def handle(message: Any) -> None:
         for _ in range(2):
-            seen_by.advance(claim_ms - 1)
+            seen_by.advance((claim_ms - 1) / 1000)
             while extended.acquire(blocking=False):
                 continue
             for _ in range(2):  # the second began after the time had passed
@@ -193,7 +195,7 @@ def test_while_it_is_handled_nobody_else_can_begin_it_however_long_it_takes(log:
 
 def test_an_id_that_the_queue_does_not_take_is_known_by_its_digest(tmp_path: Path, dedupe: MemoryDedupe) -> None:
     path = tmp_path / "log.db"
-    with headwater.open(path, housekeeping=None) as log:
+    with headwater.open(path, maintenance_interval=None) as log:
         with contextlib.closing(apsw.Connection(str(path))) as plain:  # as anybody may insert
             plain.execute("INSERT INTO messages (topic, data, id) VALUES ('a', '1', ?)", ("x" * 600,))
         seen: queue.Queue[Any] = queue.Queue()
@@ -207,7 +209,7 @@ def test_an_id_that_the_queue_does_not_take_is_known_by_its_digest(tmp_path: Pat
         assert [seen.get(timeout=PATIENCE_S) for _ in range(2)] == [1, 2]
         acked(log, "h", 2)
     assert [len(entry.id) for entry in dedupe.entries("h")] == [64, 3]
-    assert len({handled_once.key_of(id) for id in ("a", "", "a\0b", "\ud800", "x" * 513)}) == 5
+    assert len({running.key_of(id) for id in ("a", "", "a\0b", "\ud800", "x" * 513)}) == 5
 
 
 def test_what_waits_for_anothers_claim_at_the_end_is_given_back_untouched(
@@ -240,7 +242,7 @@ def test_what_waits_for_anothers_claim_at_the_end_is_given_back_untouched(
 def test_a_queue_that_is_away_is_asked_again(
     log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handled_once, "RETRY_S", 0.001)
+    monkeypatch.setattr(running, "RETRY_S", 0.001)
 
     class Away(MemoryDedupe):
         outages = 3
@@ -248,11 +250,11 @@ def test_a_queue_that_is_away_is_asked_again(
         def begin(self, *given: Any) -> Begun:
             self.outages -= 1
             if self.outages >= 0:
-                raise Unavailable("the server went away", where=self.name)
+                raise UnavailableError("the server went away", where=self.name)
             return super().begin(*given)
 
         def finish(self, handler: str, id: str) -> None:
-            raise Unavailable("the server went away", where=self.name)
+            raise UnavailableError("the server went away", where=self.name)
 
     seen: queue.Queue[Any] = queue.Queue()
 
@@ -270,7 +272,7 @@ def test_a_queue_that_is_away_is_asked_again(
 def test_of_workers_that_get_the_same_id_at_the_same_time_one_handles_it(
     log: Log, dedupe: MemoryDedupe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handled_once, "BUSY_S", 0.001)
+    monkeypatch.setattr(running, "DEDUPE_BUSY_S", 0.001)
     handled: queue.Queue[str] = queue.Queue()
 
     @log.on("a", id="h", dedupe=dedupe, concurrency=4, mode="shared")
@@ -294,8 +296,14 @@ def test_the_asyncio_face_does_the_same_without_blocking_its_loop(clock: ManualC
 
     async def story() -> list[int]:
         handled: list[int] = []
-        options: Any = {"clock": clock, "housekeeping": None, "heartbeats": False, "dedupe": 0, "dedupe_count": 0}
-        async with headwater.connect("memory:", **options) as log:
+        options: Any = {
+            "clock": clock,
+            "maintenance_interval": None,
+            "heartbeats": False,
+            "dedupe": 0,
+            "dedupe_count": 0,
+        }
+        async with headwater.open_async("memory:", **options) as log:
             last = asyncio.Event()
 
             @log.on("a", id="h", dedupe=Witnessed(clock=clock), backoff=0)
@@ -319,7 +327,7 @@ def test_the_asyncio_face_does_the_same_without_blocking_its_loop(clock: ManualC
 
 
 def test_dedupe_without_auto_ack_and_things_that_are_no_queue_are_refused(log: Log, dedupe: MemoryDedupe) -> None:
-    with pytest.raises(InvalidOption, match="auto_ack"):
-        log.on("a", auto_ack=False, dedupe=dedupe)
-    with pytest.raises(InvalidOption, match="dedupe queue"):
-        log.on("a", dedupe="dedupe.db")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOptionError, match="auto_ack"):
+        log.on("a", id="h", auto_ack=False, dedupe=dedupe)
+    with pytest.raises(InvalidOptionError, match="dedupe queue"):
+        log.on("a", id="h", dedupe="dedupe.db")  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 import redis as redis_client
 from redis_server import RedisServer
 
-from headwater.errors import InvalidOption, StoreError, Unavailable
+from headwater.errors import InvalidOptionError, StoreError, UnavailableError
 from headwater.stores.dedupe import open_dedupe
 
 
@@ -54,13 +54,13 @@ def test_a_server_that_is_away_is_told_and_what_was_done_is_known_after_it_was_k
             queue.add("h", "a")
             server.kill()
             for ask in (lambda: queue.add("h", "a"), lambda: queue.contains("h", "a"), queue.stats):
-                with pytest.raises(Unavailable):
+                with pytest.raises(UnavailableError):
                     ask()
             server.start()
             assert queue.contains("h", "a")
             assert queue.add("h", "a") is False
         server.kill()
-        with pytest.raises(Unavailable):
+        with pytest.raises(UnavailableError):
             open_dedupe(server.url)
 
 
@@ -69,6 +69,6 @@ def test_passwords_are_neither_shown_nor_guessed_at(redis_url: str) -> None:
         open_dedupe(redis_url.replace("redis://", "redis://somebody:s3cret@"))
     assert "s3cret" not in str(refused.value)
     for wrong in ("redis://:s3c/ret@h", "redis://user:1#s3c@h", "redis://h?s3c=x", "redis://h?socket_timeout=s3c"):
-        with pytest.raises(InvalidOption) as unreadable:
+        with pytest.raises(InvalidOptionError) as unreadable:
             open_dedupe(wrong)
         assert "s3c" not in unreadable.value.why

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from headwater.delivery.retry import (
     ATTEMPTS_MAX,
     BACKOFF_MS_MAX,
-    Bury,
+    GiveUp,
     Retry,
     RetryPolicy,
     backoff_ms,
     decide_redelivery,
     decide_retry,
 )
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOptionError
 
 rolls = st.floats(min_value=0.0, max_value=1.0, exclude_max=True)
 nows = st.integers(min_value=0, max_value=10**13)
@@ -60,7 +60,7 @@ def test_a_nack_is_retried_exactly_while_attempts_are_left(
     if attempts < policy.max_attempts:
         assert decision == Retry(now_ms + backoff_ms(policy, attempts, roll))
     else:
-        assert decision == Bury("max_retries")
+        assert decision == GiveUp("max_attempts")
 
 
 @given(policy=policies(), now_ms=nows, roll=rolls, delay_ms=st.integers(min_value=0, max_value=BACKOFF_MS_MAX))
@@ -69,7 +69,7 @@ def test_an_explicit_delay_replaces_the_backoff_but_not_the_limit(
 ) -> None:
     if policy.max_attempts > 1:
         assert decide_retry(policy, 1, now_ms, roll, delay_ms=delay_ms) == Retry(now_ms + delay_ms)
-    assert decide_retry(policy, policy.max_attempts, now_ms, roll, delay_ms=delay_ms) == Bury("max_retries")
+    assert decide_retry(policy, policy.max_attempts, now_ms, roll, delay_ms=delay_ms) == GiveUp("max_attempts")
 
 
 @given(policy=policies(), attempts=st.integers(min_value=0, max_value=2 * ATTEMPTS_MAX), lost=st.booleans())
@@ -80,7 +80,7 @@ def test_what_came_back_is_handed_out_again_exactly_while_attempts_are_left(
     if attempts < policy.max_attempts:
         assert decision is None
     else:
-        assert decision == Bury("timeout" if lost else "max_retries")
+        assert decision == GiveUp("timeout" if lost else "max_attempts")
 
 
 @pytest.mark.parametrize(
@@ -101,5 +101,5 @@ def test_what_came_back_is_handed_out_again_exactly_while_attempts_are_left(
     ids=str,
 )
 def test_an_impossible_policy_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         RetryPolicy(**wrong)  # type: ignore[arg-type]

@@ -9,10 +9,10 @@ from typing import Any
 from faulty_vfs import FaultyVfs
 
 import headwater
-from headwater.broker.blocking import Log
-from headwater.broker.core import Core
+from headwater.api._sync import Log
 from headwater.broker.engine import Engine
-from headwater.delivery.dedupe import DedupeWindow
+from headwater.broker.log import LocalLog
+from headwater.delivery.publishing import DedupeWindow
 from headwater.stores.sqlite import SqliteStore, SqliteWatcher
 
 _numbers = itertools.count()
@@ -32,16 +32,16 @@ class Desk:
         engine = Engine(store, self.clock, dedupe=DedupeWindow())
         if watching:
             engine.watch_with(lambda on_change: SqliteWatcher(store, on_change))
-        return self._kept(Log(Core(engine, housekeeping_s=None, heartbeats=heartbeats)))
+        return self._kept(Log(LocalLog(engine, maintenance_s=None, heartbeats=heartbeats)))
 
     def elsewhere(self, **options: Any) -> Log:
         return self._kept(
-            headwater.open(self.path, clock=self.clock, housekeeping=None, heartbeats=False, **options),
+            headwater.open(self.path, clock=self.clock, maintenance_interval=None, heartbeats=False, **options),
         )
 
     def forget(self, log: Log) -> None:
         """Its process is dead, as far as the others can tell: it never closes, and its leases run out."""
-        self.clock.advance(3_600_000)
+        self.clock.advance(3_600)
 
     def _kept(self, log: Log) -> Log:
         self._logs.append(log)

@@ -10,7 +10,7 @@ import pytest
 from fault_desk import Desk
 
 import headwater
-from headwater.errors import DiskFull
+from headwater.errors import DiskFullError
 
 MODES = pytest.mark.parametrize("mode", ["exclusive", "shared"])
 PATIENCE_S = 30.0
@@ -32,7 +32,7 @@ def test_publish_says_so_and_works_again(desk: Desk) -> None:
     assert log.publish("a", 1) == 1
     desk.vfs.full = True
     for publish in (lambda: log.publish("a", 2), lambda: log.publish_many([("a", 3), ("a", 4)])):
-        with pytest.raises(DiskFull) as caught:
+        with pytest.raises(DiskFullError) as caught:
             publish()
         assert "space" in caught.value.next
         assert str(desk.path) in str(caught.value)
@@ -58,7 +58,7 @@ def test_everybody_in_a_group_gets_the_answer(desk: Desk) -> None:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert [type(answer) for answer in answers] == [DiskFull] * 12
+    assert [type(answer) for answer in answers] == [DiskFullError] * 12
     desk.vfs.full = False
     assert log.publish("a", 1) == 1
 
@@ -66,7 +66,7 @@ def test_everybody_in_a_group_gets_the_answer(desk: Desk) -> None:
 def test_an_id_that_failed_is_not_remembered(desk: Desk) -> None:
     log = desk.open()
     desk.vfs.full = True
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFullError):
         log.publish("a", 1, id="x")
     desk.vfs.full = False
     assert log.publish("a", 2) == 1
@@ -82,7 +82,7 @@ def test_a_fetch_that_failed_skips_nothing(desk: Desk, mode: str) -> None:
     assert [message.seq for message in subscription.fetch(3)] == [1, 2, 3]
     desk.vfs.full = True
     for _ in range(2):
-        with pytest.raises(DiskFull):
+        with pytest.raises(DiskFullError):
             subscription.fetch(4)
     desk.vfs.full = False
     assert [message.seq for message in subscription.fetch(4)] == [4, 5, 6, 7]
@@ -96,9 +96,9 @@ def test_an_ack_that_failed_can_be_repeated(desk: Desk, mode: str) -> None:
     subscription = log.subscribe("s", ">", mode=mode)
     messages = subscription.fetch(10)
     desk.vfs.full = True
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFullError):
         messages[0].ack()
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFullError):
         subscription.ack_many(messages[1:3])
     assert not any(message.settled for message in messages)
     desk.vfs.full = False
@@ -118,7 +118,7 @@ def test_an_ack_that_failed_and_was_not_repeated_is_no_ack(desk: Desk, mode: str
     messages = subscription.fetch(10)
     desk.vfs.full = True
     for message in messages[:2]:
-        with pytest.raises(DiskFull):
+        with pytest.raises(DiskFullError):
             message.ack()
     desk.vfs.full = False
     messages[3].ack()
@@ -136,9 +136,9 @@ def test_a_nack_and_a_reject_that_failed_can_be_repeated(desk: Desk, mode: str) 
     subscription = log.subscribe("s", ">", mode=mode)
     first, second, third = subscription.fetch(10)
     desk.vfs.full = True
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFullError):
         first.nack(0)
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFullError):
         second.reject("no use")
     desk.vfs.full = False
     third.ack()
@@ -156,9 +156,9 @@ def test_a_delivery_given_up_during_the_fault_comes_again(desk: Desk, mode: str)
     log.publish_many([("a", number) for number in range(2)])
     subscription = log.subscribe("s", ">", mode=mode, ack_wait=5, lease=1_000)
     assert len(subscription.fetch(10)) == 2
-    desk.clock.advance(6_000)
+    desk.clock.advance(6)
     desk.vfs.full = True
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFullError):
         subscription.fetch(10)
     desk.vfs.full = False
     for seq in (1, 2):  # one at a time
@@ -178,7 +178,7 @@ def test_a_transaction_that_cannot_commit_leaves_neither_work_nor_ack(desk: Desk
     log.publish("a", 2)
     (message,) = subscription.fetch(1)
     desk.vfs.full = True
-    with pytest.raises(DiskFull), message.transaction() as transaction:
+    with pytest.raises(DiskFullError), message.transaction() as transaction:
         transaction.execute("INSERT INTO done VALUES (?)", (message.seq,))
     assert not message.settled
     desk.vfs.full = False
@@ -190,17 +190,17 @@ def test_a_transaction_that_cannot_commit_leaves_neither_work_nor_ack(desk: Desk
     assert left_for_the_next(desk, "exclusive") == []
 
 
-def test_subscribing_and_housekeeping_say_so(desk: Desk) -> None:
+def test_subscribing_and_maintenance_say_so(desk: Desk) -> None:
     log = desk.open()
     log.publish("a", 1)
     desk.vfs.full = True
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFullError):
         log.subscribe("s", ">")
-    with pytest.raises(DiskFull):
-        log.housekeep()
+    with pytest.raises(DiskFullError):
+        log.run_maintenance()
     desk.vfs.full = False
     assert [message.seq for message in log.subscribe("s", ">").fetch(10)] == [1]
-    assert not log.housekeep().skipped
+    assert not log.run_maintenance().skipped
 
 
 def test_closing_on_a_full_disk_ends_and_loses_nothing(desk: Desk) -> None:
@@ -212,7 +212,7 @@ def test_closing_on_a_full_disk_ends_and_loses_nothing(desk: Desk) -> None:
     with contextlib.suppress(apsw.FullError):  # SQLite itself ignores it here; APSW tells what a Python VFS raised
         log.close()
     desk.vfs.full = False
-    desk.clock.advance(3_600_000)
+    desk.clock.advance(3_600)
     assert left_for_the_next(desk, "exclusive") == [1]
 
 
@@ -239,7 +239,7 @@ def test_handlers_go_on_when_there_is_room_again(desk: Desk, mode: str) -> None:
     while desk.vfs.failures == 0:  # the ack of the first one, on the handler's thread
         room_again.wait(0.01)
     desk.vfs.full = False
-    desk.clock.advance(60_000)  # the delivery that could not be acked is given up
+    desk.clock.advance(60)  # the delivery that could not be acked is given up
     log.publish("a", 1)
     log.publish("a", 2)
     assert rest_seen.wait(PATIENCE_S / 3), f"the handler stopped for good; it saw {seen}"

@@ -13,8 +13,8 @@ from fault_desk import Desk
 from faulty_vfs import Operation
 
 import headwater
-from headwater.broker import reading
-from headwater.errors import InputOutput, StoreError
+from headwater.broker import consumer as consumers
+from headwater.errors import InputOutputError, StoreError
 
 T = TypeVar("T")
 TRIES = 4
@@ -33,7 +33,7 @@ class Caller:
             try:
                 return verb()
             except StoreError as exc:
-                if not isinstance(exc, InputOutput) or not exc.next:
+                if not isinstance(exc, InputOutputError) or not exc.next:
                     raise
                 self.told += 1
         raise AssertionError("the fault does not end")
@@ -42,7 +42,7 @@ class Caller:
         told = self.told
         try:
             self(ack) if not self.hasty else ack()
-        except InputOutput:
+        except InputOutputError:
             self.told = told + 1  # left alone: then it is no ack, and must be delivered again
         else:
             acked.update(message.seq for message in messages)
@@ -153,9 +153,9 @@ def test_a_failed_sync_is_never_taken_for_a_commit(desk: Desk) -> None:
     log = desk.open()
     log.publish("a", 1)
     desk.vfs.fail_at("sync", 1, times=1_000)
-    with pytest.raises(InputOutput):
+    with pytest.raises(InputOutputError):
         log.publish("a", 2)
-    with pytest.raises(InputOutput):
+    with pytest.raises(InputOutputError):
         log.publish("a", 3)
     desk.vfs.heal()
     assert log.publish("a", 4) == 2
@@ -172,7 +172,7 @@ def test_a_failed_checkpoint_harms_nothing(desk: Desk) -> None:
     for _ in range(900):
         try:
             published.append(log.publish("a", text))
-        except InputOutput:
+        except InputOutputError:
             told += 1
     assert desk.vfs.failures > 0
     desk.vfs.heal()
@@ -188,7 +188,7 @@ def test_a_failed_checkpoint_harms_nothing(desk: Desk) -> None:
 
 def test_the_watcher_outlives_a_read_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a waiting reader would from then on hear of other processes only through its own slow poll."""
-    monkeypatch.setattr(reading, "NET_POLL_S", 600.0)
+    monkeypatch.setattr(consumers, "FALLBACK_POLL_S", 600.0)
     log = desk.open(watching=True)
     log.publish("a", 0)
     subscription = log.subscribe("s", ">")
@@ -201,7 +201,7 @@ def test_the_watcher_outlives_a_read_error(desk: Desk, monkeypatch: pytest.Monke
 
     def wait_for_them() -> None:
         for heard in (first, second):
-            got.extend(message.data for message in subscription.fetch(1, wait=PATIENCE_S))
+            got.extend(message.data for message in subscription.fetch(1, timeout=PATIENCE_S))
             heard.set()
 
     thread = threading.Thread(target=wait_for_them, daemon=True)
@@ -233,6 +233,6 @@ def test_corruption_is_named(desk: Desk) -> None:
         content[page * page_size : page * page_size + 100] = b"\xff" * 100
     desk.path.write_bytes(content)
     again = desk.open()
-    with pytest.raises(headwater.errors.Corrupt) as caught:
+    with pytest.raises(headwater.errors.CorruptError) as caught:
         again.subscribe("s", ">").fetch(1_000)
     assert "doctor" in caught.value.next

@@ -11,7 +11,7 @@ import apsw
 import pytest
 from fault_desk import Desk
 
-from headwater.errors import Locked
+from headwater.errors import LockedError
 
 BUSY_S = 0.3
 PATIENCE_S = 30.0
@@ -46,14 +46,14 @@ def test_a_long_lock_is_told_and_nothing_changes(desk: Desk) -> None:
     subscription = log.subscribe("s", ">")
     (message,) = subscription.fetch(1)
     with write_lock(desk):
-        with pytest.raises(Locked) as caught:
+        with pytest.raises(LockedError) as caught:
             log.publish("a", 4)
         assert "busy_timeout" in caught.value.next
-        with pytest.raises(Locked):
+        with pytest.raises(LockedError):
             message.ack()
-        with pytest.raises(Locked):
+        with pytest.raises(LockedError):
             subscription.fetch(1)
-        with pytest.raises(Locked):
+        with pytest.raises(LockedError):
             log.subscribe("other", ">")
         assert log.last_seq() == 3, "reading needs no lock"
     message.ack()
@@ -70,7 +70,7 @@ def test_many_waiters_wait_for_a_long_lock_together(desk: Desk) -> None:
     def publish(number: int) -> None:
         try:
             log.publish("a", number)
-        except Locked as exc:
+        except LockedError as exc:
             told.append(exc)
 
     threads = [threading.Thread(target=publish, args=(number,)) for number in range(count)]
@@ -119,7 +119,7 @@ def test_opening_waits_for_a_lock_or_says_so(desk: Desk) -> None:
     fresh.path.parent.mkdir()
     blocker = apsw.Connection(str(fresh.path))
     blocker.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(Locked) as caught:
+    with pytest.raises(LockedError) as caught:
         fresh.open(busy_timeout_ms=100)
     assert caught.value.next
     blocker.execute("ROLLBACK")

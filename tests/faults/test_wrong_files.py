@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 import headwater
-from headwater.errors import Corrupt, HeadwaterError, NewerSchema, NotALog, StoreError
+from headwater.errors import CorruptError, HeadwaterError, NewerSchemaError, NotALogError, StoreError
 
 NOBODY = 65534
 
@@ -28,7 +28,7 @@ def refusal(path: Path, kind: type[HeadwaterError], **options: object) -> Headwa
 def test_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("dear diary, " * 500)
-    refusal(path, NotALog)
+    refusal(path, NotALogError)
     assert path.read_text() == "dear diary, " * 500
     assert os.listdir(tmp_path) == ["notes.txt"]
 
@@ -36,7 +36,7 @@ def test_a_text_file(tmp_path: Path) -> None:
 def test_a_short_text_file(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hi")
-    refusal(path, NotALog)
+    refusal(path, NotALogError)
     assert path.read_text() == "hi"
 
 
@@ -53,7 +53,7 @@ def test_another_database(tmp_path: Path) -> None:
     connection.execute("CREATE TABLE orders (id); INSERT INTO orders VALUES (17)")
     connection.close()
     before = path.read_bytes()
-    assert "adopt" in refusal(path, NotALog).next
+    assert "adopt" in refusal(path, NotALogError).next
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["shop.db"]
     with headwater.open(path, adopt=True) as log:
@@ -68,7 +68,7 @@ def test_another_database_with_a_table_in_the_way(tmp_path: Path) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE messages (id); INSERT INTO messages VALUES (17)")
     connection.close()
-    refusal(path, NotALog, adopt=True)
+    refusal(path, NotALogError, adopt=True)
     connection = apsw.Connection(str(path))
     assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("messages",)]
     connection.close()
@@ -80,13 +80,13 @@ def test_a_newer_schema(tmp_path: Path) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("UPDATE headwater SET value = 99 WHERE name = 'schema_version'")
     connection.close()
-    error = refusal(path, NewerSchema)
+    error = refusal(path, NewerSchemaError)
     assert "99" in error.why
     assert "pgrade" in error.next
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    refusal(tmp_path, NotALog)
+    refusal(tmp_path, NotALogError)
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_truncated_log(tmp_path: Path) -> None:
         log.publish_many([("a", "x" * 500) for _ in range(200)])
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2 // 4096 * 4096])
-    with pytest.raises(Corrupt) as caught, headwater.open(path) as log:
+    with pytest.raises(CorruptError) as caught, headwater.open(path) as log:
         log.subscribe("s", ">").fetch(1_000)
     assert "doctor" in caught.value.next
 
@@ -111,7 +111,7 @@ def test_a_log_cut_in_its_first_page(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(StoreError) as caught:
         headwater.open(path)
-    assert type(caught.value) in (Corrupt, NotALog)
+    assert type(caught.value) in (CorruptError, NotALogError)
     assert caught.value.next
 
 
@@ -120,7 +120,7 @@ def test_a_log_with_a_broken_header(tmp_path: Path) -> None:
     headwater.open(path).close()
     content = path.read_bytes()
     path.write_bytes(b"SQLite format 4\0" + content[16:])
-    refusal(path, NotALog)
+    refusal(path, NotALogError)
 
 
 # --- as a user without rights: root may write everywhere, so a forked child becomes nobody --------------------------
@@ -171,7 +171,7 @@ def test_a_file_without_write_permission(public_directory: Path) -> None:
     path = make_log(public_directory)
     path.chmod(0o444)
     kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
-    assert kind == "ReadOnly"
+    assert kind == "ReadOnlyError"
     assert "write access" in next
 
 
@@ -179,7 +179,7 @@ def test_a_file_without_any_permission(public_directory: Path) -> None:
     path = make_log(public_directory)
     path.chmod(0o400)
     kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
-    assert kind in ("StoreError", "ReadOnly")
+    assert kind in ("StoreError", "ReadOnlyError")
     assert next
 
 
@@ -187,8 +187,8 @@ def test_a_directory_without_write_permission(public_directory: Path) -> None:
     path = make_log(public_directory)
     path.chmod(0o666)  # the file may be written, but no -wal may be made beside it
     kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
-    assert kind in ("StoreError", "ReadOnly")
+    assert kind in ("StoreError", "ReadOnlyError")
     assert "director" in next
     kind, _, next = as_nobody(lambda: headwater.open(public_directory / "new.db")).partition("|")
-    assert kind in ("StoreError", "ReadOnly")
+    assert kind in ("StoreError", "ReadOnlyError")
     assert "director" in next

@@ -81,7 +81,7 @@ def test_the_drawn_tree_is_the_real_one() -> None:
 
 
 def test_what_the_caller_did_wrong_is_a_value_error() -> None:
-    assert issubclass(errors.InvalidInput, ValueError)
+    assert issubclass(errors.InvalidInputError, ValueError)
     assert not issubclass(errors.StoreError, ValueError)
 
 

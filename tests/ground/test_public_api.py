@@ -1,14 +1,25 @@
-"""The public API is a list, and the two faces are one API in two colours."""
+"""The public API is a list; signatures have every option with type and default; the synchronous API is generated."""
 
+import asyncio
 import inspect
-import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import headwater
-from headwater.broker import asynchronous, blocking
+from headwater import Log, ReceivedMessage, Subscription
+from headwater.api._sync import DeadLetters, Transaction
+from headwater.api.forwarder import Forwarder
+from headwater.broker.subscribe import SubscribeOptions, make_spec
+from headwater.message import PublishOptions
+from headwater.settings.model import SECTIONS
+from headwater.wiring import OpenOptions
+
+ROOT = Path(__file__).parents[2]
 
 EXPORTED = [
     "AsyncLog",
@@ -28,12 +39,12 @@ EXPORTED = [
     "Reject",
     "ShortCircuit",
     "Subscription",
-    "connect",
-    "connect_bus",
     "errors",
     "follow",
     "open",
+    "open_async",
     "open_bus",
+    "open_bus_async",
     "open_dedupe",
     "open_transport",
     "serve",
@@ -41,40 +52,30 @@ EXPORTED = [
 ]
 
 PUBLIC_NAMES = {
-    blocking.Log: [
-        "close", "health", "housekeep", "last_seq", "live", "name", "on", "publish", "publish_many", "remote", "retain",
-        "retention", "run", "seek", "start", "statistics", "stop", "subscribe", "subscription", "subscriptions",
-        "topic_max_seq", "topics", "transaction", "unretain", "unsubscribe",
+    Log: [
+        "close", "delete_retention", "delete_subscription", "health", "last_seq", "live", "name", "on", "publish",
+        "publish_many", "remote", "retain", "retention", "run", "run_maintenance", "seek", "start", "statistics",
+        "stop", "subscribe", "subscription", "subscriptions", "topic_max_seq", "topics", "transaction",
     ],
-    blocking.Subscription: [
+    Subscription: [
         "ack", "ack_many", "close", "extend", "fetch", "id", "info", "messages", "nack", "on_gap", "reject",
         "resumed_from",
     ],
-    blocking.ReceivedMessage: [
+    ReceivedMessage: [
         "ack", "attempt", "content_type", "correlation_id", "data", "deliver_at", "expires_at", "extend", "from_",
         "headers", "id", "message",
         "nack", "priority", "published_at", "reject", "reply_to", "seq", "size", "to", "topic",
         "traceparent", "transaction", "type",
         "version",
     ],
-    blocking.DeadLetterBox: ["export", "get", "import_", "list", "purge", "redrive", "statistics"],
-    blocking.Transaction: ["execute", "publish"],
+    DeadLetters: ["export", "get", "import_", "list", "purge", "redrive", "statistics"],
+    Transaction: ["execute", "publish"],
     headwater.Message: [
         "data", "data_json", "deliver_at", "expires_at", "field", "headers", "id", "published_at", "scoped_id",
         "to_json",
     ],
     headwater.ManualClock: ["advance", "now_ms", "on_advance"],
 }  # fmt: skip
-
-FACES = [
-    (blocking.Log, asynchronous.AsyncLog),
-    (blocking.Subscription, asynchronous.AsyncSubscription),
-    (blocking.ReceivedMessage, asynchronous.AsyncReceivedMessage),
-    (blocking.DeadLetterBox, asynchronous.AsyncDeadLetterBox),
-    (blocking.Transaction, asynchronous.AsyncTransaction),
-]
-NEVER_WAIT = {"on", "on_gap"}
-STREAMS = {"export", "messages", "transaction"}  # `async for` and `async with` do the waiting there
 
 
 def members(kind: type) -> dict[str, Any]:
@@ -87,11 +88,12 @@ def members(kind: type) -> dict[str, Any]:
     }
 
 
-def parameters(function: Callable[..., Any]) -> list[tuple[str, str, str, str]]:
-    return [
-        (each.name, each.kind.name, repr(each.default), re.sub(r"\bAsync(?=[A-Z])", "", str(each.annotation)))
-        for each in inspect.signature(function).parameters.values()
-    ]
+def options_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return {
+        name: each
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    }
 
 
 def test_exported_names() -> None:
@@ -105,44 +107,82 @@ def test_public_names(kind: type) -> None:
     assert sorted(members(kind)) == PUBLIC_NAMES[kind]
 
 
-@pytest.mark.parametrize(("sync", "asynchronous"), FACES, ids=lambda kind: kind.__name__)
-def test_faces_have_the_same_names(sync: type, asynchronous: type) -> None:
-    assert sorted(members(sync)) == sorted(members(asynchronous))
+def test_the_synchronous_api_is_what_the_asyncio_api_gives() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "generate_sync.py"), "--check"]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stderr == ""
 
 
-def verbs() -> list[Any]:
-    return [
-        pytest.param(getattr(sync, name), getattr(other, name), id=f"{sync.__name__}.{name}")
-        for sync, other in FACES
-        for name, value in members(sync).items()
-        if inspect.isfunction(value)
-    ]
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (Log.publish, {*PublishOptions.__annotations__, "tx"}),
+        (Transaction.publish, {*PublishOptions.__annotations__}),
+        (Log.subscribe, {*SubscribeOptions.__annotations__}),
+        (headwater.AsyncLog.subscribe, {*SubscribeOptions.__annotations__}),
+        (
+            Log.on,
+            {*SubscribeOptions.__annotations__, "id", "concurrency", "auto_ack", "on_gap", "dedupe"} - {"timeout"},
+        ),
+    ],
+)
+def test_signatures_have_every_option(function: Callable[..., Any], options: set[str]) -> None:
+    found = options_of(function)
+    assert set(found) == options
+    assert all(each.annotation is not inspect.Parameter.empty for each in found.values())
+    assert all(each.default is not inspect.Parameter.empty for each in found.values())
 
 
-@pytest.mark.parametrize(("sync", "asynchronous"), verbs())
-def test_faces_take_the_same_parameters(sync: Callable[..., Any], asynchronous: Callable[..., Any]) -> None:
-    assert parameters(sync) == parameters(asynchronous)
+def test_serve_takes_every_setting() -> None:
+    settings = {
+        f"{'' if section == 'server' else f'{section}_'}{key}"
+        for section, model in SECTIONS.items()
+        for key in model.model_fields
+    }
+    opening = {*OpenOptions.__annotations__}
+    assert set(options_of(headwater.serve)) == (settings - {"log"}) | opening | {"config", "profile"}
 
 
-@pytest.mark.parametrize(("sync", "asynchronous"), verbs())
-def test_each_verb_has_the_colour_of_its_face(sync: Callable[..., Any], asynchronous: Callable[..., Any]) -> None:
-    assert not inspect.iscoroutinefunction(sync)
-    waits = inspect.iscoroutinefunction(asynchronous)
-    assert waits is (sync.__name__ not in NEVER_WAIT | STREAMS)
+@pytest.mark.parametrize("function", [Log.subscribe, Log.on, Forwarder])
+def test_default_values_are_those_of_a_subscription(function: Callable[..., Any]) -> None:
+    """Of the Forwarder, some are the target's and not the subscription's. Left out, `inactive_timeout` is the log's."""
+    targets = ("max_attempts", "backoff", "backoff_max", "jitter") if function is Forwarder else ()
+    names = SubscribeOptions.__annotations__.keys() - {"start", "timeout", "takeover", "inactive_timeout", *targets}
+    defaults = {name: each.default for name, each in options_of(function).items() if name in names}
+    assert make_spec("a", defaults) == make_spec("a", {})
 
 
-def test_with_blocks_and_loops_come_in_both_colours() -> None:
-    for sync, other in FACES[:2]:
-        assert hasattr(sync, "__enter__")
-        assert hasattr(other, "__aenter__")
-    assert hasattr(blocking.Subscription, "__iter__")
-    assert hasattr(asynchronous.AsyncSubscription, "__aiter__")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: headwater.open("memory:", colour="red"),
+        lambda: headwater.open_async("memory:", colour="red"),
+        lambda: headwater.serve("memory:", colour="red"),
+        lambda: headwater.open("memory:").publish("a", 1, colour="red"),
+        lambda: headwater.open("memory:").subscribe("s", "a", colour="red"),
+        lambda: headwater.open("memory:").on("a", id="s", colour="red"),
+        lambda: headwater.open("memory:").dead_letters.list(colour="red"),
+    ],
+)
+def test_python_itself_refuses_unknown_options(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        call()
 
 
 def test_open_and_connect_take_the_same_options() -> None:
-    assert parameters(headwater.open) == parameters(headwater.connect)
+    assert options_of(headwater.open) == options_of(headwater.open_async)
 
 
-def test_logs_have_their_dead_letters_beside_their_verbs() -> None:
-    with headwater.open("memory:") as log:
-        assert isinstance(log.dead_letters, blocking.DeadLetterBox)
+def test_subscribing_is_awaited_or_a_block() -> None:
+    """Logs and subscriptions of asyncio open with `async with`, and with `await`."""
+
+    async def story() -> None:
+        async with headwater.open_async("memory:") as log:
+            await log.publish_many([("a", 1), ("a", 2)])
+            async with log.subscribe("s", "a") as subscription:
+                [first] = await subscription.fetch(1)
+                await first.ack()
+            again = await log.subscribe("s", "a")
+            assert [message.data for message in await again.fetch()] == [2]
+            await again.close()
+
+    asyncio.run(story())

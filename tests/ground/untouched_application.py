@@ -14,7 +14,7 @@ import warnings
 from typing import Any
 
 LIBRARIES = ("", "asyncio", "psycopg", "psycopg.pool", "websockets", "websockets.client", "redis", "py4j", "urllib3")
-OWN = ("headwater", "headwater.replication.link", "headwater.server")
+OWN = ("headwater", "headwater.replication.connection", "headwater.server")
 
 
 def on_signal(number: int, frame: Any) -> None: ...

@@ -2,9 +2,9 @@
 ManualClock."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from served import ServedFile
@@ -16,19 +16,7 @@ from headwater import Log, ManualClock
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-class Place(NamedTuple):
-    """Where a log lives, and what may be asked of it."""
-
-    url_in: Callable[[Path], str]
-    store_survives_close: bool
-
-
-PLACES = {
-    "memory": Place(lambda directory: "memory:", store_survives_close=False),
-    "sqlite": Place(lambda directory: str(directory / "log.db"), store_survives_close=True),
-    "postgres": Place(lambda directory: "", store_survives_close=True),  # the fixture knows where
-    "served": Place(lambda directory: str(directory / "log.db"), store_survives_close=True),
-}
+PLACES = ("sqlite", "postgres", "served")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -44,15 +32,15 @@ def engine_here() -> None:
 
 
 class LogOpener:
-    """Opens the log; again and again, if its store survives. Whatever is open at the end is closed."""
+    """Opens the log, any number of times. Whatever is open at the end is closed. Durability is relaxed: the crash and
+    power-loss suites prove what it is about, and fsyncs would take half the time here."""
 
-    def __init__(self, url: str, clock: ManualClock, *, store_survives_close: bool, served: bool) -> None:
+    def __init__(self, url: str, clock: ManualClock, *, served: bool) -> None:
         self.url = url
         self.clock = clock
-        self.store_survives_close = store_survives_close
-        self.options: dict[str, Any] = {"clock": clock, "housekeeping": None, "heartbeats": False}
-        # Behind a server the promise to survive power loss is the same code, and its fsyncs would take half the time.
-        self._served = ServedFile(Path(url), **self.options, durability="relaxed") if served else None
+        self.options: dict[str, Any] = {"clock": clock, "maintenance_interval": None, "heartbeats": False}
+        self.options["durability"] = "relaxed"
+        self._served = ServedFile(Path(url), **self.options) if served else None
         self._opened: list[Log] = []
 
     def __call__(self, **options: Any) -> Log:
@@ -77,14 +65,9 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def open_log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[LogOpener]:
-    place = PLACES[request.param]
     is_database = request.param == "postgres"
-    opener = LogOpener(
-        request.getfixturevalue("postgres_schema_url") if is_database else place.url_in(tmp_path),
-        clock,
-        store_survives_close=place.store_survives_close,
-        served=request.param == "served",
-    )
+    url = request.getfixturevalue("postgres_schema_url") if is_database else str(tmp_path / "log.db")
+    opener = LogOpener(url, clock, served=request.param == "served")
     yield opener
     opener.close_all()
 
@@ -92,11 +75,3 @@ def open_log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock)
 @pytest.fixture
 def log(open_log: LogOpener) -> Log:
     return open_log()
-
-
-@pytest.fixture
-def open_again(open_log: LogOpener) -> LogOpener:
-    """An opener whose store can be opened twice; tests that need one skip the others."""
-    if not open_log.store_survives_close:
-        pytest.skip("the store does not survive its log object")
-    return open_log

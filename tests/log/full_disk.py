@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import DiskFull
+from headwater.errors import DiskFullError
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def full_disk(log: Any) -> Iterator[None]:
     def failing_write(*arguments: Any, **options: Any) -> Iterator[Any]:
         with write(*arguments, **options) as writer:
             yield writer
-            raise DiskFull("the disk is full")
+            raise DiskFullError("the disk is full")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "write", failing_write)

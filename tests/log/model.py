@@ -139,7 +139,7 @@ class Reader:
         delivery = self.deliveries[seq]
         assert delivery.due(now_ms), f"message {seq} was buried ({reason}) while it was {delivery.state}"
         if reason != "expired":  # it was given back, or lost, once too often
-            assert reason in ("timeout", "max_retries")
+            assert reason in ("timeout", "max_attempts")
             assert delivery.attempts >= self.max_attempts
         else:
             assert delivery.message.expired(now_ms)
@@ -159,7 +159,7 @@ class Reader:
     def nack(self, handle: Any, delay_ms: int | None, now_ms: int) -> None:
         delivery = self.deliveries[handle.seq]
         if delivery.attempts >= self.max_attempts:
-            self._bury(delivery, "max_retries")
+            self._bury(delivery, "max_attempts")
             return
         wait_ms = self.backoff_ms * 2 ** (delivery.attempts - 1) if delay_ms is None else delay_ms
         delivery.state, delivery.due_ms, delivery.handle = WAITING, now_ms + wait_ms, None

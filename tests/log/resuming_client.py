@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from headwater.broker.claims import Claimed, Failure
-from headwater.broker.flow import Ticket, run_blocking
-from headwater.broker.resuming import Resume
-from headwater.broker.subscriber import Subscriber
+from headwater.broker.deliveries import Claimed, Failure
+from headwater.broker.durable_consumer import DurableConsumer
+from headwater.broker.flow import Completion, run_blocking
+from headwater.broker.subscribe import Resume
 
 Pairs = list[tuple[int, int]]  # (seq, attempt)
 
@@ -19,9 +19,9 @@ class Client:
         self.name = f"client-{id(self)}"
         self.connection = self._subscribe(Resume(self.name))
 
-    def _subscribe(self, resume: Resume | None, **more: Any) -> Subscriber:
+    def _subscribe(self, resume: Resume | None, **more: Any) -> DurableConsumer:
         subscriber = run_blocking(self.log._core.subscribe("s", "a", resume=resume, **self.options, **more))
-        assert isinstance(subscriber, Subscriber)
+        assert isinstance(subscriber, DurableConsumer)
         return subscriber
 
     def fetch(self, limit: int = 100, *, arriving: int = 100) -> Pairs:
@@ -69,9 +69,9 @@ class Client:
         return pairs(resumed.held)
 
 
-def done(ticket: Ticket[Any]) -> Any:
-    assert ticket.wait(30)
-    return ticket.result()
+def done(completion: Completion[Any]) -> Any:
+    assert completion.wait(30)
+    return completion.result()
 
 
 def pairs(claimed: Any) -> Pairs:

@@ -8,7 +8,7 @@ import apsw
 import pytest
 
 import headwater
-from headwater.errors import InvalidFilter, SubscriptionMismatch
+from headwater.errors import InvalidFilterError, SubscriptionMismatchError
 
 BROKEN = '{"from":"/^(?!test)/"}'
 
@@ -17,7 +17,7 @@ BROKEN = '{"from":"/^(?!test)/"}'
 def path(tmp_path: Path) -> Path:
     """A log with two subscriptions that have seen half of it; the filter of one was written by an earlier version."""
     path = tmp_path / "log.db"
-    with headwater.open(path, housekeeping=None) as log:
+    with headwater.open(path, maintenance_interval=None) as log:
         log.publish_many([("a", n, {"from_": "bob"}) for n in range(4)])
         for id, from_ in (("good", "bob"), ("old", "/^b/")):
             with log.subscribe(id, "a", from_=from_) as subscription:
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_it_is_shown_as_broken_and_others_are_well(path: Path) -> None:
-    with headwater.open(path, housekeeping=None) as log:
+    with headwater.open(path, maintenance_interval=None) as log:
         good, old = log.subscriptions()
         assert (good.problem, good.lag) == (None, 2)
         assert old.problem is not None
@@ -44,29 +44,29 @@ def test_it_is_shown_as_broken_and_others_are_well(path: Path) -> None:
 
 def test_who_uses_it_is_told_its_name(path: Path) -> None:
     with (
-        headwater.open(path, housekeeping=None) as log,
-        pytest.raises(InvalidFilter, match=r"subscription old, .*\(\?!"),
+        headwater.open(path, maintenance_interval=None) as log,
+        pytest.raises(InvalidFilterError, match=r"subscription old, .*\(\?!"),
     ):
         log.subscribe("old", "a", from_="/^(?!test)/")
 
 
 def test_another_filter_takes_its_place(path: Path) -> None:
-    with headwater.open(path, housekeeping=None) as log:
+    with headwater.open(path, maintenance_interval=None) as log:
         with log.subscribe("old", "a", from_="/^[^t]/") as subscription:
             assert [message.data for message in subscription.fetch()] == [2, 3], "it goes on where it was"
         assert log.subscriptions()[1].problem is None
-        with pytest.raises(SubscriptionMismatch):
+        with pytest.raises(SubscriptionMismatchError):
             log.subscribe("old", "a", from_="/^b/")
 
 
 def test_retention_counts_what_it_takes_from_it(path: Path) -> None:
-    with headwater.open(path, housekeeping=None) as log:
+    with headwater.open(path, maintenance_interval=None) as log:
         log.retain("a", max_count=0)
-        assert log.housekeep().pruned == {"a": 4}
+        assert log.run_maintenance().pruned == {"a": 4}
         assert [info.gaps for info in log.subscriptions()] == [2, 2]
 
 
 def test_it_can_be_removed(path: Path) -> None:
-    with headwater.open(path, housekeeping=None) as log:
-        log.unsubscribe("old")
+    with headwater.open(path, maintenance_interval=None) as log:
+        log.delete_subscription("old")
         assert [info.id for info in log.subscriptions()] == ["good"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headwater import Log
-from headwater.errors import Closed, LeaseLost
+from headwater.errors import ClosedError, LeaseLostError
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from headwater.errors import Closed, LeaseLost
         lambda log: log.publish_many([("a", 1)]),
         lambda log: log.subscribe("t", "a"),
         lambda log: log.subscribe("t", "a", mode="ephemeral"),
-        lambda log: log.unsubscribe("s"),
+        lambda log: log.delete_subscription("s"),
         lambda log: log.seek("s", "first"),
         lambda log: log.subscriptions(),
         lambda log: log.subscription("s"),
@@ -25,7 +25,7 @@ from headwater.errors import Closed, LeaseLost
         lambda log: log.statistics(),
         lambda log: log.health(),
         lambda log: log.retain("a", max_count=1),
-        lambda log: log.housekeep(),
+        lambda log: log.run_maintenance(),
         lambda log: log.dead_letters.list(),
         lambda log: log.dead_letters.redrive(),
         lambda log: log.live.subscribe("x", "a", print),
@@ -34,7 +34,7 @@ from headwater.errors import Closed, LeaseLost
 def test_a_closed_log_says_so(log: Log, verb: Any) -> None:
     log.subscribe("s", "a")
     log.close()
-    with pytest.raises(Closed) as refused:
+    with pytest.raises(ClosedError) as refused:
         verb(log)
     assert refused.value.next
 
@@ -49,14 +49,14 @@ def test_closing_twice_is_quiet(log: Log) -> None:
 def test_the_live_feed_of_a_closed_log_says_so_even_if_it_was_used(log: Log) -> None:
     log.live.subscribe("x", ">", lambda message: None)
     log.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         log.live.subscribe("y", ">", lambda message: None)
 
 
 def test_a_closed_log_closes_its_subscriptions(log: Log) -> None:
     subscription = log.subscribe("s", "a")
     log.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         subscription.fetch()
     subscription.close()
 
@@ -66,7 +66,7 @@ def test_a_closed_subscription_says_so(log: Log, mode: Any) -> None:
     log.publish("a", 1)
     with log.subscribe("s", "a", mode=mode) as subscription:
         pass
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         subscription.fetch()
     assert list(subscription) == []
     subscription.close()
@@ -77,7 +77,7 @@ def test_a_message_of_a_closed_subscription_has_been_given_back(log: Log, mode: 
     log.publish("a", 1)
     with log.subscribe("s", "a", mode=mode) as subscription:
         [message] = subscription.fetch()
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         message.ack()
     assert log.subscription("s").lag == 1
 
@@ -90,8 +90,8 @@ def test_closing_ends_a_fetch_that_waits(engine_here: None, log: Log, mode: Any,
     subscription._consumer._waiter.arm()
 
     def wait() -> None:
-        with pytest.raises(Closed):
-            subscription.fetch(wait=None)
+        with pytest.raises(ClosedError):
+            subscription.fetch(timeout=None)
         ended.set()
 
     thread = threading.Thread(target=wait)
@@ -148,5 +148,5 @@ def test_two_ephemeral_readers_of_one_name_do_not_disturb_each_other(log: Log) -
 
 def test_an_ephemeral_reader_skips_what_has_expired(log: Log, clock: Any) -> None:
     log.publish_many([("a", 1, {"ttl": 1}), ("a", 2)])
-    clock.advance(1_000)
+    clock.advance(1)
     assert [message.data for message in log.subscribe("live", ">", mode="ephemeral", start="first").fetch()] == [2]

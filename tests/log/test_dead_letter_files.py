@@ -8,7 +8,7 @@ import pytest
 
 import headwater
 from headwater import Log, ManualClock
-from headwater.errors import InvalidData
+from headwater.errors import InvalidDataError
 
 
 def bury_two(log: Log) -> None:
@@ -30,7 +30,7 @@ def test_a_line_tells_everything(log: Log) -> None:
     bury_two(log)
     first, second = plain(log)
     assert first["message"]["data"] == {"deep": [1, "é"]}
-    assert (first["reason"], first["error"], first["attempts"]) == ("max_retries", "went wrong\nTraceback …", 1)
+    assert (first["reason"], first["error"], first["attempts"]) == ("max_attempts", "went wrong\nTraceback …", 1)
     assert (first["message"]["id"], first["message"]["type"], first["message"]["from"]) == ("given", "T", "me")
     assert (second["reason"], second["message"]["topic"]) == ("rejected", "c")
 
@@ -54,7 +54,7 @@ def test_imported_letters_can_be_redriven(log: Log) -> None:
     lines = list(log.dead_letters.export())
     log.dead_letters.purge()
     log.retain(">", max_count=0)
-    log.housekeep()
+    log.run_maintenance()
     log.dead_letters.import_(lines)
     assert log.dead_letters.redrive().redriven == 2
     subscription = log.subscribe("s", ">", max_attempts=1)
@@ -63,7 +63,7 @@ def test_imported_letters_can_be_redriven(log: Log) -> None:
 
 def test_letters_of_another_log_are_redriven_to_a_topic_only(log: Log, clock: ManualClock) -> None:
     """A delivery goes by seq, and here that seq is another message."""
-    with headwater.open("memory:", clock=clock, housekeeping=None, heartbeats=False) as elsewhere:
+    with headwater.open("memory:", clock=clock, maintenance_interval=None, heartbeats=False) as elsewhere:
         bury_two(elsewhere)
         lines = list(elsewhere.dead_letters.export(reason="rejected"))
     log.publish_many([("a", "mine"), ("a", "mine too")])
@@ -78,9 +78,9 @@ def test_letters_of_another_log_are_redriven_to_a_topic_only(log: Log, clock: Ma
 
 
 def test_a_letter_of_another_log_is_known_by_its_topic_too(log: Log, clock: ManualClock) -> None:
-    with headwater.open("memory:", clock=clock, housekeeping=None, heartbeats=False) as elsewhere:
+    with headwater.open("memory:", clock=clock, maintenance_interval=None, heartbeats=False) as elsewhere:
         bury_two(elsewhere)
-        lines = list(elsewhere.dead_letters.export(reason="max_retries"))
+        lines = list(elsewhere.dead_letters.export(reason="max_attempts"))
     log.publish("orders.new", "ours", id="given")
     log.subscribe("s", ">").close()
     log.dead_letters.import_(lines)
@@ -101,7 +101,7 @@ BROKEN = ["{", "[]", "5", "null", '{"subscription": "s"}', '{"message": {}}']
 def test_a_broken_line_is_named_and_nothing_is_imported(log: Log, broken: str) -> None:
     bury_two(log)
     first, second = log.dead_letters.export()
-    with pytest.raises(InvalidData) as refused:
+    with pytest.raises(InvalidDataError) as refused:
         log.dead_letters.import_([first, "", broken, second])
     assert refused.value.where == "line 3"
     assert len(log.dead_letters.list()) == 2
@@ -111,7 +111,7 @@ def test_a_broken_line_is_named_and_nothing_is_imported(log: Log, broken: str) -
 def test_a_line_with_a_wrong_value_is_named(log: Log, change: dict[str, Any]) -> None:
     bury_two(log)
     line = {**plain(log)[0], **change}
-    with pytest.raises(InvalidData) as refused:
+    with pytest.raises(InvalidDataError) as refused:
         log.dead_letters.import_([json.dumps(line)])
     assert refused.value.where == "line 1"
     assert len(log.dead_letters.list()) == 2
@@ -138,7 +138,7 @@ def test_a_line_with_a_value_of_the_wrong_type_is_named(log: Log, change: dict[s
     for name, value in change.items():
         *inside, name = name.split(".")
         (line["message"] if inside else line)[name] = value
-    with pytest.raises(InvalidData) as refused:
+    with pytest.raises(InvalidDataError) as refused:
         log.dead_letters.import_([json.dumps(line)])
     assert refused.value.where == "line 1"
 
@@ -165,7 +165,7 @@ def test_a_line_over_a_limit_is_named(log: Log, change: dict[str, Any]) -> None:
     for name, value in change.items():
         *inside, name = name.split(".")
         (line["message"] if inside else line)[name] = value
-    with pytest.raises(InvalidData) as refused:
+    with pytest.raises(InvalidDataError) as refused:
         log.dead_letters.import_([json.dumps(line)])
     assert refused.value.where == "line 1"
     assert len(log.dead_letters.list()) == 2
@@ -195,6 +195,8 @@ def test_lines_come_in_by_pages(log: Log) -> None:
             yield first
 
     assert log.dead_letters.import_(lines()) == taken == 1_200
-    with pytest.raises(InvalidData, match="The lines before line 1001 are imported; mend the line and import the rest"):
+    with pytest.raises(
+        InvalidDataError, match="The lines before line 1001 are imported; mend the line and import the rest"
+    ):
         log.dead_letters.import_([*lines(), "{"])
     assert log.dead_letters.statistics().total == 2 + 1_200 + 1_000

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from headwater import Log, ManualClock
-from headwater.broker.claims import ERROR_CHARS_MAX
-from headwater.errors import InvalidFilter, InvalidOption, InvalidPattern, UnknownDeadLetter
+from headwater.broker.deliveries import ERROR_CHARS_MAX
+from headwater.errors import InvalidFilterError, InvalidPatternError, UnknownDeadLetterError
 from headwater.ports.store import LETTERS_BYTES_MAX
 
 
@@ -66,18 +66,17 @@ def test_they_can_be_filtered(three: Log, given: dict[str, Any], expected: list[
 
 def test_one_can_be_looked_at(three: Log) -> None:
     assert three.dead_letters.get(2).error == "Redis error: timed out"
-    with pytest.raises(UnknownDeadLetter):
+    with pytest.raises(UnknownDeadLetterError):
         three.dead_letters.get(99)
 
 
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"colour": "red"}, InvalidOption),
-        ({"error": "("}, InvalidFilter),
-        ({"error": "(?=x)"}, InvalidFilter),
-        ({"error": "x" * 1_000}, InvalidFilter),
-        ({"topic": "a..b"}, InvalidPattern),
+        ({"error": "("}, InvalidFilterError),
+        ({"error": "(?=x)"}, InvalidFilterError),
+        ({"error": "x" * 1_000}, InvalidFilterError),
+        ({"topic": "a..b"}, InvalidPatternError),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -122,16 +121,16 @@ def test_ids_are_not_used_again_after_purging(three: Log) -> None:
 
 def test_they_outlive_their_message_and_their_subscription(three: Log, clock: ManualClock) -> None:
     three.retain(">", max_count=0)
-    three.housekeep()
-    three.unsubscribe("s")
+    three.run_maintenance()
+    three.delete_subscription("s")
     assert three.topics()[0].count == 0
     assert [letter.message.topic for letter in three.dead_letters.list()] == ["orders.new", "orders.old", "logs"]
 
 
-def test_they_survive_reopening(open_again: Any) -> None:
-    with open_again() as log:
+def test_they_survive_reopening(open_log: Any) -> None:
+    with open_log() as log:
         bury(log, ("a", "T", "broken"))
-    with open_again() as log:
+    with open_log() as log:
         [letter] = log.dead_letters.list()
     assert (letter.message.topic, letter.message.type, letter.error) == ("a", "T", "broken")
 

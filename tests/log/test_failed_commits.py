@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headwater import Log, ManualClock
-from headwater.errors import DiskFull
+from headwater.errors import DiskFullError
 
 
 @pytest.fixture(params=["exclusive", "shared"])
@@ -25,7 +25,7 @@ def full_disk(log: Log, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     def failing_write(*arguments: Any, **options: Any) -> Iterator[Any]:
         with write(*arguments, **options) as writer:
             yield writer
-            raise DiskFull("the disk is full")
+            raise DiskFullError("the disk is full")
 
     @contextmanager
     def full() -> Iterator[None]:
@@ -45,7 +45,7 @@ def drain(subscription: Any) -> list[tuple[int, int]]:
 
 
 def test_a_failed_publish_took_no_seq(log: Log, full_disk: Any) -> None:
-    with full_disk(), pytest.raises(DiskFull):
+    with full_disk(), pytest.raises(DiskFullError):
         log.publish("a", 1, id="x")
     assert log.last_seq() == 0
     assert log.publish("a", 1, id="x") == 1
@@ -55,7 +55,7 @@ def test_a_failed_publish_took_no_seq(log: Log, full_disk: Any) -> None:
 def test_a_failed_fetch_delivered_nothing(log: Log, mode: Any, full_disk: Any) -> None:
     log.publish_many([("a", 1), ("a", 2, {"delay": 0}), ("a", 3, {"ttl": 60})])
     subscription = log.subscribe("s", "a", mode=mode)
-    with full_disk(), pytest.raises(DiskFull):
+    with full_disk(), pytest.raises(DiskFullError):
         subscription.fetch()
     assert log.subscription("s").in_flight == 0
     assert drain(subscription) == [(1, 1), (2, 1), (3, 1)]
@@ -66,7 +66,7 @@ def test_a_failed_settling_may_be_tried_again(log: Log, mode: Any, full_disk: An
     log.publish_many([("a", 1), ("a", 2)])
     subscription = log.subscribe("s", "a", mode=mode)
     first, second = subscription.fetch()
-    with full_disk(), pytest.raises(DiskFull):
+    with full_disk(), pytest.raises(DiskFullError):
         getattr(first, settle)()
     assert not first.settled
     assert log.subscription("s").in_flight == 2
@@ -80,20 +80,20 @@ def test_a_failed_ack_that_nobody_repeats_comes_again(log: Log, mode: Any, full_
     log.publish_many([("a", 1), ("a", 2)])
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
     first, second = subscription.fetch()
-    with full_disk(), pytest.raises(DiskFull):
+    with full_disk(), pytest.raises(DiskFullError):
         first.ack()
     second.ack()
-    clock.advance(5_000)
+    clock.advance(5)
     assert drain(subscription) == [(1, 2)]
 
 
 def test_a_failed_ack_is_not_lost_with_its_holder(log: Log, full_disk: Any, clock: ManualClock) -> None:
     log.publish_many([("a", 1), ("a", 2)])
     first, second = log.subscribe("s", "a").fetch()
-    with full_disk(), pytest.raises(DiskFull):
+    with full_disk(), pytest.raises(DiskFullError):
         first.ack()
     second.ack()
-    clock.advance(15_001)
+    clock.advance(15.001)
     assert drain(log.subscribe("s", "a")) == [(1, 2)], "the next holder gets what was never acked"
 
 
@@ -101,14 +101,14 @@ def test_a_failed_close_is_freed_by_the_lease(log: Log, mode: Any, full_disk: An
     log.publish("a", 1)
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5, lease=5)
     subscription.fetch()
-    with full_disk(), pytest.raises(DiskFull):
+    with full_disk(), pytest.raises(DiskFullError):
         subscription.close()
-    clock.advance(5_000)
+    clock.advance(5)
     assert drain(log.subscribe("s", "a", mode=mode)) == [(1, 2)]
 
 
 def test_a_failed_subscribe_is_no_subscription(log: Log, mode: Any, full_disk: Any) -> None:
-    with full_disk(), pytest.raises(DiskFull):
+    with full_disk(), pytest.raises(DiskFullError):
         log.subscribe("s", "a", mode=mode)
     assert log.subscriptions() == []
     log.subscribe("s", "a", mode=mode)

@@ -171,5 +171,5 @@ def test_retention_counts_as_gaps_what_a_condition_wants(log: Log) -> None:
     log.publish_many([("a", {"n": n, "text": "x" * 5_000 * (n % 2)}) for n in range(10)])
     log.subscribe("s", "a", where="data.n >= 7").close()
     log.retain("a", max_count=0)
-    log.housekeep()
+    log.run_maintenance()
     assert log.subscriptions()[0].gaps == 3

@@ -14,7 +14,7 @@ def mode(request: pytest.FixtureRequest) -> Any:
 
 def prune(log: Log, pattern: str = ">", **limits: Any) -> Any:
     log.retain(pattern, **limits)
-    return log.housekeep()
+    return log.run_maintenance()
 
 
 def told(subscription: Any) -> list[tuple[int, int, int]]:
@@ -91,12 +91,12 @@ def test_a_gap_waits_for_a_subscription_that_is_not_held(log: Log, mode: Any) ->
     assert gaps == [(1, 2, 2)]
 
 
-def test_gaps_survive_reopening(open_again: Any, mode: Any) -> None:
-    with open_again() as log:
+def test_gaps_survive_reopening(open_log: Any, mode: Any) -> None:
+    with open_log() as log:
         log.subscribe("s", "a", mode=mode)
         log.publish_many([("a", n) for n in range(3)])
         prune(log, max_count=1)
-    with open_again() as log:
+    with open_log() as log:
         subscription = log.subscribe("s", "a", mode=mode)
         gaps = told(subscription)
         subscription.fetch()
@@ -121,7 +121,7 @@ def test_waiting_retries_and_delays_are_lost_like_the_rest(log: Log, mode: Any, 
     assert log.subscription("s").waiting == 2
     assert prune(log, max_count=0).gaps == 2
     assert log.subscription("s").lag == 0
-    clock.advance(60_000)
+    clock.advance(60)
     log.publish("a", 3)
     assert [message.seq for message in subscription.fetch()] == [3]
     assert gaps == [(1, 2, 2)]
@@ -138,7 +138,7 @@ def test_what_is_in_flight_is_spared(log: Log, mode: Any) -> None:
     assert left(log) == [1, 2]
     assert [message.data for message in messages] == [0, 1]
     subscription.ack_many(messages)
-    log.housekeep()
+    log.run_maintenance()
     assert left(log) == []
     assert log.subscription("s").gaps == 3
 
@@ -153,12 +153,12 @@ def test_what_is_in_flight_is_spared_on_its_second_attempt_too(log: Log, mode: A
     assert log.subscription("s").gaps == 0
 
 
-def test_what_a_vanished_holder_had_may_go_and_is_told(open_again: Any, mode: Any, clock: ManualClock) -> None:
-    vanished = open_again()
+def test_what_a_vanished_holder_had_may_go_and_is_told(open_log: Any, mode: Any, clock: ManualClock) -> None:
+    vanished = open_log()
     vanished.publish_many([("a", n) for n in range(3)])
     vanished.subscribe("s", "a", mode=mode, lease=5, ack_wait=5).fetch(2)[0].ack()
-    clock.advance(5_000)
-    log = open_again()
+    clock.advance(5)
+    log = open_log()
     assert prune(log, max_count=0).gaps == 2
     subscription = log.subscribe("s", "a", mode=mode)
     gaps = told(subscription)
@@ -176,7 +176,7 @@ def test_keep_unacked_forbids_it(log: Log, mode: Any, clock: ManualClock) -> Non
     report = prune(log, max_count=0, keep_unacked=True)
     assert (report.pruned, report.gaps) == ({">": 2}, 0)
     assert left(log) == [3, 4, 5, 6]
-    clock.advance(60_000)
+    clock.advance(60)
     received = [message.seq for _ in range(3) for message in subscription.fetch()]
     assert 3 in received
     assert log.subscription("s").gaps == 0
@@ -190,7 +190,7 @@ def test_keep_unacked_waits_for_the_slowest(log: Log) -> None:
     prune(log, max_count=0, keep_unacked=True)
     assert left(log) == [2, 3, 4]
     slow.ack_many(slow.fetch())
-    log.housekeep()
+    log.run_maintenance()
     assert left(log) == []
 
 

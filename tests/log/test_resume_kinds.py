@@ -121,9 +121,9 @@ def test_a_redriven_dead_letter_whose_message_is_gone(log: Log, mode: Any, broke
     client = redriven(log, mode)
     client.fetch()
     broken(client)
-    clock.advance(ACK_WAIT_MS)
+    clock.advance(ACK_WAIT_MS / 1000)
     log.retain("a", max_count=0)
-    assert log.housekeep().pruned == {"a": 1}
+    assert log.run_maintenance().pruned == {"a": 1}
     assert client.resume() == [(1, 1)]
     assert client.hands[1].message.data == "dead", "the letter's own copy"
     client.ack(1)
@@ -148,9 +148,9 @@ def test_what_retention_took_is_told_as_a_gap(log: Log, mode: Any, broken: Break
     client = Client(log, mode=mode, ack_wait=ACK_WAIT_MS / 1000)
     client.fetch()
     broken(client)
-    clock.advance(ACK_WAIT_MS)
+    clock.advance(ACK_WAIT_MS / 1000)
     log.retain("a", max_count=1)
-    assert log.housekeep().gaps == 2
+    assert log.run_maintenance().gaps == 2
     assert client.resume() == [(3, 1)]
     gaps: list[Gap] = []
     client.connection.on_gap = gaps.append
@@ -167,7 +167,7 @@ def test_what_is_being_handled_is_spared_also_after_a_resume(log: Log, mode: Any
     broken(client)
     client.resume()
     log.retain("a", max_count=0)
-    assert log.housekeep().pruned == {"a": 1}
+    assert log.run_maintenance().pruned == {"a": 1}
     client.ack(1, 2)
 
 
@@ -256,7 +256,7 @@ class Story:
 @settings(max_examples=150, deadline=None)
 @given(script=st.lists(steps, max_size=25))
 def test_connections_that_break_at_random(options: dict[str, Any], script: list[Any]) -> None:
-    with headwater.open("memory:", clock=ManualClock(), housekeeping=None, heartbeats=False) as log:
+    with headwater.open("memory:", clock=ManualClock(), maintenance_interval=None, heartbeats=False) as log:
         story = Story(log, options)
         for name, *arguments in script:
             getattr(story, name if name != "break" else "break_")(*arguments)

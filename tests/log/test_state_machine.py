@@ -29,7 +29,7 @@ from postgres_server import PostgresServer
 
 import headwater
 from headwater import Gap, Log, ManualClock
-from headwater.errors import LeaseLost, SubscriptionActive
+from headwater.errors import LeaseLostError, SubscriptionActiveError
 
 EXAMPLES = int(os.environ.get("HEADWATER_EXAMPLES", "60"))
 STEPS = int(os.environ.get("HEADWATER_STEPS", "40"))
@@ -239,7 +239,7 @@ class LogMachine(RuleBasedStateMachine):
         """Settles what is in flight. Once its time is over it may still be settled, until it is given up."""
         try:
             settle()
-        except LeaseLost:
+        except LeaseLostError:
             assert reader.overdue(message, self.now_ms)
             return False
         return True
@@ -248,14 +248,14 @@ class LogMachine(RuleBasedStateMachine):
         _, subscription, message = handle
         its_process_is_gone = subscription._core is not self.log._core
         if not its_process_is_gone and not message.settled:
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 settle()
 
     # --- time, crashes, closing -------------------------------------------------------------------------------------
 
     @rule(ms=st.sampled_from(ADVANCES_MS))
     def advance(self, ms: int) -> None:
-        self.clock.advance(ms)
+        self.clock.advance(ms / 1000)
         self.log._core.heartbeat()
 
     @rule(how=st.sampled_from(["crash", "open again", "subscribe again", "take over"]), data=st.data())
@@ -274,9 +274,9 @@ class LogMachine(RuleBasedStateMachine):
 
     def _take_over(self) -> None:
         """The holder shows no life; another takes its place, but not before its lease has run out."""
-        with pytest.raises(SubscriptionActive):
+        with pytest.raises(SubscriptionActiveError):
             self.subscribe("alone")
-        self.clock.advance(LEASE_MS)
+        self.clock.advance(LEASE_MS / 1000)
         self.subscribe("alone")
         self.model.readers["exclusive"].orphaned(self.now_ms)
 
@@ -315,8 +315,8 @@ class LogMachine(RuleBasedStateMachine):
             if delivery.state in UNSETTLED
         }
         self.log.retain(">", max_count=keep, keep_unacked=keep_unacked)
-        report = self.log.housekeep()
-        self.log.unretain(">")
+        report = self.log.run_maintenance()
+        self.log.delete_retention(">")
         with self.log._core.engine.store.read() as store:
             left = sorted(store.messages(before))
         gone = [seq for seq in before if seq not in left]
@@ -383,7 +383,7 @@ class LogMachine(RuleBasedStateMachine):
 class MemoryMachine(LogMachine):
     def open(self) -> Log:
         return headwater.open(
-            "memory:", clock=self.clock, housekeeping=None, heartbeats=False, dedupe_count=DEDUPE_COUNT
+            "memory:", clock=self.clock, maintenance_interval=None, heartbeats=False, dedupe_count=DEDUPE_COUNT
         )
 
 
@@ -394,7 +394,7 @@ class SqliteMachine(LogMachine):
         return headwater.open(
             self.directory / "log.db",
             clock=self.clock,
-            housekeeping=None,
+            maintenance_interval=None,
             heartbeats=False,
             dedupe_count=DEDUPE_COUNT,
             durability="relaxed",
@@ -412,7 +412,7 @@ class PostgresMachine(LogMachine):
 
     def open(self) -> Log:
         return headwater.open(
-            self.url, clock=self.clock, housekeeping=None, heartbeats=False, dedupe_count=DEDUPE_COUNT
+            self.url, clock=self.clock, maintenance_interval=None, heartbeats=False, dedupe_count=DEDUPE_COUNT
         )
 
 

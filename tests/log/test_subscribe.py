@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from headwater import Log, ManualClock
-from headwater.errors import InvalidOption, SubscriptionActive, SubscriptionMismatch, UnknownSubscription
+from headwater.errors import (
+    InvalidOptionError,
+    SubscriptionActiveError,
+    SubscriptionMismatchError,
+    UnknownSubscriptionError,
+)
 
 
 def seqs(messages: Any) -> list[int]:
@@ -31,7 +36,7 @@ def test_a_new_subscription_begins_where_it_says(log: Log, start: Any, expected:
 
 def test_a_start_in_time_is_the_first_message_at_or_after_it(log: Log, clock: ManualClock) -> None:
     log.publish("a", 1)
-    clock.advance(1_000)
+    clock.advance(1)
     noon = moment(clock)
     log.publish("a", 2)
     log.publish("a", 3)
@@ -40,9 +45,9 @@ def test_a_start_in_time_is_the_first_message_at_or_after_it(log: Log, clock: Ma
     assert seqs(log.subscribe("before", "a", start=noon - timedelta(days=365)).fetch()) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("start", ["last", -1, 1.5, True, None, datetime(2020, 1, 1)], ids=repr)
+@pytest.mark.parametrize("start", ["last", -1, 1.5, True, datetime(2020, 1, 1)], ids=repr)
 def test_an_impossible_start_is_refused(log: Log, start: Any) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         log.subscribe("s", "a", start=start)
     assert log.subscriptions() == []
 
@@ -67,12 +72,12 @@ def test_the_seeds_example_resumes_after_what_was_acked(log: Log) -> None:
     assert seqs(again.fetch()) == [4, 5]
 
 
-def test_a_subscription_survives_reopening(open_again: Any) -> None:
-    with open_again() as log:
+def test_a_subscription_survives_reopening(open_log: Any) -> None:
+    with open_log() as log:
         log.publish_many([("a", n) for n in range(5)])
         subscription = log.subscribe("s", "a")
         subscription.ack_many(subscription.fetch(3))
-    with open_again() as log:
+    with open_log() as log:
         again = log.subscribe("s", "a")
         assert again.resumed_from == 3
         assert seqs(again.fetch()) == [4, 5]
@@ -153,7 +158,7 @@ def test_seek_moves_back_and_forth(log: Log, mode: Any) -> None:
 
 def test_seek_returns_the_position_and_takes_a_time(log: Log, clock: ManualClock) -> None:
     log.publish("a", 1)
-    clock.advance(10)
+    clock.advance(0.01)
     log.publish("a", 2)
     log.subscribe("s", "a").close()
     assert log.seek("s", "new") == 2
@@ -166,16 +171,16 @@ def test_seek_is_refused_while_somebody_holds_it(log: Log) -> None:
     log.publish("a", 1)
     subscription = log.subscribe("s", "a")
     subscription.fetch()[0].ack()
-    with pytest.raises(SubscriptionActive):
+    with pytest.raises(SubscriptionActiveError):
         log.seek("s", "first")
     assert subscription.fetch() == []
 
 
 def test_seek_of_a_bad_place_or_an_unknown_subscription(log: Log) -> None:
     log.subscribe("s", "a").close()
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         log.seek("s", "yesterday")  # type: ignore[arg-type]
-    with pytest.raises(UnknownSubscription):
+    with pytest.raises(UnknownSubscriptionError):
         log.seek("nobody", "first")
 
 
@@ -194,7 +199,7 @@ def test_seeking_past_a_failed_message_settles_it(log: Log, clock: ManualClock) 
     with log.subscribe("s", "a") as subscription:
         subscription.fetch(1)[0].nack(5)
     log.seek("s", "new")
-    clock.advance(10_000)
+    clock.advance(10)
     assert log.subscribe("s", "a").fetch() == []
     assert log.subscription("s").lag == 0
 
@@ -220,7 +225,7 @@ def test_seeking_past_a_failed_message_settles_it(log: Log, clock: ManualClock) 
 def test_what_it_is_for_may_not_change(log: Log, other: dict[str, Any]) -> None:
     log.publish("a", 1)
     log.subscribe("s", "a").close()
-    with pytest.raises(SubscriptionMismatch):
+    with pytest.raises(SubscriptionMismatchError):
         log.subscribe("s", **{"pattern": "a", **other})
     assert seqs(log.subscribe("s", "a").fetch()) == [1]
 
@@ -230,7 +235,7 @@ def test_settings_may_change(log: Log, clock: ManualClock) -> None:
     log.subscribe("s", "a", ack_wait=5, max_in_flight=2).close()
     subscription = log.subscribe("s", "a", ack_wait=60, max_in_flight=1)
     assert seqs(subscription.fetch()) == [1]
-    clock.advance(30_000)
+    clock.advance(30)
     assert subscription.fetch() == []
 
 
@@ -238,12 +243,12 @@ def test_unsubscribing_forgets_everything(log: Log) -> None:
     log.publish_many([("a", n) for n in range(3)])
     with log.subscribe("s", "a") as subscription:
         subscription.ack_many(subscription.fetch(2))
-    log.unsubscribe("s")
+    log.delete_subscription("s")
     assert log.subscriptions() == []
-    with pytest.raises(UnknownSubscription):
+    with pytest.raises(UnknownSubscriptionError):
         log.subscription("s")
-    with pytest.raises(UnknownSubscription):
-        log.unsubscribe("s")
+    with pytest.raises(UnknownSubscriptionError):
+        log.delete_subscription("s")
     again = log.subscribe("s", "a.>", mode="shared")
     assert again.resumed_from == 0
 
@@ -251,6 +256,6 @@ def test_unsubscribing_forgets_everything(log: Log) -> None:
 def test_unsubscribing_is_refused_while_somebody_holds_it(log: Log) -> None:
     log.publish("a", 1)
     subscription = log.subscribe("s", "a")
-    with pytest.raises(SubscriptionActive):
-        log.unsubscribe("s")
+    with pytest.raises(SubscriptionActiveError):
+        log.delete_subscription("s")
     assert seqs(subscription.fetch()) == [1]

@@ -11,7 +11,7 @@ from waiting import TIME_LIMIT_S, until_it_waits
 
 import headwater
 from headwater import Log, ManualClock
-from headwater.errors import DiskFull, LeaseLost, SubscriptionActive
+from headwater.errors import DiskFullError, LeaseLostError, SubscriptionActiveError
 
 
 def drain(subscription: Any) -> list[tuple[int, int]]:
@@ -30,7 +30,7 @@ def test_it_is_let_in_at_once_and_goes_on_where_the_other_was(log: Log) -> None:
     before = log.subscribe("s", "a")
     first, *_ = before.fetch(3)
     first.ack()
-    with pytest.raises(SubscriptionActive):
+    with pytest.raises(SubscriptionActiveError):
         log.subscribe("s", "a")
     after = log.subscribe("s", "a", takeover=True)
     assert after.resumed_from == 1
@@ -43,19 +43,19 @@ def test_the_former_holder_is_refused_in_everything(log: Log) -> None:
     messages = before.fetch(3)
     after = log.subscribe("s", "a", takeover=True)
     for settle in (messages[0].ack, messages[1].nack, messages[2].reject, messages[0].extend, before.fetch):
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             settle()
     before.close()
     assert drain(after) == [(4, 1), (1, 2), (2, 2), (3, 2)], "nothing the former one did has moved anything"
     assert log.subscription("s").holder is not None
 
 
-def test_in_another_process_too(open_again: Any) -> None:
-    former, present = open_again(), open_again()
+def test_in_another_process_too(open_log: Any) -> None:
+    former, present = open_log(), open_log()
     former.publish("a", 1)
     [message] = former.subscribe("s", "a").fetch()
     after = present.subscribe("s", "a", takeover=True)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         message.ack()
     assert drain(after) == [(1, 2)]
 
@@ -70,9 +70,9 @@ def test_without_a_holder_it_is_a_plain_subscribe(log: Log) -> None:
 
 def test_it_is_asked_for_each_time(log: Log) -> None:
     log.subscribe("s", "a", takeover=True)
-    with pytest.raises(SubscriptionActive):
+    with pytest.raises(SubscriptionActiveError):
         log.subscribe("s", "a")
-    with pytest.raises(SubscriptionActive):
+    with pytest.raises(SubscriptionActiveError):
         log.subscribe("s", "a", takeover=False)
 
 
@@ -80,7 +80,7 @@ def test_two_who_take_it_from_each_other(log: Log) -> None:
     log.publish("a", 1)
     holders = [log.subscribe("s", "a", takeover=True) for _ in range(4)]
     for former in holders[:-1]:
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             former.fetch()
     assert drain(holders[-1]) == [(1, 1)]
 
@@ -88,7 +88,7 @@ def test_two_who_take_it_from_each_other(log: Log) -> None:
 def test_it_does_not_wait(log: Log) -> None:
     """`wait` is for those who ask politely."""
     log.subscribe("s", "a")
-    log.subscribe("s", "a", takeover=True, wait=None)
+    log.subscribe("s", "a", takeover=True, timeout=None)
 
 
 @pytest.mark.parametrize("mode", ["shared", "ephemeral"])
@@ -107,7 +107,7 @@ def test_a_takeover_that_fails_leaves_the_holder_be(log: Log) -> None:
     log.publish("a", 1)
     subscription = log.subscribe("s", "a")
     [message] = subscription.fetch()
-    with full_disk(log), pytest.raises(DiskFull):
+    with full_disk(log), pytest.raises(DiskFullError):
         log.subscribe("s", "a", takeover=True)
     message.ack()
     log.publish("a", 2)
@@ -122,7 +122,7 @@ def test_a_handler_may_ask_for_it(log: Log) -> None:
     log.publish("a", 1)
     assert handled.wait(TIME_LIMIT_S)
     log.stop()
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         former.fetch()
 
 
@@ -136,7 +136,7 @@ def test_a_waiting_fetch_is_woken_and_told(log: Log) -> None:
     bell = until_it_waits(waiting)
     log.subscribe("s", "a", takeover=True)
     assert bell.done
-    with pytest.raises(LeaseLost) as told:
+    with pytest.raises(LeaseLostError) as told:
         waiting.send(True)
     assert told.value.where == "s"
     assert told.value.next
@@ -148,8 +148,8 @@ def test_a_waiting_thread_ends(log: Log) -> None:
 
     def wait() -> None:
         try:
-            before.fetch(wait=None)
-        except LeaseLost as exc:
+            before.fetch(timeout=None)
+        except LeaseLostError as exc:
             outcomes.append(exc)
 
     thread = threading.Thread(target=wait)
@@ -161,12 +161,14 @@ def test_a_waiting_thread_ends(log: Log) -> None:
 
 def test_a_waiting_task_ends(tmp_path: Path, clock: ManualClock) -> None:
     async def story() -> None:
-        async with headwater.connect(tmp_path / "log.db", clock=clock, housekeeping=None, heartbeats=False) as log:
+        async with headwater.open_async(
+            tmp_path / "log.db", clock=clock, maintenance_interval=None, heartbeats=False
+        ) as log:
             before = await log.subscribe("s", "a")
-            waiting = asyncio.create_task(before.fetch(wait=None))
+            waiting = asyncio.create_task(before.fetch(timeout=None))
             await asyncio.sleep(0)
             await log.subscribe("s", "a", takeover=True)
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 await waiting
 
     asyncio.run(asyncio.wait_for(story(), TIME_LIMIT_S))
@@ -175,12 +177,12 @@ def test_a_waiting_task_ends(tmp_path: Path, clock: ManualClock) -> None:
 @pytest.mark.usefixtures("engine_here")
 def test_one_whose_lease_ran_out_learns_it_from_its_successor(log: Log, clock: ManualClock) -> None:
     before: Any = log.subscribe("s", "a", lease=10)._consumer
-    clock.advance(10_000)
+    clock.advance(10)
     waiting = before.take(1, None)
     bell = until_it_waits(waiting)
     log.subscribe("s", "a", lease=10)
     assert bell.done
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         waiting.send(True)
 
 
@@ -198,12 +200,12 @@ def test_bystanders_are_left_alone(log: Log) -> None:
     assert [[message.seq for message in each.fetch()] for each in others] == [[1], [1], [1]]
 
 
-def test_in_another_process_it_is_told_by_its_heartbeat(engine_here: None, open_again: Any) -> None:
-    former, present = open_again(), open_again()
+def test_in_another_process_it_is_told_by_its_heartbeat(engine_here: None, open_log: Any) -> None:
+    former, present = open_log(), open_log()
     waiting = former.subscribe("s", "a")._consumer.take(1, None)
     bell = until_it_waits(waiting)
     present.subscribe("s", "a", takeover=True)
     former._core.heartbeat()
     assert bell.done
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         waiting.send(True)

@@ -1,4 +1,4 @@
-"""A handler's own writes and its ack: both or neither. Where the log keeps no tables of the user's, it says so."""
+"""A handler's own writes and its ack: both or neither."""
 
 # ruff: noqa: PT012 (what a transaction refuses, it may refuse at the end of its block)
 
@@ -12,7 +12,7 @@ from served import ServedFile
 
 import headwater
 from headwater import Log, ManualClock
-from headwater.errors import InvalidOption, InvalidTopic, LeaseLost, SqlFailed
+from headwater.errors import InvalidStateError, InvalidTopicError, LeaseLostError, SqlError
 
 
 @pytest.fixture
@@ -22,11 +22,6 @@ def ledger(engine_here: None, open_log: Any) -> Log:
     log.publish("setup", None)
     with log.subscribe("setup", "setup") as subscription:
         [message] = subscription.fetch()
-        if not log._core.engine.store.supports_sql:
-            with pytest.raises(InvalidOption), message.transaction():
-                pytest.fail("there is no transaction to be in")
-            message.ack()
-            pytest.skip("the store runs no SQL")
         with message.transaction() as tx:
             tx.execute("CREATE TABLE ledger (n INTEGER PRIMARY KEY, note TEXT NOT NULL)")
     return log
@@ -38,10 +33,10 @@ def test_behind_a_server_it_is_refused_and_nothing_is_lost(tmp_path: Path) -> No
         log.publish("a", 1)
         with log.subscribe("s", "a") as subscription:
             [message] = subscription.fetch()
-            with pytest.raises(InvalidOption, match="needs the log in this process"), message.transaction():
+            with pytest.raises(InvalidStateError, match="needs the log in this process"), message.transaction():
                 pytest.fail("there is no transaction to be in")
             message.ack()
-        with pytest.raises(InvalidOption), log.transaction():
+        with pytest.raises(InvalidStateError), log.transaction():
             pytest.fail("there is no transaction to be in")
         assert log.subscription("s").acked == 1
     served.stop()
@@ -87,7 +82,7 @@ def test_an_error_of_the_handler_takes_both_back(ledger: Log, subscription: Any)
 
 def test_an_error_of_the_sql_takes_both_back(ledger: Log, subscription: Any) -> None:
     message = one_message(ledger, subscription)
-    with pytest.raises(SqlFailed) as failed, message.transaction() as tx:
+    with pytest.raises(SqlError) as failed, message.transaction() as tx:
         tx.execute("INSERT INTO ledger VALUES (1, 'one')")
         tx.execute("INSERT INTO ledger VALUES (1, NULL)")
     assert failed.value.__cause__ is not None
@@ -98,7 +93,7 @@ def test_an_error_of_the_sql_takes_both_back(ledger: Log, subscription: Any) -> 
 @pytest.mark.parametrize("sql", ["NOT SQL", "SELECT * FROM nowhere", "INSERT INTO ledger VALUES (?, ?)"])
 def test_bad_sql_has_a_named_error(ledger: Log, subscription: Any, sql: str) -> None:
     message = one_message(ledger, subscription)
-    with pytest.raises(SqlFailed), message.transaction() as tx:
+    with pytest.raises(SqlError), message.transaction() as tx:
         tx.execute(sql)
     assert rows(ledger) == []
 
@@ -127,7 +122,7 @@ def test_the_log_itself_is_out_of_reach(ledger: Log, subscription: Any, sql: str
     message = one_message(ledger, subscription)
     with message.transaction() as tx:
         tx.execute("INSERT INTO ledger VALUES (1, 'one')")
-        with pytest.raises(SqlFailed):
+        with pytest.raises(SqlError):
             tx.execute(sql)
         tx.execute("INSERT INTO ledger VALUES (2, 'two')")
     assert rows(ledger) == [(1, "one"), (2, "two")]
@@ -145,7 +140,7 @@ def test_publishing_belongs_to_it(ledger: Log, subscription: Any) -> None:
     results = ledger.subscribe("results", "results.>")
     with message.transaction() as tx:
         assert tx.publish("results.a", {"of": message.seq}, id="r-1", priority=2) == 3
-    [result] = results.fetch(wait=30)
+    [result] = results.fetch(timeout=30)
     assert (result.data, result.id, result.priority) == ({"of": 2}, "r-1", 2)
 
 
@@ -160,7 +155,7 @@ def test_what_was_published_in_it_goes_with_it(ledger: Log, subscription: Any) -
 
 def test_publishing_something_bad_in_it_takes_all_back(ledger: Log, subscription: Any) -> None:
     message = one_message(ledger, subscription)
-    with pytest.raises(InvalidTopic), message.transaction() as tx:
+    with pytest.raises(InvalidTopicError), message.transaction() as tx:
         tx.execute("INSERT INTO ledger VALUES (1, 'one')")
         tx.publish("bad..topic", 1)
     assert rows(ledger) == []
@@ -180,13 +175,14 @@ def test_the_logs_own_verbs_refuse_instead_of_waiting_for_themselves(ledger: Log
             other.extend,
             lambda: ledger.subscribe("t", "a"),
             lambda: ledger.seek("s", "first"),
-            ledger.housekeep,
+            ledger.run_maintenance,
         ):
-            with pytest.raises(InvalidOption):
+            with pytest.raises(InvalidStateError):
                 verb()
-        with pytest.raises(InvalidOption), other.transaction():
+        with pytest.raises(InvalidStateError), other.transaction():
             pytest.fail("no transaction inside another")
-        assert ledger.last_seq() == 3, "reading is no problem"
+        if ledger._core.engine.store.name != "memory":  # there, reads and writes take turns
+            assert ledger.last_seq() == 3, "reading is no problem"
         tx.execute("INSERT INTO ledger VALUES (1, 'one')")
     assert rows(ledger) == [(1, "one")]
     assert ledger.publish("a", 4) == 4, "and it ends with the block"
@@ -196,9 +192,9 @@ def test_nothing_is_committed_once_the_right_to_ack_has_passed_on(
     ledger: Log, subscription: Any, clock: ManualClock
 ) -> None:
     message = one_message(ledger, subscription)
-    clock.advance(5_000)
+    clock.advance(5)
     [again] = subscription.fetch()
-    with pytest.raises(LeaseLost), message.transaction() as tx:
+    with pytest.raises(LeaseLostError), message.transaction() as tx:
         tx.execute("INSERT INTO ledger VALUES (1, 'too late')")
         tx.publish("results.a", 1)
     assert rows(ledger) == []
@@ -212,9 +208,9 @@ def test_a_transaction_that_is_over_is_over(ledger: Log, subscription: Any) -> N
     message = one_message(ledger, subscription)
     with message.transaction() as tx:
         pass
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidStateError):
         tx.execute("SELECT 1")
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidStateError):
         tx.publish("a", 1)
 
 
@@ -230,15 +226,15 @@ def test_both_survive_reopening(open_log: Any, ledger: Log) -> None:
 
 def test_an_ephemeral_message_has_nothing_to_ack(ledger: Log) -> None:
     [message] = ledger.subscribe("live", ">", mode="ephemeral", start="first").fetch()
-    with pytest.raises(InvalidOption), message.transaction():
+    with pytest.raises(InvalidStateError), message.transaction():
         pytest.fail("there is no transaction to be in")
 
 
 def test_another_log_is_another_matter(ledger: Log) -> None:
-    with headwater.open("memory:", housekeeping=None) as other, ledger.transaction() as tx:
+    with headwater.open("memory:", maintenance_interval=None) as other, ledger.transaction() as tx:
         assert other.publish("a", 1) == 1
         tx.execute("INSERT INTO ledger VALUES (1, 'one')")
-        with pytest.raises(InvalidOption, match="would wait for the transaction"):
+        with pytest.raises(InvalidStateError, match="would wait for the transaction"):
             ledger.publish("a", 1)
     assert rows(ledger) == [(1, "one")]
 

@@ -67,7 +67,7 @@ def test_retries_too(log: Log, mode: Any) -> None:
     assert drained(after) == [[(1, 3)], [(2, 3)]]
 
 
-@pytest.mark.parametrize(("vanished", "reason"), [(True, "timeout"), (False, "max_retries")])
+@pytest.mark.parametrize(("vanished", "reason"), [(True, "timeout"), (False, "max_attempts")])
 def test_the_last_attempt_is_buried_with_its_reason(log: Log, mode: Any, vanished: bool, reason: str) -> None:
     log.publish("a", "kills")
     for _ in range(3):

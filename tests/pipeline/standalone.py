@@ -1,4 +1,5 @@
-"""A real standalone cluster from the PySpark package: a master and two workers, each a process."""
+"""A real standalone cluster from the PySpark package: a master and two workers, each a process with folders of its
+own."""
 
 from __future__ import annotations
 
@@ -14,8 +15,7 @@ from pathlib import Path
 
 import pyspark
 
-from headwater.pipeline.starting.java import find_java
-from headwater.pipeline.starting.shim import spark_java_home
+from headwater.pipeline.jvm import find_java
 
 WORKERS = 2
 START_S_MAX = 90.0
@@ -37,16 +37,21 @@ _UNTIL_STDIN_ENDS = '"$@" & cat; kill $!; wait $!'  # so a daemon does not outli
 def standalone_cluster(folder: Path) -> Iterator[str]:
     """The address of its master."""
     with ExitStack() as stack:
-        log = folder / "master.log"
+        log = _own_folder(folder, "master") / "log"
         stack.enter_context(_daemon(log, _MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"))
         url = _wait_for(log, r"Starting Spark master at (spark://\S+)")
         for number in range(WORKERS):
-            log = folder / f"worker-{number}.log"
-            work = str(folder / f"work-{number}")
-            size = ("--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", work)
+            own = _own_folder(folder, f"worker-{number}")
+            log = own / "log"
+            size = ("--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(own / "work"))
             stack.enter_context(_daemon(log, _WORKER, "--host", "127.0.0.1", *size, url))
             _wait_for(log, r"Successfully registered with master (\S+)")
         yield url
+
+
+def _own_folder(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
 
 
 @contextmanager
@@ -54,14 +59,20 @@ def _daemon(log: Path, *arguments: str) -> Iterator[None]:
     spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
     environment = {
         **os.environ,
-        "JAVA_HOME": str(spark_java_home(find_java())),
+        "JAVA_HOME": str(find_java().home),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_DIRS": str(log.parent),
     }
     command = ["sh", "-c", _UNTIL_STDIN_ENDS, "sh", str(spark_class), *arguments]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, process_group=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            env=environment,
+            cwd=log.parent,
+            process_group=0,
         )
     try:
         yield

@@ -15,8 +15,8 @@ import pytest
 
 import headwater
 from headwater import ManualClock
-from headwater.broker.committer import Undo
-from headwater.errors import LeaseLost, SubscriptionActive
+from headwater.broker.committer import TransactionHooks
+from headwater.errors import LeaseLostError, SubscriptionActiveError
 from headwater.ports.store import Writer
 from headwater.stores.postgres import DatabaseClock, PostgresStore
 
@@ -35,16 +35,16 @@ def test_two_servers_serve_one_log(postgres_url: str) -> None:
         async with (
             headwater.serve(postgres_url, port=0) as one,
             headwater.serve(postgres_url, port=0) as two,
-            headwater.connect(one.url) as publisher,
-            headwater.connect(two.url) as consumer,
+            headwater.open_async(one.url) as publisher,
+            headwater.open_async(two.url) as consumer,
         ):
             subscription = await consumer.subscribe("s", "orders.>")
-            waiting = asyncio.create_task(subscription.fetch(wait=PATIENCE_S))
+            waiting = asyncio.create_task(subscription.fetch(timeout=PATIENCE_S))
             assert await publisher.publish("orders.new", 17) == 1
             (message,) = await waiting
             assert message.data == 17
             await message.ack()
-            with pytest.raises(SubscriptionActive):
+            with pytest.raises(SubscriptionActiveError):
                 await publisher.subscribe("s", "orders.>")
             await subscription.close()
             again = await publisher.subscribe("s", "orders.>")
@@ -109,8 +109,8 @@ def test_hosts_that_touch_many_subscriptions_do_not_wait_for_each_other_in_circl
         assert row.fetchone() == (0,)
 
 
-def _touch(id: str) -> Callable[[Writer, Undo], None]:
-    def work(writer: Writer, undo: Undo) -> None:
+def _touch(id: str) -> Callable[[Writer, TransactionHooks], None]:
+    def work(writer: Writer, hooks: TransactionHooks) -> None:
         record = writer.subscription(id)
         assert record is not None
         writer.save_subscription(record)
@@ -125,23 +125,23 @@ def test_a_holder_on_another_host_keeps_others_out_until_it_dies(postgres_url: s
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
     with headwater.open(postgres_url) as log:
-        with pytest.raises(SubscriptionActive):
+        with pytest.raises(SubscriptionActiveError):
             log.subscribe("s", "a")
         holder.kill()
         holder.wait(PATIENCE_S)
-        log.subscribe("s", "a", wait=PATIENCE_S)
+        log.subscribe("s", "a", timeout=PATIENCE_S)
 
 
 def test_a_late_holder_on_another_host_is_refused(postgres_url: str) -> None:
     clock = ManualClock()
-    options = {"clock": clock, "heartbeats": False, "housekeeping": None}
+    options = {"clock": clock, "heartbeats": False, "maintenance_interval": None}
     with headwater.open(postgres_url, **options) as one, headwater.open(postgres_url, **options) as two:
         one.publish("a", 1)
         late = one.subscribe("s", "a", lease=10)
         (message,) = late.fetch()
-        clock.advance(10_001)
+        clock.advance(10.001)
         (again,) = two.subscribe("s", "a", lease=10).fetch()
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             message.ack()
         again.ack()
         assert two.subscription("s").lag == 0

@@ -38,7 +38,7 @@ def listeners(postgres: PostgresServer, url: str) -> int:
 def fetching(log: headwater.Log, **options: object) -> tuple[threading.Thread, list[object]]:
     found: list[object] = []
     subscription = log.subscribe("s", "a", **options)  # type: ignore[arg-type]
-    thread = threading.Thread(target=lambda: found.extend(m.data for m in subscription.fetch(wait=PATIENCE_S)))
+    thread = threading.Thread(target=lambda: found.extend(m.data for m in subscription.fetch(timeout=PATIENCE_S)))
     thread.start()
     return thread, found
 
@@ -46,7 +46,7 @@ def fetching(log: headwater.Log, **options: object) -> tuple[threading.Thread, l
 def test_a_publish_of_another_process_wakes_by_notification(
     postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "NET_POLL_S", 3600.0)  # so that nothing else can have woken it
+    monkeypatch.setattr(listening, "FALLBACK_POLL_S", 3600.0)  # so that nothing else can have woken it
     with headwater.open(postgres_url) as log, headwater.open(postgres_url) as other:
         thread, found = fetching(log)
         wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens")
@@ -58,7 +58,7 @@ def test_a_publish_of_another_process_wakes_by_notification(
 def test_what_is_published_while_the_listener_is_cut_off_is_found_after_it(
     postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "NET_POLL_S", 3600.0)
+    monkeypatch.setattr(listening, "FALLBACK_POLL_S", 3600.0)
     with headwater.open(postgres_url) as log, headwater.open(postgres_url) as other:
         thread, found = fetching(log)
         wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens")
@@ -75,7 +75,7 @@ def test_what_is_published_just_before_it_listens_again_is_found(
     postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look that follows a broken connection has been taken, and the LISTEN of the next one is yet to come."""
-    monkeypatch.setattr(listening, "NET_POLL_S", 3600.0)
+    monkeypatch.setattr(listening, "FALLBACK_POLL_S", 3600.0)
     with headwater.open(postgres_url) as log, headwater.open(postgres_url) as other:
         thread, found = fetching(log)
         wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens")
@@ -143,6 +143,6 @@ def test_ones_own_commits_wake_no_listener(postgres: PostgresServer, postgres_ur
 
 
 def headwater_window() -> object:
-    from headwater.delivery.dedupe import DedupeWindow
+    from headwater.delivery.publishing import DedupeWindow
 
     return DedupeWindow()

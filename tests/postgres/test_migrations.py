@@ -10,12 +10,12 @@ import pytest
 from postgres_server import PostgresServer
 from postgres_version_1 import make_version_1
 
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import NewerSchema, NotALog, StoreError
+from headwater.delivery.publishing import DedupeWindow
+from headwater.errors import NewerSchemaError, NotALogError, StoreError
 from headwater.message import make_draft
-from headwater.stores.database import OWN_TABLES
 from headwater.stores.postgres import PostgresStore, migrations
 from headwater.stores.postgres.migrations import SCHEMA_VERSION, prepare
+from headwater.stores.sql import OWN_TABLES
 
 NOW = 1_700_000_000_000
 NAME = "the log"
@@ -114,7 +114,7 @@ def test_a_newer_one_is_refused_and_left_as_it_is(connection: psycopg.Connection
     prepare(connection, schema, NAME)
     newer = SCHEMA_VERSION + 1
     connection.execute(f"UPDATE {schema}.headwater SET value = {newer} WHERE name = 'schema_version'")
-    with pytest.raises(NewerSchema, match=f"schema {newer}.*up to {SCHEMA_VERSION}") as refused:
+    with pytest.raises(NewerSchemaError, match=f"schema {newer}.*up to {SCHEMA_VERSION}") as refused:
         prepare(connection, schema, NAME)
     assert "Upgrade" in refused.value.next
     assert facts(connection, schema)["schema_version"] == newer
@@ -134,7 +134,7 @@ def test_names_of_the_users_in_the_way_are_left_alone(connection: psycopg.Connec
     connection.execute(f"CREATE SCHEMA {schema}")
     connection.execute(own.replace("{}", schema).encode())
     before = relations(connection, schema)
-    with pytest.raises(NotALog, match="log") as refused:
+    with pytest.raises(NotALogError, match="log") as refused:
         prepare(connection, schema, NAME)
     assert "schema=" in refused.value.next
     assert relations(connection, schema) == before

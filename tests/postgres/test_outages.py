@@ -11,9 +11,10 @@ import pytest
 from postgres_server import PostgresServer
 
 import headwater
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import Conflict, HeadwaterError, Locked, OutcomeUnknown, Unavailable
+from headwater.delivery.publishing import DedupeWindow
+from headwater.errors import ConflictError, HeadwaterError, LockedError, OutcomeUnknownError, UnavailableError
 from headwater.message import Draft
+from headwater.ports.store import PUBLISHING
 from headwater.stores.postgres import PostgresStore
 
 WINDOW = DedupeWindow()
@@ -46,7 +47,7 @@ def test_what_was_acknowledged_survives_a_killed_server(restartable: PostgresSer
         number = 0
         while not stop.is_set():
             number += 1
-            with contextlib.suppress(Conflict, Unavailable, OutcomeUnknown):
+            with contextlib.suppress(ConflictError, UnavailableError, OutcomeUnknownError):
                 log.publish("a", number, id=str(number))
                 acknowledged.append(number)
             if len(acknowledged) >= 50:
@@ -89,9 +90,9 @@ def test_a_server_that_stays_away_is_told(restartable: PostgresServer) -> None:
     with headwater.open(url, busy_timeout=0.3) as log:
         restartable.stop()
         try:
-            with pytest.raises(Unavailable):
+            with pytest.raises(UnavailableError):
                 log.publish("a", 1)
-            with pytest.raises((Unavailable, Conflict)):
+            with pytest.raises((UnavailableError, ConflictError)):
                 log.last_seq()
         finally:
             restartable.start()
@@ -109,7 +110,7 @@ def test_a_connection_cut_inside_a_transaction_leaves_nothing_of_it(
     rolled_back: list[int] = []
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(pytest.raises(Conflict))
+            stack.enter_context(pytest.raises(ConflictError))
             writer = stack.enter_context(store.write(lambda: rolled_back.append(1)))
             writer.append([Draft("a", "1", 1)], 1_000, WINDOW)
             cut(postgres, postgres_url)
@@ -156,7 +157,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_about(
     try:
         with contextlib.ExitStack() as stack:
             if not committed:
-                stack.enter_context(pytest.raises(Conflict))
+                stack.enter_context(pytest.raises(ConflictError))
             with store.write() as writer:
                 assert writer.append([Draft("a", "1", 1)], 1_000, WINDOW).seqs == [1]
         with store.read() as reader:
@@ -193,7 +194,7 @@ def test_an_id_that_is_given_out_again_after_a_crash_proves_nothing(restartable:
     try:
         store._connection = Crash(store._connection)  # type: ignore[assignment]
         with contextlib.ExitStack() as stack:
-            stack.enter_context(pytest.raises(Conflict))
+            stack.enter_context(pytest.raises(ConflictError))
             stack.enter_context(store.write()).append([Draft("a", "1", 1)], 1_000, WINDOW)
         with store.write() as writer:
             assert writer.append([Draft("a", "2", 1)], 1_000, WINDOW).seqs == [1]
@@ -219,12 +220,12 @@ def test_acks_do_not_wait_for_a_stranger_who_publishes(postgres_url: str) -> Non
         stranger.execute("SELECT headwater.begin_publishing()")
         engine = log._core.engine  # type: ignore[attr-defined]
         with engine.store._turn:  # so that both become one group
-            publishing = engine.committer.publish(Draft("a", "2", 1))
+            publishing = engine.committer.submit(Draft("a", "2", 1), bytes=1, touching=PUBLISHING)
             acking = message._subscription._consumer.submit_ack([message._claimed])
         acking.wait(30)
         publishing.wait(30)
         assert acking.error is None
-        assert isinstance(publishing.error, Locked)
+        assert isinstance(publishing.error, LockedError)
         stranger.rollback()
         assert log.subscription("s").lag == 0
 
@@ -232,7 +233,7 @@ def test_acks_do_not_wait_for_a_stranger_who_publishes(postgres_url: str) -> Non
 def test_readers_that_are_all_busy_are_told_and_recover(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, busy_timeout_ms=200, readers_max=2)
     try:
-        with store.read(), store.read(), pytest.raises(Unavailable, match="became free"), store.read():
+        with store.read(), store.read(), pytest.raises(UnavailableError, match="became free"), store.read():
             pass
         with store.read() as reader:
             assert reader.last_seq() == 0
@@ -295,5 +296,5 @@ def test_too_many_connections_are_told(restartable: PostgresServer) -> None:
         name = url.rpartition("/")[2]
         connection.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 0")
         connection.execute("CREATE ROLE guest LOGIN")
-    with pytest.raises(Unavailable, match="too many connections"):
+    with pytest.raises(UnavailableError, match="too many connections"):
         headwater.open(url.replace("postgres@", "guest@"), busy_timeout=0.2)

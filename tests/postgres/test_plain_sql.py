@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.delivery.where import parse_where
+from headwater.delivery.filters import parse_where
+from headwater.delivery.publishing import DedupeWindow
 from headwater.message import make_draft
 from headwater.ports.records import Selection, TopicCount
 from headwater.stores.postgres import PostgresStore

@@ -16,19 +16,17 @@ from postgres_version_1 import make_version_1
 from psycopg.errors import CheckViolation, InsufficientPrivilege, UndefinedFunction
 
 import headwater
-from headwater.errors import InvalidOption, Locked, ReadOnly, StoreError
-from headwater.message import DATA_BYTES_MAX, ID_CHARS_MAX, NAME_CHARS_MAX
-from headwater.message.draft import HEADERS_BYTES_MAX, PRIORITY_MAX, VERSION_MAX
-from headwater.pipeline.source.place import Condition, Range
-from headwater.pipeline.source.postgres_place import PostgresPlace
-from headwater.stores.database import OWN_TABLES
-from headwater.stores.dedupe.postgres import PostgresDedupe
+from headwater.errors import InvalidOptionError, LockedError, ReadOnlyError, StoreError
+from headwater.message import DATA_BYTES_MAX, HEADERS_BYTES_MAX, ID_CHARS_MAX, NAME_CHARS_MAX, PRIORITY_MAX, VERSION_MAX
+from headwater.pipeline.logs import Condition, Range, backend_of, log_identity, open_reader, read_table
+from headwater.stores.dedupe_postgres import PostgresDedupe
 from headwater.stores.postgres import migrations
 from headwater.stores.postgres.connection import place_of
 from headwater.stores.postgres.migrations import OWN_FUNCTIONS, prepare
+from headwater.stores.sql import OWN_TABLES
 from headwater.topics import check_topic
 from headwater.topics.topic import TOPIC_BYTES_MAX, TOPIC_TOKENS_MAX
-from headwater.transports.postgres_archive import PostgresArchive
+from headwater.transports.postgres import PostgresArchive
 
 DOCS = Path(__file__).parents[2] / "docs" / "postgres.md"
 KINDS = ["publisher", "inserter", "reader", "application", "stranger"]
@@ -243,7 +241,7 @@ def test_sql_takes_the_topics_that_python_takes(roles: Roles) -> None:
     def is_topic(character: str) -> bool:
         try:
             return check_topic(f"a{character}b") is not None
-        except headwater.errors.InvalidTopic:
+        except headwater.errors.InvalidTopicError:
             return False
 
     plane = [chr(code) for code in range(1, 0x10000) if not 0xD800 <= code < 0xE000]
@@ -308,16 +306,15 @@ def trapped(roles: Roles) -> Iterator[None]:
 
 
 def test_the_librarys_own_connections_find_postgresqls_functions_first(roles: Roles, trapped: None) -> None:
-    with headwater.open(roles.url("application"), housekeeping=None) as log:
+    with headwater.open(roles.url("application"), maintenance_interval=None) as log:
         log.publish("trapped", 1)
         with log.subscribe("trapped", "trapped") as subscription:
             subscription.fetch(1)[0].ack()
-        log.unsubscribe("trapped")
+        log.delete_subscription("trapped")
         assert log.topics()
-    place = PostgresPlace(roles.url("reader"))
-    with place.rows() as rows:
+    with backend_of(roles.url("reader")).arrow() as reader:
         size = {"size": "octet_length(data::text)::bigint"}
-        batches = list(rows.batches(size, Range(0, 1), Condition("true", ()), 10))
+        batches = list(reader.messages(size, Range(0, 1), Condition(), 10))
     assert sum(batch.num_rows for batch in batches) == 1
 
 
@@ -337,7 +334,7 @@ def test_a_temporary_table_takes_the_place_of_none(roles: Roles, name: str) -> N
 
 
 def test_an_application_has_all_verbs(roles: Roles) -> None:
-    with headwater.open(roles.url("application"), housekeeping=None) as log:
+    with headwater.open(roles.url("application"), maintenance_interval=None) as log:
         with psycopg.connect(roles.url("application")) as mine:
             seq = log.publish("work.tx", 0, tx=mine, id="in-tx")
         log.publish("work.a", 1, id="one")
@@ -355,10 +352,10 @@ def test_an_application_has_all_verbs(roles: Roles) -> None:
         with log.transaction() as tx:
             tx.publish("work.b", 7)
         log.retain("work.>", max_count=1)
-        log.housekeep()
+        log.run_maintenance()
         assert log.topics()
         subscription.close()
-        log.unsubscribe("worker")
+        log.delete_subscription("worker")
 
 
 def test_a_reader_reads_and_is_told_that_it_may_not_write(roles: Roles) -> None:
@@ -366,26 +363,28 @@ def test_a_reader_reads_and_is_told_that_it_may_not_write(roles: Roles) -> None:
         assert log.last_seq() >= 1
         assert "orders.new" in {each.topic for each in log.topics()}
         assert log.subscriptions() == []
-        with pytest.raises(ReadOnly) as refused:
+        with pytest.raises(ReadOnlyError) as refused:
             log.publish("orders.new", 1)
         assert "Grant" in refused.value.next
 
 
 def test_the_pipeline_reads_as_a_reader(roles: Roles) -> None:
-    place = PostgresPlace(roles.url("reader"))
-    assert "orders.new" in {each.topic for each in place.topic_counts()}
-    assert place.identity() == PostgresPlace(roles.url("owner")).identity()
-    with place.rows() as rows:
-        batches = rows.batches({"seq": "seq", "topic": "topic"}, Range(0, 1), Condition("true", ()), 10)
+    log = backend_of(roles.url("reader"))
+    assert "orders.new" in {
+        topic for batch in read_table(roles.url("reader"), "topics") for topic in batch["topic"].to_pylist()
+    }
+    assert log_identity(roles.url("reader")) == log_identity(roles.url("owner"))
+    with log.arrow() as reader:
+        batches = reader.messages({"seq": "seq", "topic": "topic"}, Range(0, 1), Condition(), 10)
         found = [row for batch in batches for row in batch.to_pylist()]
     assert found == [{"seq": 1, "topic": "orders.new"}]
 
 
 @pytest.mark.parametrize("kind", ["publisher", "inserter", "stranger"])
 def test_a_role_that_may_not_read_cannot_open_the_log(roles: Roles, kind: str) -> None:
-    with pytest.raises(ReadOnly, match=r"permission denied|may not use"):
+    with pytest.raises(ReadOnlyError, match=r"permission denied|may not use"):
         headwater.open(roles.url(kind))
-    with pytest.raises(ReadOnly), PostgresPlace(roles.url(kind)).looking():
+    with pytest.raises(ReadOnlyError), open_reader(roles.url(kind)):
         pass
 
 
@@ -393,18 +392,18 @@ def test_an_archive_is_written_by_one_role_and_read_by_another(roles: Roles) -> 
     with headwater.open(roles.url("owner")) as log:
         with log.subscribe("archive", "orders.new") as subscription:
             [message] = subscription.fetch(1)
-        log.unsubscribe("archive")
+        log.delete_subscription("archive")
     with psycopg.connect(roles.database, autocommit=True) as admin:
         admin.execute("CREATE SCHEMA kept; GRANT USAGE ON SCHEMA kept TO some_stranger, some_reader")
         admin.execute("GRANT USAGE, CREATE ON SCHEMA kept TO some_owner")
-        owners = PostgresArchive(roles.url("owner"), "kept.archive")
+        owners = PostgresArchive(f"archive+{roles.url('owner')}", table="kept.archive")
         owners.publish(message)  # makes the table
         owners.close()
         admin.execute(
             "GRANT INSERT, SELECT ON kept.archive TO some_stranger; GRANT SELECT ON kept.archive TO some_reader"
         )
         admin.execute("DELETE FROM kept.archive")
-    writer = PostgresArchive(roles.url("stranger"), "kept.archive")
+    writer = PostgresArchive(f"archive+{roles.url('stranger')}", table="kept.archive")
     writer.publish(message)
     writer.close()
     assert roles.run("reader", "SELECT seq, topic FROM kept.archive") == [(1, "orders.new")]
@@ -431,11 +430,11 @@ def test_an_application_uses_the_dedupe_queue_that_the_owner_made(roles: Roles) 
 def test_a_stranger_that_takes_a_lock_by_its_number_is_waited_for_no_longer_than_asked(roles: Roles, lock: int) -> None:
     with (
         psycopg.connect(roles.url("stranger"), autocommit=True) as stranger,
-        headwater.open(roles.url("application"), busy_timeout=0.3, housekeeping=None) as log,
+        headwater.open(roles.url("application"), busy_timeout=0.3, maintenance_interval=None) as log,
     ):
         stranger.execute("SELECT pg_advisory_lock(%s, hashtext('headwater'))", (lock,))
         begun = time.monotonic()
-        with pytest.raises(Locked) as refused:
+        with pytest.raises(LockedError) as refused:
             log.publish("orders.new", 1)
         assert time.monotonic() - begun < 5
         assert "lock" in refused.value.next
@@ -471,14 +470,14 @@ def test_a_flood_of_notifications_delays_no_delivery(roles: Roles, figures: Call
             for number in range(200):
                 begun = time.monotonic()
                 other.publish("flood.a", number)
-                [message] = subscription.fetch(1, wait=10.0)
+                [message] = subscription.fetch(1, timeout=10.0)
                 latencies.append((time.monotonic() - begun) * 1000)
                 message.ack()
         finally:
             over.set()
             flooding.join()
         subscription.close()
-        log.unsubscribe("flooded")
+        log.delete_subscription("flooded")
     p99 = sorted(latencies)[int(len(latencies) * 0.99)]
     rate = sent / sum(latencies) * 1000
     figures(f"publish to delivery under {rate:,.0f} notifications a second from a stranger: p99 {p99:.0f} ms")
@@ -489,10 +488,10 @@ def test_a_flood_of_notifications_delays_no_delivery(roles: Roles, figures: Call
 
 
 def test_the_schema_public_is_refused(postgres_url: str) -> None:
-    with pytest.raises(InvalidOption, match="public") as refused:
+    with pytest.raises(InvalidOptionError, match="public") as refused:
         headwater.open(f"{postgres_url}?schema=public")
     assert "?schema=" in refused.value.next
-    with pytest.raises(InvalidOption, match="public"):
+    with pytest.raises(InvalidOptionError, match="public"):
         place_of("postgres://db/shop?schema=public")
 
 
@@ -548,7 +547,7 @@ def outcome(url: str, statement: str) -> str:
 
 
 def test_roles_of_version_1_go_on_with_what_they_did(old_log: OldLog) -> None:
-    with headwater.open(old_log.url(old_log.application), housekeeping=None) as log:
+    with headwater.open(old_log.url(old_log.application), maintenance_interval=None) as log:
         assert log.publish("new", 3) == 3
         with psycopg.connect(old_log.url(old_log.application)) as mine:
             log.publish("new", 4, tx=mine)
@@ -631,7 +630,7 @@ def test_a_log_in_public_moves_by_the_documented_statements(postgres_url: str) -
         [(left,)] = admin.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace")
         [(functions,)] = admin.execute("SELECT count(*) FROM pg_proc WHERE pronamespace = 'public'::regnamespace")
         assert (left, functions) == (0, 0)
-        with headwater.open(postgres_url, housekeeping=None) as log:
+        with headwater.open(postgres_url, maintenance_interval=None) as log:
             assert log.publish("new", 3) == 3
             admin.execute(INSERT)
             assert log.last_seq() == 4

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import headwater
-from headwater.errors import Locked
+from headwater.errors import LockedError
 from headwater.stores.postgres import PostgresStore
 
 
@@ -64,7 +64,7 @@ def test_many_publishers_and_a_reader_that_goes_by_seq(postgres_url: str) -> Non
         seen: list[int] = []
         with log.subscribe("reader", "a", max_in_flight=10_000) as subscription:
             while len(seen) < publishers * each:
-                found = subscription.fetch(wait=30)
+                found = subscription.fetch(timeout=30)
                 assert found
                 seen += [message.seq for message in found]
                 subscription.ack_many(found)
@@ -81,7 +81,7 @@ def test_a_publisher_that_waits_too_long_is_told_and_nothing_is_lost(postgres_ur
         psycopg.connect(postgres_url) as slow,
     ):
         log.publish("a", 1, tx=slow)
-        with pytest.raises(Locked):
+        with pytest.raises(LockedError):
             log.publish("a", 2)
         slow.rollback()
         assert log.publish("a", 3) == 1

@@ -11,13 +11,13 @@ import psycopg
 import pytest
 from postgres_server import PostgresServer
 
-from headwater.delivery.dedupe import DedupeWindow
+from headwater.delivery.filters import parse_where
 from headwater.delivery.lease import Lease
-from headwater.delivery.where import parse_where
+from headwater.delivery.publishing import DedupeWindow
 from headwater.message import Draft, Message
 from headwater.ports.records import DeliveryRow, Selection, SubscriptionRecord, SubscriptionSpec
 from headwater.stores.postgres import PostgresStore
-from headwater.stores.postgres.queries import SQL
+from headwater.stores.postgres.connection import SQL
 from headwater.stores.postgres.reader import SCAN_SEQS_MAX
 from headwater.stores.postgres.writer import PostgresWriter
 from headwater.topics import parse_pattern

@@ -7,7 +7,7 @@ import traceback
 import pytest
 
 import headwater
-from headwater.errors import HeadwaterError, InvalidOption, Unavailable
+from headwater.errors import HeadwaterError, InvalidOptionError, UnavailableError
 from headwater.stores.postgres.connection import place_of
 
 
@@ -21,17 +21,17 @@ def test_a_url_names_the_database_and_the_schema() -> None:
 
 @pytest.mark.parametrize("schema", ["Orders", "1st", "pg_orders", "a;b", "a b", 'a"b', "x" * 51])
 def test_a_schema_is_a_plain_name(schema: str) -> None:
-    with pytest.raises(InvalidOption, match="schema"):
+    with pytest.raises(InvalidOptionError, match="schema"):
         place_of(f"postgres://db/shop?schema={schema}")
 
 
 def test_what_the_server_says_comes_with_advice(postgres_url: str) -> None:
     elsewhere = postgres_url.rpartition("/")[0]
-    with pytest.raises(Unavailable, match="createdb"):
+    with pytest.raises(UnavailableError, match="createdb"):
         headwater.open(f"{elsewhere}/nosuch")
-    with pytest.raises(Unavailable, match="createuser"):
+    with pytest.raises(UnavailableError, match="createuser"):
         headwater.open(postgres_url.replace("postgres@", "nosuch@"))
-    with pytest.raises(InvalidOption, match="schema=headwater"):
+    with pytest.raises(InvalidOptionError, match="schema=headwater"):
         headwater.open(f"{postgres_url}?shema=x")
 
 
@@ -46,8 +46,15 @@ def test_what_the_server_says_comes_with_advice(postgres_url: str) -> None:
     ],
 )
 def test_no_error_tells_a_password(url: str) -> None:
-    with pytest.raises((InvalidOption, Unavailable)) as refused:
+    with pytest.raises((InvalidOptionError, UnavailableError)) as refused:
         headwater.open(url, busy_timeout=0.1)
     told = "".join(traceback.format_exception(refused.value))
     assert isinstance(refused.value, HeadwaterError)
     assert "ter2" not in told.replace(f'"{url}"', "")
+
+
+def test_several_hosts_may_have_ports_of_their_own() -> None:
+    place = place_of("postgres://user:secret@one:5432,two:5433/db")
+    assert "host=one,two" in place.conninfo
+    assert "port=5432,5433" in place.conninfo
+    assert place.name == "postgres://user@one:5432,two:5433/db"

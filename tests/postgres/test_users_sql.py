@@ -6,12 +6,12 @@ import psycopg
 import pytest
 from postgres_server import PostgresServer
 
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import SqlFailed
+from headwater.delivery.publishing import DedupeWindow
+from headwater.errors import SqlError
 from headwater.message import make_draft
 from headwater.ports.records import Selection
 from headwater.stores.postgres import PostgresStore
-from headwater.stores.postgres.users_sql import in_psycopgs_spelling
+from headwater.stores.postgres.external_tx import in_psycopgs_spelling
 from headwater.stores.postgres.writer import PostgresWriter
 from headwater.topics import parse_pattern
 
@@ -90,7 +90,7 @@ def test_names_are_found_as_on_a_connection_of_the_users_own(store: PostgresStor
 def test_the_log_and_the_transaction_are_out_of_reach(store: PostgresStore, sql: str) -> None:
     with store.write() as writer:
         writer.execute("INSERT INTO mine VALUES (1)")
-        with pytest.raises(SqlFailed, match="the log's own tables or the transaction itself"):
+        with pytest.raises(SqlError, match="the log's own tables or the transaction itself"):
             writer.execute(sql)
         writer.execute("INSERT INTO mine VALUES (2)")
     with store.write() as writer:
@@ -116,7 +116,7 @@ def test_a_statement_that_fails_leaves_the_transaction_as_it_was(
 ) -> None:
     with store.write() as writer:
         writer.execute("INSERT INTO mine VALUES (1)")
-        with pytest.raises(SqlFailed, match=complaint):
+        with pytest.raises(SqlError, match=complaint):
             writer.execute(sql)
         [seq] = publish(writer, 3)
     with store.write() as writer:

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
-from headwater.errors import InvalidData, InvalidOption, Locked
+from headwater.delivery.publishing import DedupeWindow
+from headwater.errors import InvalidDataError, InvalidOptionError, LockedError
 from headwater.message import Draft, make_draft
 from headwater.ports.records import (
     DeadLetter,
@@ -87,7 +87,7 @@ def test_what_one_host_is_about_to_change_another_waits_for(
         publish(writer, 1, 2)
     with store.write(alone=False) as writer:
         ask(writer)
-        with pytest.raises(Locked), other.write(alone=False) as late:
+        with pytest.raises(LockedError), other.write(alone=False) as late:
             ask(late)
         with other.write(alone=False) as beside:  # but not for anything else
             assert beside.subscription("t") == record("t")
@@ -99,9 +99,9 @@ def test_what_one_host_is_about_to_change_another_waits_for(
 def test_alone_is_alone(store: PostgresStore, other: PostgresStore) -> None:
     with store.write(alone=True):
         for alone in (True, False):
-            with pytest.raises(Locked), other.write(alone=alone):
+            with pytest.raises(LockedError), other.write(alone=alone):
                 pytest.fail("two at once")
-    with store.write(alone=False), pytest.raises(Locked), other.write(alone=True):
+    with store.write(alone=False), pytest.raises(LockedError), other.write(alone=True):
         pytest.fail("not alone")
 
 
@@ -169,21 +169,21 @@ def test_hosts_that_fold_at_once_count_each_message_once(store: PostgresStore, p
 @pytest.mark.parametrize("name", ["id", "from_", "to", "reply_to", "correlation_id", "type", "traceparent"])
 def test_a_name_with_the_character_nul_is_refused_and_nothing_happens(store: PostgresStore, name: str) -> None:
     with store.write() as writer:
-        with pytest.raises(InvalidOption, match=f"{name} holds the character NUL"):
+        with pytest.raises(InvalidOptionError, match=f"{name} holds the character NUL"):
             publish(writer, "fine", "not fine", **{name: "a\0b"})
         assert publish(writer, "fine") == [1]
 
 
 def test_a_subscription_with_the_character_nul_is_refused(store: PostgresStore) -> None:
     with store.write() as writer:
-        with pytest.raises(InvalidOption, match="NUL"):
+        with pytest.raises(InvalidOptionError, match="NUL"):
             writer.save_subscription(record("a\0b"))
         assert [each.id for each in writer.subscriptions()] == ["s", "t"]
 
 
 @pytest.mark.parametrize("draft", [Draft("a", '"\0"', 3), Draft("a", '"\1"', 3), Draft("a\0", "1", 1)], ids=ascii)
 def test_a_draft_that_nobody_checked_does_no_harm(store: PostgresStore, draft: Draft) -> None:
-    with pytest.raises(InvalidData), store.write() as writer:
+    with pytest.raises(InvalidDataError), store.write() as writer:
         writer.append([Draft("a", "1", 1), draft], NOW, DedupeWindow())
     with store.write() as writer:
         assert publish(writer, "fine") == [1]
@@ -196,7 +196,8 @@ def test_what_came_from_elsewhere_is_kept_as_far_as_it_can_be(store: PostgresSto
         row = writer.deliveries("s", [seq])[seq]
         writer.put_deliveries("s", [row])
         message = writer.messages([seq])[seq]
-        writer.bury([DeadLetter(0, "s", message, "rejected", 1, NOW, error="bad \0 \ud800", stack="\0", handler="ü")])
+        dead = DeadLetter(0, "s", message, "rejected", 1, NOW, error="bad \0 \ud800", stack="\0", handler="ü")
+        writer.save_dead_letters([dead])
         [letter] = writer.dead_letters(DeadLetterQuery(), 0, 10)
         assert writer.deliveries("s", [seq]) == {seq: row}
     assert row.key == "k\ufffd"

@@ -12,10 +12,10 @@ import apsw
 from power_disk import Mark, Recorder, Step
 
 import headwater
-from headwater.broker.blocking import Log
-from headwater.broker.core import Core
+from headwater.api._sync import Log
 from headwater.broker.engine import Engine
-from headwater.delivery.dedupe import DedupeWindow
+from headwater.broker.log import LocalLog
+from headwater.delivery.publishing import DedupeWindow
 from headwater.stores.sqlite import Durability, SqliteStore
 
 NAME = "log.db"
@@ -32,7 +32,7 @@ def record(directory: Path, durability: Durability, rounds: int, seed: int) -> l
         clock = headwater.ManualClock(START_MS)
         store = SqliteStore(directory / NAME, durability=durability, vfs=recorder.name)
         engine = Engine(store, clock, dedupe=DedupeWindow())
-        log = Log(Core(engine, housekeeping_s=None, heartbeats=False))
+        log = Log(LocalLog(engine, maintenance_s=None, heartbeats=False))
         recorder.mark("open")
         _Workload(log, store, clock, recorder, random.Random(seed)).run(rounds)
         log.close()
@@ -60,7 +60,7 @@ class _Workload:
         subscriptions = {id: log.subscribe(id, "work.>", mode=mode, **OPTIONS) for id, mode in MODES.items()}
         in_flight: dict[str, list[headwater.ReceivedMessage]] = {id: [] for id in MODES}
         for number in range(rounds):
-            self._clock.advance(7)
+            self._clock.advance(0.007)
             self._publish()
             for id, subscription in subscriptions.items():
                 room = IN_FLIGHT_MAX - len(in_flight[id])
@@ -71,7 +71,7 @@ class _Workload:
                 self._store.checkpoint()  # the next commit begins the WAL anew
             if number % 24 == 20:
                 self._mark("pruning")
-                log.housekeep()
+                log.run_maintenance()
 
     def _publish(self) -> None:
         roll = self._dice.random()
@@ -161,7 +161,9 @@ def judge(directory: Path, image: dict[str, bytes], told: Told) -> Verdict:
     try:
         clock = headwater.ManualClock(START_MS + AN_HOUR_MS)
         # Relaxed only so that looking is quick; it changes nothing in what is found.
-        with headwater.open(path, durability="relaxed", housekeeping=None, heartbeats=False, clock=clock) as log:
+        with headwater.open(
+            path, durability="relaxed", maintenance_interval=None, heartbeats=False, clock=clock
+        ) as log:
             _judge_deliveries(log, told, verdict)
             _judge_seqs(log, told, verdict)
         _judge_rows(path, told, verdict)

@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def log(path: str) -> Iterator[headwater.Log]:
-    with headwater.open(path, housekeeping=None) as log:
+    with headwater.open(path, maintenance_interval=None) as log:
         yield log
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 
 import headwater
-from headwater.broker.forwarding import Forwarder
+from headwater.api.forwarder import Forwarder
 
 LEASE_S = 0.3  # so that nobody waits long for the dead
 
 
 def forward(pipe: Connection, source: str, target: str) -> None:
     """Says its state whenever it is asked; forwards until told to end."""
-    with headwater.open(source, housekeeping=None) as log:
+    with headwater.open(source, maintenance_interval=None) as log:
         transport = headwater.open_transport(target)
         forwarder = Forwarder(log, transport, id="f", batch=20, wait=0, lease=LEASE_S)
         forwarder.start()

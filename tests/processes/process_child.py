@@ -57,7 +57,7 @@ class Child:
 def drain(subscription: headwater.Subscription, patience_s: float = 0.0) -> list[tuple[int, int, Any]]:
     """Fetches and acks all there is: (seq, attempt, data)."""
     found = []
-    while messages := subscription.fetch(100, wait=patience_s):
+    while messages := subscription.fetch(100, timeout=patience_s):
         found += [(message.seq, message.attempt, message.data) for message in messages]
         subscription.ack_many(messages)
     return found

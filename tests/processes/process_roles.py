@@ -10,13 +10,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import headwater
-from headwater.errors import HeadwaterError, SubscriptionActive
+from headwater.errors import HeadwaterError, SubscriptionActiveError
 
 FOREVER_S = 60.0
 
 
 def open_log(path: str) -> headwater.Log:
-    return headwater.open(path, housekeeping=None)
+    return headwater.open(path, maintenance_interval=None)
 
 
 def subscribe_when_free(pipe: Connection, log: headwater.Log, id: str, **options: Any) -> headwater.Subscription:
@@ -24,7 +24,7 @@ def subscribe_when_free(pipe: Connection, log: headwater.Log, id: str, **options
     while True:
         try:
             return log.subscribe(id, ">", **options)
-        except SubscriptionActive:
+        except SubscriptionActiveError:
             pipe.poll(0.02)
 
 
@@ -79,7 +79,7 @@ def share(pipe: Connection, path: str) -> None:
     with open_log(path) as log, log.subscribe("s", ">", mode="shared") as subscription:
         pipe.send("open")
         while not pipe.poll():
-            for message in subscription.fetch(7, wait=0.05):
+            for message in subscription.fetch(7, timeout=0.05):
                 received = time.monotonic_ns()
                 acking = time.monotonic_ns()
                 message.ack()
@@ -93,7 +93,7 @@ def hold(pipe: Connection, path: str, mode: str, options: dict[str, Any]) -> Non
     """Fetches, then does with message number n what it is told: (verb, n)."""
     log = open_log(path)
     subscription = subscribe_when_free(pipe, log, "s", mode=mode, **options)
-    messages = subscription.fetch(10, wait=FOREVER_S)
+    messages = subscription.fetch(10, timeout=FOREVER_S)
     pipe.send([(message.seq, message.attempt) for message in messages])
     while order := pipe.recv():
         verb, at = order
@@ -124,7 +124,7 @@ def work_in_transaction(pipe: Connection, path: str, options: dict[str, Any]) ->
     """Stops inside the transaction, and after it, and waits there to be told to go on, or to be killed."""
     log = open_log(path)
     subscription = log.subscribe("s", ">", **options)
-    (message,) = subscription.fetch(1, wait=FOREVER_S)
+    (message,) = subscription.fetch(1, timeout=FOREVER_S)
     with message.transaction() as transaction:
         transaction.execute("INSERT INTO done VALUES (?)", (message.seq,))
         transaction.publish("result", message.seq)

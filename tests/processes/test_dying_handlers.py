@@ -95,5 +95,5 @@ def next_holder(log: headwater.Log, child: Child) -> list[tuple[int, int, Any]]:
     while True:
         try:
             return drain(log.subscribe("s", ">", **OPTIONS))
-        except headwater.errors.SubscriptionActive:
+        except headwater.errors.SubscriptionActiveError:
             child.process.join(0.02)

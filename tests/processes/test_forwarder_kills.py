@@ -91,7 +91,7 @@ def test_of_two_with_the_same_name_one_forwards_and_the_other_takes_over_when_it
 def _arrived(copy: Path, kind: str) -> list[int]:
     if kind == "file":
         return [json.loads(line)["data"] for line in copy.read_text().splitlines()]
-    with headwater.open(copy, housekeeping=None) as target:
+    with headwater.open(copy, maintenance_interval=None) as target:
         return [message.data for message in target.subscribe("check", ">", mode="ephemeral", start="first").messages()]
 
 

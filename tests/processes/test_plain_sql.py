@@ -21,7 +21,7 @@ def test_a_row_is_a_message_and_wakes_a_reader(log: headwater.Log, path: str, sp
     subscription = log.subscribe("s", "orders.>")
     child = spawn(insert, path)
     assert child.hears_of((INSERT, ("orders.new", '{"order": 17}'))) == "ok"
-    (message,) = subscription.fetch(1, wait=20)
+    (message,) = subscription.fetch(1, timeout=20)
     assert (message.topic, message.data, message.attempt) == ("orders.new", {"order": 17}, 1)
     assert message.id
     message.ack()
@@ -34,9 +34,9 @@ def test_a_rollback_delivers_nothing(log: headwater.Log, path: str, spawn: Calla
     child = spawn(insert, path)
     child.hears_of(("BEGIN IMMEDIATE",))
     child.hears_of((INSERT, ("a", "1")))
-    assert subscription.fetch(1, wait=0.1) == []
+    assert subscription.fetch(1, timeout=0.1) == []
     child.hears_of(("ROLLBACK",))
-    assert subscription.fetch(1, wait=0.3) == []
+    assert subscription.fetch(1, timeout=0.3) == []
     assert log.last_seq() == 0
     child.hears_of((INSERT, ("a", "2")))
     assert drain(subscription, 20 if not log.last_seq() else 0.1)[0][2] == 2
@@ -50,7 +50,7 @@ def test_a_transaction_is_delivered_whole(log: headwater.Log, path: str, spawn: 
         child.hears_of((INSERT, ("a", str(number))))
         assert subscription.fetch(10) == []
     child.hears_of(("COMMIT",))
-    assert [message.data for message in subscription.fetch(10, wait=20)] == [0, 1, 2]
+    assert [message.data for message in subscription.fetch(10, timeout=20)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_command_line_tool(log: headwater.Log, path: str) -> None:
     subscription = log.subscribe("s", ">")
     statement = "INSERT INTO messages (topic, data) VALUES ('from.shell', json_object('n', 1))"
     subprocess.run([tool, "-cmd", ".timeout 10000", path, statement], check=True)
-    assert [message.data for message in subscription.fetch(1, wait=20)] == [{"n": 1}]
+    assert [message.data for message in subscription.fetch(1, timeout=20)] == [{"n": 1}]
 
 
 def test_inserts_between_our_own_publishes_keep_one_order(

@@ -11,7 +11,7 @@ from process_child import Child, drain
 from process_roles import hold
 
 import headwater
-from headwater.errors import SubscriptionActive
+from headwater.errors import SubscriptionActiveError
 
 LEASE_S = 2.0  # a holder on a busy machine must not lose it by being slow
 OPTIONS: dict[str, Any] = {"lease": LEASE_S, "ack_wait": LEASE_S, "max_attempts": 100}
@@ -22,7 +22,7 @@ def take_over(log: headwater.Log, child: Child, patience_s: float = 30.0) -> hea
     while True:
         try:
             return log.subscribe("s", ">", **OPTIONS)
-        except SubscriptionActive:
+        except SubscriptionActiveError:
             assert time.monotonic() < until, "the lease never ends"
             child.process.join(0.02)  # it does not end, or has ended: this only waits
 
@@ -37,7 +37,7 @@ def holder(log: headwater.Log, path: str, spawn: Callable[..., Child]) -> Child:
 
 def test_a_killed_holder(log: headwater.Log, holder: Child) -> None:
     assert holder.hears_of(("ack", 1)) == "ok"
-    with pytest.raises(SubscriptionActive):
+    with pytest.raises(SubscriptionActiveError):
         log.subscribe("s", ">", **OPTIONS)
     killed = time.monotonic()
     holder.kill()
@@ -51,7 +51,7 @@ def test_a_living_holder_keeps_its_lease(log: headwater.Log, holder: Child) -> N
     """Heartbeats go on while it does nothing, for longer than its lease; and it can still ack."""
     until = time.monotonic() + 2 * LEASE_S
     while time.monotonic() < until:
-        with pytest.raises(SubscriptionActive):
+        with pytest.raises(SubscriptionActiveError):
             log.subscribe("s", ">", **OPTIONS)
         holder.process.join(0.05)
     assert holder.hears_of(("fetch", 0)) == "ok"
@@ -64,11 +64,11 @@ def test_a_frozen_holder_comes_too_late(log: headwater.Log, holder: Child) -> No
     assert (message.seq, message.attempt) == (1, 2)
     holder.thaw()
     for verb in ("ack", "nack", "reject", "extend", "fetch"):
-        assert holder.hears_of((verb, 0)) == "LeaseLost", verb
+        assert holder.hears_of((verb, 0)) == "LeaseLostError", verb
     message.ack()
     assert drain(subscription) == [(2, 2, 2), (3, 2, 3), (4, 2, 4)]
     assert log.dead_letters.list() == []
-    assert holder.hears_of(("ack", 3)) == "LeaseLost"
+    assert holder.hears_of(("ack", 3)) == "LeaseLostError"
     assert log.subscription("s").acked == 4
 
 
@@ -79,13 +79,13 @@ def test_a_frozen_shared_consumer_comes_too_late(log: headwater.Log, path: str, 
     subscription = log.subscribe("s", ">", mode="shared", **OPTIONS)
     assert subscription.fetch(1) == []
     child.freeze()
-    (message,) = subscription.fetch(1, wait=30)
+    (message,) = subscription.fetch(1, timeout=30)
     assert message.attempt == 2
     child.thaw()
     for verb in ("ack", "nack", "reject", "extend"):
-        assert child.hears_of((verb, 0)) == "LeaseLost", verb
+        assert child.hears_of((verb, 0)) == "LeaseLostError", verb
     message.ack()
-    assert child.hears_of(("ack", 0)) == "LeaseLost"
+    assert child.hears_of(("ack", 0)) == "LeaseLostError"
     assert log.subscription("s").lag == 0
 
 
@@ -103,11 +103,12 @@ class Successor:
     def __init__(self, path: str) -> None:
         self.clock = headwater.ManualClock()
         self.logs = [
-            headwater.open(path, clock=self.clock, heartbeats=False, housekeeping=None) for _ in ("first", "second")
+            headwater.open(path, clock=self.clock, heartbeats=False, maintenance_interval=None)
+            for _ in ("first", "second")
         ]
 
     def follow(self) -> list[int]:
-        self.clock.advance(3_600_000)
+        self.clock.advance(3_600)
         return sorted(seq for seq, _, _ in drain(self.logs[1].subscribe("s", ">", ack_wait=60)))
 
 
@@ -126,7 +127,7 @@ def test_a_delayed_message_acked_among_others_in_flight_stays_acked(successor: S
     log.publish("a", 2, delay=1)
     log.publish("a", 3)
     assert [message.seq for message in subscription.fetch(10)] == [1, 3]
-    successor.clock.advance(1_500)
+    successor.clock.advance(1.5)
     (delayed,) = subscription.fetch(10)
     assert delayed.seq == 2
     delayed.ack()
@@ -139,7 +140,7 @@ def test_an_expired_message_among_others_in_flight_is_buried_once(successor: Suc
     log.publish("a", 1)
     log.publish("a", 2, ttl=1)
     log.publish("a", 3)
-    successor.clock.advance(1_500)
+    successor.clock.advance(1.5)
     assert [message.seq for message in subscription.fetch(10)] == [1, 3]
     assert len(log.dead_letters.list()) == 1
     assert successor.follow() == [1, 3]

@@ -22,13 +22,13 @@ ROUNDS = 40
 def latencies_ms(log: headwater.Log, writer: Child, mode: str, bursts: list[int]) -> list[float]:
     """How long after the call of the last publish of each burst the reader had it."""
     subscription = log.subscribe("s", ">", mode=mode)
-    subscription.fetch(1, wait=0.1)  # the beginning has a test of its own
+    subscription.fetch(1, timeout=0.1)  # the beginning has a test of its own
     found = []
     for count in bursts:
         writer.say(count)
         seen: dict[int, int] = {}
         while len(seen) < count:
-            messages = subscription.fetch(100, wait=20)
+            messages = subscription.fetch(100, timeout=20)
             assert messages, "not even the polls found it"
             now = time.monotonic_ns()
             seen.update((message.seq, now) for message in messages)
@@ -81,10 +81,10 @@ def test_a_message_that_comes_while_the_watcher_starts(
     writer.hear()
     found = []
     for _ in range(6):
-        with headwater.open(path, housekeeping=None) as reader:
+        with headwater.open(path, maintenance_interval=None) as reader:
             subscription = reader.subscribe("s", ">", mode="ephemeral", start="new")
             writer.say(1)
-            assert subscription.fetch(1, wait=20)
+            assert subscription.fetch(1, timeout=20)
             received = time.monotonic_ns()
             found.append((received - writer.hear()[0]) / 1e6)
     figures(f"wake-up at the start of the watcher: median {statistics.median(found):.1f} ms, most {max(found):.1f} ms")

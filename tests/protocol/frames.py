@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from headwater.protocol import METHOD_NOT_FOUND, Answer, Call, Exchange, Fault, Session
+from headwater.protocol.jsonrpc import METHOD_NOT_FOUND, Answer, Call, Fault
+from headwater.protocol.session import Exchange, Session
 
 Handler = Callable[[Call], Any]
 

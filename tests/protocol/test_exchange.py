@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from frames import encoded, exchange_of, parsed, responses_in
 
-from headwater.protocol import FRAME_BYTES_MIN, TOO_LARGE, Exchange, Fault, Session
+from headwater.protocol.jsonrpc import FRAME_BYTES_MIN, TOO_LARGE, Fault
+from headwater.protocol.session import Exchange, Session
 
 
 def request(id: object, method: str = "m") -> dict[str, object]:
@@ -55,8 +56,8 @@ def test_notifications_are_given_to_the_handler_and_never_answered() -> None:
     assert [call.wants_answer for call in exchange.calls] == [False, True, False]
     assert exchange.open == 1
     for call in exchange.calls:
-        call.exchange.answer(call, call.method)
-        call.exchange.refuse(call, Fault(1, "late"))
+        exchange.answer(call, call.method)
+        exchange.refuse(call, Fault(1, "late"))
     assert session.texts_to_send() == [b'[{"jsonrpc":"2.0","result":"b","id":1}]']
 
 

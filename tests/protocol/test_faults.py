@@ -10,36 +10,38 @@ from frames import answers_of, encoded, exchange_of, parsed
 
 import headwater
 from headwater import errors
-from headwater.errors import CallFailed, HeadwaterError
-from headwater.protocol import ErrorObject, Fault, Session, error_of, fault_of
+from headwater.errors import CallError, HeadwaterError
+from headwater.protocol.jsonrpc import ErrorObject, Fault, error_of, fault_of
+from headwater.protocol.session import Session
 
 CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, HeadwaterError)]
 
 CODES = {
-    "Unauthorized": -32000,
-    "SubscriptionActive": -32001,
-    "UnknownSubscription": -32002,
-    "UnknownDeadLetter": -32002,
-    "NotDelivered": -32003,
-    "LeaseLost": -32003,
-    "InvalidTopic": -32004,
-    "InvalidPattern": -32004,
-    "EmptyPattern": -32004,
-    "EmptyToken": -32004,
-    "CombinedWildcard": -32004,
-    "MultiWildcardNotLast": -32004,
-    "MixedWildcards": -32004,
-    "TooLarge": -32005,
-    "Overloaded": -32006,
-    "RequestTimeout": -32006,
-    "SubscriptionMismatch": -32007,
-    "InvalidInput": -32602,
-    "InvalidFilter": -32602,
-    "InvalidWhere": -32602,
-    "InvalidData": -32602,
-    "InvalidOption": -32602,
-    "InvalidMessage": -32602,
-    "InvalidConfiguration": -32602,
+    "UnauthorizedError": -32000,
+    "SubscriptionActiveError": -32001,
+    "UnknownSubscriptionError": -32002,
+    "UnknownDeadLetterError": -32002,
+    "NotDeliveredError": -32003,
+    "LeaseLostError": -32003,
+    "InvalidTopicError": -32004,
+    "InvalidPatternError": -32004,
+    "EmptyPatternError": -32004,
+    "EmptyTokenError": -32004,
+    "CombinedWildcardError": -32004,
+    "MultiWildcardNotLastError": -32004,
+    "MixedWildcardsError": -32004,
+    "TooLargeError": -32005,
+    "OverloadedError": -32006,
+    "RequestTimeoutError": -32006,
+    "SubscriptionMismatchError": -32007,
+    "InvalidInputError": -32602,
+    "InvalidFilterError": -32602,
+    "InvalidWhereError": -32602,
+    "InvalidDataError": -32602,
+    "InvalidOptionError": -32602,
+    "InvalidStateError": -32602,
+    "InvalidMessageError": -32602,
+    "InvalidConfigurationError": -32602,
 }
 
 
@@ -86,7 +88,7 @@ def test_an_unexpected_error_tells_nothing(exc: Exception) -> None:
     wire = sent(exc)
     assert (wire.code, wire.message, wire.data) == (-32603, "internal error", msgspec.UNSET)
     arrived = error_of(wire, where="here")
-    assert type(arrived) is CallFailed
+    assert type(arrived) is CallError
     assert (arrived.code, arrived.data, arrived.where) == (-32603, None, "here")
 
 
@@ -94,35 +96,35 @@ def test_a_fault_stays_itself() -> None:
     fault = Fault(-32601, "Method not found")
     assert fault_of(fault) is fault
     arrived = error_of(sent(fault), where="rpc.nonsense")
-    assert isinstance(arrived, CallFailed)
+    assert isinstance(arrived, CallError)
     assert (arrived.code, arrived.why, arrived.where) == (-32601, "Method not found", "rpc.nonsense")
 
 
 def test_a_class_of_somebody_elses_travels_as_the_nearest_of_ours() -> None:
-    class Mine(errors.EmptyToken):
+    class Mine(errors.EmptyTokenError):
         pass
 
     wire = sent(Mine("no"))
     assert wire.code == -32004
-    assert type(error_of(wire, where="")) is errors.EmptyToken
+    assert type(error_of(wire, where="")) is errors.EmptyTokenError
 
 
 def test_how_long_to_wait_travels_with_an_overload() -> None:
-    overloaded = errors.Overloaded("too many")
+    overloaded = errors.OverloadedError("too many")
     overloaded.retry_after = 2.5  # type: ignore[attr-defined]
     wire = sent(overloaded)
     assert told(wire)["retry_after"] == 2.5
     arrived = error_of(wire, where="")
-    assert type(arrived) is errors.Overloaded
+    assert type(arrived) is errors.OverloadedError
     assert vars(arrived)["retry_after"] == 2.5
 
 
 def test_a_failed_call_is_passed_on_with_its_own_code_and_data() -> None:
-    failed = CallFailed("no stock", where="shop", next="Order less", code=17, data={"left": 3})
+    failed = CallError("no stock", where="shop", next="Order less", code=17, data={"left": 3})
     wire = sent(failed)
     assert wire.code == 17
     arrived = error_of(wire, where="")
-    assert type(arrived) is CallFailed
+    assert type(arrived) is CallError
     assert (arrived.code, arrived.data, arrived.where, arrived.next) == (17, {"left": 3}, "shop", "Order less")
 
 
@@ -133,19 +135,19 @@ def foreign(code: int, data: Any = None) -> ErrorObject:
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (-32000, errors.Unauthorized),
-        (-32001, errors.SubscriptionActive),
-        (-32002, errors.UnknownSubscription),
-        (-32003, errors.NotDelivered),
-        (-32004, errors.InvalidTopic),
-        (-32005, errors.TooLarge),
-        (-32006, errors.Overloaded),
-        (-32007, errors.SubscriptionMismatch),
-        (-32602, errors.InvalidInput),
-        (-32601, CallFailed),
-        (-32603, CallFailed),
-        (-32700, CallFailed),
-        (4711, CallFailed),
+        (-32000, errors.UnauthorizedError),
+        (-32001, errors.SubscriptionActiveError),
+        (-32002, errors.UnknownSubscriptionError),
+        (-32003, errors.NotDeliveredError),
+        (-32004, errors.InvalidTopicError),
+        (-32005, errors.TooLargeError),
+        (-32006, errors.OverloadedError),
+        (-32007, errors.SubscriptionMismatchError),
+        (-32602, errors.InvalidInputError),
+        (-32601, CallError),
+        (-32603, CallError),
+        (-32700, CallError),
+        (4711, CallError),
     ],
 )
 def test_a_code_alone_tells_the_class(code: int, kind: type[HeadwaterError]) -> None:
@@ -154,23 +156,25 @@ def test_a_code_alone_tells_the_class(code: int, kind: type[HeadwaterError]) -> 
     assert (arrived.why, arrived.where) == ("said so", "here")
 
 
-@pytest.mark.parametrize("name", ["annotations", "__builtins__", "Fault", "SystemExit", "", 7, None, ["TooLarge"], {}])
+@pytest.mark.parametrize(
+    "name", ["annotations", "__builtins__", "Fault", "SystemExit", "", 7, None, ["TooLargeError"], {}]
+)
 def test_only_names_of_the_tree_are_classes(name: Any) -> None:
     arrived = error_of(foreign(4711, {"kind": name, "why": 7, "where": [], "next": None}), where="here")
-    assert type(arrived) is CallFailed
+    assert type(arrived) is CallError
     assert (arrived.why, arrived.where, arrived.next, arrived.code) == ("said so", "here", "", 4711)
 
 
 @pytest.mark.parametrize("data", [7, "text", [1], {"reason": "x"}])
 def test_the_data_of_a_foreign_error_is_kept(data: Any) -> None:
     arrived = error_of(foreign(4711, data), where="")
-    assert isinstance(arrived, CallFailed)
+    assert isinstance(arrived, CallError)
     assert arrived.data == data
 
 
 def test_data_that_no_number_can_hold_is_dropped() -> None:
     arrived = error_of(ErrorObject(4711, "x", msgspec.Raw(b"[1e999]")), where="")
-    assert isinstance(arrived, CallFailed)
+    assert isinstance(arrived, CallError)
     assert arrived.data is None
 
 
@@ -181,7 +185,7 @@ def test_retry_after_must_be_a_number() -> None:
 
 def test_an_active_subscription_is_refused_in_the_words_of_the_seed() -> None:
     with headwater.open("memory:") as log:
-        with log.subscribe("billing", "orders.>"), pytest.raises(errors.SubscriptionActive) as caught:
+        with log.subscribe("billing", "orders.>"), pytest.raises(errors.SubscriptionActiveError) as caught:
             log.subscribe("billing", "orders.>")
         wire = sent(caught.value)
     assert (wire.code, wire.message) == (-32001, "Subscription 'billing' is already active on another connection")

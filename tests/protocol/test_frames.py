@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 from frames import encoded, exchange_of, responses_in, serve, without_details
 
-from headwater.errors import InvalidOption
-from headwater.protocol import (
-    BATCH_CALLS_MAX,
-    FRAME_BYTES_MAX,
-    FRAME_BYTES_MIN,
-    ID_BYTES_MAX,
-    METHOD_CHARS_MAX,
-    Session,
-)
+from headwater.errors import InvalidOptionError
+from headwater.protocol.jsonrpc import BATCH_CALLS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN, ID_BYTES_MAX, METHOD_CHARS_MAX
+from headwater.protocol.session import Session
 
 ECHO = {"echo": lambda call: "done"}
 
@@ -191,7 +185,7 @@ def test_a_frame_is_measured_in_bytes_not_in_characters() -> None:
 
 @pytest.mark.parametrize("options", [{"frame_bytes_max": FRAME_BYTES_MIN - 1}, {"batch_max": 0}])
 def test_limits_under_which_nothing_could_be_said_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         Session(**options)
 
 

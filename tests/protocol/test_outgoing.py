@@ -9,17 +9,16 @@ import msgspec
 import pytest
 from frames import answers_of, encoded, exchange_of, parsed
 
-from headwater.errors import InvalidData, TooLarge
-from headwater.protocol import (
+from headwater.errors import InvalidDataError, TooLargeError
+from headwater.protocol.jsonrpc import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
     INTERNAL_ERROR,
     METHOD_CHARS_MAX,
     Answer,
-    Exchange,
     Notice,
-    Session,
 )
+from headwater.protocol.session import Exchange, Session
 
 
 class Ack(msgspec.Struct):
@@ -107,15 +106,15 @@ def test_a_frame_is_filled_to_the_byte() -> None:
 def test_a_call_that_fits_no_frame_is_refused_and_leaves_no_trace() -> None:
     session = Session(frame_bytes_max=FRAME_BYTES_MIN)
     size = FRAME_BYTES_MIN - len(b'{"jsonrpc":"2.0","method":"m","params":[""],"id":1}')
-    with pytest.raises(TooLarge) as caught:
+    with pytest.raises(TooLargeError) as caught:
         session.call("m", ["x" * (size + 1)])
     assert caught.value.where == "m"
     assert not session.has_something_to_send
     assert session.call("m", ["x" * size]) == 1
     assert [len(text) for text in session.texts_to_send()] == [FRAME_BYTES_MIN]
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLargeError):
         session.notify("m", ["x" * FRAME_BYTES_MIN])
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLargeError):
         session.notify_many(notices("m", [["fine"], ["x" * FRAME_BYTES_MIN]]), batch=True)
     assert not session.has_something_to_send
 
@@ -124,7 +123,7 @@ def test_a_call_that_fits_no_frame_is_refused_and_leaves_no_trace() -> None:
 def test_params_that_are_no_structure_of_json_are_refused_at_once(params: Any) -> None:
     session = Session()
     for send in (session.call, session.notify):
-        with pytest.raises(InvalidData) as caught:
+        with pytest.raises(InvalidDataError) as caught:
             send("m", params)
         assert caught.value.where == "m"
     assert not session.has_something_to_send
@@ -134,7 +133,7 @@ def test_params_that_are_no_structure_of_json_are_refused_at_once(params: Any) -
 @pytest.mark.parametrize("params", [object(), {"a": object()}, ["\ud800"]])
 def test_many_notifications_are_refused_together_if_one_is_not_json(params: Any) -> None:
     session = Session()
-    with pytest.raises(InvalidData) as caught:
+    with pytest.raises(InvalidDataError) as caught:
         session.notify_many(notices("m", [{}, params]), batch=True)
     assert caught.value.where == "m"
     assert not session.has_something_to_send
@@ -142,9 +141,9 @@ def test_many_notifications_are_refused_together_if_one_is_not_json(params: Any)
 
 def test_a_method_has_a_name_that_the_other_end_takes() -> None:
     session = Session()
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLargeError):
         session.call("m" * (METHOD_CHARS_MAX + 1))
-    with pytest.raises(InvalidData):
+    with pytest.raises(InvalidDataError):
         session.call("\ud800")
     session.call('quo"te')
     assert exchange_of(Session(), session.texts_to_send()[0]).calls[0].method == 'quo"te'
@@ -156,13 +155,13 @@ def test_the_other_ends_limits_are_respected_where_they_are_lower() -> None:
     for _ in range(3):
         session.call("m")
     assert [len(methods(text)) for text in session.texts_to_send()] == [2, 1]
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLargeError):
         session.call("m", ["x" * FRAME_BYTES_MIN])
     session.respect(frame_bytes_max=10**9, batch_max=10**9)
     for _ in range(7):
         session.call("m", ["x" * FRAME_BYTES_MIN])
     assert [len(methods(text)) for text in session.texts_to_send()] == [5, 2]
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLargeError):
         session.call("m", ["x" * FRAME_BYTES_MAX])
 
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from frames import encoded, exchange_of
 
-from headwater.protocol import INVALID_PARAMS, Call, Fault, Session, params_of
+from headwater.protocol.jsonrpc import INVALID_PARAMS, Call, Fault, params_of
+from headwater.protocol.session import Session
 
 
 class Nack(msgspec.Struct, rename={"from_": "from"}, forbid_unknown_fields=True):
@@ -117,7 +118,7 @@ def test_nesting_that_was_read_but_is_too_deep_for_the_handler_is_refused() -> N
 
 
 def test_a_fault_says_itself_and_survives_a_pickle() -> None:
-    fault = Fault(-32001, "taken", {"kind": "SubscriptionActive"})
+    fault = Fault(-32001, "taken", {"kind": "SubscriptionActiveError"})
     copy = pickle.loads(pickle.dumps(fault))
-    assert (copy.code, copy.message, copy.data) == (-32001, "taken", {"kind": "SubscriptionActive"})
+    assert (copy.code, copy.message, copy.data) == (-32001, "taken", {"kind": "SubscriptionActiveError"})
     assert str(copy) == "taken (-32001)"

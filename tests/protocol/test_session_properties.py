@@ -9,7 +9,8 @@ from frames import encoded, parsed, responses_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.protocol import FRAME_BYTES_MIN, METHOD_CHARS_MAX, Answer, Call, Exchange, Fault, Notice, Session
+from headwater.protocol.jsonrpc import FRAME_BYTES_MIN, METHOD_CHARS_MAX, Answer, Call, Fault, Notice
+from headwater.protocol.session import Exchange, Session
 
 # --- two sessions, joined -------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from frames import serve, without_details
 
-from headwater.protocol import Call, Session, params_of
+from headwater.protocol.jsonrpc import Call, params_of
+from headwater.protocol.session import Session
 
 
 class Subtraction(msgspec.Struct):

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
@@ -37,10 +37,17 @@ class BackgroundServer:
         """Waits until nothing is left of any client; what stays is named."""
         server = self.server
         for _ in range(int(PATIENCE_S * 100)):
-            left = [f"{len(each)} {name}" for name, each in vars(server).items() if name in _COLLECTIONS and each]
+            context = server._context
+            assert context is not None
+            kept = {
+                "connections": context.connections,
+                "closing": context.closing,
+                "incoming": server.acceptor.connections,
+            }
+            left = [f"{len(each)} {name}" for name, each in kept.items() if each]
             tasks = len(asyncio.all_tasks()) - self._tasks_at_rest
             # The live feed follows the log from the first live subscription on.
-            live = server._parts is not None and server._parts.live._follower is not None
+            live = context.live._follower is not None
             gauge = server.metrics.connections._value.get()
             if not left and tasks <= live and gauge == 0:
                 return []
@@ -66,6 +73,3 @@ class BackgroundServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()
-
-
-_COLLECTIONS = ("_clients", "_doors", "_leaving")

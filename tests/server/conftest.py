@@ -16,9 +16,8 @@ from own_loop import pytest_pyfunc_call
 
 import headwater
 from headwater import ManualClock
-from headwater.server.scopes import Scopes
-from headwater.server.serving import Server
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import Scopes, TokenFile
+from headwater.server.server import Server
 
 __all__ = ["pytest_pyfunc_call"]
 

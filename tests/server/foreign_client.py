@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_socket
 from websockets.exceptions import ConnectionClosed
 
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 PATIENCE_S = 20.0  # no test waits so long, unless something is wrong
 
@@ -221,7 +221,7 @@ def bearer(token: str) -> dict[str, Any]:
 async def gone(server: Server) -> None:
     """Wait until the server has let go of every client."""
     async with asyncio.timeout(PATIENCE_S):
-        while server.connections or server._leaving:
+        while server.connections or server._context.closing:
             await turn()
 
 

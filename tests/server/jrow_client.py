@@ -14,7 +14,7 @@ from foreign_client import PATIENCE_S
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_socket
 
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 Json = Any
 

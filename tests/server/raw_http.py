@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 PATIENCE_S = 20.0
 UPGRADE = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from headwater.server.auth import RIGHTS
 from headwater.server.methods import METHODS
-from headwater.server.registry import OF_THE_APPLICATION, Needs
-from headwater.server.scopes import RIGHTS
+from headwater.server.registry import APPLICATION, Needs
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 BLOCK = re.compile(r"(?<=<!-- rights -->\n).*?(?=<!-- end of rights -->)", re.DOTALL)
@@ -15,7 +15,7 @@ BLOCK = re.compile(r"(?<=<!-- rights -->\n).*?(?=<!-- end of rights -->)", re.DO
 
 def rights_table() -> str:
     rows = [(f"`{name}`", method.needs) for name, method in METHODS.items()]
-    rows.append(("methods of the application", OF_THE_APPLICATION))
+    rows.append(("methods of the application", APPLICATION))
     head = f"| method | {' | '.join(RIGHTS)} | for |\n|{'---|' * (len(RIGHTS) + 2)}\n"
     return head + "".join(_row(name, needs) for name, needs in rows)
 

@@ -9,7 +9,7 @@ from foreign_client import Client, Serve, connect
 
 import headwater
 from headwater import ManualClock
-from headwater.errors import LeaseLost
+from headwater.errors import LeaseLostError
 
 ACK = "rpc.acknowledge.persistent"
 QUIET: dict[str, Any] = {"lease": 100_000, "jitter": 0.0}
@@ -86,7 +86,7 @@ async def test_what_was_passed_on_cannot_be_acked_until_its_new_holder_has(serve
         await slow.subscribe("s", "a", **options, deliver="fetch")
         await slow.call("rpc.fetch", {"subscription_id": "s"})
         await quick.subscribe("s", "a", **options)
-        clock.advance(10_000)
+        clock.advance(10)
         assert (await quick.delivery())["attempt"] == 2
         assert await slow.code(ACK, ack_of(1)) == -32003
         await quick.ack("s", 1)
@@ -111,19 +111,19 @@ async def test_the_python_client_keeps_its_own_promise(serve: Serve) -> None:
     """All or none, and nothing twice, as on a file."""
     clock = ManualClock(1_700_000_000_000)
     options: dict[str, Any] = {**QUIET, "mode": "shared", "ack_wait": 10}
-    async with serve(clock=clock) as server, connect(server) as other, await headwater.connect(server.url) as log:
+    async with serve(clock=clock) as server, connect(server) as other, await headwater.open_async(server.url) as log:
         await log.publish_many([("a", number) for number in range(4)])
         subscription = await log.subscribe("s", "a", **options)
-        messages = await subscription.fetch(wait=10)
+        messages = await subscription.fetch(timeout=10)
         for message in messages[0], messages[2], messages[3]:
             await message.extend(100)
-        clock.advance(10_000)
+        clock.advance(10)
         await other.subscribe("s", "a", **options)
         assert await other.delivered_seqs(1) == [2]
-        with pytest.raises(LeaseLost, match="message 2"):
+        with pytest.raises(LeaseLostError, match="message 2"):
             await subscription.ack_many(messages)
         assert await acked(other) == 0
         await messages[0].ack()
         for message in messages[:2]:
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLostError):
                 await subscription.ack_many([message])

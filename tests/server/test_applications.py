@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from foreign_client import Client, Serve, connect, gone
 
-from headwater.errors import CallFailed, InvalidOption, Overloaded, RequestTimeout
+from headwater.errors import CallError, InvalidOptionError, OverloadedError, RequestTimeoutError
 from headwater.protocol.jsonrpc import Fault
 from headwater.server.connection import WAITING_MAX
 from headwater.server.registry import CallContext, MethodThreads
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 
 async def test_params_become_arguments_by_name_or_position(serve: Serve) -> None:
@@ -74,7 +74,7 @@ async def test_what_a_method_raises_is_what_its_caller_learns(serve: Serve, capl
 
     @server.method("ours")
     async def ours() -> None:
-        raise InvalidOption("no such size", where="size", next="Choose another")
+        raise InvalidOptionError("no such size", where="size", next="Choose another")
 
     @server.method("secret")
     def secret() -> None:
@@ -100,7 +100,7 @@ async def test_names_of_the_server_itself_and_names_taken_are_refused(serve: Ser
     server = serve("memory:")
     server.method("mine")(lambda: 1)
     for name in ("rpc.mine", "rpc.publish", "mine"):
-        with pytest.raises(InvalidOption):
+        with pytest.raises(InvalidOptionError):
             server.method(name)(lambda: 2)
 
 
@@ -147,7 +147,7 @@ async def test_the_server_calls_a_method_of_a_client(serve: Serve) -> None:
 async def test_a_clients_error_is_raised_to_who_called(serve: Serve) -> None:
     async with serve("memory:") as server, connect(server) as client:
         answering = asyncio.create_task(answer_one(client, error={"code": 42, "message": "none left", "data": [1]}))
-        with pytest.raises(CallFailed) as raised:
+        with pytest.raises(CallError) as raised:
             await only(server).call("stock.count")
         assert (raised.value.code, raised.value.why, raised.value.data) == (42, "none left", [1])
         await answering
@@ -155,7 +155,7 @@ async def test_a_clients_error_is_raised_to_who_called(serve: Serve) -> None:
 
 async def test_a_client_that_does_not_answer_is_waited_for_so_long(serve: Serve) -> None:
     async with serve("memory:") as server, connect(server) as client:
-        with pytest.raises(RequestTimeout):
+        with pytest.raises(RequestTimeoutError):
             await only(server).call("stock.count", timeout=0.05)
         late = await client.frame()
         await client.send({"jsonrpc": "2.0", "id": late["id"], "result": 1})  # nobody waits for it any more
@@ -168,10 +168,10 @@ async def test_who_waits_for_a_client_that_leaves_is_told(serve: Serve) -> None:
             connection = only(server)
             calling = asyncio.create_task(connection.call("stock.count"))
             await client.frame()
-        with pytest.raises(RequestTimeout, match="gone"):
+        with pytest.raises(RequestTimeoutError, match="gone"):
             await calling
         await gone(server)
-        with pytest.raises(RequestTimeout, match="gone"):  # at once, not when the time is up
+        with pytest.raises(RequestTimeoutError, match="gone"):  # at once, not when the time is up
             await asyncio.wait_for(connection.call("stock.count"), 5)
 
 
@@ -211,7 +211,7 @@ async def test_no_more_calls_wait_for_one_client_than_the_limit(serve: Serve) ->
         connection = only(server)
         calling = [asyncio.create_task(connection.call("x")) for _ in range(WAITING_MAX)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded):
+        with pytest.raises(OverloadedError):
             await connection.call("x")
         for task in calling:
             task.cancel()

@@ -15,12 +15,12 @@ from raw_http import get
 from websockets.exceptions import InvalidStatus
 
 from headwater import ManualClock
-from headwater.errors import InvalidConfiguration, InvalidOption, StoreError
+from headwater.errors import InvalidConfigurationError, InvalidOptionError, StoreError
 from headwater.protocol.jsonrpc import Fault
-from headwater.server import audit, serving
+from headwater.server import audit
+from headwater.server import server as server_module
 from headwater.server.audit import Audit
-from headwater.server.scopes import EVERYTHING, Scopes
-from headwater.server.tokens import TokenFile, id_of
+from headwater.server.auth import EVERYTHING, Scopes, TokenFile, id_of
 
 WHO = {"address": "10.0.0.1", "token": "abc", "label": "shop"}
 
@@ -142,7 +142,7 @@ async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clo
 async def test_tokens_that_appear_and_disappear_are_told(
     serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "SWEEP_S", 0.01)
+    monkeypatch.setattr(server_module, "SWEEP_S", 0.01)
     before = tokens.create("before", EVERYTHING, now_ms=clock.now_ms())
     async with serve_tokens(audit=str(path)):
         commands = TokenFile(tokens.path)
@@ -199,7 +199,7 @@ def test_refusals_of_one_token_do_not_drown_those_of_another_at_its_address(path
 
 def test_what_was_refused_is_not_told_as_a_change_and_what_is_not_known_is(path: Path) -> None:
     trail = Audit(str(path), ManualClock())
-    for error in (InvalidOption("no"), Fault(-32602, "no"), StoreError("it may have been done"), RuntimeError()):
+    for error in (InvalidOptionError("no"), Fault(-32602, "no"), StoreError("it may have been done"), RuntimeError()):
         with pytest.raises(type(error)), trail.change("rpc.seek", WHO, why=type(error).__name__):
             raise error
     trail.close()
@@ -296,6 +296,6 @@ def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(serve: Serve, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfiguration) as refused:
+    with pytest.raises(InvalidConfigurationError) as refused:
         Audit(str(tmp_path / "none" / "audit"), ManualClock())
     assert refused.value.next == "Set server.audit to a file that this user may write"

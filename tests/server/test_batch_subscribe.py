@@ -6,8 +6,7 @@ import pytest
 from foreign_client import Serve, bearer, connect
 
 from headwater import ManualClock
-from headwater.server.scopes import Scopes
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import Scopes, TokenFile
 
 BATCH = "rpc.subscribe.persistent.batch"
 

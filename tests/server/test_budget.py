@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
 from headwater.server.budget import MOVED_BYTES_MIN, SHARE_BYTES_MIN, STALLED_S, TURNS, Account, Budget
-from headwater.server.logs import ALIKE_A_SECOND_MAX, LineLimit
 
 MAX = 10 * SHARE_BYTES_MIN
 
@@ -157,19 +154,3 @@ def test_what_is_unfinished_for_long_is_given_up_in_any_case() -> None:
     budget.sweep()
     patient.sweep()
     assert (told(small), told(unread)) == (["stalled"], [])
-
-
-def test_lines_of_a_kind_are_limited_and_those_left_out_are_counted() -> None:
-    clock = Clock()
-    limit = LineLimit(clock)
-
-    def passes(line: int = 1) -> logging.LogRecord | None:
-        record = logging.LogRecord("headwater.server", logging.WARNING, "x.py", line, "again", None, None)
-        return record if limit.filter(record) else None
-
-    assert sum(passes() is not None for _ in range(100)) == ALIKE_A_SECOND_MAX
-    assert passes(2) is not None, "another kind"
-    clock.now_s += 1
-    after = passes()
-    assert after is not None
-    assert after.__dict__["left_out"] == 100 - ALIKE_A_SECOND_MAX

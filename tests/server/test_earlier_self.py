@@ -46,7 +46,7 @@ async def test_a_foreign_client_is_let_in_at_once(process: ServerProcess) -> Non
 
 async def test_a_program_that_holds_it_by_itself_is_not_disturbed(process: ServerProcess, log_url: str) -> None:
     """Of other processes nothing is known but their lease."""
-    async with headwater.connect(log_url) as log:
+    async with headwater.open_async(log_url) as log:
         await log.subscribe("s", "a", lease=LONG_S)
         process.kill()
         process.start()

@@ -19,7 +19,7 @@ async def test_a_silent_client_is_noticed_and_what_it_held_is_free(serve: Serve)
         await silent.deliveries(2)
         silent.stop_reading()  # as if the cable were pulled: it hears no ping, so it answers none
         async with asyncio.timeout(PATIENCE_S):
-            while len(server.connections) > 1 or server._leaving:
+            while len(server.connections) > 1 or server._context.closing:
                 await next_one.call("rpc.hello")
         assert (await next_one.subscribe("s", "a"))["undelivered_count"] == 2
         delivery = await next_one.delivery()
@@ -77,15 +77,15 @@ async def test_whatever_way_a_client_goes_it_is_gone(serve: Serve, how: str) -> 
                     await client.socket.wait_closed()
         await gone(server)
         assert server.metrics.connections._value.get() == 0
-        assert not server._doors
+        assert not server.acceptor.connections
         async with connect(server) as client:
             await client.subscribe("s", "a")
 
 
 async def test_a_client_that_does_not_answer_the_close_is_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.server import door
+    from headwater.server import listener
 
-    monkeypatch.setattr(door, "CLOSE_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(listener, "CLOSE_SECONDS_MAX", 0.1)
     async with serve("memory:") as server, connect(server) as client:
         client.stop_reading()
         [connection] = server.connections

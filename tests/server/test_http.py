@@ -12,8 +12,8 @@ import pytest
 from foreign_client import PATIENCE_S, Serve, connect, turn
 from raw_http import UPGRADE, dial, get
 
-from headwater.errors import DiskFull
-from headwater.server import door, pages
+from headwater.errors import DiskFullError
+from headwater.server import listener, pages
 
 HEAD = "Host: localhost\r\n"
 
@@ -127,17 +127,17 @@ async def test_a_body_within_the_limit_is_read_and_expect_continue_is_answered(s
     ids=["nothing", "half a head", "half a body", "a whole request and then nothing"],
 )
 async def test_who_takes_too_long_is_cut(serve: Serve, sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HTTP_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(listener, "HTTP_SECONDS_MAX", 0.2)
     async with serve("memory:") as server, dial(server) as raw:
         raw.send(sent)
         await raw.ended()
         async with asyncio.timeout(PATIENCE_S):
-            while server._doors:
+            while server.acceptor.connections:
                 await turn()
 
 
 async def test_an_upgraded_connection_is_not_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HTTP_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(listener, "HTTP_SECONDS_MAX", 0.5)
     async with serve("memory:") as server, connect(server) as client, dial(server) as slow:
         slow.send("GET / HT")
         await slow.ended()  # by now it would have been cut, too
@@ -168,10 +168,10 @@ async def test_a_log_that_cannot_be_written_is_not_ready(
 async def test_a_failing_store_is_told_by_its_own_words(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "CACHED_S", 0.0)
     async with serve() as server:
-        core = server._parts.core  # type: ignore[union-attr]
+        core = server._context.core  # type: ignore[union-attr]
 
         def full(*_: Any, **__: Any) -> Any:
-            raise DiskFull("the disk is full")
+            raise DiskFullError("the disk is full")
 
         with monkeypatch.context() as patched:
             patched.setattr(core.engine.store, "write", full)
@@ -215,7 +215,7 @@ async def test_one_answer_serves_all_who_ask_within_a_second(
 ) -> None:
     monkeypatch.setattr(pages, "CACHED_S", 60.0)
     async with serve() as server:
-        core, asks = server._parts.core, []  # type: ignore[union-attr]
+        core, asks = server._context.core, []  # type: ignore[union-attr]
         ask = getattr(core, asked)
         monkeypatch.setattr(core, asked, lambda *args: asks.append(args) or ask(*args))
         answers = await asyncio.gather(*(get(server, path) for _ in range(20)))
@@ -226,7 +226,7 @@ async def test_one_answer_serves_all_who_ask_within_a_second(
 
 async def test_readiness_writes(serve: Serve) -> None:
     async with serve() as server:
-        wal = server._parts.core.engine.store.journal_bytes  # type: ignore[union-attr]
+        wal = server._context.core.engine.store.journal_bytes  # type: ignore[union-attr]
         before = wal()
         assert (await get(server, "/readyz")).status == 200
         assert wal() > before

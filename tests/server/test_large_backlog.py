@@ -15,7 +15,7 @@ from headwater import Log
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
-    served = ServedFile(tmp_path / "log.db", housekeeping=None, durability="relaxed")
+    served = ServedFile(tmp_path / "log.db", maintenance_interval=None, durability="relaxed")
     with served.open() as opened:
         yield opened
     served.stop()

@@ -10,7 +10,7 @@ from foreign_client import PATIENCE_S, Client, Serve, connect, gone, turn
 from raw_http import UPGRADE, dial, get
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
@@ -60,11 +60,11 @@ async def test_beyond_the_limit_of_connections_there_is_503(serve: Serve, limit:
                 assert (await get(server, "/healthz")).status == 503  # the port is full for everybody
                 assert await first.publish("a") == 1
             async with asyncio.timeout(PATIENCE_S):
-                while len(server._doors) > 1:
+                while len(server.acceptor.connections) > 1:
                     await turn()
             assert await refused_with(server) == 101
         await gone(server)
-        assert not server._acceptor.by_address or set(server._acceptor.by_address.values()) == {0}
+        assert not server.acceptor.by_address or set(server.acceptor.by_address.values()) == {0}
 
 
 async def test_one_who_never_finishes_its_head_gives_way_to_a_new_one(serve: Serve) -> None:
@@ -72,12 +72,12 @@ async def test_one_who_never_finishes_its_head_gives_way_to_a_new_one(serve: Ser
         async with dial(server) as raw:
             raw.send("GET / HT")
             async with asyncio.timeout(PATIENCE_S):
-                while not server._doors:
+                while not server.acceptor.connections:
                     await turn()
             assert await refused_with(server) == 101
             await raw.ended()
         async with asyncio.timeout(PATIENCE_S):
-            while server._doors:
+            while server.acceptor.connections:
                 await turn()
 
 
@@ -164,7 +164,7 @@ async def test_a_call_that_takes_too_long_is_refused(serve: Serve) -> None:
     async with server, connect(server) as client:
         error = await client.refusal("gate", [1])
         assert error["code"] == -32006
-        assert error["data"]["kind"] == "RequestTimeout"
+        assert error["data"]["kind"] == "RequestTimeoutError"
         assert await client.publish("a") == 1
 
 

@@ -63,20 +63,20 @@ async def test_subscribing_twice_to_one_pattern_is_once(serve: Serve) -> None:
 
 async def test_nothing_is_left_of_one_who_has_gone(serve: Serve) -> None:
     async with serve() as server:
-        hub = server._parts.live  # type: ignore[union-attr]
+        hub = server._context.live  # type: ignore[union-attr]
         async with connect(server) as client:
             await client.call("rpc.subscribe.batch", {"topics": ["a", "b.*"]})
             assert len(hub) == 2
         await gone(server)
         assert len(hub) == 0
-        assert not hub._listeners
+        assert not hub._subscriptions
         assert [*hub._trie.match("a"), *hub._trie.match("b.c")] == []
 
 
 async def test_what_another_process_writes_is_heard_too(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.call("rpc.subscribe", {"topic": "a"})
-        async with headwater.connect("log.db") as log:  # not through the server
+        async with headwater.open_async("log.db") as log:  # not through the server
             await log.publish("a", "by another door")
         assert (await client.note("rpc.notification"))["data"] == "by another door"
 
@@ -85,7 +85,7 @@ async def test_a_message_too_large_for_the_frames_of_clients_stops_nobody(serve:
     async with serve(limits_frame_bytes=4_096) as server, connect(server) as client:
         await client.call("rpc.subscribe", {"topic": "a"})
         await client.subscribe("s", "a")
-        async with headwater.connect("log.db") as log:
+        async with headwater.open_async("log.db") as log:
             await log.publish("a", "x" * 1_000_000)
             await log.publish("a", "small")
         got = {"rpc.notification": 0, "rpc.notification.persistent": 0}

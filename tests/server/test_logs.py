@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.server import logs
-from headwater.server.logs import JsonFormatter, TextFormatter
+from headwater.server import logging as logs
+from headwater.server.logging import ALIKE_A_SECOND_MAX, JsonFormatter, LineLimit, TextFormatter
 
 
 def record(message: str, *arguments: object, level: int = logging.INFO, **extra: object) -> logging.LogRecord:
@@ -127,3 +127,19 @@ def test_set_up_again_does_not_say_everything_twice():
     logs.set_up("text", "debug", out)
     logging.getLogger("headwater").debug("once")
     assert out.getvalue().count("once") == 1
+
+
+def test_lines_of_a_kind_are_limited_and_those_left_out_are_counted() -> None:
+    now_s = 0.0
+    limit = LineLimit(lambda: now_s)
+
+    def passes(line: int = 1) -> logging.LogRecord | None:
+        record = logging.LogRecord("headwater.server", logging.WARNING, "x.py", line, "again", None, None)
+        return record if limit.filter(record) else None
+
+    assert sum(passes() is not None for _ in range(100)) == ALIKE_A_SECOND_MAX
+    assert passes(2) is not None, "another kind"
+    now_s += 1
+    after = passes()
+    assert after is not None
+    assert after.__dict__["left_out"] == 100 - ALIKE_A_SECOND_MAX

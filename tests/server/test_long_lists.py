@@ -8,28 +8,28 @@ import msgspec
 import pytest
 from foreign_client import Serve, connect
 
-from headwater.protocol import wire
+from headwater.protocol import methods as rpc
 from headwater.server.methods import METHODS
 
 ID = {"subscription_id": "s"}
-NAMES = ["a"] * (wire.NAMES_MAX + 1)
-SEQS = [1] * (wire.SEQS_MAX + 1)
-PAIRS = [(1, 1)] * (wire.SEQS_MAX + 1)
+NAMES = ["a"] * (rpc.NAMES_MAX + 1)
+SEQS = [1] * (rpc.SEQS_MAX + 1)
+PAIRS = [(1, 1)] * (rpc.SEQS_MAX + 1)
 TOO_LONG: list[tuple[str, Any, int]] = [
-    ("rpc.subscribe.batch", {"topics": NAMES}, wire.NAMES_MAX),
-    ("rpc.unsubscribe.batch", {"topics": NAMES}, wire.NAMES_MAX),
-    ("rpc.subscribe.persistent.batch", {"subscriptions": [{**ID, "topic": "a"} for _ in NAMES]}, wire.NAMES_MAX),
-    ("rpc.subscribe_persistent_batch", [{**ID, "topic": "a"} for _ in NAMES], wire.NAMES_MAX),
-    ("rpc.subscribe.persistent", {**ID, "topic": "a", "resume": {"holder": "h" * 8, "held": PAIRS}}, wire.SEQS_MAX),
-    ("rpc.unsubscribe.persistent", {**ID, "seen": PAIRS}, wire.SEQS_MAX),
-    ("rpc.unsubscribe.persistent.batch", {"subscription_ids": NAMES}, wire.NAMES_MAX),
-    ("rpc.unsubscribe_persistent_batch", NAMES, wire.NAMES_MAX),
-    ("rpc.acknowledge.persistent", {**ID, "sequence_ids": SEQS}, wire.SEQS_MAX),
-    ("rpc.acknowledge.persistent.batch", {"acknowledgments": [{**ID, "sequence_id": 1} for _ in SEQS]}, wire.SEQS_MAX),
-    ("rpc.ack_persistent_batch", [{**ID, "sequence_id": 1} for _ in SEQS], wire.SEQS_MAX),
-    *((f"rpc.{verb}", {**ID, "sequence_ids": SEQS}, wire.SEQS_MAX) for verb in ("nack", "reject", "extend", "release")),
-    ("rpc.dead_letters.import", {"lines": NAMES}, wire.NAMES_MAX),
-    ("rpc.dead_letters", {"ids": SEQS}, wire.SEQS_MAX),
+    ("rpc.subscribe.batch", {"topics": NAMES}, rpc.NAMES_MAX),
+    ("rpc.unsubscribe.batch", {"topics": NAMES}, rpc.NAMES_MAX),
+    ("rpc.subscribe.persistent.batch", {"subscriptions": [{**ID, "topic": "a"} for _ in NAMES]}, rpc.NAMES_MAX),
+    ("rpc.subscribe_persistent_batch", [{**ID, "topic": "a"} for _ in NAMES], rpc.NAMES_MAX),
+    ("rpc.subscribe.persistent", {**ID, "topic": "a", "resume": {"holder": "h" * 8, "held": PAIRS}}, rpc.SEQS_MAX),
+    ("rpc.unsubscribe.persistent", {**ID, "seen": PAIRS}, rpc.SEQS_MAX),
+    ("rpc.unsubscribe.persistent.batch", {"subscription_ids": NAMES}, rpc.NAMES_MAX),
+    ("rpc.unsubscribe_persistent_batch", NAMES, rpc.NAMES_MAX),
+    ("rpc.acknowledge.persistent", {**ID, "sequence_ids": SEQS}, rpc.SEQS_MAX),
+    ("rpc.acknowledge.persistent.batch", {"acknowledgments": [{**ID, "sequence_id": 1} for _ in SEQS]}, rpc.SEQS_MAX),
+    ("rpc.ack_persistent_batch", [{**ID, "sequence_id": 1} for _ in SEQS], rpc.SEQS_MAX),
+    *((f"rpc.{verb}", {**ID, "sequence_ids": SEQS}, rpc.SEQS_MAX) for verb in ("nack", "reject", "extend", "release")),
+    ("rpc.dead_letters.import", {"lines": NAMES}, rpc.NAMES_MAX),
+    ("rpc.dead_letters", {"ids": SEQS}, rpc.SEQS_MAX),
 ]
 
 

@@ -9,7 +9,7 @@ from foreign_client import Client, Serve, connect
 
 import headwater
 from headwater import ManualClock
-from headwater.protocol import wire
+from headwater.protocol import methods as rpc
 from headwater.server import subscriptions
 
 
@@ -43,16 +43,16 @@ async def test_topics_come_in_pages(serve: Serve, monkeypatch: pytest.MonkeyPatc
         assert await page(after="ü") == []
         assert await client.code("rpc.topics", {"limit": 0}) == -32005
         assert await client.code("rpc.topics", {"limit": 10_001}) == -32005
-        monkeypatch.setattr(wire, "TOPICS_MAX", 4)
+        monkeypatch.setattr(rpc, "TOPICS_MAX", 4)
         statistics = await client.call("rpc.stats")
         assert [row[0] for row in statistics["topics"]] == names[:4]
         assert (statistics["messages"], statistics["topics_left_out"]) == (9, 5)
 
 
-@pytest.mark.parametrize("topics", [1, wire.TOPICS_MAX, wire.TOPICS_MAX + 1])
+@pytest.mark.parametrize("topics", [1, rpc.TOPICS_MAX, rpc.TOPICS_MAX + 1])
 async def test_a_client_asks_for_all_pages_of_the_topics(serve: Serve, topics: int) -> None:
     names = [f"a.{number:05}" for number in range(topics)]
-    async with serve() as server, await headwater.connect(server.url) as log:
+    async with serve() as server, await headwater.open_async(server.url) as log:
         await log.publish_many([(name, 1) for name in names])
         assert [each.topic for each in await log.topics()] == names
 
@@ -77,7 +77,7 @@ async def test_subscriptions_as_they_are(serve: Serve) -> None:
         await client.deliveries(3)
         await client.ack("s", 1)
         await client.delivery()
-        clock.advance(250)
+        clock.advance(0.25)
         info = await client.call("rpc.subscription", {"subscription_id": "s"})
         holder = info.pop("holder")
         assert isinstance(holder, str)
@@ -215,7 +215,7 @@ async def test_dead_letters_are_listed_and_found(serve: Serve) -> None:
             ({"topic": "a"}, [1, 2]),
             ({"type": "Order"}, [1]),
             ({"error": "stock"}, [1, 3]),
-            ({"reason": "max_retries"}, []),
+            ({"reason": "max_attempts"}, []),
             ({"subscription": "x"}, []),
             ({"ids": [letters[1]["id"]]}, [2]),
             ({"limit": 1}, [1]),

@@ -12,7 +12,7 @@ from raw_http import get
 from headwater import ManualClock
 from headwater.server import pages
 from headwater.server.registry import Middleware
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def check(samples: Samples) -> None:
     assert requests("rpc.acknowledge.persistent") == (1, 0)
     assert samples.of("request_duration_seconds_count", method="rpc.acknowledge.persistent") == 1
     assert samples.of("published_messages_total") == 9
-    assert samples.of("repeated_messages_total") == 1
+    assert samples.of("duplicate_messages_total") == 1
     assert samples.of("delivered_messages_total") == 5
     assert samples.of("redelivered_messages_total") == 1
     assert [samples.of("settled_messages_total", how=how) for how in ("ack", "nack", "reject")] == [2, 1, 1]
@@ -128,7 +128,7 @@ async def test_lag_in_flight_and_age_are_those_of_the_moment(serve: Serve) -> No
         await client.deliveries(4)
         await client.ack("s", 1)
         await client.delivery()
-        clock.advance(7_000)
+        clock.advance(7)
         samples = await scrape(server)
         of_s: dict[str, Any] = {"subscription": "s"}
         assert samples.of("subscription_lag", **of_s) == 9

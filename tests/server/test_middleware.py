@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from foreign_client import Serve, connect
 
-from headwater.errors import Unauthorized
+from headwater.errors import UnauthorizedError
 from headwater.protocol.jsonrpc import Fault
 from headwater.server.registry import CallContext, Middleware, Outcome, ShortCircuit
 
@@ -135,7 +135,7 @@ async def test_a_short_circuit_may_answer_null(serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     ("raised", "code"),
-    [(Fault(-32099, "not today"), -32099), (Unauthorized("not you"), -32000), (ValueError("a secret"), -32603)],
+    [(Fault(-32099, "not today"), -32099), (UnauthorizedError("not you"), -32000), (ValueError("a secret"), -32603)],
 )
 async def test_what_before_raises_refuses_the_call(
     serve: Serve, raised: Exception, code: int, caplog: pytest.LogCaptureFixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 from foreign_client import Serve, bearer, connect
 
 from headwater import ManualClock
-from headwater.server.scopes import Scopes
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import Scopes, TokenFile
 
 
 async def test_what_is_sent_again_is_recognised(serve: Serve) -> None:

@@ -15,11 +15,10 @@ from websockets.exceptions import InvalidStatus
 
 import headwater
 from headwater import ManualClock
-from headwater.server import serving
+from headwater.server import server as server_module
+from headwater.server.auth import EVERYTHING, RIGHTS, Scopes, TokenFile, id_of
 from headwater.server.methods import METHODS
 from headwater.server.registry import CallContext, Method, Middleware, ShortCircuit
-from headwater.server.scopes import EVERYTHING, RIGHTS, Scopes
-from headwater.server.tokens import TokenFile, id_of
 
 ALONE: dict[str, Scopes] = {
     "publish": Scopes(publish=(">",)),
@@ -533,7 +532,7 @@ async def test_a_subscription_that_begins_while_the_token_changes_is_not_kept(se
 async def test_what_came_by_a_revoked_token_ends(
     serve_tokens: Serve, make: Make, tokens: TokenFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "SWEEP_S", 0.02)
+    monkeypatch.setattr(server_module, "SWEEP_S", 0.02)
     server = serve_tokens()
     began, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -560,7 +559,7 @@ async def test_what_came_by_a_revoked_token_ends(
         tokens.revoke(str(id_of(token)))
         async with asyncio.timeout(2):
             await cancelled.wait()
-            while server._parts is None or len(server._parts.live):
+            while server._context is None or len(server._context.live):
                 await turn()
         await other.subscribe("s", "a")
         async with asyncio.timeout(5):
@@ -572,7 +571,7 @@ def test_a_revoked_token_is_noticed_within_five_seconds() -> None:
     from headwater.replication.host import endpoint
     from headwater.server.connection import REVOKED_CLOSE_S
 
-    assert serving.SWEEP_S + REVOKED_CLOSE_S < 5
+    assert server_module.SWEEP_S + REVOKED_CLOSE_S < 5
     assert endpoint.RIGHTS_S < 5
 
 

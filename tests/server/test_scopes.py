@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.errors import CombinedWildcard, InvalidOption, InvalidPattern
-from headwater.server.scopes import EVERYTHING, PATTERNS_PER_SCOPE_MAX, RIGHTS, Right, Scopes
+from headwater.errors import CombinedWildcardError, InvalidOptionError, InvalidPatternError
+from headwater.server.auth import EVERYTHING, PATTERNS_PER_SCOPE_MAX, RIGHTS, Right, Scopes
 from headwater.topics import parse_pattern
 
 
@@ -76,7 +76,7 @@ def test_names_are_whole_or_begin_alike() -> None:
 
 @pytest.mark.parametrize("name", ["", "a*b", "**", "a b", "-a", "orders.>", "#", "x" * 129, "a\n", 7, None])
 def test_what_names_no_subscription_is_refused(name: Any) -> None:
-    with pytest.raises(InvalidOption, match="names no subscriptions"):
+    with pytest.raises(InvalidOptionError, match="names no subscriptions"):
         Scopes(consume=(name,))
 
 
@@ -92,7 +92,7 @@ def test_everything_is_everything(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["publish", "read", "manage", "call"])
 def test_what_cannot_be_read_is_refused_with_its_place(name: str) -> None:
-    with pytest.raises(CombinedWildcard) as caught:
+    with pytest.raises(CombinedWildcardError) as caught:
         Scopes(**{name: ("orders.>", "orders.n*")})
     assert caught.value.where == f"{name} scope, nats pattern 'orders.n*'"
     assert caught.value.next
@@ -101,18 +101,18 @@ def test_what_cannot_be_read_is_refused_with_its_place(name: str) -> None:
 @pytest.mark.parametrize("name", ["publish", "read", "manage", "call"])
 @pytest.mark.parametrize("given", ["orders.>", 7, None])
 def test_a_scope_is_a_list(name: str, given: Any) -> None:
-    with pytest.raises(InvalidOption, match=f"the {name} scope is a list of patterns"):
+    with pytest.raises(InvalidOptionError, match=f"the {name} scope is a list of patterns"):
         Scopes(**{name: given})
 
 
 @pytest.mark.parametrize("name", ["publish", "read", "manage", "call"])
 def test_a_pattern_is_text(name: str) -> None:
-    with pytest.raises(InvalidPattern, match="not int"):
+    with pytest.raises(InvalidPatternError, match="not int"):
         Scopes(**{name: [7]})  # type: ignore[arg-type]
 
 
 def test_admin_is_true_or_false() -> None:
-    with pytest.raises(InvalidOption, match="admin"):
+    with pytest.raises(InvalidOptionError, match="admin"):
         Scopes(admin="no")  # type: ignore[arg-type]
 
 
@@ -120,7 +120,7 @@ def test_admin_is_true_or_false() -> None:
 def test_the_number_of_patterns_is_limited(name: str) -> None:
     texts = tuple(f"t{number}" for number in range(PATTERNS_PER_SCOPE_MAX))
     assert len(getattr(Scopes(**{name: texts}), name)) == PATTERNS_PER_SCOPE_MAX
-    with pytest.raises(InvalidOption, match=f"the limit is {PATTERNS_PER_SCOPE_MAX}"):
+    with pytest.raises(InvalidOptionError, match=f"the limit is {PATTERNS_PER_SCOPE_MAX}"):
         Scopes(**{name: (*texts, "more")})
 
 

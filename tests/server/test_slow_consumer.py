@@ -8,7 +8,7 @@ from foreign_client import PATIENCE_S, Client, Serve, connect, turn
 
 from headwater.server.connection import Connection
 from headwater.server.live import SLICE_BYTES
-from headwater.server.serving import Server
+from headwater.server.server import Server
 
 OUTBOUND = 256 * 1024
 LARGE = "x" * 100_000
@@ -20,12 +20,12 @@ def connection_of(server: Server, others: list[Connection]) -> Connection:
 
 
 def buffered(connection: Connection) -> int:
-    return connection._wire.buffered_bytes()
+    return connection._transport.buffered_bytes()
 
 
 async def full(connection: Connection) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not connection.is_full and not connection._rooms:
+        while not connection.is_full and not connection._room_waiters:
             await turn()
 
 
@@ -51,7 +51,7 @@ async def test_a_slow_consumer_is_paused_and_loses_nothing(serve: Serve) -> None
                 assert await quick.delivered_seqs(1) == [number]
                 await quick.ack("quick", number)  # the others are not held up by it
                 most = max(most, buffered(connection))
-            assert connection._rooms, "the delivery waits for room"
+            assert connection._room_waiters, "the delivery waits for room"
             assert most <= OUTBOUND + 10 * len(LARGE)  # what was there before it was full, and one push
             assert await delivered_to(quick, "slow") < 200
             slow.read_again()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from foreign_client import PATIENCE_S, Serve, connect, turn
 
-from headwater.protocol import wire
-from headwater.server.serving import Server
+from headwater.protocol import methods as rpc
+from headwater.server.server import Server
 
 
 @types.coroutine
@@ -41,8 +41,8 @@ def cancelled_at(place: int, coroutine: Coroutine[Any, Any, Any]) -> Generator[A
 @contextmanager
 def busy_readers(server: Server) -> Generator[None, None, None]:
     """No look at the log comes to an end."""
-    assert server._parts is not None
-    pool, over = server._parts.core.engine.readers, threading.Event()
+    assert server._context is not None
+    pool, over = server._context.core.engine.readers, threading.Event()
     for _ in range(pool._max_workers):
         pool.submit(over.wait, PATIENCE_S)
     try:
@@ -53,12 +53,12 @@ def busy_readers(server: Server) -> Generator[None, None, None]:
 
 async def held(server: Server) -> list[str]:
     """The ids that the log holds, when everything that was begun has ended."""
-    assert server._parts is not None
+    assert server._context is not None
     [connection] = server.connections
     async with asyncio.timeout(PATIENCE_S):
         while connection.subscriptions._ending:
             await turn()
-    return sorted(subscriber.id for subscriber in server._parts.core._subscribers)
+    return sorted(subscriber.id for subscriber in server._context.core._subscribers)
 
 
 async def test_counting_what_waits_does_not_make_a_subscribe_fail(serve: Serve) -> None:
@@ -76,7 +76,7 @@ async def test_a_subscribe_cancelled_anywhere_leaves_nothing_on_its_connection(s
     async with serve() as server, connect(server) as client:
         await client.publish_many("a", 3)
         [connection] = server.connections
-        params = wire.Subscribe("s", "a", mode=mode, start="first")
+        params = rpc.Subscribe("s", "a", mode=mode, start="first")
         place = 0
         while await asyncio.create_task(cancelled_at(place, connection.subscriptions.begin(params))):  # type: ignore[arg-type]
             assert len(connection.subscriptions) == 0
@@ -92,7 +92,7 @@ async def test_a_subscribe_cancelled_anywhere_leaves_nothing_on_its_connection(s
 async def test_a_batch_of_subscribes_cancelled_anywhere_leaves_nothing_on_its_connection(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         [connection] = server.connections
-        params = wire.SubscribeBatch([wire.Subscribe("s", "a"), wire.Subscribe("t", "a"), wire.Subscribe("u", "a")])
+        params = rpc.SubscribeBatch([rpc.Subscribe("s", "a"), rpc.Subscribe("t", "a"), rpc.Subscribe("u", "a")])
         place = 0
         while await asyncio.create_task(cancelled_at(place, connection.subscriptions.begin_all(params))):  # type: ignore[arg-type]
             assert await held(server) == []
@@ -119,9 +119,9 @@ async def test_a_release_cancelled_anywhere_releases_all_the_same(serve: Serve) 
 async def test_a_subscribe_that_runs_into_its_time_limit_may_be_tried_again(serve: Serve) -> None:
     async with serve(limits_request_timeout=0.2) as server, connect(server) as client, connect(server) as other:
         await other.subscribe("s", "a")
-        assert server._parts is not None
-        core, writing = server._parts.core, threading.Event()
-        core.engine.committer.submit(lambda writer, undo: writing.wait(PATIENCE_S))
+        assert server._context is not None
+        core, writing = server._context.core, threading.Event()
+        core.engine.committer.submit(lambda writer, hooks: writing.wait(PATIENCE_S))
         try:
             assert await client.code("rpc.subscribe.persistent", {"subscription_id": "t", "topic": "a"}) == -32006
         finally:
@@ -136,7 +136,7 @@ async def test_a_subscription_ended_before_its_answer_takes_no_later_one_with_it
     async with serve() as server, connect(server) as client:
         [connection] = server.connections
         subscriptions = connection.subscriptions
-        params = wire.Subscribe("s", "a", start="first")
+        params = rpc.Subscribe("s", "a", start="first")
         with busy_readers(server):  # the first one is at its counting
             first = asyncio.create_task(subscriptions.begin(params))
             async with asyncio.timeout(PATIENCE_S):

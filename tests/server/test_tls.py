@@ -15,10 +15,9 @@ from raw_http import dial
 from server_process import ServerProcess
 
 import headwater
-from headwater.errors import InvalidConfiguration, Unreachable
-from headwater.server.scopes import Scopes
-from headwater.server.serving import Server
-from headwater.server.tokens import TokenFile
+from headwater.errors import InvalidConfigurationError, UnreachableError
+from headwater.server.auth import Scopes, TokenFile
+from headwater.server.server import Server
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +121,9 @@ async def test_a_slow_consumer_is_bounded_over_tls_as_well(serve_tls: Serve, aut
             for _ in range(200):
                 await quick.publish("a", large)
             async with asyncio.timeout(PATIENCE_S):
-                while not connection.is_full and not connection._rooms:
+                while not connection.is_full and not connection._room_waiters:
                     await turn()
-            assert connection._wire.buffered_bytes() <= outbound + 10 * len(large)
+            assert connection._transport.buffered_bytes() <= outbound + 10 * len(large)
         slow.read_again()
         assert await slow.delivered_seqs(200) == list(range(1, 201))
 
@@ -140,7 +139,7 @@ async def test_beyond_the_limit_nobody_slips_in_over_tls(serve_tls: Serve, autho
 async def test_a_certificate_that_cannot_be_used_is_told_at_the_start(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "broken.pem").write_text("nonsense")
     for certificate in ("broken.pem", "missing.pem"):
-        with pytest.raises(InvalidConfiguration, match="certificate"):
+        with pytest.raises(InvalidConfigurationError, match="certificate"):
             await serve("memory:", tls_certificate=certificate).start()
 
 
@@ -180,7 +179,7 @@ async def test_a_renewed_certificate_is_shown_to_who_comes_next(
 async def test_a_renewed_certificate_is_found_without_a_signal(
     serve_tls: Serve, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.server.serving.SWEEP_S", 0.01)
+    monkeypatch.setattr("headwater.server.server.SWEEP_S", 0.01)
     async with serve_tls("memory:") as server, asyncio.timeout(PATIENCE_S):
         write_certificate(tmp_path, authority, "renewed.example")
         while await shown_name(server, authority) != "renewed.example":
@@ -195,16 +194,18 @@ async def test_a_client_without_a_certificate_is_refused_where_one_is_wanted(
     trustme.CA().issue_cert("client").private_key_and_cert_chain_pem.write_to_path(tmp_path / "stranger.pem")
     async with serve_tls(tls_client_ca="ca.pem") as server:
         options: dict[str, Any] = {"ca": tmp_path / "ca.pem", "connect_timeout": 5}
-        with pytest.raises(Unreachable, match=r"hung up right after the TLS handshake\. If it asks for a certificate"):
-            async with headwater.connect(server.url, **options):
+        with pytest.raises(
+            UnreachableError, match=r"hung up right after the TLS handshake\. If it asks for a certificate"
+        ):
+            async with headwater.open_async(server.url, **options):
                 pass
-        with pytest.raises(Unreachable):
-            async with headwater.connect(server.url, certificate=tmp_path / "stranger.pem", **options):
+        with pytest.raises(UnreachableError):
+            async with headwater.open_async(server.url, certificate=tmp_path / "stranger.pem", **options):
                 pass
-        async with headwater.connect(server.url, certificate=tmp_path / "client.pem", **options) as log:
+        async with headwater.open_async(server.url, certificate=tmp_path / "client.pem", **options) as log:
             assert await log.publish("a", 1) == 1
         monkeypatch.setenv("HEADWATER_CERTIFICATE", str(tmp_path / "client.pem"))
-        async with headwater.connect(server.url, **options) as log:
+        async with headwater.open_async(server.url, **options) as log:
             assert await log.publish("a", 1) == 2
 
 
@@ -216,17 +217,17 @@ async def test_authorities_of_clients_are_read_again_too(
     authority.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(tmp_path / "client.pem")
     options: dict[str, Any] = {"ca": tmp_path / "server-ca.pem", "certificate": tmp_path / "client.pem"}
     async with serve_tls(tls_client_ca="ca.pem") as server:
-        async with headwater.connect(server.url, **options) as log:
+        async with headwater.open_async(server.url, **options) as log:
             assert await log.publish("a", 1) == 1
         trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
         server.reload()
-        with pytest.raises(Unreachable):
-            async with headwater.connect(server.url, connect_timeout=5, **options):
+        with pytest.raises(UnreachableError):
+            async with headwater.open_async(server.url, connect_timeout=5, **options):
                 pass
 
 
 async def test_authorities_that_cannot_be_read_are_told_at_the_start(serve_tls: Serve) -> None:
-    with pytest.raises(InvalidConfiguration, match="authorities cannot be read"):
+    with pytest.raises(InvalidConfigurationError, match="authorities cannot be read"):
         await serve_tls("memory:", tls_client_ca="missing.pem").start()
 
 
@@ -238,7 +239,7 @@ async def test_tokens_in_clear_text_are_warned_about(
 ) -> None:
     TokenFile(tmp_path / "tokens.json").create("a", Scopes(publish=("a",)), now_ms=1)
     async with serve("memory:", host=host, tokens=str(tmp_path / "tokens.json")):
-        assert ("tokens come in clear text" in caplog.text) is is_warned
+        assert ("tokens are sent in clear text" in caplog.text) is is_warned
 
 
 async def test_sighup_reads_the_certificate_again(authority: trustme.CA, tmp_path: Path) -> None:

@@ -20,12 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.errors import InvalidConfiguration, InvalidOption, Locked, TooLarge
-from headwater.message import TIME_MS_MAX
-from headwater.server import token_document, tokens
-from headwater.server.scopes import Scopes
-from headwater.server.token_document import LABEL_CHARS_MAX, TOKENS_MAX
-from headwater.server.tokens import Grant, TokenFile, id_of
+from headwater.errors import InvalidConfigurationError, InvalidOptionError, LockedError, TooLargeError
+from headwater.formats import TIME_MS_MAX
+from headwater.server import auth
+from headwater.server.auth import LABEL_CHARS_MAX, TOKENS_MAX, Grant, Scopes, TokenFile, id_of
 
 NOW = 1_700_000_000_000
 SCOPES = Scopes(publish=("orders.>",), read=("logs.#",), consume=("*",))
@@ -125,7 +123,7 @@ def test_unknown_ids_are_compared_too(file: TokenFile, monkeypatch: pytest.Monke
         compared.append((len(a), len(b)))
         return hmac.compare_digest(a, b)
 
-    monkeypatch.setattr(tokens, "hmac", type("Spied", (), {"compare_digest": staticmethod(spy)}))
+    monkeypatch.setattr(auth, "hmac", type("Spied", (), {"compare_digest": staticmethod(spy)}))
     assert file.check(text, NOW)
     assert file.check(text.replace(text.split("_")[1], "0" * 12), NOW) is None
     assert compared == [(64, 64)] * 2
@@ -133,7 +131,7 @@ def test_unknown_ids_are_compared_too(file: TokenFile, monkeypatch: pytest.Monke
 
 def test_a_hash_that_anybody_knows_opens_nothing(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
     create(file)
-    monkeypatch.setattr(tokens, "_hash", lambda secret: tokens._NOBODYS_HASH)
+    monkeypatch.setattr(auth, "_hash", lambda secret: auth._UNKNOWN_HASH)
     assert file.check(f"hw_{'0' * 12}_{'0' * 64}", NOW) is None
 
 
@@ -193,11 +191,11 @@ def test_when_the_last_is_revoked_nobody_gets_in(file: TokenFile) -> None:
 
 
 def test_the_number_of_tokens_is_limited(file: TokenFile, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "TOKENS_MAX", 2)
+    monkeypatch.setattr(auth, "TOKENS_MAX", 2)
     create(file)
     create(file)
     before = path.read_bytes()
-    with pytest.raises(TooLarge, match="there are 2 tokens and the limit is 2"):
+    with pytest.raises(TooLargeError, match="there are 2 tokens and the limit is 2"):
         create(file)
     assert path.read_bytes() == before
 
@@ -205,16 +203,16 @@ def test_the_number_of_tokens_is_limited(file: TokenFile, path: Path, monkeypatc
 @pytest.mark.parametrize("label", ["x" * (LABEL_CHARS_MAX + 1), "two\nlines", "\x1b[2J"])
 def test_a_label_is_one_short_line(file: TokenFile, path: Path, label: str) -> None:
     create(file, "x" * LABEL_CHARS_MAX)
-    with pytest.raises(InvalidOption, match="the label"):
+    with pytest.raises(InvalidOptionError, match="the label"):
         create(file, label)
     rewrite(path, label=label)
-    with pytest.raises(InvalidConfiguration, match="the label"):
+    with pytest.raises(InvalidConfigurationError, match="the label"):
         file.load()
 
 
 @pytest.mark.parametrize("expires_ms", [0, NOW - 1, NOW, TIME_MS_MAX + 1])
 def test_a_token_expires_in_the_future(file: TokenFile, path: Path, expires_ms: int) -> None:
-    with pytest.raises(InvalidOption, match="expires in the future"):
+    with pytest.raises(InvalidOptionError, match="expires in the future"):
         create(file, expires_ms=expires_ms)
     assert not path.exists()
 
@@ -224,7 +222,7 @@ def test_a_token_expires_in_the_future(file: TokenFile, path: Path, expires_ms: 
 
 def test_a_missing_file_is_an_error_that_says_how_to_make_one(file: TokenFile, path: Path) -> None:
     for ask in (file.load, file.list, file.refresh, lambda: file.revoke("x"), lambda: file.grant("x", NOW)):
-        with pytest.raises(InvalidConfiguration, match="there is no such file") as caught:
+        with pytest.raises(InvalidConfigurationError, match="there is no such file") as caught:
             ask()
         assert f"headwater token create --tokens {path}" in caught.value.next
     assert os.listdir(path.parent) == []
@@ -237,7 +235,7 @@ def test_a_file_that_others_may_use_is_refused(file: TokenFile, path: Path, mode
     before = path.read_bytes()
     again = TokenFile(path)
     for ask in (again.load, lambda: again.check(text, NOW), lambda: create(again), lambda: again.revoke(text)):
-        with pytest.raises(InvalidConfiguration, match=f"mode {mode:04o}") as caught:
+        with pytest.raises(InvalidConfigurationError, match=f"mode {mode:04o}") as caught:
             ask()
         assert caught.value.next == f"chmod 600 {path}"
     assert path.read_bytes() == before
@@ -261,11 +259,11 @@ def test_a_file_that_others_may_use_is_refused(file: TokenFile, path: Path, mode
 def test_a_file_that_makes_no_sense_is_refused(file: TokenFile, path: Path, content: bytes, why: str) -> None:
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(InvalidConfiguration, match=why) as caught:
+    with pytest.raises(InvalidConfigurationError, match=why) as caught:
         file.load()
     assert caught.value.where == f"tokens file {path}"
     assert caught.value.next
-    with pytest.raises(InvalidConfiguration):
+    with pytest.raises(InvalidConfigurationError):
         create(file)
     assert path.read_bytes() == content
 
@@ -291,7 +289,7 @@ def test_an_entry_that_makes_no_sense_is_refused_with_its_place(
 ) -> None:
     create(file)
     rewrite(path, **changes)
-    with pytest.raises(InvalidConfiguration, match=r"\$\.tokens\[0\]|\$\.tokens\[\.\.\.\]"):
+    with pytest.raises(InvalidConfigurationError, match=r"\$\.tokens\[0\]|\$\.tokens\[\.\.\.\]"):
         file.load()
 
 
@@ -335,7 +333,7 @@ def test_what_made_no_sense_in_version_1_makes_none_now(file: TokenFile, path: P
     document = json.loads(path.read_text())
     document["tokens"][0] |= {"scopes": {}, **changes}
     path.write_text(json.dumps({**document, "version": 1}))
-    with pytest.raises(InvalidConfiguration, match="makes no sense"):
+    with pytest.raises(InvalidConfigurationError, match="makes no sense"):
         file.load()
 
 
@@ -343,7 +341,7 @@ def test_two_tokens_with_one_id_are_refused(file: TokenFile, path: Path) -> None
     create(file)
     document = json.loads(path.read_text())
     path.write_text(json.dumps({"version": 2, "tokens": document["tokens"] * 2}))
-    with pytest.raises(InvalidConfiguration, match="same id"):
+    with pytest.raises(InvalidConfigurationError, match="same id"):
         file.load()
 
 
@@ -352,7 +350,7 @@ def test_a_file_with_too_many_tokens_is_refused(file: TokenFile, path: Path) -> 
     [entry] = json.loads(path.read_text())["tokens"]
     many = [{**entry, "id": f"{number:012x}"} for number in range(TOKENS_MAX + 1)]
     path.write_text(json.dumps({"version": 2, "tokens": many}))
-    with pytest.raises(InvalidConfiguration, match=f"length <= {TOKENS_MAX}"):
+    with pytest.raises(InvalidConfigurationError, match=f"length <= {TOKENS_MAX}"):
         file.load()
     path.write_text(json.dumps({"version": 2, "tokens": many[1:]}))
     file.load()
@@ -363,22 +361,22 @@ def test_a_file_that_is_too_large_is_neither_read_nor_written(
 ) -> None:
     create(file)
     size = path.stat().st_size
-    monkeypatch.setattr(token_document, "TOKENS_FILE_BYTES_MAX", size)
+    monkeypatch.setattr(auth, "TOKENS_FILE_BYTES_MAX", size)
     file.load()
-    with pytest.raises(InvalidConfiguration, match=f"the limit is {size:,}"):
+    with pytest.raises(InvalidConfigurationError, match=f"the limit is {size:,}"):
         create(file)
-    monkeypatch.setattr(token_document, "TOKENS_FILE_BYTES_MAX", size - 1)
-    with pytest.raises(InvalidConfiguration, match=f"it has {size:,} bytes"):
+    monkeypatch.setattr(auth, "TOKENS_FILE_BYTES_MAX", size - 1)
+    with pytest.raises(InvalidConfigurationError, match=f"it has {size:,} bytes"):
         file.load()
 
 
 def test_what_is_no_plain_file_is_refused(file: TokenFile, path: Path) -> None:
     os.mkfifo(path, 0o600)
-    with pytest.raises(InvalidConfiguration, match="not a plain file"):
+    with pytest.raises(InvalidConfigurationError, match="not a plain file"):
         file.load()
     path.unlink()
     path.mkdir(0o700)
-    with pytest.raises(InvalidConfiguration, match="not a plain file"):
+    with pytest.raises(InvalidConfigurationError, match="not a plain file"):
         file.load()
 
 
@@ -430,7 +428,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, step, fail)
-        with pytest.raises(InvalidConfiguration, match=r"cannot be written \(No space left"):
+        with pytest.raises(InvalidConfigurationError, match=r"cannot be written \(No space left"):
             create(file)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
@@ -472,11 +470,11 @@ def test_a_writer_that_comes_late_leaves_the_file_of_the_one_before_alone(
 def test_a_writer_that_does_not_finish_is_not_waited_for_without_end(
     file: TokenFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_document, "WRITE_TRIES_MAX", 2)
+    monkeypatch.setattr(auth, "WRITE_TRIES_MAX", 2)
     scratch = path.with_name(path.name + ".new")
     with scratch.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(Locked, match="another command is writing it"):
+        with pytest.raises(LockedError, match="another command is writing it"):
             create(file)
     assert not path.exists()
 
@@ -494,7 +492,7 @@ def test_a_link_in_the_scratch_files_place_is_not_followed(file: TokenFile, path
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path.with_name(path.name + ".new").symlink_to(victim)
-    with pytest.raises(InvalidConfiguration, match="cannot be written"):
+    with pytest.raises(InvalidConfigurationError, match="cannot be written"):
         create(file)
     assert victim.read_text() == "precious"
 
@@ -504,7 +502,7 @@ def test_a_scratch_file_of_another_user_is_refused(
 ) -> None:
     path.with_name(path.name + ".new").touch()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(InvalidConfiguration, match="belongs to another user"):
+    with pytest.raises(InvalidConfigurationError, match="belongs to another user"):
         create(file)
     assert not path.exists()
 
@@ -587,12 +585,12 @@ def test_the_generation_grows_with_each_set_read_and_only_then(file: TokenFile, 
 
 
 def test_an_unchanged_file_is_not_read_again(server: TokenFile, old: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_document, "read", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(auth, "read_tokens", lambda path: pytest.fail("read again"))
     assert server.check(old, NOW)
 
 
 def test_who_writes_the_file_knows_what_it_says(file: TokenFile, old: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_document, "read", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(auth, "read_tokens", lambda path: pytest.fail("read again"))
     assert not file.changed()
     assert file.check(old, NOW)
 

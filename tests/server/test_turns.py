@@ -12,10 +12,9 @@ from foreign_client import Serve, bearer, connect
 
 from headwater import ManualClock
 from headwater.broker import engine
-from headwater.broker.lanes import Lanes
+from headwater.broker.background import FairThreadPool
+from headwater.server.auth import Scopes, TokenFile
 from headwater.server.registry import CallContext, Middleware, Outcome
-from headwater.server.scopes import Scopes
-from headwater.server.tokens import TokenFile
 
 MANY = 30
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,7 +35,7 @@ class Finished(Middleware):
 
 
 @contextmanager
-def thread_held(lanes: Lanes) -> Iterator[None]:
+def thread_held(lanes: FairThreadPool) -> Iterator[None]:
     gate, began = threading.Event(), threading.Event()
     lanes.submit_for("the gate", lambda: (began.set(), gate.wait(30)))
     assert began.wait(30)
@@ -61,8 +60,8 @@ async def test_one_call_of_a_token_does_not_wait_for_the_many_of_another(
         connect(server, **bearer(greedy)) as two,
         connect(server, **bearer(modest)) as other,
     ):
-        assert server._parts is not None
-        lanes: Lanes = getattr(server._parts.core.engine, lane)
+        assert server._context is not None
+        lanes: FairThreadPool = getattr(server._context.core.engine, lane)
         for client in (one, two, other):
             await client.subscribe("s", "a.>", mode="ephemeral", deliver="fetch", where="data.k == 1")
         server.use(finished)

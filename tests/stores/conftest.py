@@ -9,10 +9,9 @@ import pytest
 from postgres_server import PostgresServer
 
 from headwater.ports.store import Store
-from headwater.stores.database import OWN_TABLES
-from headwater.stores.memory import MemoryStore
 from headwater.stores.postgres import PostgresStore
-from headwater.stores.sqlite import SqliteStore
+from headwater.stores.sql import OWN_TABLES
+from headwater.stores.sqlite import MemoryStore, SqliteStore
 
 OPENERS: dict[str, Callable[[pytest.FixtureRequest], Store]] = {
     "memory": lambda request: MemoryStore(),
@@ -26,6 +25,14 @@ StoresSideBySide = Callable[[], AbstractContextManager[list[Store]]]
 
 @pytest.fixture(params=OPENERS)
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    opened = OPENERS[request.param](request)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=[kind for kind in OPENERS if kind != "memory"])
+def concurrent_store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store that reads while a write is open; in memory they take turns."""
     opened = OPENERS[request.param](request)
     yield opened
     opened.close()
@@ -48,7 +55,7 @@ def side_by_side(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFact
             in_file = SqliteStore(path)
             closing.callback(_remove, path)
             closing.callback(in_file.close)
-            yield [MemoryStore(), in_file, in_database]
+            yield [in_file, in_database]
 
     yield open_all
     emptying.close()

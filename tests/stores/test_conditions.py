@@ -10,10 +10,15 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from postgres_server import PostgresServer
 
-from headwater.delivery.entity_filter import EntityFilter, parse_entity_filter
-from headwater.delivery.where import parse_where
-from headwater.delivery.where_syntax import INT64, WHERE_DEPTH_MAX, WHERE_TERMS_MAX
-from headwater.errors import InvalidPattern
+from headwater.delivery.filters import (
+    INT64,
+    WHERE_DEPTH_MAX,
+    WHERE_TERMS_MAX,
+    EntityFilter,
+    parse_entity_filter,
+    parse_where,
+)
+from headwater.errors import InvalidPatternError
 from headwater.stores.postgres import conditions as postgres_conditions
 from headwater.stores.sqlite import conditions as sqlite_conditions
 from headwater.topics import parse_pattern
@@ -290,7 +295,7 @@ def test_topics_mean_the_same_in_python_and_sql(
 ) -> None:
     try:
         pattern = parse_pattern(text, dialect)
-    except InvalidPattern:
+    except InvalidPatternError:
         return
     check(database, database.topics(pattern), {"topic": topic, "data": "1"}, pattern.matches(topic))
 

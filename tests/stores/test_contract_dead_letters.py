@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.delivery.dedupe import DedupeWindow
+from headwater.delivery.publishing import DedupeWindow
 from headwater.delivery.retry import Reason
 from headwater.message import Message, make_draft
 from headwater.ports.records import DeadLetter, DeadLetterQuery, SubscriptionRecord, SubscriptionSpec
@@ -29,7 +29,7 @@ def letter(message: Message, subscription: str = "s", reason: Reason = "rejected
 
 def bury(store: Store, *letters: DeadLetter) -> list[int]:
     with store.write() as writer:
-        return writer.bury(letters)
+        return writer.save_dead_letters(letters)
 
 
 def found(store: Store, query: DeadLetterQuery = ALL, after: int = 0, limit: int = 100) -> list[DeadLetter]:
@@ -74,7 +74,7 @@ def test_a_dead_letter_comes_back_whole(store: Store) -> None:
         id=0,
         subscription="s",
         message=message,
-        reason="max_retries",
+        reason="max_attempts",
         attempts=5,
         died_ms=NOW + 9,
         error="ValueError: ü",
@@ -107,7 +107,7 @@ def test_a_dead_letter_outlives_its_message_and_its_subscription(store: Store) -
     message = publish(store, "a", {"n": 1}, id="given")
     with store.write() as writer:
         writer.save_subscription(SubscriptionRecord("s", SubscriptionSpec(">"), NOW, NOW))
-        (id,) = writer.bury([letter(message)])
+        (id,) = writer.save_dead_letters([letter(message)])
     with store.write() as writer:
         writer.delete_messages(writer.oldest(parse_pattern(">"), 0, 10))
         writer.delete_subscription("s")
@@ -162,8 +162,8 @@ def many(store: Store) -> list[int]:
         store,
         letter(publish(store, "orders.new", type="T"), error="ValueError: bad total 17"),
         letter(publish(store, "orders.new.eu", type="U"), "other", "timeout"),
-        letter(publish(store, "stock.low", type="T"), "other", "max_retries", error="KeyError: 'total'"),
-        letter(publish(store, "orders.paid"), "s", "max_retries", error="line one\nValueError: late"),
+        letter(publish(store, "stock.low", type="T"), "other", "max_attempts", error="KeyError: 'total'"),
+        letter(publish(store, "orders.paid"), "s", "max_attempts", error="line one\nValueError: late"),
         letter(publish(store, "orders.paid"), "S", "expired", error=""),
     )
 
@@ -180,8 +180,8 @@ def many(store: Store) -> list[int]:
         (DeadLetterQuery(topic=parse_pattern("#.eu", "amqp")), [1]),
         (DeadLetterQuery(topic=parse_pattern("stock.low")), [2]),
         (DeadLetterQuery(type="T"), [0, 2]),
-        (DeadLetterQuery(reason="max_retries"), [2, 3]),
-        (DeadLetterQuery(subscription="other", type="T", reason="max_retries"), [2]),
+        (DeadLetterQuery(reason="max_attempts"), [2, 3]),
+        (DeadLetterQuery(subscription="other", type="T", reason="max_attempts"), [2]),
         (DeadLetterQuery(subscription="other", topic=parse_pattern("orders.>")), [1]),
         (DeadLetterQuery(subscription="s", reason="timeout"), []),
         (DeadLetterQuery(ids=()), []),

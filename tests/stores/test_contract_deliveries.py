@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
+from headwater.delivery.publishing import DedupeWindow
 from headwater.delivery.retry import RetryPolicy
 from headwater.delivery.window import WindowState
 from headwater.message import make_draft
@@ -75,7 +75,7 @@ FULL_RECORD = SubscriptionRecord(
         lease_ms=3,
         max_in_flight=4,
         inactive_ms=5,
-        bury_expired=False,
+        dead_letter_expired=False,
         retry=RetryPolicy(max_attempts=9, base_ms=10, factor=1.5, cap_ms=20, jitter=0.0),
     ),
     created_ms=NOW,
@@ -84,7 +84,7 @@ FULL_RECORD = SubscriptionRecord(
     lease=Lease("holder", 6, NOW + 2),
     acked=3,
     redelivered=2,
-    buried=1,
+    dead_lettered=1,
 )
 PLAIN_RECORD = SubscriptionRecord("plain", SubscriptionSpec(">"), NOW, NOW)
 
@@ -379,7 +379,7 @@ def test_gaps_are_told_once_and_counted_for_ever(store: Store) -> None:
         assert (reader.gaps("s"), reader.gap_total("s")) == ([first, second], 4)
         assert (reader.gaps("none"), reader.gap_total("none")) == ([], 0)
     with store.write() as writer:
-        writer.mark_gaps_told("s")
+        writer.mark_gaps_reported("s")
         assert (writer.gaps("s"), writer.gap_total("s")) == ([], 4)
         writer.add_gap(third)
     with store.read() as reader:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.delivery.where import parse_where
+from headwater.delivery.filters import parse_where
+from headwater.delivery.publishing import DedupeWindow
 from headwater.message import Draft, make_draft
 from headwater.ports.records import Selection
 from headwater.ports.store import Store

@@ -13,26 +13,19 @@ import pytest
 
 from headwater.broker.engine import READERS_MAX, Engine, SharedRead
 from headwater.broker.flow import run_async, run_blocking
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import Closed, RequestTimeout
+from headwater.delivery.publishing import DedupeWindow
+from headwater.errors import ClosedError, RequestTimeoutError
 from headwater.message import Draft
 from headwater.ports.clock import ManualClock
 from headwater.ports.records import Selection
 from headwater.ports.store import Interruption, Reader, Store
-from headwater.stores.memory import MemoryStore
 from headwater.stores.postgres.reader import PostgresReader
 from headwater.stores.sqlite.reader import SqliteReader
 from headwater.topics import parse_pattern
 
 PATIENCE_S = 30.0
-REASON = RequestTimeout("its time is over")
+REASON = RequestTimeoutError("its time is over")
 ALL = Selection(parse_pattern(">"))
-
-
-@pytest.fixture(autouse=True)
-def interruptible(store: Store) -> None:
-    if isinstance(store, MemoryStore):
-        pytest.skip("reads of the memory store are short")
 
 
 def endless(reader: Reader) -> None:
@@ -98,7 +91,7 @@ def test_an_interruption_between_two_statements(store: Store) -> None:
             interruption.interrupt(REASON)
             reader.last_seq()
 
-    with pytest.raises(RequestTimeout):
+    with pytest.raises(RequestTimeoutError):
         look()
     with store.read() as reader:
         assert reader.last_seq() == 0
@@ -107,7 +100,7 @@ def test_an_interruption_between_two_statements(store: Store) -> None:
 def test_an_interruption_before_it_begins_or_after_its_end(store: Store) -> None:
     early, late = Interruption(), Interruption()
     early.interrupt(REASON)
-    with pytest.raises(RequestTimeout), store.read(early) as reader:
+    with pytest.raises(RequestTimeoutError), store.read(early) as reader:
         reader.last_seq()
     with store.read(late) as reader:
         reader.last_seq()
@@ -135,7 +128,7 @@ def test_closing_ends_what_is_read(store: Store) -> None:
     assert has_begun.wait(PATIENCE_S)
     engine.close()
     thread.join(PATIENCE_S)
-    assert [(type(error), error.why) for error in outcomes] == [(Closed, "the log was closed while it was read")]
+    assert [(type(error), error.why) for error in outcomes] == [(ClosedError, "the log was closed while it was read")]
 
 
 def test_a_thousand_reads_of_which_many_are_given_up(store: Store) -> None:
@@ -232,8 +225,8 @@ def test_reads_whose_callers_have_left_free_their_threads(store: Store) -> None:
     engine.close()
 
 
-def test_statistics_keep_no_delivery_waiting(store: Store) -> None:
-    engine = engine_of(store)
+def test_statistics_keep_no_delivery_waiting(concurrent_store: Store) -> None:
+    engine = engine_of(concurrent_store)
     look, has_begun = begun(endless)
 
     async def ask() -> int:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.message import DATA_BYTES_MAX, ID_CHARS_MAX, TIME_MS_MAX, Draft, Message, make_draft
+from headwater.delivery.publishing import DedupeWindow
+from headwater.formats import TIME_MS_MAX
+from headwater.message import DATA_BYTES_MAX, ID_CHARS_MAX, Draft, Message, make_draft
 from headwater.ports.records import Appended, Selection, TopicCount
 from headwater.ports.store import Store
 from headwater.topics import TOPIC_BYTES_MAX, parse_pattern
@@ -59,7 +60,7 @@ def test_seqs_follow_each_other_within_and_between_appends(store: Store) -> None
     third = append(store)
 
     assert (first.seqs, second.seqs, third.seqs) == ([1, 2], [3], [])
-    assert first.repeats == second.repeats == frozenset()
+    assert first.duplicates == second.duplicates == frozenset()
     with store.read() as reader:
         assert reader.last_seq() == 3
     assert data_of(store) == [1, 2, 3]

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from rows_looked_at import rows_looked_at
 
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.delivery.entity_filter import parse_entity_filter
+from headwater.delivery.filters import parse_entity_filter, parse_where
+from headwater.delivery.publishing import DedupeWindow
 from headwater.delivery.retention import Kept
-from headwater.delivery.where import parse_where
-from headwater.message import TIME_MS_MAX, Draft, Message, make_draft
+from headwater.formats import TIME_MS_MAX
+from headwater.message import Draft, Message, make_draft
 from headwater.ports.records import Selection, TopicCount
 from headwater.ports.store import Reader, Store
 from headwater.topics import Dialect, parse_pattern

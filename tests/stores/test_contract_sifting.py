@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.delivery.entity_filter import parse_entity_filter
-from headwater.delivery.where import parse_where
-from headwater.message import make_draft
+from headwater.delivery.filters import parse_entity_filter, parse_where
+from headwater.delivery.publishing import DedupeWindow
+from headwater.message import Message, make_draft
 from headwater.ports.records import Selection
 from headwater.ports.store import Store
-from headwater.stores import sifting
-from headwater.stores.sifting import LOOK_BYTES_MAX, SMALL_BYTES_MAX
+from headwater.stores import sql
+from headwater.stores.sql import SIFT_BYTES_MAX, SMALL_BYTES_MAX
 from headwater.topics import parse_pattern
 
 NOW = 1_700_000_000_000
@@ -67,14 +67,14 @@ def test_the_same_by_the_database_and_by_python(store: Store, where: str | None,
 
 
 def test_a_look_ends_after_so_many_bytes(store: Store) -> None:
-    publish(store, *(("a", {"n": n, "text": "x" * (LOOK_BYTES_MAX // 2)}, None) for n in range(6)))
+    publish(store, *(("a", {"n": n, "text": "x" * (SIFT_BYTES_MAX // 2)}, None) for n in range(6)))
     found, looks = scanned(store, Selection(parse_pattern("a"), where=parse_where("data.n == 5")))
     assert found == [6]
     assert looks >= 3
 
 
 def test_a_look_ends_after_its_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sifting, "LOOK_S_MAX", -1.0)
+    monkeypatch.setattr(sql, "SIFT_S_MAX", -1.0)
     publish(store, *(("a", n, "bob") for n in range(5)))
     assert scanned(store, Selection(parse_pattern("a"), parse_entity_filter(from_="/b$/"))) == ([1, 2, 3, 4, 5], 5)
 
@@ -82,13 +82,26 @@ def test_a_look_ends_after_its_time(store: Store, monkeypatch: pytest.MonkeyPatc
 def test_a_large_payload_is_decoded_once_for_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, ("a", {"n": 1, "text": "x" * 100_000}, None))
     decoded: list[int] = []
-    once = sifting.Decoded.__init__
+    once = sql.Decoded.__init__
 
-    def counted(self: sifting.Decoded, message: Any) -> None:
+    def counted(self: sql.Decoded, message: Any) -> None:
         decoded.append(message.seq)
         once(self, message)
 
-    monkeypatch.setattr(sifting.Decoded, "__init__", counted)
+    monkeypatch.setattr(sql.Decoded, "__init__", counted)
     for n in range(20):
         assert scanned(store, Selection(parse_pattern("a"), where=parse_where(f"data.n == {n}")))[0] == [1] * (n == 1)
     assert decoded == [1]
+
+
+def test_two_copies_of_a_log_do_not_share_what_was_decoded() -> None:
+    """They have the same salt, and may give the same seq at the same time to different messages."""
+    candidate = sql.Candidate(1, "a", None, None, 100_000, NOW, False)
+    selection = Selection(parse_pattern("a"), where=parse_where("data.n == 1"))
+
+    def found(log: object, n: int) -> list[int]:
+        message = Message(1, "a", msgspec.Raw(b'{"n": %d}' % n), NOW, 100_000, 0)
+        return sql.sift(selection, [candidate], 10, log, lambda _: message).seqs
+
+    assert found(object(), 1) == [1]
+    assert found(object(), 2) == []

@@ -68,6 +68,13 @@ def test_they_come_in_order(store: Store) -> None:
     assert found(store) == given
 
 
+def test_only_hours_from_one_on(store: Store) -> None:
+    add(store, *(Timing(id, hour * HOUR_MS, "ack", 1, 1) for id in ("s", "t") for hour in range(4)))
+    with store.read() as reader:
+        found = [(timing.subscription, timing.hour_ms // HOUR_MS) for timing in reader.timings(2 * HOUR_MS)]
+    assert found == [("s", 2), ("s", 3), ("t", 2), ("t", 3)]
+
+
 def test_they_go_with_their_subscription(store: Store) -> None:
     add(store, Timing("s", 0, "ack", 3, 1), Timing("t", 0, "ack", 3, 1))
     with store.write() as writer:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
+from headwater.delivery.publishing import DedupeWindow
 from headwater.delivery.retention import Limits
-from headwater.errors import Closed, InvalidOption, SqlFailed
+from headwater.errors import ClosedError, LockedError, SqlError
 from headwater.message import make_draft
 from headwater.ports.records import (
     DeadLetter,
@@ -23,6 +23,7 @@ from headwater.ports.records import (
     SubscriptionSpec,
 )
 from headwater.ports.store import Reader, Store, Writer
+from headwater.stores.sqlite import MemoryStore
 from headwater.topics import parse_pattern
 
 NOW = 1_700_000_000_000
@@ -83,7 +84,7 @@ def fill(writer: Writer) -> None:
         writer.add_gap(Gap(id, 1, 1, 1, "retention", NOW))
     message = writer.messages([1])[1]
     for error in ("one", "two"):
-        writer.bury([DeadLetter(0, "s", message, "rejected", 1, NOW, error=error)])
+        writer.save_dead_letters([DeadLetter(0, "s", message, "rejected", 1, NOW, error=error)])
     writer.set_retention(RetentionPolicy("a", Limits(max_count=1)))
     writer.save_lease("held", Lease("me", 1, NOW))
 
@@ -104,9 +105,9 @@ def change_everything(writer: Writer) -> None:
     writer.end_leases("s", NOW)
     writer.delete_subscription("t")
     writer.add_gap(Gap("s", 2, 2, 1, "retention", NOW))
-    writer.mark_gaps_told("s")
-    writer.bury([DeadLetter(first.id, "s", first.message, "rejected", 1, NOW, error="changed")])
-    writer.bury([DeadLetter(0, "s", first.message, "rejected", 1, NOW, error="three")])
+    writer.mark_gaps_reported("s")
+    writer.save_dead_letters([DeadLetter(first.id, "s", first.message, "rejected", 1, NOW, error="changed")])
+    writer.save_dead_letters([DeadLetter(0, "s", first.message, "rejected", 1, NOW, error="three")])
     writer.remove_dead_letters([second.id])
     writer.set_retention(RetentionPolicy("b", Limits(max_count=1)))
     writer.set_retention(RetentionPolicy("a", Limits(max_count=2)))
@@ -222,44 +223,36 @@ def test_a_reader_never_sees_a_mixture(store: Store) -> None:
         written.result(WAIT_S)
 
 
-def skip_if_reads_and_writes_take_turns(store: Store) -> None:
-    if not store.supports_concurrent_reads:
-        pytest.skip(f"in the {store.name} store a write waits for readers, so there is nothing to see")
-
-
-def test_a_reader_keeps_its_moment_while_others_write(store: Store) -> None:
-    skip_if_reads_and_writes_take_turns(store)
-    with store.write() as writer:
+def test_a_reader_keeps_its_moment_while_others_write(concurrent_store: Store) -> None:
+    with concurrent_store.write() as writer:
         fill(writer)
 
     def write() -> None:
-        with store.write() as writer:
+        with concurrent_store.write() as writer:
             change_everything(writer)
 
-    with ThreadPoolExecutor(1) as pool, store.read() as reader:
+    with ThreadPoolExecutor(1) as pool, concurrent_store.read() as reader:
         before = everything(reader)
         pool.submit(write).result(WAIT_S)
         assert everything(reader) == before
-    assert snapshot(store) != before
+    assert snapshot(concurrent_store) != before
 
 
-def test_an_unfinished_write_is_not_visible(store: Store) -> None:
-    skip_if_reads_and_writes_take_turns(store)
-    with store.write() as writer:
+def test_an_unfinished_write_is_not_visible(concurrent_store: Store) -> None:
+    with concurrent_store.write() as writer:
         fill(writer)
-    before = snapshot(store)
+    before = snapshot(concurrent_store)
 
-    with ThreadPoolExecutor(1) as pool, store.write() as writer:
+    with ThreadPoolExecutor(1) as pool, concurrent_store.write() as writer:
         change_everything(writer)
-        assert pool.submit(snapshot, store).result(WAIT_S) == before
+        assert pool.submit(snapshot, concurrent_store).result(WAIT_S) == before
 
 
-def test_readers_do_not_wait_for_each_other(store: Store) -> None:
-    skip_if_reads_and_writes_take_turns(store)
+def test_readers_do_not_wait_for_each_other(concurrent_store: Store) -> None:
     both_inside = threading.Barrier(2)
 
     def read(_: int) -> int:
-        with store.read() as reader:
+        with concurrent_store.read() as reader:
             both_inside.wait(WAIT_S)
             return reader.last_seq()
 
@@ -317,11 +310,6 @@ def append_and_delete_paid(writer: Writer) -> None:
 
 
 def test_the_users_sql_shares_the_transaction(store: Store) -> None:
-    if not store.supports_sql:
-        with pytest.raises(InvalidOption) as refused, store.write() as writer:
-            writer.execute("SELECT 1")
-        assert refused.value.next
-        return
     with store.write() as writer:
         assert writer.execute("CREATE TABLE paid (id INTEGER, name TEXT)") == []
         writer.execute("INSERT INTO paid VALUES (?, ?)", (1, "ü"))
@@ -339,11 +327,9 @@ def test_the_users_sql_shares_the_transaction(store: Store) -> None:
     ["DELETE FROM messages", "UPDATE messages SET topic = 'x'", "DROP TABLE messages", "COMMIT", "ROLLBACK"],
 )
 def test_the_users_sql_may_not_touch_the_log_nor_end_the_transaction(store: Store, sql: str) -> None:
-    if not store.supports_sql:
-        pytest.skip(f"the {store.name} store has no SQL")
     with store.write() as writer:
         append(writer, 1)
-    with pytest.raises(SqlFailed), store.write() as writer:
+    with pytest.raises(SqlError), store.write() as writer:
         writer.execute(sql)
 
     with store.read() as reader:
@@ -379,9 +365,18 @@ def test_a_closed_store_says_so(store: Store) -> None:
     store.close()
     store.close()
 
-    with pytest.raises(Closed), store.write():
+    with pytest.raises(ClosedError), store.write():
         pytest.fail("a closed store was written to")
-    with pytest.raises(Closed), store.read():
+    with pytest.raises(ClosedError), store.read():
         pytest.fail("a closed store was read")
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         store.health()
+
+
+def test_in_memory_a_read_inside_the_open_transaction_does_not_wait_forever() -> None:
+    store = MemoryStore(busy_timeout_ms=10)
+    with store.write(), pytest.raises(LockedError, match="take turns"), store.read():
+        pytest.fail("it read what is not committed")
+    with store.read() as reader:
+        assert reader.last_seq() == 0
+    store.close()

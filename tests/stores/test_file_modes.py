@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.stores.dedupe.opening import open_dedupe
+from headwater.stores.dedupe import open_dedupe
 from headwater.wiring import open_transport
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import headwater
 from headwater import Log, ManualClock
-from headwater.broker.publish import Numbered, make_drafts, submit_drafts
+from headwater.broker.publish import PublisherBatch, make_drafts, submit_drafts
 from headwater.errors import StoreError
 from headwater.ports.records import Gap
 from headwater.stores.sqlite import SqliteStore, migrations
@@ -28,7 +28,7 @@ CLOCK = ManualClock()
 
 
 def open_log(path: Path) -> Log:
-    return headwater.open(path, clock=CLOCK, housekeeping=None, heartbeats=False)
+    return headwater.open(path, clock=CLOCK, maintenance_interval=None, heartbeats=False)
 
 
 @contextmanager
@@ -115,9 +115,9 @@ def contents(log: Log) -> dict[str, Any]:
 
 def send(log: Log, publisher: str, first: int, *data: Any) -> tuple[list[int], set[int]]:
     drafts = make_drafts([("numbered", each) for each in data], 0)
-    ticket = submit_drafts(log._core.engine, drafts, Numbered(publisher, first))  # type: ignore[attr-defined]
-    assert ticket.wait(TIME_LIMIT_S)
-    return ticket.result().seqs, set(ticket.result().repeats)
+    completion = submit_drafts(log._core.engine, drafts, PublisherBatch(publisher, first))  # type: ignore[attr-defined]
+    assert completion.wait(TIME_LIMIT_S)
+    return completion.result().seqs, set(completion.result().duplicates)
 
 
 def test_everything_is_still_there(path: Path, version: int) -> None:
@@ -165,7 +165,7 @@ def test_ids_out_of_the_window_are_forgotten_as_before(path: Path) -> None:
     with open_log(path) as log:
         assert log.publish("a", "again", id="old") == 8
         assert log.publish("a", "again", id="young") == 6
-        log.housekeep()
+        log.run_maintenance()
         assert log.publish("a", "again", id="young") == 6
 
 
@@ -174,7 +174,7 @@ def test_numbered_publishing_works_in_it(path: Path) -> None:
         assert send(log, "p", 1, "one", "two") == ([8, 9], set())
     with open_log(path) as log:
         assert send(log, "p", 1, "one", "two", "three") == ([8, 9, 10], {0, 1})
-        log.housekeep()
+        log.run_maintenance()
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -202,7 +202,7 @@ def test_what_is_missing_by_then_counts_as_pruned(
         with log._core.engine.store.read() as reader:  # type: ignore[attr-defined]
             assert reader.pruned(1, 100) == runs
         log.retain("a", max_count=0)
-        log.housekeep()
+        log.run_maintenance()
         with log._core.engine.store.read() as reader:  # type: ignore[attr-defined]
             assert reader.pruned(1, 100) == [(1, 10)]
 
@@ -268,15 +268,15 @@ def test_many_threads_that_all_found_the_old_version(path: Path, monkeypatch: py
 
 PROCESS = """
 import sys, headwater
-from headwater.broker.publish import Numbered, make_drafts, submit_drafts
+from headwater.broker.publish import PublisherBatch, make_drafts, submit_drafts
 path, publisher = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
-with headwater.open(path, housekeeping=None) as log:
+with headwater.open(path, maintenance_interval=None) as log:
     for _ in range(2):
-        ticket = submit_drafts(log._core.engine, make_drafts([("a", publisher)], 0), Numbered(publisher, 1))
-        assert ticket.wait(30)
-        print(*ticket.result().seqs, len(ticket.result().repeats), flush=True)
+        completion = submit_drafts(log._core.engine, make_drafts([("a", publisher)], 0), PublisherBatch(publisher, 1))
+        assert completion.wait(30)
+        print(*completion.result().seqs, len(completion.result().duplicates), flush=True)
 """
 
 

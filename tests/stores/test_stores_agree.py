@@ -11,9 +11,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.delivery.entity_filter import parse_entity_filter
-from headwater.delivery.where import parse_where
+from headwater.delivery.filters import parse_entity_filter, parse_where
+from headwater.delivery.publishing import DedupeWindow
 from headwater.message import make_draft
 from headwater.ports.records import DeliveryRow, Selection, SubscriptionRecord, SubscriptionSpec
 from headwater.ports.store import Reader, Store, Writer

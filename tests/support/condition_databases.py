@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import apsw
 import psycopg
 
-from headwater.delivery.entity_filter import EntityFilter
-from headwater.delivery.where import Where
+from headwater.delivery.filters import EntityFilter, Where
 from headwater.stores.postgres import conditions as postgres_conditions
 from headwater.stores.sqlite import conditions as sqlite_conditions
 from headwater.topics import Pattern

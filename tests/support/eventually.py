@@ -19,4 +19,5 @@ def eventually(look: Callable[[], T], expected: T) -> None:
             if look() == expected:
                 return
         time.sleep(LOOK_S)
-    assert look() == expected
+    seen = look()
+    assert seen == expected, f"{seen!r}, not {expected!r}, after {PATIENCE_S} s"

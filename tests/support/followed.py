@@ -10,9 +10,8 @@ from typing import Self
 import apsw
 
 from headwater.replication.outcome import Outcome
-from headwater.replication.pull_subscription import PullSubscription
-from headwater.replication.push_subscription import PushSubscription
-from headwater.replication.spans import Timers
+from headwater.replication.subscription import PullSubscription, PushSubscription
+from headwater.replication.timers import Timers
 
 PATIENCE_S = 30.0
 IDLE = Timers.of("1s")

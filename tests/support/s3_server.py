@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from postgres_server import free_port
 
@@ -22,8 +23,9 @@ _numbers = itertools.count(1)
 
 
 class S3Server:
-    def __init__(self) -> None:
+    def __init__(self, *, honours_conditions: bool = True) -> None:
         self.port = free_port()
+        self._arguments = [str(self.port)] + ([] if honours_conditions else ["--ignore-conditions"])
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -32,7 +34,7 @@ class S3Server:
 
     def start(self) -> S3Server:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(self.port)],
+            [sys.executable, __file__, *self._arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -63,6 +65,16 @@ class S3Server:
 
     def url_of(self, bucket: str) -> str:
         return f"s3://{bucket}/archive?endpoint={self.endpoint}&region=us-east-1"
+
+    @property
+    def lake_environment(self) -> dict[str, str]:
+        """Where a lake's tables find it: a process and its Spark have it from their environment."""
+        endpoint = {"AWS_ENDPOINT_URL": self.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        return CREDENTIALS | endpoint
+
+    def new_lake(self) -> str:
+        """The url of a lake in a bucket of its own."""
+        return f"s3://{urlsplit(self.new_bucket()).netloc}/lake"
 
     def pause(self) -> None:
         """It takes connections and answers nothing, as behind a broken network; what it was sent it does later."""
@@ -98,11 +110,14 @@ class S3Server:
 class OneAtATime:
     """S3 looks whether an object is there and writes it in one step; moto in two, between which threads may change."""
 
-    def __init__(self, application: Any) -> None:
+    def __init__(self, application: Any, *, honours_conditions: bool) -> None:
         self._application = application
+        self._honours_conditions = honours_conditions
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if not self._honours_conditions:  # as some stores that call themselves compatible do
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         with self._lock:
             return list(self._application(environ, start_response))
 
@@ -111,5 +126,7 @@ if __name__ == "__main__":
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import run_simple
 
-    application = OneAtATime(DomainDispatcherApplication(create_backend_app))
+    application = OneAtATime(
+        DomainDispatcherApplication(create_backend_app), honours_conditions="--ignore-conditions" not in sys.argv
+    )
     run_simple("127.0.0.1", int(sys.argv[1]), application, threaded=True, request_handler=MotoRequestHandler)

@@ -10,8 +10,8 @@ from typing import Any
 
 import headwater
 from headwater import AsyncLog, Log
-from headwater.configuration import load_settings
-from headwater.server.serving import Server
+from headwater.server.server import Server
+from headwater.settings import load_settings
 from headwater.wiring import make_server
 
 STOP_S_MAX = 30
@@ -45,8 +45,8 @@ class RunningServer:
     @property
     def core(self) -> Any:
         """What the server does its work with."""
-        assert self._server._parts is not None
-        return self._server._parts.core
+        assert self._server._context is not None
+        return self._server._context.core
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._server.ask_to_stop)
@@ -79,7 +79,7 @@ class ServedFile:
 
     @asynccontextmanager
     async def connect(self, **options: Any) -> AsyncIterator[AsyncLog]:
-        async with headwater.connect(self.url(**options)) as log:
+        async with headwater.open_async(self.url(**options)) as log:
             self._reach_through(log)
             yield log
 

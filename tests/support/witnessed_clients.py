@@ -29,7 +29,7 @@ from crash_witness import (
 )
 
 import headwater
-from headwater.errors import LeaseLost
+from headwater.errors import LeaseLostError
 
 FETCH = 20
 FETCH_WAIT_S = 0.5
@@ -190,7 +190,7 @@ class Consumer(Worker):
         keys = tuple((message.seq, message.attempt) for message in messages)
         return {"subscription": self.id, "holder": holder, "how": how, "keys": keys}
 
-    def _refused(self, how: str, some: list[Any], error: LeaseLost) -> list[tuple[str, list[Any]]]:
+    def _refused(self, how: str, some: list[Any], error: LeaseLostError) -> list[tuple[str, list[Any]]]:
         """What is left to do. All acks hold or none does: one that was passed on keeps the others from being acked. One
         that is refused by itself after the connection broke may have got through before, so nothing is noted of it."""
         if self.mode == "exclusive":
@@ -221,9 +221,9 @@ class Consumer(Worker):
         try:
             while not self.done.is_set() and not errors:
                 if fetches:
-                    self._work(subscription, hand, subscription.fetch(FETCH, wait=FETCH_WAIT_S))
+                    self._work(subscription, hand, subscription.fetch(FETCH, timeout=FETCH_WAIT_S))
                 else:
-                    for message in subscription.messages(wait=FETCH_WAIT_S):
+                    for message in subscription.messages(timeout=FETCH_WAIT_S):
                         self._work(subscription, hand, [message])
         except BaseException as exc:
             errors.append(exc)
@@ -239,7 +239,7 @@ class Consumer(Worker):
             called = self.book.note(Settling, hand, **about)
             try:
                 subscription.ack_many(some) if how == "ack" else some[0].nack(self.dice.uniform(0, 0.05))
-            except LeaseLost as exc:
+            except LeaseLostError as exc:
                 plan += self._refused(how, some, exc)
             else:
                 self.book.note(Settled, hand, began=called, **about)
@@ -255,9 +255,9 @@ class Consumer(Worker):
     async def _take_async(self, subscription: Any, hand: str) -> None:
         while not self.done.is_set():
             if hand.endswith(f"{HAND}0"):
-                await self._work_async(subscription, hand, await subscription.fetch(FETCH, wait=FETCH_WAIT_S))
+                await self._work_async(subscription, hand, await subscription.fetch(FETCH, timeout=FETCH_WAIT_S))
             else:
-                async for message in subscription.messages(wait=FETCH_WAIT_S):
+                async for message in subscription.messages(timeout=FETCH_WAIT_S):
                     await self._work_async(subscription, hand, [message])
 
     async def _work_async(self, subscription: Any, hand: str, messages: list[Any]) -> None:
@@ -271,7 +271,7 @@ class Consumer(Worker):
         called = self.book.note(Settling, hand, **about)
         try:
             await (subscription.ack_many(some) if how == "ack" else some[0].nack(self.dice.uniform(0, 0.05)))
-        except LeaseLost as exc:
+        except LeaseLostError as exc:
             for again, each in self._refused(how, some, exc):
                 await self._settle(subscription, hand, holder, again, each)
         else:
@@ -355,7 +355,7 @@ class AwaitingClient(Client):
         asyncio.run(self._run())
 
     async def _run(self) -> None:
-        async with headwater.connect(self.url, **self.options) as log:
+        async with headwater.open_async(self.url, **self.options) as log:
             self.states.append(log.remote.state)
             log.remote.on_state(self.states.append)
             await asyncio.gather(*(self._each(worker.who, worker.run_async(log)) for worker in self.workers))  # type: ignore[attr-defined]

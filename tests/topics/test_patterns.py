@@ -76,9 +76,9 @@ def test_vectors_match(dialect: Dialect, text: str, matching: list[str], others:
 
 @pytest.mark.parametrize(("dialect", "text", "error_name"), vectors("invalid"))
 def test_vectors_are_refused_by_name(dialect: Dialect, text: str, error_name: str) -> None:
-    with pytest.raises(errors.InvalidPattern) as caught:
+    with pytest.raises(errors.InvalidPatternError) as caught:
         parse_pattern(text, dialect)
-    assert type(caught.value).__name__ == error_name
+    assert type(caught.value).__name__ == f"{error_name}Error"
     assert text in caught.value.where
     assert caught.value.next
 
@@ -96,9 +96,9 @@ def test_vectors_are_refused_by_name(dialect: Dialect, text: str, error_name: st
     ],
 )
 def test_the_other_dialects_wildcard_is_refused_with_a_hint(dialect: Dialect, text: str, hint: str) -> None:
-    with pytest.raises(errors.InvalidPattern) as caught:
+    with pytest.raises(errors.InvalidPatternError) as caught:
         parse_pattern(text, dialect)
-    assert type(caught.value) is errors.InvalidPattern
+    assert type(caught.value) is errors.InvalidPatternError
     assert hint in caught.value.next
 
 
@@ -115,12 +115,12 @@ def test_the_other_dialects_wildcard_is_refused_with_a_hint(dialect: Dialect, te
     ],
 )
 def test_patterns_obey_the_rules_of_topics(dialect: Dialect, text: str) -> None:
-    with pytest.raises(errors.InvalidPattern):
+    with pytest.raises(errors.InvalidPatternError):
         parse_pattern(text, dialect)
 
 
 def test_mixed_wildcards_are_told_their_amqp_spelling() -> None:
-    with pytest.raises(errors.MixedWildcards) as caught:
+    with pytest.raises(errors.MixedWildcardsError) as caught:
         parse_pattern("orders.*.>")
     assert "'orders.*.*.#'" in caught.value.next
     assert parse_pattern("orders.*.*.#", "amqp").matches("orders.a.b")
@@ -128,12 +128,12 @@ def test_mixed_wildcards_are_told_their_amqp_spelling() -> None:
 
 @pytest.mark.parametrize("text", [None, 7, b"orders", ["orders"]])
 def test_what_is_not_text_is_refused(text: object) -> None:
-    with pytest.raises(errors.InvalidPattern, match=type(text).__name__):
+    with pytest.raises(errors.InvalidPatternError, match=type(text).__name__):
         parse_pattern(text)  # type: ignore[arg-type]
 
 
 def test_an_unknown_dialect_is_refused() -> None:
-    with pytest.raises(errors.InvalidOption, match="mqtt"):
+    with pytest.raises(errors.InvalidOptionError, match="mqtt"):
         parse_pattern("orders", "mqtt")  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.errors import InvalidTopic
+from headwater.errors import InvalidTopicError
 from headwater.topics import TOPIC_BYTES_MAX, TOPIC_TOKENS_MAX, check_topic
 from headwater.topics.topic import QUOTED_CHARS_MAX
 
@@ -55,7 +55,7 @@ def test_usable_topics_come_back_as_they_are(topic: str) -> None:
     ],
 )
 def test_unusable_topics_are_refused_with_a_reason_and_a_next_step(topic: str, why: str) -> None:
-    with pytest.raises(InvalidTopic) as caught:
+    with pytest.raises(InvalidTopicError) as caught:
         check_topic(topic)
     assert why in caught.value.why
     assert caught.value.next
@@ -64,12 +64,12 @@ def test_unusable_topics_are_refused_with_a_reason_and_a_next_step(topic: str, w
 
 @pytest.mark.parametrize("topic", [None, 7, b"orders", ["orders"], {"orders": 1}])
 def test_what_is_not_text_is_refused_even_if_it_cannot_be_cached(topic: object) -> None:
-    with pytest.raises(InvalidTopic, match=type(topic).__name__):
+    with pytest.raises(InvalidTopicError, match=type(topic).__name__):
         check_topic(topic)  # type: ignore[arg-type]
 
 
 def test_a_refusal_does_not_repeat_a_huge_topic() -> None:
-    with pytest.raises(InvalidTopic) as caught:
+    with pytest.raises(InvalidTopicError) as caught:
         check_topic("\x00" * 10_000_000)
     assert len(caught.value.where) <= len("topic ") + QUOTED_CHARS_MAX
 
@@ -87,7 +87,7 @@ def test_a_member_of_an_enum_becomes_plain_text() -> None:
 def test_what_is_accepted_has_the_promised_form(text: str) -> None:
     try:
         topic = check_topic(text)
-    except InvalidTopic:
+    except InvalidTopicError:
         return
     tokens = topic.split(".")
     assert all(tokens)

@@ -67,11 +67,11 @@ def test_what_a_handler_does_belongs_to_its_span(url: str, spans: Witness) -> No
     done = threading.Event()
     with headwater.open(url, tracing=True) as log:
 
-        @log.on("first")
+        @log.on("first", id="first")
         def pass_on(message: Any) -> None:
             log.publish("second", message.data)
 
-        @log.on("second")
+        @log.on("second", id="second")
         def end(message: Any) -> None:
             with span("own"):
                 done.set()
@@ -153,7 +153,7 @@ def test_a_message_that_names_no_trace_begins_one(traceparent: str | None, url: 
 
     async def story() -> None:
         done = asyncio.Event()
-        async with headwater.connect(url, tracing=True) as log:
+        async with headwater.open_async(url, tracing=True) as log:
             log.on("a", id="worker")(lambda message: done.set())
             with span("starting"):  # tasks inherit it, messages do not
                 await log.start()
@@ -172,15 +172,15 @@ def test_a_traceparent_given_by_hand_is_the_parent(url: str, spans: Witness) -> 
 def test_coroutines_are_handled_alike(url: str, spans: Witness) -> None:
     async def story() -> None:
         done, failed = asyncio.Event(), asyncio.Event()
-        async with headwater.connect(url, tracing=True) as log:
+        async with headwater.open_async(url, tracing=True) as log:
 
-            @log.on("slow")
+            @log.on("slow", id="slow")
             async def slow(message: Any) -> None:
                 await asyncio.sleep(0)
                 with span("after the pause"):
                     done.set()
 
-            @log.on("bad", max_attempts=1)
+            @log.on("bad", id="bad", max_attempts=1)
             async def bad(message: Any) -> None:
                 await asyncio.sleep(0)
                 failed.set()
@@ -200,7 +200,7 @@ def test_coroutines_are_handled_alike(url: str, spans: Witness) -> None:
 def test_a_plain_function_under_asyncio_is_handled_alike(url: str, spans: Witness) -> None:
     async def story() -> None:
         seen: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        async with headwater.connect(url, tracing=True) as log:
+        async with headwater.open_async(url, tracing=True) as log:
             log.on("a", id="worker")(lambda message: seen.set_result(names_of(current().get_span_context())))
             await log.publish("a", 1)
             await log.start()

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from span_witness import HAND_MADE, Witness, attribute, named_by, names_of, span
 
 import headwater
-from headwater.errors import InvalidOption, InvalidTopic
+from headwater.errors import InvalidOptionError, InvalidTopicError
 
 
 def stored(url: str) -> list[str | None]:
@@ -80,12 +80,12 @@ def test_a_batch_of_several_topics_has_no_destination(url: str, spans: Witness) 
 
 
 def test_a_refused_publish_is_told_by_its_span(url: str, spans: Witness) -> None:
-    with headwater.open(url, tracing=True) as log, pytest.raises(InvalidTopic) as refused:
+    with headwater.open(url, tracing=True) as log, pytest.raises(InvalidTopicError) as refused:
         log.publish("a..b", 1)
     producer = spans.one("publish a..b")
     assert producer.status.status_code is StatusCode.ERROR
-    assert producer.status.description == f"InvalidTopic: {refused.value}"
-    assert attribute(producer, "error.type") == "InvalidTopic"
+    assert producer.status.description == f"InvalidTopicError: {refused.value}"
+    assert attribute(producer, "error.type") == "InvalidTopicError"
     assert [event.name for event in producer.events] == ["exception"]
 
 
@@ -93,7 +93,7 @@ def test_a_refused_publish_is_told_by_its_span(url: str, spans: Witness) -> None
 def test_a_wrong_batch_is_refused_as_it_is_without_tracing(wrong: Any, url: str, spans: Witness) -> None:
     said = []
     for tracing in (False, True):
-        with headwater.open(url, tracing=tracing) as log, pytest.raises((InvalidOption, TypeError)) as refused:
+        with headwater.open(url, tracing=tracing) as log, pytest.raises((InvalidOptionError, TypeError)) as refused:
             log.publish_many([("a", 1), wrong])
         said.append(str(refused.value))
     assert said[0] == said[1]
@@ -101,7 +101,7 @@ def test_a_wrong_batch_is_refused_as_it_is_without_tracing(wrong: Any, url: str,
 
 
 async def publish_from_a_task(url: str) -> None:
-    async with headwater.connect(url, tracing=True) as log:
+    async with headwater.open_async(url, tracing=True) as log:
         with span("outer"):
             await asyncio.gather(log.publish("a", 1), log.publish_many([("b", 1), ("b", 2)]))
 
@@ -128,7 +128,7 @@ def test_a_publish_inside_a_transaction_has_its_span(tmp_path: Path, spans: Witn
 
 
 async def publish_inside_a_transaction(path: str) -> None:
-    async with headwater.connect(path, tracing=True) as log, log.transaction() as tx:
+    async with headwater.open_async(path, tracing=True) as log, log.transaction() as tx:
         with span("within"):
             await tx.publish("a", 1)
 

@@ -13,7 +13,7 @@ from served import RunningServer
 from span_witness import HAND_MADE, WAIT_S, Witness, attribute, current, named_by, names_of, span
 
 import headwater
-from headwater.errors import HeadwaterError, UnknownSubscription
+from headwater.errors import HeadwaterError, UnknownSubscriptionError
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_by_default_a_call_has_none(url: str, spans: Witness) -> None:
 
 def test_publisher_server_and_consumer_are_one_trace(traced: str, spans: Witness) -> None:
     async def story() -> None:
-        async with headwater.connect(traced, tracing=True) as log:
+        async with headwater.open_async(traced, tracing=True) as log:
             done = asyncio.Event()
             log.on("a", id="worker")(lambda message: done.set())
             await log.publish("a", 1)
@@ -106,7 +106,7 @@ def test_what_names_no_trace_begins_one(method: str, params: Any, traced: str, s
 
 
 def test_a_refused_call_tells_its_code(traced: str, spans: Witness) -> None:
-    with headwater.open(traced) as log, pytest.raises(UnknownSubscription) as refused:
+    with headwater.open(traced) as log, pytest.raises(UnknownSubscriptionError) as refused:
         log.subscription("nobody")
     call = spans.one("rpc.subscription")
     code = attribute(call, "rpc.response.status_code")
@@ -137,7 +137,7 @@ def test_a_method_runs_inside_the_span_of_its_call(tmp_path: Path, spans: Witnes
             await asyncio.sleep(0)
             return list(names_of(current().get_span_context()))
 
-        async with headwater.connect(server.url) as log:
+        async with headwater.open_async(server.url) as log:
             assert await log.remote.call("ask") == list(names_of(spans.named("ask")[0].context))
             await log.remote.call("ask")
         first, second = spans.named("ask")
@@ -148,7 +148,7 @@ def test_a_method_runs_inside_the_span_of_its_call(tmp_path: Path, spans: Witnes
 
 def test_calls_do_not_belong_to_the_span_in_which_the_server_was_started(tmp_path: Path, spans: Witness) -> None:
     async def story(server: Any) -> None:
-        async with headwater.connect(server.url) as log:
+        async with headwater.open_async(server.url) as log:
             await log.last_seq()
             await log.publish("a", 1)
             await log.publish_many([("a", 2)])
@@ -171,7 +171,7 @@ def test_a_call_whose_client_leaves_has_an_end_all_the_same(tmp_path: Path, span
             finally:
                 ended.set()
 
-        async with headwater.connect(server.url) as log:
+        async with headwater.open_async(server.url) as log:
             calling = asyncio.create_task(log.remote.call("hang"))
             await begun.wait()
         await ended.wait()

@@ -13,7 +13,7 @@ from served import RunningServer
 from span_witness import WAIT_S, Witness, span
 
 import headwater
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOptionError
 
 WITHOUT = """
 import sys, threading
@@ -34,9 +34,9 @@ print(sorted(name for name in sys.modules if name.startswith("opentelemetry") or
 @pytest.mark.parametrize("kind", ["file", "server"])
 def test_without_it_nothing_of_it_is_imported_or_in_between(kind: str, tmp_path: Path) -> None:
     server = RunningServer(tmp_path / "log.db") if kind == "server" else None
-    where = [str(tmp_path / "log.db"), "headwater.broker.core"]
+    where = [str(tmp_path / "log.db"), "headwater.broker.log"]
     if server is not None:
-        where = [server.url, "headwater.client.core"]
+        where = [server.url, "headwater.client.log"]
     ran = subprocess.run([sys.executable, "-c", WITHOUT, *where], capture_output=True, text=True, timeout=60)
     if server is not None:
         server.stop()
@@ -61,7 +61,7 @@ def without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def connect(path: Path, **options: Any) -> None:
-    await headwater.connect(path, **options)
+    await headwater.open_async(path, **options)
 
 
 @pytest.mark.usefixtures("without_opentelemetry")
@@ -74,7 +74,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
         ("server.tracing", lambda: headwater.serve(path, port=0, tracing=True)),
     ]
     for where, opening in openings:
-        with pytest.raises(InvalidOption) as refused:
+        with pytest.raises(InvalidOptionError) as refused:
             opening()
         assert (refused.value.where, refused.value.next) == (where, "pip install 'headwater[otel]'")
     assert not path.exists()
@@ -89,7 +89,7 @@ def test_without_the_package_and_without_tracing_all_is_well(url: str) -> None:
 def test_it_is_on_or_off(tmp_path: Path) -> None:
     options: Any = {"tracing": "yes"}
     for opening in (headwater.open, headwater.serve):
-        with pytest.raises(InvalidOption, match="tracing is True or False, not 'yes'"):
+        with pytest.raises(InvalidOptionError, match="tracing is True or False, not 'yes'"):
             opening(tmp_path / "log.db", **options)
 
 

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from headwater import ManualClock, Message
-from headwater.errors import Closed, TransportFailed, Unsent
-from headwater.transports.lines import make_message
-from headwater.transports.redis_streams import RedisStreams
+from headwater.errors import ClosedError, TransportFailedError, UnsentError
+from headwater.transports.base import make_message
+from headwater.transports.redis import RedisStreams
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class Target:
         return [message.data for call in self.calls for message in call]
 
     def fail(self, why: str = "away") -> Exception:
-        self.failure = TransportFailed(why, where=self.name)
+        self.failure = TransportFailedError(why, where=self.name)
         return self.failure
 
     def publish(self, message: Message) -> None:
@@ -63,7 +63,7 @@ class Target:
         self.tried.release()
         assert self.gate.wait(20)
         if self.closes:
-            raise Closed("closed", where=self.name)
+            raise ClosedError("closed", where=self.name)
         if self.failure is not None:
             raise self.failure
         for message in messages:
@@ -89,8 +89,8 @@ def targets() -> Callable[..., list[Target]]:
 
 
 @pytest.fixture
-def unsent() -> Callable[[list[Message]], Unsent]:
-    return lambda messages: Unsent("left", messages=messages)
+def unsent() -> Callable[[list[Message]], UnsentError]:
+    return lambda messages: UnsentError("left", messages=messages)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def open_streams(redis_url: str) -> Iterator[Callable[..., RedisStreams]]:
     opened: list[RedisStreams] = []
 
     def open_one(url: str = redis_url, **options: Any) -> RedisStreams:
-        opened.append(RedisStreams.from_url(url, options))
+        opened.append(RedisStreams.from_url(url, **options))
         return opened[-1]
 
     yield open_one

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater import ManualClock, Message
-from headwater.delivery.breaker import Breaker, BreakerPolicy, ask, failed, not_tried, succeeded, until_ms
-from headwater.errors import CircuitOpen, Closed, InvalidData, InvalidOption, PublishOnly, TransportFailed
-from headwater.transports.guarded import GuardedTransport
+from headwater.delivery.circuit import Breaker, BreakerPolicy, ask, failed, not_tried, succeeded, until_ms
+from headwater.errors import (
+    CircuitOpenError,
+    ClosedError,
+    InvalidDataError,
+    InvalidOptionError,
+    PublishOnlyError,
+    TransportFailedError,
+)
+from headwater.transports.breaker import BreakerTransport
 
 MAKE = Callable[..., Message]
 POLICY = BreakerPolicy()
@@ -87,7 +94,7 @@ def test_failures_from_before_a_clock_was_set_back_do_not_count() -> None:
     "options", [{"failures": 0}, {"failures": 1.0}, {"within_ms": 0}, {"open_ms": -1}, {"open_ms": 2**40}]
 )
 def test_impossible_policies_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         BreakerPolicy(**options)
 
 
@@ -157,28 +164,28 @@ def test_it_does_what_the_plain_words_say(policy: BreakerPolicy, steps: list[tup
 # --- before a transport -----------------------------------------------------------------------------------------
 
 
-def fail_until_open(transport: GuardedTransport, make: MAKE) -> None:
+def fail_until_open(transport: BreakerTransport, make: MAKE) -> None:
     for _ in range(POLICY.failures):
-        with pytest.raises(TransportFailed):
+        with pytest.raises(TransportFailedError):
             transport.publish(make(0))
 
 
 def test_an_open_circuit_does_not_ask_and_says_until_when(target: Any, make: MAKE, clock: ManualClock) -> None:
     states: list[str] = []
-    transport = GuardedTransport(target, clock=clock, on_state=states.append)
+    transport = BreakerTransport(target, clock=clock, on_state=states.append)
     target.fail()
     fail_until_open(transport, make)
-    with pytest.raises(CircuitOpen, match=r"target: not tried.*at 2023-11-14T22:13:50.000Z"):
+    with pytest.raises(CircuitOpenError, match=r"target: not tried.*at 2023-11-14T22:13:50.000Z"):
         transport.publish(make(0))
     assert target.asked == 5
     assert (transport.state, states) == ("open", ["open"])
-    clock.advance(30_000)
-    with pytest.raises(TransportFailed):
+    clock.advance(30)
+    with pytest.raises(TransportFailedError):
         transport.publish(make(0))
-    with pytest.raises(CircuitOpen):
+    with pytest.raises(CircuitOpenError):
         transport.publish(make(0))
     target.failure = None
-    clock.advance(30_000)
+    clock.advance(30)
     transport.publish(make(1))
     transport.publish(make(2))
     assert target.data == [1, 2]
@@ -186,18 +193,18 @@ def test_an_open_circuit_does_not_ask_and_says_until_when(target: Any, make: MAK
 
 
 def test_while_one_tries_the_others_are_refused(target: Any, make: MAKE, clock: ManualClock) -> None:
-    transport = GuardedTransport(target, clock=clock)
+    transport = BreakerTransport(target, clock=clock)
     target.fail()
     fail_until_open(transport, make)
     target.failure = None
     target.gate.clear()
-    clock.advance(30_000)
+    clock.advance(30)
     for _ in range(POLICY.failures):
         target.tried.acquire()
     trying = threading.Thread(target=transport.publish, args=[make(1)])
     trying.start()
     assert target.tried.acquire(timeout=WAIT_S)
-    with pytest.raises(CircuitOpen, match="one try is under way"):
+    with pytest.raises(CircuitOpenError, match="one try is under way"):
         transport.publish(make(2))
     target.gate.set()
     trying.join(WAIT_S)
@@ -205,16 +212,16 @@ def test_while_one_tries_the_others_are_refused(target: Any, make: MAKE, clock: 
 
 
 def test_what_says_nothing_about_the_target_counts_for_nothing(target: Any, make: MAKE, clock: ManualClock) -> None:
-    transport = GuardedTransport(target, BreakerPolicy(failures=1), clock=clock)
-    target.failure = InvalidData("odd")
-    with pytest.raises(InvalidData):
+    transport = BreakerTransport(target, BreakerPolicy(failures=1), clock=clock)
+    target.failure = InvalidDataError("odd")
+    with pytest.raises(InvalidDataError):
         transport.publish(make(1))
     assert transport.state == "closed"
     target.fail()
-    with pytest.raises(TransportFailed):
+    with pytest.raises(TransportFailedError):
         transport.publish(make(1))
-    clock.advance(30_000)
-    for interruption in (InvalidData("odd"), KeyboardInterrupt()):  # the one try, twice without an outcome
+    clock.advance(30)
+    for interruption in (InvalidDataError("odd"), KeyboardInterrupt()):  # the one try, twice without an outcome
         target.failure = interruption
         with pytest.raises(type(interruption)):
             transport.publish(make(1))
@@ -224,11 +231,11 @@ def test_what_says_nothing_about_the_target_counts_for_nothing(target: Any, make
 
 
 def test_to_publish_nothing_is_no_try(target: Any, make: MAKE, clock: ManualClock) -> None:
-    transport = GuardedTransport(target, BreakerPolicy(failures=1), clock=clock)
+    transport = BreakerTransport(target, BreakerPolicy(failures=1), clock=clock)
     target.fail()
-    with pytest.raises(TransportFailed):
+    with pytest.raises(TransportFailedError):
         transport.publish(make(1))
-    clock.advance(30_000)
+    clock.advance(30)
     target.failure = None
     transport.publish_many([])
     assert transport.state == "open"
@@ -238,13 +245,13 @@ def test_a_failing_on_state_and_a_closed_transport(target: Any, make: MAKE, cloc
     def refuse(state: str) -> None:
         raise RuntimeError(state)
 
-    transport = GuardedTransport(target, BreakerPolicy(failures=1), clock=clock, on_state=refuse)
+    transport = BreakerTransport(target, BreakerPolicy(failures=1), clock=clock, on_state=refuse)
     target.fail()
-    with pytest.raises(TransportFailed):
+    with pytest.raises(TransportFailedError):
         transport.publish(make(1))
     assert not transport.connected
-    with pytest.raises(PublishOnly, match="Target is publish-only"):
+    with pytest.raises(PublishOnlyError, match="Target is publish-only"):
         transport.subscribe(">", print)
     transport.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         transport.publish(make(1))

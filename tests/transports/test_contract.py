@@ -14,20 +14,18 @@ from redis_followers import Collected
 
 import headwater
 from headwater import ManualClock, Message
-from headwater.errors import Closed, InvalidMessage, PublishOnly
+from headwater.errors import ClosedError, InvalidMessageError, PublishOnlyError
 from headwater.ports.transport import Subscribable
-from headwater.transports.base import BaseTransport
+from headwater.transports.base import BaseTransport, make_message
 from headwater.transports.batching import BatchingTransport
-from headwater.transports.file import FileTransport, read_lines
-from headwater.transports.guarded import GuardedTransport
-from headwater.transports.headwater_log import HeadwaterTransport
-from headwater.transports.lines import from_line, make_message
+from headwater.transports.breaker import BreakerTransport
+from headwater.transports.file import FileTransport, StdoutTransport, from_line, read_lines
+from headwater.transports.log import LogTransport
 from headwater.transports.memory import MemoryTransport
 from headwater.transports.multi import MultiTransport
-from headwater.transports.opening import open_transport
-from headwater.transports.redis_entries import from_fields
-from headwater.transports.redis_pubsub import RedisPubSub
-from headwater.transports.stdout import StdoutTransport
+from headwater.transports.open import open_transport
+from headwater.transports.redis import RedisPubSub
+from headwater.transports.redis_connection import from_doc
 
 NAMED = ("from_", "to", "reply_to", "correlation_id", "type", "version", "content_type", "traceparent")
 MAKE = Callable[..., Message]
@@ -56,21 +54,21 @@ def stdout(request: REQUEST) -> Carrier:
 
 
 def headwater_log(request: REQUEST) -> Carrier:
-    log = headwater.open("memory:", housekeeping=None, clock=request.getfixturevalue("clock"))
+    log = headwater.open("memory:", maintenance_interval=None, clock=request.getfixturevalue("clock"))
     request.addfinalizer(log.close)
 
     def arrived() -> list[Message]:
         with log.subscribe("reader", ">") as reading:
             found = [received.message for received in reading.messages()]
-        log.unsubscribe("reader")
+        log.delete_subscription("reader")
         return found
 
-    return Carrier(HeadwaterTransport("log", lambda: log), arrived)
+    return Carrier(LogTransport("log", lambda: log), arrived)
 
 
 def guarded(request: REQUEST) -> Carrier:
     transport, arrived = memory(request)
-    return Carrier(GuardedTransport(transport, clock=ManualClock()), arrived)
+    return Carrier(BreakerTransport(transport, clock=ManualClock()), arrived)
 
 
 def batching(request: REQUEST) -> Carrier:
@@ -95,7 +93,7 @@ def multi(request: REQUEST) -> Carrier:
 
 
 def object_storage(request: REQUEST) -> Carrier:
-    from headwater.transports.object_reading import read_archive
+    from headwater.transports.objects import read_archive
 
     url = request.getfixturevalue("bucket_url")
     return Carrier(open_transport(url, clock=ManualClock()), lambda: list(read_archive(url)))
@@ -130,7 +128,7 @@ def redis_streams(request: REQUEST) -> Carrier:
     request.addfinalizer(client.close)
     return Carrier(
         open_transport(url, clock=ManualClock()),
-        lambda: [from_fields(fields, "entry") for _, fields in client.xrange("headwater")],
+        lambda: [from_doc(fields[b"doc"], "entry") for _, fields in client.xrange("headwater")],
     )
 
 
@@ -188,14 +186,14 @@ def test_messages_arrive_in_their_order(carrier: Carrier, make: MAKE) -> None:
 
 
 async def fetched_async() -> list[headwater.AsyncReceivedMessage]:
-    async with headwater.connect("memory:", housekeeping=None) as log:
+    async with headwater.open_async("memory:", maintenance_interval=None) as log:
         await log.publish("b", 2)
-        async with await log.subscribe("s", ">") as subscription:
+        async with log.subscribe("s", ">") as subscription:
             return await subscription.fetch(10)
 
 
 def test_what_was_fetched_from_a_log_is_published_as_it_is(carrier: Carrier, make: MAKE) -> None:
-    with headwater.open("memory:", housekeeping=None) as log:
+    with headwater.open("memory:", maintenance_interval=None) as log:
         log.publish("a", 1, headers={"tenant": "x"})
         with log.subscribe("s", ">") as subscription:
             [received] = subscription.fetch(10)
@@ -209,7 +207,7 @@ def test_what_was_fetched_from_a_log_is_published_as_it_is(carrier: Carrier, mak
 
 @pytest.mark.parametrize("other", [{"topic": "a", "data": 1}, "text", None, ("a", 1)], ids=repr)
 def test_what_is_no_message_is_refused_by_name(carrier: Carrier, other: Any, make: MAKE) -> None:
-    with pytest.raises(InvalidMessage, match=f"expected a message, got {type(other).__name__}") as refused:
+    with pytest.raises(InvalidMessageError, match=f"expected a message, got {type(other).__name__}") as refused:
         carrier.transport.publish_many([make(1), other])
     assert refused.value.where == carrier.transport.name
     assert carrier.arrived() == []
@@ -285,24 +283,23 @@ def test_an_id_on_another_topic_is_another_message(carrier: Carrier, make: MAKE)
 def test_one_that_carries_nothing_back_says_so(carrier: Carrier) -> None:
     transport = carrier.transport
     assert isinstance(transport, Subscribable)
-    refused: PublishOnly | None = None
+    refused: PublishOnlyError | None = None
     try:
         transport.subscribe(">", print).stop()
-    except PublishOnly as exc:
+    except PublishOnlyError as exc:
         refused = exc
     if refused is not None:
-        assert "publish-only" in refused.why
-        assert refused.where == transport.name
-        assert refused.next
+        assert refused.why == f"{type(transport).__name__} is publish-only: it carries no messages back"
+        assert (refused.where, refused.next) == (transport.name, transport.read_instead)
 
 
 def test_closing_twice_is_harmless_and_then_nothing_goes_out(carrier: Carrier, make: MAKE) -> None:
     carrier.transport.publish(make(1))
     carrier.transport.close()
     carrier.transport.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         carrier.transport.publish(make(2))
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         carrier.transport.publish_many([make(2)])
     assert not carrier.transport.connected
 

@@ -1,4 +1,5 @@
 import contextlib
+import io
 import os
 import resource
 import signal
@@ -12,12 +13,18 @@ import msgspec
 import pytest
 
 from headwater import ManualClock, Message
-from headwater.errors import InvalidData, InvalidOption, InvalidTopic, TooLarge, TransportFailed
+from headwater.errors import (
+    ClosedError,
+    InvalidDataError,
+    InvalidOptionError,
+    InvalidTopicError,
+    TooLargeError,
+    TransportFailedError,
+)
 from headwater.message import MessageDocument, to_document
-from headwater.transports import file as file_room
-from headwater.transports import lines
-from headwater.transports.file import FileTransport, read_lines, rotated_files
-from headwater.transports.lines import from_line, make_message, to_line
+from headwater.transports import file as file_module
+from headwater.transports.base import make_message
+from headwater.transports.file import FileTransport, StdoutTransport, from_line, read_lines, rotated_files, to_line
 
 MAKE = Callable[..., Message]
 OPEN = Callable[..., FileTransport]
@@ -103,15 +110,15 @@ def test_a_file_is_rotated_when_it_is_old_also_over_a_restart(
 ) -> None:
     transport = open_file(max_age=60)
     transport.publish(make(1))
-    clock.advance(59_999)
+    clock.advance(59.999)
     transport.publish(make(2))
     assert numbers(path) == []
     transport.close()
     transport = open_file(max_age=60)
-    clock.advance(1)
+    clock.advance(0.001)
     transport.publish(make(3))
     assert numbers(path) == ["000001"]
-    clock.advance(59_999)
+    clock.advance(59.999)
     transport.publish(make(4))
     assert numbers(path) == ["000001"]
     assert read(path) == [1, 2, 3, 4]
@@ -119,12 +126,12 @@ def test_a_file_is_rotated_when_it_is_old_also_over_a_restart(
 
 def test_an_empty_file_is_not_rotated(path: Path, open_file: OPEN, make: MAKE, clock: ManualClock) -> None:
     transport = open_file(max_age=60, max_bytes=1)
-    clock.advance(120_000)
+    clock.advance(120)
     transport.publish(make(1))
     assert numbers(path) == []
 
 
-def test_one_that_somebody_else_moved_away_is_begun_anew(path: Path, open_file: OPEN, make: MAKE) -> None:
+def test_a_file_moved_away_by_another_program_is_replaced(path: Path, open_file: OPEN, make: MAKE) -> None:
     transport = open_file()
     transport.publish(make(1))
     path.rename(path.with_name("elsewhere"))
@@ -163,9 +170,9 @@ def test_room_without_content_is_cut_off(path: Path, open_file: OPEN, make: MAKE
     assert read(path) == [1, 2]
 
 
-def test_a_file_of_somebody_else_is_left_alone(path: Path, open_file: OPEN) -> None:
+def test_a_file_of_another_program_is_not_changed(path: Path, open_file: OPEN) -> None:
     path.write_text("Dear diary")
-    with pytest.raises(TransportFailed, match="none of ours; nothing was changed"):
+    with pytest.raises(TransportFailedError, match="none of ours; nothing was changed"):
         open_file()
     assert path.read_text() == "Dear diary"
 
@@ -174,7 +181,7 @@ WRITER = """
 import sys
 from headwater import ManualClock
 from headwater.transports.file import FileTransport
-from headwater.transports.lines import make_message
+from headwater.transports.base import make_message
 transport = FileTransport(sys.argv[1], clock=ManualClock(), max_bytes=20_000)
 number = 0
 while True:
@@ -190,7 +197,7 @@ def test_a_killed_writer_leaves_every_line_that_it_confirmed(path: Path, open_fi
         confirmed = 0
         while confirmed < 200:
             confirmed = int(writer.stdout.readline())
-        with pytest.raises(TransportFailed, match="another transport writes this file"):
+        with pytest.raises(TransportFailedError, match="another transport writes this file"):
             open_file()
         writer.send_signal(signal.SIGKILL)
         confirmed = int(([confirmed, *writer.stdout.read().split()])[-1])
@@ -214,11 +221,11 @@ def no_file_over(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_told_and_leaves_whole_lines(path: Path, open_file: OPEN, make: MAKE) -> None:
+def test_a_full_disk_is_reported_and_leaves_whole_lines(path: Path, open_file: OPEN, make: MAKE) -> None:
     transport = open_file()
     transport.publish(make(1))
     whole = path.read_bytes()
-    with no_file_over(len(whole) + 50), pytest.raises(TransportFailed) as failed:
+    with no_file_over(len(whole) + 50), pytest.raises(TransportFailedError) as failed:
         transport.publish(make(2))
     assert isinstance(failed.value.__cause__, OSError)
     assert not transport.connected
@@ -239,7 +246,7 @@ def test_half_a_line_that_could_not_be_cut_off_is_before_the_next(
     size = len(path.read_bytes())
     with monkeypatch.context() as broken:
         broken.setattr(os, "ftruncate", refuse)
-        with no_file_over(size + 50), pytest.raises(TransportFailed):
+        with no_file_over(size + 50), pytest.raises(TransportFailedError):
             transport.publish(make(2))
     assert len(path.read_bytes()) == size + 50
     transport.publish(make(3))
@@ -256,7 +263,7 @@ def test_what_could_not_be_synced_is_not_there(
     transport.publish(make(1))
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", refuse)
-        with pytest.raises(TransportFailed, match="Input/output error"):
+        with pytest.raises(TransportFailedError, match="Input/output error"):
             transport.publish(make(2))
     transport.publish(make(2))
     assert read(path) == [1, 2]
@@ -276,14 +283,14 @@ def test_each_batch_is_synced_once_unless_it_need_not_be(
     assert len(synced) == 2
 
 
-def test_a_place_that_is_not_there_is_told(tmp_path: Path, clock: ManualClock) -> None:
-    with pytest.raises(TransportFailed, match=r"No such file or directory\. mkdir -p .*/missing$"):
+def test_a_missing_directory_is_reported(tmp_path: Path, clock: ManualClock) -> None:
+    with pytest.raises(TransportFailedError, match=r"No such file or directory\. mkdir -p .*/missing$"):
         FileTransport(tmp_path / "missing" / "out.jsonl", clock=clock)
 
 
 @pytest.mark.parametrize("options", [{"max_bytes": 0}, {"max_age": -1}, {"keep": 0}, {"keep": True}, {"sync": 1}])
 def test_impossible_options_are_refused(open_file: OPEN, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         open_file(**options)
 
 
@@ -294,29 +301,28 @@ def test_a_corrupt_line_is_named(path: Path, make: MAKE) -> None:
     path.write_bytes(to_line(make(1)) + b'{"seq": 0}\n' + to_line(make(2)))
     reading = read_lines(path)
     assert next(reading).data == 1
-    with pytest.raises(InvalidData, match=r"out.jsonl line 2: this is no message"):
+    with pytest.raises(InvalidDataError, match=r"out.jsonl line 2: this is no message"):
         next(reading)
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"[]", b"null", b"\xff", b"[" * 5_000, b'{"seq":0,"id":"a","topic":"t"'])
 def test_nothing_but_messages_is_read(line: bytes) -> None:
-    with pytest.raises(InvalidData, match="here"):
+    with pytest.raises(InvalidDataError, match="here"):
         from_line(line, "here")
 
 
 def test_a_time_that_is_none_is_refused(make: MAKE) -> None:
     line = to_line(make(1)).replace(b"2023-", b"never")
-    with pytest.raises(InvalidData):
+    with pytest.raises(InvalidDataError):
         from_line(line)
 
 
 def test_a_line_without_end_is_not_read_into_memory(path: Path, make: MAKE, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(b"x" * 5_000)
-    for room in (lines, file_room):
-        monkeypatch.setattr(room, "LINE_BYTES_MAX", 1_000)
-    with pytest.raises(InvalidData, match="over 1000 bytes"):
+    monkeypatch.setattr(file_module, "LINE_BYTES_MAX", 1_000)
+    with pytest.raises(InvalidDataError, match="over 1000 bytes"):
         read(path)
-    with pytest.raises(TooLarge, match="the limit is 1000"):
+    with pytest.raises(TooLargeError, match="the limit is 1000"):
         to_line(make("x" * 1_000))
 
 
@@ -343,7 +349,7 @@ def test_a_file_rotated_between_two_looks_is_read_under_its_number(
             transport.publish(make(2))  # after the first look, before the file is opened
         return found
 
-    monkeypatch.setattr(file_room, "rotated_files", look)
+    monkeypatch.setattr(file_module, "rotated_files", look)
     assert read(path) == [1, 2]
 
 
@@ -367,7 +373,60 @@ def test_made_messages_have_an_id_of_their_own_and_are_checked() -> None:
     assert first.id.startswith("018bcfe5-6800-7")
     assert first.seq == 0
     assert make_message("a", 1, 0, id="mine", headers={"x": 1}).headers == {"x": 1}
-    with pytest.raises(InvalidOption, match="unknown publish option"):
+    with pytest.raises(InvalidOptionError, match="unknown publish option"):
         make_message("a", 1, 0, nonsense=1)  # type: ignore[call-arg]
-    with pytest.raises(InvalidTopic, match="kept for patterns"):
+    with pytest.raises(InvalidTopicError, match="kept for patterns"):
         make_message("a.*", 1, 0)
+
+
+def test_lines_go_to_standard_output(make: MAKE, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [make({"größe": 1}), make("\n")]
+    StdoutTransport().publish_many(given)
+    lines = capsys.readouterr().out.encode().splitlines(keepends=True)
+    assert list(map(from_line, lines)) == given
+
+
+def test_a_batch_is_flushed_once(make: MAKE) -> None:
+    flushes: list[int] = []
+
+    class Stream(io.StringIO):
+        def flush(self) -> None:
+            flushes.append(len(self.getvalue().splitlines()))
+
+    StdoutTransport(Stream()).publish_many([make(1), make(2), make(3)])
+    assert flushes == [3]
+
+
+def test_a_reader_that_is_gone_closes_it(make: MAKE) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = io.TextIOWrapper(io.FileIO(writing, "w"), encoding="utf-8", write_through=True)
+    transport = StdoutTransport(stream)
+    with pytest.raises(ClosedError, match="its reader is gone") as failed:
+        transport.publish(make(1))
+    assert isinstance(failed.value.__cause__, BrokenPipeError)
+    assert not transport.connected
+    with pytest.raises(ClosedError):
+        transport.publish(make(2))
+
+
+def test_a_closed_stream_is_reported(make: MAKE) -> None:
+    stream = io.StringIO()
+    stream.close()
+    with pytest.raises(TransportFailedError, match="closed file"):
+        StdoutTransport(stream).publish(make(1))
+
+
+def test_a_stream_that_is_not_utf_8_gets_the_same_json_in_ascii(make: MAKE) -> None:
+    written = io.BytesIO()
+    message = make({"größe": "🌊"})
+    stream = io.TextIOWrapper(written, encoding="ascii")
+    StdoutTransport(stream).publish(message)
+    assert written.getvalue().isascii()
+    assert from_line(written.getvalue()).data == message.data
+
+
+def test_closing_leaves_the_stream_open(make: MAKE) -> None:
+    stream = io.StringIO()
+    StdoutTransport(stream).close()
+    assert not stream.closed

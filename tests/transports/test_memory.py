@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headwater import Message
-from headwater.errors import Closed, InvalidOption, InvalidPattern, TransportFailed
+from headwater.errors import ClosedError, InvalidOptionError, InvalidPatternError, TransportFailedError
 from headwater.transports import memory
 from headwater.transports.memory import MemoryTransport
 
@@ -26,10 +26,10 @@ def test_a_full_one_drops_its_oldest_and_counts_them(make: MAKE) -> None:
     assert transport.dropped == 2
 
 
-def test_a_full_one_refuses_whole_batches_if_it_is_told_to(make: MAKE) -> None:
+def test_a_full_one_refuses_whole_batches_on_request(make: MAKE) -> None:
     transport = MemoryTransport(max_messages=3, overflow="refuse")
     transport.publish_many([make(0), make(1)])
-    with pytest.raises(TransportFailed, match="may hold 3"):
+    with pytest.raises(TransportFailedError, match="may hold 3"):
         transport.publish_many([make(2), make(3)])
     transport.publish(make(4))
     assert data_of(transport) == [0, 1, 4]
@@ -49,7 +49,7 @@ def test_an_id_it_no_longer_holds_is_new_again(make: MAKE) -> None:
 
 @pytest.mark.parametrize("options", [{"max_messages": 0}, {"max_messages": True}, {"overflow": "block"}])
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         MemoryTransport(**options)
 
 
@@ -75,7 +75,7 @@ def test_a_follower_gets_what_is_given_twice_once(make: MAKE) -> None:
     transport.close()
 
 
-def test_a_failing_handler_is_logged_and_stops_nobody(make: MAKE, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_handler_is_logged_and_stops_no_other(make: MAKE, caplog: pytest.LogCaptureFixture) -> None:
     transport = MemoryTransport()
     got: queue.Queue[Any] = queue.Queue()
     failed: queue.Queue[Any] = queue.Queue()
@@ -94,10 +94,10 @@ def test_a_failing_handler_is_logged_and_stops_nobody(make: MAKE, caplog: pytest
     assert caplog.text.count("the handler failed") == 2
 
 
-def test_a_slow_follower_misses_what_its_queue_cannot_take_and_holds_up_nobody(
+def test_a_slow_consumer_misses_what_its_queue_cannot_hold_and_delays_no_other(
     make: MAKE, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory, "FOLLOWER_QUEUE_MAX", 2)
+    monkeypatch.setattr(memory, "CONSUMER_QUEUE_MAX", 2)
     transport = MemoryTransport()
     began, go_on = threading.Event(), threading.Event()
     got: queue.Queue[Any] = queue.Queue()
@@ -195,8 +195,8 @@ def test_what_a_group_never_manages_is_given_up(make: MAKE) -> None:
 
 def test_subscribing_checks_the_pattern_and_whether_it_is_closed() -> None:
     transport = MemoryTransport()
-    with pytest.raises(InvalidPattern):
+    with pytest.raises(InvalidPatternError):
         transport.subscribe("a..b", print)
     transport.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ClosedError):
         transport.subscribe(">", print)

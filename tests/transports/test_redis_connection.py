@@ -10,15 +10,18 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.errors import InvalidOption, TransportFailed
+from headwater.errors import InvalidOptionError, TransportFailedError
 from headwater.topics import parse_pattern
-from headwater.transports import redis_entries
-from headwater.transports.redis_connection import RECONNECT_MOST_S, read_url, reconnect_delay_s, translated
-from headwater.transports.redis_entries import Entry, batches
-from headwater.transports.redis_group import read_claim
-from headwater.transports.redis_pubsub import RedisPubSub, channels_of
-from headwater.transports.redis_reading import StreamSettings
-from headwater.transports.redis_streams import RedisStreams
+from headwater.transports import redis_connection
+from headwater.transports.redis import RedisPubSub, RedisStreams
+from headwater.transports.redis_connection import (
+    RECONNECT_MOST_S,
+    StreamEntry,
+    batches,
+    reconnect_delay_s,
+    translated,
+)
+from headwater.transports.redis_consumer import StreamSettings, channels_of, read_claim
 
 
 @pytest.mark.parametrize(
@@ -49,16 +52,14 @@ def test_a_password_is_used_and_never_shown(url: str) -> None:
     ],
 )
 def test_a_password_that_had_to_be_escaped_is_not_shown_either(url: str) -> None:
-    with pytest.raises(InvalidOption) as refused:
+    with pytest.raises(InvalidOptionError) as refused:
         RedisStreams.from_url(url)
     assert "s3c" not in str(refused.value)
     assert refused.value.__cause__ is None
 
 
 def test_the_name_is_the_url_with_its_options() -> None:
-    assert (
-        RedisStreams.from_url("redis://user:x@host:1/2", {"stream": "a:b"}).name == "redis://user@host:1/2?stream=a:b"
-    )
+    assert RedisStreams.from_url("redis://user:x@host:1/2", stream="a:b").name == "redis://user@host:1/2?stream=a:b"
     assert RedisPubSub.from_url("redis+pubsub://host:1/2?prefix=p").name == "redis+pubsub://host:1/2?prefix=p"
     assert RedisStreams.from_url("redis://[::1]:1/2").name == "redis://[::1]:1/2"
 
@@ -67,8 +68,7 @@ def test_options_stand_in_the_url_or_beside_it() -> None:
     there = {"stream": "s", "maxlen": "7", "dedupe": "1.5", "reclaim_idle": "2", "max_deliveries": "3", "start": "new"}
     in_url = RedisStreams.from_url("redis://h?" + "&".join(f"{name}={value}" for name, value in there.items()))
     beside = RedisStreams.from_url(
-        "redis://h?stream=other",
-        {**there, "maxlen": 7, "dedupe": timedelta(seconds=1.5), "reclaim_idle": 2, "max_deliveries": 3},
+        "redis://h", stream="s", maxlen=7, dedupe=timedelta(seconds=1.5), reclaim_idle=2, max_deliveries=3, start="new"
     )
     assert in_url._settings == beside._settings
     assert in_url._settings.dedupe_ms == 1_500
@@ -79,6 +79,7 @@ def test_options_stand_in_the_url_or_beside_it() -> None:
     ("url", "options"),
     [
         ("redis://h?strean=x", {}),
+        ("redis://h?stream=x", {"stream": "y"}),
         ("redis://h", {"strean": "x"}),
         ("redis://h", {"max_deliveries": 0}),
         ("redis://h", {"max_deliveries": "many"}),
@@ -93,13 +94,13 @@ def test_options_stand_in_the_url_or_beside_it() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption):
-        RedisStreams.from_url(url, options)
+    with pytest.raises(InvalidOptionError):
+        RedisStreams.from_url(url, **options)
 
 
 def test_a_url_may_set_the_clients_own_limits() -> None:
-    address, _ = read_url("redis://h?socket_timeout=0.5&client_name=me", {}, {})
-    settings = address.connect().connection_pool.connection_kwargs
+    transport = RedisStreams.from_url("redis://h?socket_timeout=0.5", client_name="me")
+    settings = transport._redis.connection_pool.connection_kwargs
     assert (settings["socket_timeout"], settings["client_name"]) == (0.5, "me")
 
 
@@ -108,7 +109,7 @@ def test_a_url_may_set_the_clients_own_limits() -> None:
     [redis.ConnectionError("x"), redis.TimeoutError("x"), redis.ResponseError("x"), redis.DataError("x"), OSError("x")],
 )
 def test_errors_of_redis_become_ours_with_the_cause(error: Exception) -> None:
-    with pytest.raises(TransportFailed) as failed, translated("redis://h", "publishing"):
+    with pytest.raises(TransportFailedError) as failed, translated("redis://h", "publishing"):
         raise error
     assert failed.value.__cause__ is error
     assert failed.value.where == "redis://h"
@@ -122,14 +123,14 @@ def test_reconnects_wait_twice_as_long_each_time_within_a_limit(attempt: int, ro
     assert reconnect_delay_s(1, roll) <= 0.125
 
 
-@given(st.lists(st.integers(0, redis_entries.BATCH_BYTES_MAX * 2), max_size=20), st.integers(0, 2_000))
+@given(st.lists(st.integers(0, redis_connection.BATCH_BYTES_MAX * 2), max_size=20), st.integers(0, 2_000))
 def test_batches_keep_the_order_and_the_limits(large: list[int], small: int) -> None:
-    entries = [Entry(str(at), "t", "", _Sized(size)) for at, size in enumerate([*large, *[1] * small])]
+    entries = [StreamEntry(str(at), "t", "", _Sized(size)) for at, size in enumerate([*large, *[1] * small])]
     found = list(batches(entries))
     assert [entry for batch in found for entry in batch] == entries
     for batch in found:
-        assert 0 < len(batch) <= redis_entries.BATCH_MESSAGES_MAX
-        assert len(batch) == 1 or sum(entry.size for entry in batch) <= redis_entries.BATCH_BYTES_MAX
+        assert 0 < len(batch) <= redis_connection.BATCH_MESSAGES_MAX
+        assert len(batch) == 1 or sum(entry.size for entry in batch) <= redis_connection.BATCH_BYTES_MAX
 
 
 class _Sized(bytes):

@@ -1,8 +1,7 @@
 """A tree of classes of the test's own, and logs to publish them to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from served import ServedFile
@@ -14,7 +13,7 @@ from headwater.typed import Event, Registry
 
 @pytest.fixture
 def base() -> type[Event]:
-    """A base whose classes are known to nobody else."""
+    """A base with a registry of its own."""
 
     class Base(Event, registry=Registry()):
         pass
@@ -22,29 +21,19 @@ def base() -> type[Event]:
     return Base
 
 
-def _open(place: str, directory: Path) -> tuple[Log, Callable[[], None]]:
-    if place == "memory":
-        return headwater.open("memory:", housekeeping=None), lambda: None
-    path = directory / "log.db"
-    options: dict[str, Any] = {"housekeeping": None, "durability": "relaxed"}
-    if place == "sqlite":
-        return headwater.open(path, **options), lambda: None
-    served = ServedFile(path, **options)
-    return served.open(), served.stop
+@pytest.fixture
+def log() -> Iterator[Log]:
+    with headwater.open("memory:", maintenance_interval=None) as log:
+        yield log
 
 
-def _opened(request: pytest.FixtureRequest, directory: Path) -> Iterator[Log]:
-    log, stop = _open(request.param, directory)
-    yield log
-    log.close()
-    stop()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
-    yield from _opened(request, tmp_path)
-
-
-@pytest.fixture(params=["memory", "sqlite", "served"])
-def any_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
-    yield from _opened(request, tmp_path)
+@pytest.fixture(params=["local", "served"])
+def any_log(request: pytest.FixtureRequest, log: Log, tmp_path: Path) -> Iterator[Log]:
+    """Typed messages use the verbs of a log; the contract of stores proves those for each store."""
+    if request.param == "local":
+        yield log
+        return
+    served = ServedFile(tmp_path / "log.db", maintenance_interval=None, durability="relaxed")
+    with served.open() as remote:
+        yield remote
+    served.stop()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from headwater.typed import Event
-from headwater.typed.keywords import KEYWORDS
+from headwater.typed.declaration import KEYWORDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "typed.md").read_text()
 
@@ -21,12 +21,10 @@ def test_every_keyword_is_in_the_table():
 
 
 def test_every_error_of_a_dead_letter_is_in_the_table():
-    from headwater.typed import rejecting
+    from headwater.typed import handling
 
     kinds = {
-        name
-        for name, value in vars(rejecting).items()
-        if isinstance(value, type) and issubclass(value, rejecting.Reject)
+        name for name, value in vars(handling).items() if isinstance(value, type) and issubclass(value, handling.Reject)
     }
     assert kinds - {"Reject"} == set(re.findall(r"^\| `([A-Z]\w+)` \|", TEXT, re.MULTILINE))
 

@@ -9,8 +9,8 @@ import pytest
 from served import RunningServer
 
 import headwater
-from headwater.errors import InvalidConfiguration, TransportFailed, Unsent
-from headwater.transports.lines import from_line
+from headwater.errors import InvalidConfigurationError, TransportFailedError, UnsentError
+from headwater.transports.file import from_line
 from headwater.transports.memory import MemoryTransport
 
 FILE = """
@@ -93,7 +93,7 @@ def test_another_profile_has_other_transports(here, placed):
     assert [path.name for path in here.iterdir()] == ["headwater.toml"]
 
 
-def test_production_needs_no_tokens_where_nobody_is_served(here, placed):
+def test_production_needs_no_tokens_without_a_server(here, placed):
     with headwater.open_bus(profile="production") as bus:
         placed(order_id="o-1").publish(bus)
     assert len(copies_in(here / "production.jsonl")) == 1
@@ -113,7 +113,7 @@ def test_another_file_is_read_if_it_is_named(here, placed):
     with headwater.open_bus(config="other.toml") as bus:
         assert bus.transports == {}
     with (
-        pytest.raises(InvalidConfiguration, match=r"none\.toml: there is no such file"),
+        pytest.raises(InvalidConfigurationError, match=r"none\.toml: there is no such file"),
         headwater.open_bus(config="none.toml"),
     ):
         pass
@@ -136,7 +136,7 @@ def test_what_the_file_says_of_the_log_is_not_said_to_a_server(here, placed, tmp
         served.stop()
 
 
-def test_a_batch_that_does_not_get_out_is_told_when_the_bus_closes(here, placed):
+def test_a_batch_that_does_not_get_out_is_reported_when_the_bus_closes(here, placed):
     (here / "headwater.toml").write_text(
         FILE.replace('url = "copies.jsonl"', 'url = "redis://127.0.0.1:1/0"\nbatch_size = 10')
     )
@@ -146,7 +146,7 @@ def test_a_batch_that_does_not_get_out_is_told_when_the_bus_closes(here, placed)
             assert placed(order_id="o-1").publish(bus) == 1
             assert bus.failures == {}  # it is in the buffer, and has not failed yet
 
-    with pytest.raises(Unsent, match="1 messages were in buffers") as caught:
+    with pytest.raises(UnsentError, match="1 messages were in buffers") as caught:
         publish_one()
     [left] = caught.value.messages
     assert placed.read(left).order_id == "o-1"
@@ -156,15 +156,15 @@ def test_a_batch_that_does_not_get_out_is_told_when_the_bus_closes(here, placed)
 
 def test_the_log_is_closed_when_a_transport_does_not_open(here):
     (here / "copies.jsonl").mkdir()
-    with pytest.raises(TransportFailed, match="Is a directory"), headwater.open_bus():
+    with pytest.raises(TransportFailedError, match="Is a directory"), headwater.open_bus():
         pass
     with sqlite3.connect(here / "shop.db") as connection:
-        assert connection.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)  # nobody else has it open
+        assert connection.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)  # it is not open
 
 
 def test_a_bus_for_asyncio(here, placed):
     async def story() -> list[int]:
-        async with headwater.connect_bus(profile="production") as bus:
+        async with headwater.open_bus_async(profile="production") as bus:
             order = placed(order_id="o-1")
             first = await order.publish(bus, id="x")
             await_the_next_millisecond()

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.errors import InvalidMessage, InvalidOption, UnknownType, VersionMismatch
+from headwater.errors import InvalidMessageError, InvalidOptionError, UnknownTypeError, VersionMismatchError
 from headwater.message import Message
 from headwater.typed import Event, Registry, register_serializer
-from headwater.typed.copying import copy_of
-from headwater.typed.preparing import prepare
+from headwater.typed.bus import copy_of
+from headwater.typed.codec import prepare
 
 
 class Base(Event, registry=Registry()):
@@ -134,9 +134,9 @@ def test_a_serializer_of_ones_own():
     assert base64.b64decode(message.data["base64"]) == b'}21:"n"{'
     assert Backward.read(message) == Backward(n=12)
     for name, kind in (("reversed", "a/b"), ("other", "application/json")):
-        with pytest.raises(InvalidOption, match="already"):
+        with pytest.raises(InvalidOptionError, match="already"):
             register_serializer(name, kind, lambda _: b"", lambda _: {})
-    with pytest.raises(InvalidOption, match="functions"):
+    with pytest.raises(InvalidOptionError, match="functions"):
         register_serializer("broken", "a/b", None, lambda _: {})
 
 
@@ -153,7 +153,7 @@ def test_what_no_serializer_reads_is_no_event(changed, why):
     class Packet(Base, topic="packet", serializer="msgpack"):
         n: int
 
-    with pytest.raises(InvalidMessage) as caught:
+    with pytest.raises(InvalidMessageError) as caught:
         Packet.read(sent(Packet(n=1), **changed))
     assert caught.value.why.startswith(why)
     assert caught.value.where == "message 5 on packet"
@@ -172,11 +172,11 @@ def test_other_types_are_refused_and_subclasses_are_read_as_what_they_are(base):
     class Cancelled(base, topic="orders"):
         n: int
 
-    with pytest.raises(UnknownType, match=r"message 5 on orders: its type is 'Cancelled', and this wants Placed"):
+    with pytest.raises(UnknownTypeError, match=r"message 5 on orders: its type is 'Cancelled', and this wants Placed"):
         Placed.read(sent(Cancelled(n=1)))
-    with pytest.raises(UnknownType, match="it has no type, and this wants Placed"):
+    with pytest.raises(UnknownTypeError, match="it has no type, and this wants Placed"):
         Placed.read(sent(Placed(n=1), type=None))
-    with pytest.raises(UnknownType):
+    with pytest.raises(UnknownTypeError):
         Gift.read(sent(Placed(n=1)))
     gift = Gift(n=1, card="hi")
     assert Placed.read(sent(gift)) == gift
@@ -194,11 +194,11 @@ def test_other_types_are_refused_and_subclasses_are_read_as_what_they_are(base):
          "n: field required; a: extra inputs are not permitted; b: extra inputs are not permitted; and 2 more"),
     ],
 )  # fmt: skip
-def test_fields_that_do_not_fit_are_told_in_short(base, payload, where, why):
+def test_fields_that_do_not_fit_are_named_in_short(base, payload, where, why):
     class Placed(base, topic="orders"):
         n: int
 
-    with pytest.raises(InvalidMessage) as caught:
+    with pytest.raises(InvalidMessageError) as caught:
         Placed.read(sent(Placed(n=1), raw=msgspec.Raw(payload)))
     assert caught.value.where == where
     assert caught.value.why.startswith(why)
@@ -241,13 +241,13 @@ def test_a_missing_link_and_a_newer_version_say_what_to_do(base):
     placed = versions(base, 4)
     placed.upgrade(from_version=1)(lambda fields: fields)
     placed.upgrade(from_version=3)(lambda fields: fields)
-    with pytest.raises(VersionMismatch) as caught:
+    with pytest.raises(VersionMismatchError) as caught:
         placed.read(sent(placed(steps=[]), version=1))
     assert str(caught.value) == (
         "message 5 on orders: the message is version 1 of Placed, the class here is version 4, and nothing upgrades 2 "
         "to 3. Declare @Placed.upgrade(from_version=2), then redrive this"
     )
-    with pytest.raises(VersionMismatch, match="version 5 of Placed, and the class here is version 4"):
+    with pytest.raises(VersionMismatchError, match="version 5 of Placed, and the class here is version 4"):
         placed.read(sent(placed(steps=[]), version=5))
 
 
@@ -262,7 +262,7 @@ def test_a_missing_link_and_a_newer_version_say_what_to_do(base):
 def test_an_upgrade_that_fails_makes_no_event(base, upgrader, why):
     placed = versions(base, 2)
     placed.upgrade(from_version=1)(upgrader)
-    with pytest.raises(InvalidMessage) as caught:
+    with pytest.raises(InvalidMessageError) as caught:
         placed.read(sent(placed(steps=[]), version=1))
     assert caught.value.why == why
 
@@ -270,16 +270,18 @@ def test_an_upgrade_that_fails_makes_no_event(base, upgrader, why):
 def test_impossible_upgraders_are_refused_when_declared(base):
     placed = versions(base, 2)
     for version in (0, 2, "1", True):
-        with pytest.raises(InvalidOption, match=r"Placed.upgrade: from_version is a whole number from 1 to 1, not"):
+        with pytest.raises(
+            InvalidOptionError, match=r"Placed.upgrade: from_version is a whole number from 1 to 1, not"
+        ):
             placed.upgrade(from_version=version)
     placed.upgrade(from_version=1)(lambda fields: fields)
-    with pytest.raises(InvalidOption, match="there is one from version 1 already"):
+    with pytest.raises(InvalidOptionError, match="there is one from version 1 already"):
         placed.upgrade(from_version=1)
 
     class First(base, topic="first"):
         pass
 
-    with pytest.raises(InvalidOption, match="the class is version 1, and there is none before it"):
+    with pytest.raises(InvalidOptionError, match="the class is version 1, and there is none before it"):
         First.upgrade(from_version=1)
 
 
@@ -290,5 +292,5 @@ def test_subclasses_have_versions_of_their_own(base):
     class Gift(placed, version=2):
         pass
 
-    with pytest.raises(VersionMismatch):
+    with pytest.raises(VersionMismatchError):
         Gift.read(sent(Gift(steps=[]), version=1))

@@ -7,8 +7,8 @@ from decimal import Decimal
 import pytest
 
 import headwater
-from headwater.errors import InvalidMessage, InvalidOption, NoReply, UnknownType
-from headwater.typed.asking import answer_id
+from headwater.errors import InvalidMessageError, InvalidOptionError, NoReplyError, UnknownTypeError
+from headwater.typed.handling import answer_id
 
 TIME_LIMIT_S = 20
 
@@ -82,7 +82,7 @@ def test_requests_on_one_log_leave_one_topic_behind(asked, told, log):
     log.stop()
     topics = [message.topic for message in replies(log)]
     assert len(topics) == 4
-    # Another request may have the same correlation_id if somebody else chose it, so that one needs its own topic.
+    # Another request may have the same correlation_id if its caller chose it, so that one needs its own topic.
     assert len(set(topics)) == 3
     assert topics[0] == topics[1]
 
@@ -101,8 +101,8 @@ def test_two_logs_do_not_hear_each_others_replies(asked, told, tmp_path):
         assert len({message.topic for message in replies(one)}) == 2
 
 
-def test_nobody_answers(asked, told, log):
-    with pytest.raises(NoReply) as caught:
+def test_a_request_without_an_answer_times_out(asked, told, log):
+    with pytest.raises(NoReplyError) as caught:
         asked(sku="a").request(log, reply=told, timeout=0.01)
     assert str(caught.value) == (
         "PriceAsked on prices.asked: no reply within 0.01 s. See that a handler of it runs and returns its reply, or "
@@ -133,7 +133,7 @@ def test_one_of_several_replies(asked, told, base, log):
 
     log.start()
     assert asked(sku="?").request(log, reply=(told, Refused), timeout=TIME_LIMIT_S) == Refused(why="unknown")
-    with pytest.raises(UnknownType, match="its type is 'Refused', and this wants PriceTold"):
+    with pytest.raises(UnknownTypeError, match="its type is 'Refused', and this wants PriceTold"):
         asked(sku="?").request(log, reply=told, timeout=TIME_LIMIT_S)
     log.stop()
 
@@ -183,7 +183,7 @@ def test_two_handlers_give_two_answers():
     assert answer_id("a", "b") != answer_id("b", "b")
 
 
-def test_a_reply_that_nobody_asked_for_is_not_published(asked, told, log):
+def test_an_answer_without_a_reply_topic_is_not_published(asked, told, log):
     done = threading.Event()
 
     @asked.on(log, id="pricer")
@@ -216,28 +216,28 @@ def test_answers_that_are_no_events_and_places_that_are_no_topics_are_dead_lette
     assert done.wait(TIME_LIMIT_S)
     log.stop()
     errors = [letter.error for letter in log.dead_letters.list()]
-    assert errors[0].startswith("InvalidMessage: message 1 on prices.asked: handler pricer answered with a dict")
-    assert errors[1].startswith("InvalidMessage: topic 'answers.*': it holds '*'")
+    assert errors[0].startswith("InvalidMessageError: message 1 on prices.asked: handler pricer answered with a dict")
+    assert errors[1].startswith("InvalidMessageError: topic 'answers.*': it holds '*'")
     assert log.last_seq() == 3
 
 
 def test_what_cannot_be_asked_is_refused_before_anything_is_published(asked, told, log):
     for timeout in (0, -1, "5", True, 1e9):
-        with pytest.raises(InvalidOption, match="timeout is seconds"):
+        with pytest.raises(InvalidOptionError, match="timeout is seconds"):
             asked(sku="a").request(log, reply=told, timeout=timeout)
-    with pytest.raises(InvalidOption, match="a request has a reply_to of its own"):
+    with pytest.raises(InvalidOptionError, match="a request has a reply_to of its own"):
         asked(sku="a").request(log, reply=told, reply_to="x")
     for reply in ((), None, [told], Decimal):
-        with pytest.raises(InvalidOption, match="reply is a class of events, or several, not"):
+        with pytest.raises(InvalidOptionError, match="reply is a class of events, or several, not"):
             asked(sku="a").request(log, reply=reply)
-    with pytest.raises(InvalidMessage):
+    with pytest.raises(InvalidMessageError):
         asked.model_construct(sku=1).request(log, reply=told)
     assert log.last_seq() == 0
 
 
 def test_requests_on_asyncio(asked, told):
     async def story() -> list[Decimal]:
-        async with headwater.connect("memory:") as log:
+        async with headwater.open_async("memory:") as log:
 
             @asked.on(log, id="pricer")
             async def price(question):
@@ -248,7 +248,7 @@ def test_requests_on_asyncio(asked, told):
                 asking = [asked(sku=sku).request(reply=told, timeout=TIME_LIMIT_S) for sku in ("a", "bb", "ccc")]
                 answers = await asyncio.gather(*asking)
             await log.stop()
-            with pytest.raises(NoReply):
+            with pytest.raises(NoReplyError):
                 await asked(sku="a").request(log, reply=told, timeout=0.01)
             return [answer.price for answer in answers]
 

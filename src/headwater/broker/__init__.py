@@ -1,1 +1,1 @@
-"""Use cases over the ports: publish, consume, dead letters, live feed, housekeeping."""
+"""Use cases over the ports: publish, consume, dead letters, live feed, maintenance."""

@@ -1,15 +1,15 @@
-"""One holder of one subscription, used by any number of threads and tasks: what is claimed waits in a buffer.
+"""The interface of consumers, and the buffer that any number of threads and tasks take messages from.
 
 Four rules keep a message from being stranded between the log and the code that handles it:
 
 1. A claim returns no messages to its caller. They enter the buffer when the claim is committed, whatever became of the
    caller by then; taking them out of the buffer waits for nothing. So cancelling a taker loses nothing.
 2. One taker at a time claims for all that wait. One that is cancelled or runs out of time passes the turn on.
-3. Takers are counted. When the last one leaves, a shared subscription gives its buffer back, without counting an
-   attempt; an exclusive one keeps it for the next taker, since no other consumer can have it.
+3. Takers are counted. When the last one leaves, a shared subscription releases its buffer, without counting an attempt;
+   an exclusive one keeps it for the next taker, since no other consumer can have it.
 4. Everything in flight is in the buffer, with a taker, or being settled. Heartbeats extend the first two.
 
-`reading.LogReader` claims from a log in this process, `client.consumer.RemoteConsumer` from a server.
+`DurableConsumer` and `TailConsumer` claim from a log in this process, the client's `RemoteConsumer` from a server.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
-from headwater.broker.claims import Claimed, Failure, taken_over
-from headwater.broker.flow import Flow, Ticket, Within, finish
+from headwater.broker.deliveries import Claimed, Failure, taken_over
+from headwater.broker.flow import Completion, Flow, WaitFor, complete
 from headwater.broker.logger import logger
 from headwater.broker.wakeups import Waiter
-from headwater.errors import Closed, HeadwaterError, LeaseLost
+from headwater.errors import ClosedError, HeadwaterError, LeaseLostError
 from headwater.message import check_whole
 from headwater.ports.records import Gap, SubscriptionSpec
 
@@ -33,6 +34,7 @@ FETCH_MAX = 10_000
 PREFETCH = 100
 PREFETCH_SHARED = 4  # to begin with few, so that one consumer does not sit on work that others could do
 PREFETCH_S = 0.1  # shared consumers take about as much at a time as they get done in this time
+FALLBACK_POLL_S = 5.0  # in case a wake-up of this process is lost; the watcher has its own for other processes
 
 
 class Prefetch:
@@ -57,7 +59,9 @@ class Prefetch:
 
 
 class Consumer(ABC):
-    def __init__(self, id: str, spec: SubscriptionSpec, waiter: Waiter, prefetch: int = PREFETCH) -> None:
+    def __init__(
+        self, id: str, spec: SubscriptionSpec, waiter: Waiter, now_ms: Callable[[], int], prefetch: int = PREFETCH
+    ) -> None:
         self.id = id
         self.spec = spec
         self.resumed_from = 0
@@ -65,24 +69,27 @@ class Consumer(ABC):
         self.on_gap: Callable[[Gap], None] | None = None
         self.claim_bytes_max: int | None = None  # about so much is read by a claim
         self._waiter = waiter
+        self._now_ms = now_ms
         self._prefetch = Prefetch(spec, prefetch)
         self._lock = threading.RLock()  # what is asked of the log may be answered at once, on the same thread
+        self._in_flight: dict[int, Claimed] = {}
+        self._look_again_ms: int | None = None  # when a claim may find something though nothing wakes us
         self._buffer: deque[Claimed] = deque()
         self._buffered_ms = self._extended_ms = 0
         self._deliveries = 0  # how often something entered the buffer
         self._gaps: deque[Gap] = deque()
         self._takers = 0
         self._filling = False
-        self._waiting: list[Ticket[None]] = []  # takers, while another one claims
+        self._waiting: list[Completion[None]] = []  # takers, while another one claims
         self._running: dict[int, tuple[Claimed, int]] = {}  # being handled, and since when; one seq may be so twice
         self._acks: list[Claimed] = []  # to be acked when the acks under way are done
-        self._acking: Ticket[list[int]] | None = None
+        self._acking: Completion[list[int]] | None = None
         self._interrupted = False
         self._error: HeadwaterError | None = None  # why there is nothing to take any more
         self._closing = False
-        self.gone: Ticket[None] = Ticket()
-        """Done when it is closed: all that it had is given back."""
-        self._releasing: Ticket[None] | None = None
+        self.gone: Completion[None] = Completion()
+        """Done when it is closed and everything is released."""
+        self._releasing: Completion[None] | None = None
 
     # --- taking -------------------------------------------------------------------------------------------------
 
@@ -96,50 +103,63 @@ class Consumer(ABC):
         finally:
             with self._lock:
                 self._takers -= 1
-            self._give_back_idle()
+            self._release_idle()
 
     def take(self, limit: int, wait_s: float | None, *, ahead: bool = False) -> Flow[list[Claimed]]:
-        """Up to `limit` messages; waits for the first as long as told (None: for ever), returns [] when time is up.
+        """Up to `limit` messages; waits up to `wait_s` for the first (None: for ever), returns [] when time is up.
         `ahead`: claims more than it takes, for the takes to come, and stands inside `taking()`."""
         check_whole("the number to fetch", limit, 1, FETCH_MAX)
+        if ahead:
+            return (yield from self._take(limit, wait_s, ahead=True))
+        with self._lock:
+            self._takers += 1
+        try:
+            return (yield from self._take(limit, wait_s, ahead=False))
+        finally:
+            with self._lock:
+                self._takers -= 1
+            if self._buffer:
+                self._release_idle()
+
+    def _take(self, limit: int, wait_s: float | None, *, ahead: bool) -> Flow[list[Claimed]]:
         until = None if wait_s is None else time.monotonic() + wait_s
-        with contextlib.nullcontext() if ahead else self.taking():
-            self._refuse_ended()
-            if self._buffer and self._is_overdue():
-                # No heartbeat came: this process was asleep. They are perhaps another's by now.
-                self._releasing = self.release(self._pop(len(self._buffer)))
-            if self._releasing is not None and not self._releasing.done:
-                yield Within(self._releasing, None)  # so that a look finds what was given back before
-            missing = limit - len(self._buffer)
-            is_short = 0 < missing < limit and not ahead  # filled up, redeliveries and new ones together
-            if (is_short or (wait_s == 0 and missing > 0)) and not self._interrupted:
-                # A look of its own: the one whose turn it is may be waiting.
-                yield from self._look(self._how_many(missing, ahead))
-            while True:
-                self._tell_gaps()
-                with self._lock:
-                    self._refuse_ended()
-                    if found := self._pop(limit):
-                        return found
-                    left_s = None if until is None else until - time.monotonic()
-                    if self._interrupted or (left_s is not None and left_s <= 0):
-                        return []
-                    turn: Ticket[None] | None = Ticket() if self._filling else None
-                    if turn is not None:
-                        self._waiting.append(turn)
-                    self._filling = True
+        self._refuse_ended()
+        if self._buffer and self._is_overdue():
+            # No heartbeat came: this process was asleep. They are perhaps another's by now.
+            self._releasing = self.release(self._pop(len(self._buffer)))
+        if self._releasing is not None and not self._releasing.done:
+            yield WaitFor(self._releasing, None)  # so that a claim finds what was released before
+        missing = limit - len(self._buffer)
+        is_short = 0 < missing < limit and not ahead  # filled up, redeliveries and new ones together
+        if (is_short or (wait_s == 0 and missing > 0)) and not self._interrupted:
+            # A claim of its own: the taker whose turn it is may be waiting.
+            yield from self._look(self._how_many(missing, ahead))
+        while True:
+            if self._gaps:
+                self._report_gaps()
+            with self._lock:
+                self._refuse_ended()
+                if found := self._pop(limit):
+                    return found
+                left_s = None if until is None else until - time.monotonic()
+                if self._interrupted or (left_s is not None and left_s <= 0):
+                    return []
+                turn: Completion[None] | None = Completion() if self._filling else None
                 if turn is not None:
-                    try:
-                        yield Within(turn, left_s)
-                    finally:
-                        self._leave_queue(turn)
-                    continue
+                    self._waiting.append(turn)
+                self._filling = True
+            if turn is not None:
                 try:
-                    yield from self._fill(self._how_many(limit, ahead), until)
+                    yield WaitFor(turn, left_s)
                 finally:
-                    with self._lock:
-                        self._filling = False
-                    self._pass_on()
+                    self._leave_queue(turn)
+                continue
+            try:
+                yield from self._fill(self._how_many(limit, ahead), until)
+            finally:
+                with self._lock:
+                    self._filling = False
+                self._pass_on()
 
     def take_next(self, wait_s: float | None) -> Flow[Claimed | None]:
         """For iterators and workers, inside `taking()`: one, claimed ahead; None when time is up."""
@@ -148,7 +168,7 @@ class Consumer(ABC):
 
     def pop(self) -> Claimed | None:
         """The next of the buffer, if there is one: what an iterator does for most messages."""
-        with self._lock:  # once it is closing, what is in the buffer is given back unseen
+        with self._lock:  # a close releases the buffer as unseen
             try:
                 return None if self._closing else self._buffer.popleft()
             except IndexError:
@@ -158,7 +178,7 @@ class Consumer(ABC):
         """What was taken and not looked at is the next to be taken."""
         self._buffer.extendleft(reversed(untouched))
         self._wake()  # also the one that waits for new ones
-        self._give_back_idle()
+        self._release_idle()
 
     def deliver(self, found: Sequence[Claimed], gaps: Iterable[Gap] = ()) -> None:
         """Called when a claim is committed, on whichever thread learns of it: from here on they are this consumer's."""
@@ -169,7 +189,8 @@ class Consumer(ABC):
             self._deliveries += 1
             self._buffer.extend(found)
             self._pass_on()
-            self._give_back_idle()
+            if self._takers == 0 or self._interrupted:
+                self._release_idle()
 
     def _pop(self, limit: int) -> list[Claimed]:
         taken: list[Claimed] = []
@@ -198,29 +219,29 @@ class Consumer(ABC):
         with self._lock:
             waiting, self._waiting = self._waiting, []
         if waiting:
-            finish([(turn, None, None) for turn in waiting])
+            complete([(turn, None, None) for turn in waiting])
 
-    def _leave_queue(self, turn: Ticket[None]) -> None:
+    def _leave_queue(self, turn: Completion[None]) -> None:
         with self._lock, contextlib.suppress(ValueError):  # then it was woken
             self._waiting.remove(turn)
 
-    def _give_back_idle(self) -> None:
+    def _release_idle(self) -> None:
         """The buffer, where it would keep messages from others and no taker is there for them."""
         if self._buffer and not self._closing:
             with self._lock:
                 idle = self._interrupted or (self._takers == 0 and self.spec.mode == "shared")
                 untouched = self._pop(len(self._buffer)) if idle else []
             if untouched:
-                with contextlib.suppress(Closed):  # then closing gives it back
+                with contextlib.suppress(ClosedError):  # then closing gives it back
                     self._releasing = self.release(untouched)
 
     def _refuse_ended(self) -> None:
         if self._closing:
-            raise Closed(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
+            raise ClosedError(f"subscription '{self.id}' is closed", where=self.id, next="Subscribe again")
         if self._error is not None:
             raise self._error
 
-    def _tell_gaps(self) -> None:
+    def _report_gaps(self) -> None:
         """By a taker, not where the claim is committed: there a callback could not ask the log anything."""
         while self._gaps:
             try:
@@ -235,15 +256,42 @@ class Consumer(ABC):
                     logger.exception("the on_gap callback of subscription %s failed", self.id)
 
     @abstractmethod
-    def _look(self, limit: int) -> Flow[object]:
-        """Claim what is there now, up to so many; `deliver` gets it."""
+    def claim(self, limit: int) -> Flow[int | None]:
+        """Claim what is there now, up to so many; `deliver` gets it. Returns when to look again at the latest."""
 
-    @abstractmethod
+    def _look(self, limit: int) -> Flow[int | None]:
+        try:
+            self._look_again_ms = yield from self.claim(limit)
+            return self._look_again_ms
+        except LeaseLostError as exc:
+            self.lose(exc)
+            raise
+
     def _fill(self, limit: int, until_s: float | None) -> Flow[None]:
         """Claim, and wait until something is delivered, time is up, or the consumer ends. One call at a time."""
+        while True:
+            news, deliveries = self._waiter.arm(), self._deliveries
+            if self._buffer or self._has_ended:
+                return
+            look_again_ms = yield from self._look(limit)
+            left_s = None if until_s is None else until_s - time.monotonic()
+            # Other takers may have popped all that came: then there may be more.
+            if self._deliveries != deliveries or (left_s is not None and left_s <= 0):
+                return
+            self._report_gaps()
+            yield self._within(news, left_s, look_again_ms)
 
-    @abstractmethod
-    def _now_ms(self) -> int: ...
+    def news(self) -> Completion[None]:
+        """Asked for before a take that finds nothing: what `wait_for` waits for afterwards."""
+        return self._waiter.arm()
+
+    def wait_for(self, news: Completion[None], timeout_s: float | None) -> Flow[None]:
+        """Until another take may find something, and no longer than this. Claims nothing."""
+        yield self._within(news, timeout_s, self._look_again_ms)
+
+    def _within(self, news: Completion[None], timeout_s: float | None, due_ms: int | None) -> WaitFor:
+        due_s = None if due_ms is None else (due_ms - self._now_ms()) / 1000
+        return WaitFor(news, max(0.0, min(s for s in (timeout_s, due_s, FALLBACK_POLL_S) if s is not None)))
 
     # --- ending -------------------------------------------------------------------------------------------------
 
@@ -253,7 +301,7 @@ class Consumer(ABC):
 
     @property
     def lost(self) -> bool:
-        """Another holder has taken it over, or it is gone."""
+        """Another consumer has taken the subscription over, or it was removed."""
         return self._error is not None
 
     @property
@@ -265,13 +313,13 @@ class Consumer(ABC):
         return self._interrupted or self._error is not None or self._closing
 
     def interrupt(self) -> None:
-        """Take nothing more: every take returns, now and later, and the buffer is given back."""
+        """Take nothing more: every take returns, now and later, and the buffer is released."""
         self._interrupted = True
-        self._give_back_idle()
+        self._release_idle()
         self._wake()
 
     def lose(self, error: HeadwaterError | None = None) -> None:
-        """Takers are told now, not by their next claim."""
+        """Takers get the error now, not with their next claim."""
         self._error = error or taken_over(self.id)
         self._buffer.clear()
         self._wake()
@@ -279,6 +327,9 @@ class Consumer(ABC):
     def _wake(self) -> None:
         self._waiter.wake()
         self._pass_on()
+
+    def still_in_flight(self, seqs: Sequence[int]) -> list[Claimed]:
+        return [self._in_flight[seq] for seq in seqs if seq in self._in_flight]
 
     def _unseen(self) -> list[int]:
         return [claimed.message.seq for claimed in self._buffer.copy()]
@@ -293,10 +344,11 @@ class Consumer(ABC):
         self._running.pop(id(claimed), None)
 
     def _to_extend(self) -> list[Claimed]:
-        """What is handled or waits to be, unless it takes too long. What has waited for too long is given back."""
+        """Deliveries whose handlers run, unless they take too long, and the buffer; a buffer that waited too long is
+        released."""
         now_ms, most_ms = self._now_ms(), self.spec.extension_ms_max
         self._extended_ms = now_ms
-        self._give_back_idle()  # what could not be given back before
+        self._release_idle()  # if an earlier release failed
         if self._buffer and now_ms - self._buffered_ms >= most_ms:
             self.release(self._pop(len(self._buffer)))
         running = [claimed for claimed, since_ms in list(self._running.values()) if now_ms - since_ms < most_ms]
@@ -320,10 +372,10 @@ class Consumer(ABC):
                 self._acking = self.submit_ack(settled)
                 self._acking.watch(self._acked)
 
-    def _acked(self, ack: Ticket[list[int]]) -> None:
+    def _acked(self, ack: Completion[list[int]]) -> None:
         if ack.error is not None:
             logger.warning("an ack of subscription %s failed: %s", self.id, ack.error)
-            if isinstance(ack.error, LeaseLost):
+            if isinstance(ack.error, LeaseLostError):
                 self.lose(ack.error)
         elif ack.result():
             logger.warning("subscription %s was too late to ack %s", self.id, ack.result())
@@ -331,13 +383,13 @@ class Consumer(ABC):
             self._submit_acks()
 
     @abstractmethod
-    def ack(self, settled: Sequence[Claimed]) -> Ticket[None]:
+    def ack(self, settled: Sequence[Claimed]) -> Completion[Any]:
         """All or none: an error if one of them is not in flight here."""
 
     @abstractmethod
-    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
-        """Without waiting. One whose time ran out does not keep the others from being acked; the outcome are the seqs
-        of those."""
+    def submit_ack(self, settled: Sequence[Claimed]) -> Completion[list[int]]:
+        """Each by itself: one whose time ran out does not keep the others from being acked. The outcome is the seqs of
+        those that were too late."""
 
     @abstractmethod
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
@@ -349,17 +401,17 @@ class Consumer(ABC):
 
     @abstractmethod
     def extend(self, extended: Sequence[Claimed], by_ms: int | None) -> Flow[None]:
-        """More time from now on, the ack wait if not said otherwise."""
+        """More time from now on: `by_ms`, or the ack wait."""
 
     @abstractmethod
-    def release(self, untouched: Sequence[Claimed]) -> Ticket[None]:
-        """Give back what is still in flight of them, as if it had never been claimed."""
+    def release(self, untouched: Sequence[Claimed]) -> Completion[None]:
+        """Make those that are still in flight deliverable, as if they had never been claimed."""
 
     def close(self, seen: Collection[tuple[int, int]] | None = None, *, vanished: bool = False) -> Flow[None]:
-        """Give everything back: what is in flight is deliverable at once, and what was not looked at counts as no
-        attempt: the buffer, or all but `seen`, (seq, attempt) each. What a consumer had that `vanished` comes back one
-        at a time, for one of them may have killed it. All is asked for before this waits, so cancelling it does no
-        harm; twice is harmless."""
+        """Release everything: what is in flight is deliverable at once. What no code has seen is not an attempt: the
+        buffer, or all but `seen`, (seq, attempt) each. What a consumer had that `vanished` is delivered one at a time,
+        for one of them may have killed it. The close is submitted before this waits, so cancelling it does no harm;
+        closing twice is harmless."""
         self._submit_acks()
         with self._lock:
             is_first, self._closing = not self._closing, True
@@ -367,7 +419,7 @@ class Consumer(ABC):
             try:
                 self._submit_close(seen, vanished)
             except HeadwaterError as exc:
-                finish([(self.gone, None, exc)])
+                complete([(self.gone, None, exc)])
             self._wake()
         yield self.gone
 

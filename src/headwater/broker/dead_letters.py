@@ -7,34 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple, TypedDict, Unpack, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import msgspec
 
-from headwater.broker.claims import Failure, dead_letter, letters_by_id, replace
+from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, replace
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
-from headwater.broker.options import check_subscription_id
 from headwater.broker.publish import draft_of
-from headwater.delivery.regex import parse_regex
+from headwater.broker.subscribe import check_subscription_id
+from headwater.delivery.filters import parse_regex
 from headwater.delivery.retry import Reason
-from headwater.errors import HeadwaterError, InvalidData, InvalidOption, UnknownDeadLetter
-from headwater.message import (
-    Message,
-    MessageDocument,
-    check_limits,
-    check_whole,
-    from_document,
-    iso,
-    ms_of_iso,
-    to_document,
-)
+from headwater.errors import HeadwaterError, InvalidDataError, UnknownDeadLetterError
+from headwater.formats import iso, ms_of_iso
+from headwater.message import Message, MessageDocument, check_limits, check_whole, from_document, to_document
 from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow, LetterColumn, letter_value
 from headwater.ports.store import SEQ_MAX, Reader, Writer
 from headwater.topics import check_topic, parse_pattern
 
 PAGE = 500
-COUNTED_MAX = 1_000  # values of one column that are told with their counts, the most frequent first
+COUNTED_MAX = 1_000  # values of one column that are listed with their counts, the most frequent first
 ERRORS_COUNTED_MAX = 50
 REDRIVEN_AT_ONCE = 100  # letters of one transaction, so that no publish waits for long
 SEARCH_S = 0.1  # how long one look searches errors
@@ -52,7 +44,7 @@ class LetterFilter(TypedDict, total=False):
     error: str
 
 
-class Redriven(msgspec.Struct, frozen=True):
+class RedriveResult(msgspec.Struct, frozen=True):
     """What a redrive did: how many are on their way again, and which could not be, with the reason."""
 
     redriven: int
@@ -89,12 +81,6 @@ class LetterStatistics(msgspec.Struct, frozen=True):
 
 
 def make_query(given: LetterFilter) -> DeadLetterQuery:
-    unknown = given.keys() - LetterFilter.__annotations__.keys()
-    if unknown:
-        raise InvalidOption(
-            f"unknown dead-letter filter {sorted(unknown)[0]!r}",
-            next=f"Known ones: {', '.join(LetterFilter.__annotations__)}",
-        )
     error = given.get("error")
     topic, ids = given.get("topic"), given.get("ids")
     return DeadLetterQuery(
@@ -151,7 +137,7 @@ class DeadLetters:
             lambda reader: reader.count_dead_letters(every, "reason", COUNTED_MAX), self._engine.statistics
         )
 
-    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[Redriven]:
+    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[RedriveResult]:
         """Deliver again, to the subscription they died in, or as new messages on another topic.
 
         A hundred at most are one transaction. A letter stays until its redelivery is acked; if that fails again, or
@@ -168,16 +154,16 @@ class DeadLetters:
             ids = [letter.id for letter in page.letters]
             if ids:
                 done, bad = yield from self._engine.write(
-                    lambda writer, undo, ids=ids: self._redrive(writer, ids, to_topic)  # type: ignore[misc]
+                    lambda writer, hooks, ids=ids: self._redrive(writer, ids, to_topic)  # type: ignore[misc]
                 )
                 redriven += done
                 failed.update(bad)
         self._engine.wakeups.wake_all()
-        return Redriven(redriven, failed)
+        return RedriveResult(redriven, failed)
 
     def _redrive(self, writer: Writer, ids: Sequence[int], to_topic: str | None) -> tuple[int, dict[int, str]]:
         now_ms = self._engine.clock.now_ms()
-        letters = [letter for letter in letters_by_id(writer, ids) if not letter.redriving]
+        letters = [letter for letter in dead_letters_by_id(writer, ids) if not letter.redriving]
         failed: dict[int, str] = {}
         for letter in letters:
             counted = replace(letter, redrives=letter.redrives + 1)
@@ -188,12 +174,12 @@ class DeadLetters:
                 _refuse_unwanted(writer, letter)
                 _refuse_foreign(writer, letter)
                 if writer.deliveries(letter.subscription, [letter.message.seq]):
-                    raise UnknownDeadLetter("the message is being delivered already")
+                    raise UnknownDeadLetterError("the message is being delivered already")
             except HeadwaterError as exc:
                 failed[letter.id] = exc.why
-                writer.bury([replace(counted, redrive_error=exc.why)])
+                writer.save_dead_letters([replace(counted, redrive_error=exc.why)])
                 continue
-            writer.bury([replace(counted, redriving=True, redrive_error=None)])
+            writer.save_dead_letters([replace(counted, redriving=True, redrive_error=None)])
             row = DeliveryRow(letter.message.seq, 0, now_ms, 0, letter.message.priority, None, letter.id)
             writer.put_deliveries(letter.subscription, [row])
         return len(letters) - len(failed), failed
@@ -212,7 +198,7 @@ class DeadLetters:
             ids = [letter.id for letter in page.letters]
             if ids:
                 yield from self._engine.write(
-                    lambda writer, undo, ids=ids: writer.remove_dead_letters(ids)  # type: ignore[misc]
+                    lambda writer, hooks, ids=ids: writer.remove_dead_letters(ids)  # type: ignore[misc]
                 )
             purged += len(ids)
         return purged
@@ -242,7 +228,7 @@ class DeadLetters:
         imported = 0
         for page in pages:
             imported += yield from self._engine.write(
-                lambda writer, undo, letters=page.letters: len(writer.bury(letters))  # type: ignore[misc]
+                lambda writer, hooks, letters=page.letters: len(writer.save_dead_letters(letters))  # type: ignore[misc]
             )
         return imported
 
@@ -271,7 +257,7 @@ class LetterDocument(msgspec.Struct):
     id: int
     subscription: str
     message: MessageDocument
-    reason: Reason
+    reason: Reason | Literal["max_retries"]  # as `max_attempts` was called before 0.1
     attempts: int
     died_ms: int
     error: str | None
@@ -296,7 +282,7 @@ class ExportedLetter(msgspec.Struct):
     """One line of an export. `id` and `redriving` are the old log's and are not brought back."""
 
     subscription: str
-    reason: Reason
+    reason: Reason | Literal["max_retries"]  # as `max_attempts` was called before 0.1
     attempts: int
     died_at: str
     message: MessageDocument
@@ -350,13 +336,14 @@ def _letter_of(line: str, number: int, first: int) -> DeadLetter:
         found = _exported_letter.decode(line)
         message = _checked(from_document(found.message))
         check_subscription_id(found.subscription)
-        failure = Failure(found.reason, found.error, found.stack, found.handler)
+        reason: Reason = "max_attempts" if found.reason == "max_retries" else found.reason
+        failure = Failure(reason, found.error, found.stack, found.handler)
         row = DeliveryRow(message.seq, check_whole("attempts", found.attempts, 0, SEQ_MAX), 0)
         letter = dead_letter(found.subscription, message, row, failure, ms_of_iso(found.died_at))
         return replace(letter, redrives=check_whole("redrives", found.redrives, 0, SEQ_MAX))
     except (msgspec.DecodeError, ValueError) as exc:
         imported = f"The lines before line {first} are imported" if first > 1 else "Nothing was imported"
-        raise InvalidData(
+        raise InvalidDataError(
             f"not an exported dead letter ({exc})",
             where=f"line {number}",
             next=f"{imported}; mend the line and import {'the rest' if first > 1 else 'again'}",
@@ -367,16 +354,17 @@ def _refuse_unwanted(reader: Reader, letter: DeadLetter) -> None:
     """A letter may be imported with any topic; its subscription gets it only if it could have got it by a publish."""
     record = reader.subscription(letter.subscription)
     if record is None:
-        raise UnknownDeadLetter(f"subscription '{letter.subscription}' is gone")
+        raise UnknownDeadLetterError(f"subscription '{letter.subscription}' is gone")
     if not parse_pattern(record.spec.pattern, record.spec.dialect).matches(letter.message.topic):
-        raise UnknownDeadLetter(f"subscription '{letter.subscription}' does not read {letter.message.topic}")
+        raise UnknownDeadLetterError(f"subscription '{letter.subscription}' does not read {letter.message.topic}")
 
 
 def _refuse_foreign(reader: Reader, letter: DeadLetter) -> None:
-    """A delivery goes by seq. A letter imported from another log has that log's seq, which here is another message."""
+    """A delivery is identified by its seq. A letter imported from another log has that log's seq, which is another
+    message here."""
     here = reader.messages([letter.message.seq]).get(letter.message.seq)
     if letter.message.seq > reader.last_seq() or (here is not None and here.scoped_id != letter.message.scoped_id):
-        raise UnknownDeadLetter("the letter comes from another log; redrive it to a topic, as a new message")
+        raise UnknownDeadLetterError("the letter comes from another log; redrive it to a topic, as a new message")
 
 
 def _one(reader: Reader, id: int) -> DeadLetter:
@@ -386,8 +374,8 @@ def _one(reader: Reader, id: int) -> DeadLetter:
     return found[0]
 
 
-def unknown(id: int) -> UnknownDeadLetter:
-    return UnknownDeadLetter(f"there is no dead letter {id}", next="`headwater dlq ls` lists them")
+def unknown(id: int) -> UnknownDeadLetterError:
+    return UnknownDeadLetterError(f"there is no dead letter {id}", next="`headwater dlq ls` lists them")
 
 
 def _page(reader: Reader, query: DeadLetterQuery, after: int, limit: int) -> LettersPage:

@@ -15,13 +15,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from headwater.broker.background import FairThreadPool
 from headwater.broker.committer import Committer, Work
-from headwater.broker.flow import Blocking, Flow, Ticket, finish
-from headwater.broker.lanes import Lanes
-from headwater.broker.timings import Timings
+from headwater.broker.flow import Blocking, Completion, Flow, complete
+from headwater.broker.statistics import Timings
 from headwater.broker.wakeups import Wakeups
-from headwater.delivery.dedupe import DedupeWindow
-from headwater.errors import Closed, Conflict, InvalidOption, RequestTimeout
+from headwater.delivery.publishing import DedupeWindow
+from headwater.errors import ClosedError, ConflictError, InvalidStateError, RequestTimeoutError
 from headwater.ports.clock import Clock
 from headwater.ports.store import Interruption, Notifier, Reader, Store
 
@@ -30,10 +30,10 @@ T = TypeVar("T")
 ANNOUNCED = "server-"  # in the name of an owner: whether its process lives can be asked
 
 READERS_MAX = 4
-STATISTICS_MAX = 1  # reads that look at much and tell how things are; apart from those that deliver
+STATISTICS_MAX = 1  # long reads for statistics, apart from those that deliver
 FILTERS_MAX = 1  # looks by filters that take time, which keep each other waiting and nothing else
-READS_MAX = 3  # how often a read is tried whose connection breaks
-TOPICS_ANNOUNCED_MAX = 10_000  # after a larger foreign burst everybody is woken instead of looking up the topics
+READS_MAX = 3  # attempts of a read, if its connection breaks
+TOPICS_ANNOUNCED_MAX = 10_000  # after more messages of another process all readers wake, without a look at the topics
 
 
 class Engine:
@@ -55,11 +55,11 @@ class Engine:
         with store.read() as reader:
             self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
         self.committer = Committer(store, clock, dedupe, self.wakeups.published)
-        self.readers = Lanes(READERS_MAX, "headwater-reader")
-        self.statistics = Lanes(STATISTICS_MAX, "headwater-statistics")
-        self.filters = Lanes(FILTERS_MAX, "headwater-filter")
+        self.readers = FairThreadPool(READERS_MAX, "headwater-reader")
+        self.statistics = FairThreadPool(STATISTICS_MAX, "headwater-statistics")
+        self.filters = FairThreadPool(FILTERS_MAX, "headwater-filter")
         self._reading: set[Interruption] = set()
-        # Of own transactions one is open at a time: its verbs follow each other on one thread, and those who wait for
+        # Of own transactions one is open at a time: its verbs follow each other on one thread, and those that wait for
         # their turn do so on another, so that they never take the thread that the open one needs to end.
         self.turns = ThreadPoolExecutor(1, thread_name_prefix="headwater-turn")
         self.transactions = ThreadPoolExecutor(1, thread_name_prefix="headwater-transaction")
@@ -73,7 +73,7 @@ class Engine:
         clock.on_advance(self.wakeups.wake_all)
 
     def announce(self) -> None:
-        """For a server, before it holds anything: should it be killed, its next self knows at once."""
+        """A server calls this before it takes leases: if it is killed, the next server frees them at once."""
         name = self.store.announce()
         if name is not None:
             self.owner = f"{socket.gethostname()}:{os.getpid()}:{ANNOUNCED}{name}"
@@ -87,9 +87,8 @@ class Engine:
         """A name for one holder: two of the same process are two."""
         return f"{self.owner}:{next(self._holders)}"
 
-    def submit(self, work: Work[T], *, touching: str | None = None) -> Ticket[T]:
-        refuse_in_transaction(self)
-        self.refuse_closed()
+    def submit(self, work: Work[T], *, touching: str | None = None) -> Completion[T]:
+        self.check_usable()
         return self.committer.submit(work, touching=touching)
 
     def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
@@ -102,7 +101,7 @@ class Engine:
 
     def read_now(self, work: Callable[[Reader], T], interruption: Interruption) -> T:
         for _ in range(READS_MAX - 1):
-            with contextlib.suppress(Conflict), self.store.read(interruption) as reader:
+            with contextlib.suppress(ConflictError), self.store.read(interruption) as reader:
                 return work(reader)
         with self.store.read(interruption) as reader:
             return work(reader)
@@ -131,18 +130,25 @@ class Engine:
         for interruption in list(self._reading):
             interruption.interrupt(self._closed_error("the log was closed while it was read"))
 
+    def check_usable(self) -> None:
+        """For writes: the log is open, and the caller is in no transaction of its own."""
+        if self._closed or os.getpid() != self._pid:
+            self.refuse_closed()
+        if self.in_transaction:
+            refuse_in_transaction(self)
+
     def refuse_closed(self) -> None:
         if self._closed:
             raise self._closed_error("the log is closed")
         if self.forked:
-            raise Closed(
+            raise ClosedError(
                 "the log was opened by the process that this one was forked from",
                 where=self.store.name,
                 next="Open it again in this process",
             )
 
-    def _closed_error(self, why: str) -> Closed:
-        return Closed(why, where=self.store.name, next="Open it again")
+    def _closed_error(self, why: str) -> ClosedError:
+        return ClosedError(why, where=self.store.name, next="Open it again")
 
     @property
     def forked(self) -> bool:
@@ -150,7 +156,7 @@ class Engine:
         return os.getpid() != self._pid
 
     def watch_with(self, make_notifier: Callable[[Callable[[], None]], Notifier]) -> None:
-        """How to notice other processes; started when the first reader here waits, for until then nobody cares."""
+        """How to notice the writes of other processes; the notifier starts when the first reader here waits."""
         self._make_notifier = make_notifier
 
     def ensure_watching(self) -> None:
@@ -161,7 +167,7 @@ class Engine:
                     self._notifier.start()
 
     def look_for_news(self) -> None:
-        """Another process has written: wake those here whom it concerns."""
+        """Another process has written: wake the readers of its topics."""
         with self.store.read() as reader:
             last, known = reader.last_seq(), self.wakeups.announced
             topics = set(reader.topics_between(known, last)) if 0 < last - known <= TOPICS_ANNOUNCED_MAX else None
@@ -188,12 +194,12 @@ class Engine:
 
 
 class SharedRead(Generic[T]):
-    """Statistics that many may ask for at once: each read serves all who asked before it began, so that what they wrote
-    is in it. It is interrupted when all of them have left."""
+    """Statistics for many callers at once: each read serves all that asked before it began, so that what they wrote is
+    in it. It is interrupted when all of them have left."""
 
     class _Round:
         def __init__(self) -> None:
-            self.outcome: Ticket[Any] = Ticket()
+            self.outcome: Completion[Any] = Completion()
             self.interruption = Interruption()
             self.asking = 0
 
@@ -211,7 +217,7 @@ class SharedRead(Generic[T]):
                 round = self._next = self._Round()
                 self._engine.statistics.submit_for(
                     self, partial(self._run, round)
-                )  # the source of none of those who ask
+                )  # a source of its own, not that of a caller
             round.asking += 1
         try:
             outcome: T = yield round.outcome
@@ -231,23 +237,21 @@ class SharedRead(Generic[T]):
         try:
             value = self._engine.run_interruptible(partial(self._engine.read_now, self._work), round.interruption)
         except BaseException as exc:
-            finish([(round.outcome, None, exc)])
+            complete([(round.outcome, None, exc)])
         else:
-            finish([(round.outcome, value, None)])
+            complete([(round.outcome, value, None)])
 
 
-def _abandoned() -> RequestTimeout:
-    return RequestTimeout("the read was stopped: its caller waits no longer")
+def _abandoned() -> RequestTimeoutError:
+    return RequestTimeoutError("the read was stopped: its caller waits no longer")
 
 
 def refuse_in_transaction(engine: Engine) -> None:
-    """A block that waits for the committer waits for its own end. Other threads and tasks wait for their turn, also
-    those that were started inside the block."""
+    """Inside `with log.transaction()`, a call through the committer would deadlock: the committer waits for the block.
+    Other threads and tasks wait for their turn, also those that were started inside the block."""
     inside = engine.in_transaction
-    if not inside:
-        return
     if threading.get_ident() in inside or (asyncio._get_running_loop() and asyncio.current_task() in inside):
-        raise InvalidOption(
+        raise InvalidStateError(
             "this would wait for the transaction it is called in",
             where=engine.store.name,
             next="Inside a transaction use its own methods: publish, execute",

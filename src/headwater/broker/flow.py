@@ -1,13 +1,13 @@
-"""One colour inside: use cases are generators that yield what they wait for; two small drivers run them.
+"""Use cases are generators that yield what they wait for, so the sync and async APIs share one implementation.
 
 A flow yields a step and is sent its outcome. Threads run flows with `run_blocking`, event loops with `run_async`; no
 use case is written twice. The steps:
 
-    Ticket      something another thread will finish
-    Within      the same, but no longer than so many seconds; the outcome is whether it came
-    Blocking    work that may block: run in place by a thread, handed to a pool by an event loop
+    Completion  a value that another thread will provide
+    WaitFor     a completion with a timeout; the outcome says whether it came in time
+    Blocking    work that may block: a thread runs it in place, an event loop in a pool
     Call        a user's function, which on an event loop may be a coroutine function
-    Attempt     the same; the outcome is what it raised, of whatever kind, or None
+    Attempt     a user's function; the outcome is what it raised, or None
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from headwater.broker.logger import logger
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOptionError
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ _Waiter = Any  # a locked lock, an event loop with a future of it or what to cal
 _Woken = asyncio.Future[None] | Callable[[], None]
 
 
-class Ticket(Generic[T]):
+class Completion(Generic[T]):
     """A value that will come from another thread. Finishing it twice is harmless: the first outcome stays."""
 
     __slots__ = ("_error", "_value", "_waiters")
@@ -57,32 +57,33 @@ class Ticket(Generic[T]):
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until done; False if the time is over first."""
-        if not self.done:
+        if self._value is _PENDING and self._error is None:  # `done`, in place: a publish comes here
             latch = threading.Lock()
             latch.acquire()
             self._waiters.append(latch)
-            # The finisher sets the value before it looks for waiters, we become one before we look for the value:
-            # one of the two sees the other.
-            if not self.done and not latch.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            # The finisher sets the value before it looks for waiters, the waiter is added before it looks for the
+            # value: one of the two sees the other.
+            timeout = -1 if timeout_s is None else max(0.0, timeout_s)
+            if self._value is _PENDING and self._error is None and not latch.acquire(timeout=timeout):
                 self._waiters.remove(latch)
-        return self.done
+        return self._value is not _PENDING or self._error is not None
 
-    def then(self, loop: asyncio.AbstractEventLoop, callback: Callable[[Ticket[T]], None]) -> None:
+    def then(self, loop: asyncio.AbstractEventLoop, callback: Callable[[Completion[T]], None]) -> None:
         """On this event loop, call back when done: where a task for each of thousands would be too much."""
         once = _Once(callback)
         self._waiters.append((loop, partial(once, self)))
         if self.done:
             loop.call_soon(once, self)
 
-    def watch(self, callback: Callable[[Ticket[T]], None]) -> None:
-        """Call back when done, on the thread that finishes it and before anybody who waits goes on. Be quick."""
+    def watch(self, callback: Callable[[Completion[T]], None]) -> None:
+        """Call back when done, on the thread that finishes it and before its waiters go on. Be quick."""
         once = _Once(callback)
         self._waiters.append(once)
         if self.done:
             once(self)
 
     async def wait_async(self, timeout_s: float | None = None) -> bool:
-        if not self.done:
+        if self._value is _PENDING and self._error is None:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
             self._waiters.append((loop, future))
@@ -107,21 +108,21 @@ class _Once:
     def __init__(self, callback: Callable[[Any], None]) -> None:
         self._callbacks = [callback]
 
-    def __call__(self, ticket: Any) -> None:
+    def __call__(self, completion: Any) -> None:
         try:
             callback = self._callbacks.pop()
         except IndexError:
             return
         try:
-            callback(ticket)
-        except Exception:  # the tickets that are finished with this one must have their outcome all the same
+            callback(completion)
+        except Exception:  # the completions that are finished with this one must have their outcome all the same
             logger.exception("what follows a finished ticket failed")
 
 
-class Within(NamedTuple):
-    """Wait for a ticket, but no longer than this; the flow is sent whether it came."""
+class WaitFor(NamedTuple):
+    """Wait for a completion, but no longer than this; the flow is sent whether it came."""
 
-    ticket: Ticket[Any]
+    completion: Completion[Any]
     timeout_s: float | None
 
 
@@ -139,31 +140,33 @@ class Call(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """Not raised inside the flow, where a GeneratorExit of the function could not be told from the flow's own."""
+    """Not raised inside the flow, where a GeneratorExit of the function would look like the flow's own."""
 
     function: Callable[..., Any]
     argument: Any
 
 
-Step = Ticket[Any] | Within | Blocking | Call | Attempt
+Step = Completion[Any] | WaitFor | Blocking | Call | Attempt
 Flow = Generator[Step, Any, T]
+Pending = Flow[T] | Completion[T]
+"""What a verb returns: several steps, or the one that it waits for."""
 
 
-def finish(tickets: Iterable[tuple[Ticket[Any], Any, BaseException | None]]) -> None:
-    """Give tickets their outcome. Waiters of one event loop are woken by one call into it."""
+def complete(completions: Iterable[tuple[Completion[Any], Any, BaseException | None]]) -> None:
+    """Give completions their outcome. Waiters of one event loop are woken by one call into it."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Woken]] = {}
-    for ticket, value, error in tickets:
-        if ticket.done:
+    for completion, value, error in completions:
+        if completion._value is not _PENDING or completion._error is not None:
             continue
         if error is not None:
-            ticket._error = error
+            completion._error = error
         else:
-            ticket._value = value
-        for waiter in list(ticket._waiters):
+            completion._value = value
+        for waiter in list(completion._waiters):
             if isinstance(waiter, tuple):
                 by_loop.setdefault(waiter[0], []).append(waiter[1])
             elif isinstance(waiter, _Once):
-                waiter(ticket)
+                waiter(completion)
             else:
                 with contextlib.suppress(RuntimeError):  # two finishers at once: the other one has opened it
                     waiter.release()
@@ -171,7 +174,7 @@ def finish(tickets: Iterable[tuple[Ticket[Any], Any, BaseException | None]]) -> 
         if asyncio._get_running_loop() is loop:
             _wake_all(woken)
             continue
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits there
             loop.call_soon_threadsafe(_wake_all, woken)
 
 
@@ -188,7 +191,24 @@ def _set_if_waiting(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def run_blocking(flow: Flow[T]) -> T:
+def finished(value: T) -> Completion[T]:
+    completion: Completion[T] = Completion()
+    completion._value = value
+    return completion
+
+
+def wait(pending: Pending[T]) -> Flow[T]:
+    """For a flow: `value = yield from wait(log.publish(…))`."""
+    if isinstance(pending, Completion):
+        value: T = yield pending
+        return value
+    return (yield from pending)
+
+
+def run_blocking(flow: Pending[T]) -> T:
+    if isinstance(flow, Completion):
+        flow.wait()
+        return flow.result()
     try:
         step = next(flow)
         while True:
@@ -204,8 +224,8 @@ def run_blocking(flow: Flow[T]) -> T:
 
 
 def run_together(flows: Iterable[Flow[Any]], on_error: Callable[[Flow[Any], Exception], None]) -> None:
-    """Run many flows of which each waits for a ticket: all are begun before the first is waited for, so that what they
-    ask of the committer goes into one group."""
+    """Run many flows of which each waits for a completion: all are begun before the first is waited for, so that what
+    they ask of the committer goes into one group."""
     begun: list[tuple[Flow[Any], Step]] = []
     for flow in flows:
         try:
@@ -236,7 +256,7 @@ def _resumed(flow: Flow[T], step: Step) -> Flow[T]:
 
 
 def _block_on(step: Step) -> Any:
-    if isinstance(step, Ticket):
+    if isinstance(step, Completion):
         step.wait()
         return step.result()
     if isinstance(step, Attempt):
@@ -244,23 +264,26 @@ def _block_on(step: Step) -> Any:
             outcome = step.function(step.argument)
             if outcome is not None and inspect.iscoroutine(outcome):
                 outcome.close()
-                raise InvalidOption("it gives a coroutine, which no thread runs", next="Open the log for asyncio")
+                raise InvalidOptionError("it gives a coroutine, which no thread runs", next="Open the log for asyncio")
         except BaseException as exc:
             return exc
         return None
-    if isinstance(step, Within):
-        return step.ticket.wait(step.timeout_s)
+    if isinstance(step, WaitFor):
+        return step.completion.wait(step.timeout_s)
     if isinstance(step, Blocking):
         return step.work()
     return step.function(step.argument)
 
 
-async def run_async(flow: Flow[T]) -> T:
+async def run_async(flow: Pending[T]) -> T:
+    if isinstance(flow, Completion):
+        await flow.wait_async()
+        return flow.result()
     try:
         step = next(flow)
         while True:
             try:
-                if type(step) is Ticket:  # in place, for it is the hot path: a publish waiting for its commit
+                if type(step) is Completion:  # in place, for it is the hot path: a publish waiting for its commit
                     if not step.done:
                         loop = asyncio.get_running_loop()
                         future: asyncio.Future[None] = loop.create_future()
@@ -280,8 +303,8 @@ async def run_async(flow: Flow[T]) -> T:
 
 
 async def _await(step: Step) -> Any:
-    if isinstance(step, Within):
-        return await step.ticket.wait_async(step.timeout_s)
+    if isinstance(step, WaitFor):
+        return await step.completion.wait_async(step.timeout_s)
     if isinstance(step, Blocking):
         try:
             return await asyncio.get_running_loop().run_in_executor(step.pool, step.work)

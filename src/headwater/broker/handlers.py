@@ -3,7 +3,7 @@
     on() ─► start() ─► running ──── stop(), a signal ────► stopped
               │           │ ▲  a store or connection that is away: its workers try again
               │           └─┘
-              └─► standby ─ the holder goes ─► running
+              └─► standby ─ the lease is free ─► running
               any other error of a worker ─► failed: its siblings end, run() raises it, health() shows it
 
 Workers are flows: a thread or a task of its own runs each. All of it is the same for both APIs, and for a log in this
@@ -14,41 +14,46 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import hashlib
 import os
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from headwater.broker.claims import STACK_CHARS_MAX, Claimed, Failure
 from headwater.broker.consumer import Consumer
-from headwater.broker.flow import Attempt, Flow, Ticket, Within, finish
-from headwater.broker.handled_once import HandledOnce
+from headwater.broker.deliveries import STACK_CHARS_MAX, Claimed, Failure
+from headwater.broker.flow import Attempt, Blocking, Completion, Flow, WaitFor, complete
 from headwater.broker.logger import logger
-from headwater.broker.options import SubscribeOptions
+from headwater.broker.subscribe import SubscribeOptions
 from headwater.broker.verbs import LogVerbs
 from headwater.delivery.retry import Reason
 from headwater.errors import (
     HeadwaterError,
-    InvalidData,
-    InvalidOption,
-    LeaseLost,
-    NotDelivered,
-    Overloaded,
-    RequestTimeout,
+    InvalidDataError,
+    InvalidStateError,
+    LeaseLostError,
+    NotDeliveredError,
+    OverloadedError,
+    RequestTimeoutError,
     StoreError,
-    SubscriptionActive,
+    SubscriptionActiveError,
 )
-from headwater.ports.dedupe import DedupeQueue
+from headwater.ports.dedupe import DEDUPE_ID_CHARS_MAX, Begun, DedupeQueue
 from headwater.ports.records import Gap
 
 RETRY_S = 1.0
-STANDBY_S = 1.0  # how long one try to become the holder waits; then it looks whether it should stop
+STANDBY_S = 1.0  # how long one try to subscribe waits; then the worker checks whether it should stop
 SHUTDOWN_TIMEOUT_S = 30.0
+SIGNAL_S = 0.5  # Python may overlook a signal that arrives just before a wait begins, and sees it when the wait ends
+DEDUPE_BUSY_S = 0.2  # until a claim of another worker is looked at again
+DEDUPE_EXTENDS_PER_CLAIM = 3
+DEDUPE_THREADS_MAX = 4  # for event loops; a blocking worker asks on its own thread
 
 Handler = Callable[[Any], Any]
 Spawn = Callable[[Flow[None], str], "Worker"]
@@ -75,7 +80,7 @@ class Reject(Exception):
 class Worker(NamedTuple):
     """A flow that a thread or a task runs. `ended` has its outcome; a thread cannot be cancelled."""
 
-    ended: Ticket[None]
+    ended: Completion[None]
     cancel: Callable[[], object] = lambda: None
 
 
@@ -102,13 +107,13 @@ class Handlers:
         self._running: dict[str, RunningHandler] = {}  # those that ended stay until they are declared or started anew
         self._declared: dict[str, Registration] = {}
         self._started = False
-        self._over: Ticket[None] = Ticket()  # run() goes on: it was told to stop, or a handler failed
+        self._over: Completion[None] = Completion()  # run() goes on: a stop was requested, or a handler failed
 
     def declare(self, registration: Registration) -> None:
         """It starts with the others; at once, if those are started already."""
         id, running = registration.id, self._running.get(registration.id)
         if id in self._declared and (running is None or not running.has_ended):
-            raise InvalidOption(
+            raise InvalidStateError(
                 f"there is a handler for subscription '{id}' already",
                 where=registration.pattern,
                 next="Give this one another id; to do more at a time, raise concurrency",
@@ -139,21 +144,22 @@ class Handlers:
 
     def end_run(self) -> None:
         """From any thread, or a signal handler."""
-        finish([(self._over, None, None)])
+        complete([(self._over, None, None)])
 
     def run(self, timeout_s: float | None) -> Flow[None]:
         """Until asked to stop, or until a handler fails: then its error comes out of here. It is asked from this call
         on, also before the flow begins."""
         if not self._declared:
-            raise InvalidOption("there is no handler to run", next="Declare one with the decorator log.on first")
+            raise InvalidStateError("there is no handler to run", next="Declare one with the decorator log.on first")
         if self._over.done:
-            self._over = Ticket()
+            self._over = Completion()
         return self._run(timeout_s)
 
     def _run(self, timeout_s: float | None) -> Flow[None]:
         try:
             yield from self.start()
-            yield self._over
+            while not (yield WaitFor(self._over, SIGNAL_S)):
+                pass
             self.ask_to_stop()
             logger.info("the handlers of %s are stopping", self._log.name)
         finally:
@@ -163,7 +169,7 @@ class Handlers:
                 raise running.error
 
     def ask_to_stop(self) -> None:
-        """Take nothing new, and give back at once what no handler has begun."""
+        """Take nothing new, and release at once what no handler has begun."""
         self._started = False
         for running in list(self._running.values()):
             running.ask_to_stop()
@@ -206,7 +212,7 @@ class RunningHandler:
         self._lock = threading.Lock()
         self._left = 0  # workers that have not ended
         self._state: State = "declared"
-        self._stopped: Ticket[None] = Ticket()
+        self._stopped: Completion[None] = Completion()
 
     @property
     def has_ended(self) -> bool:
@@ -226,8 +232,8 @@ class RunningHandler:
     def start(self) -> Flow[None]:
         """Subscribe and begin. Where another process holds an exclusive subscription, stand by for it."""
         try:
-            consumer = yield from self._subscribe(0.0)  # who stands by waits, and can be told to stop meanwhile
-        except SubscriptionActive as exc:
+            consumer = yield from self._subscribe(0.0)  # standing by is interruptible, waiting here is not
+        except SubscriptionActiveError as exc:
             logger.info("handler of subscription %s stands by: %s", self.id, exc.why)
             self._state = "standby"
             self._begin_worker(self._stand_by(), "standby")
@@ -244,18 +250,18 @@ class RunningHandler:
 
     def _subscribe(self, wait_s: float) -> Flow[Consumer]:
         given = self._registration
-        options: SubscribeOptions = {**given.options, "wait": wait_s}
+        options: SubscribeOptions = {**given.options, "timeout": wait_s}
         return self._log.subscribe(given.id, given.pattern, **options)
 
     def _stand_by(self) -> Flow[None]:
         while not self._stopped.done:
             try:
                 consumer = yield from self._subscribe(STANDBY_S)
-            except SubscriptionActive:
+            except SubscriptionActiveError:
                 continue
             except _PASSES as exc:
                 logger.warning("subscription %s tries again: %s", self.id, exc)
-                yield Within(self._stopped, RETRY_S)
+                yield WaitFor(self._stopped, RETRY_S)
                 continue
             logger.info("handler of subscription %s takes over", self.id)
             self._begin(consumer)
@@ -309,7 +315,7 @@ class RunningHandler:
     # --- ending -------------------------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        finish([(self._stopped, None, None)])
+        complete([(self._stopped, None, None)])
         if self._consumer is not None:
             self._consumer.interrupt()
 
@@ -318,7 +324,7 @@ class RunningHandler:
             return
         for worker in list(self._workers):
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            if not (yield Within(worker.ended, left_s)):
+            if not (yield WaitFor(worker.ended, left_s)):
                 logger.warning("handler %s did not end in time; its message is delivered again", self._name)
                 worker.cancel()
         yield from self._close()
@@ -328,7 +334,7 @@ class RunningHandler:
             try:
                 yield from self._consumer.close()
             except HeadwaterError as exc:  # it is free when its lease runs out
-                logger.warning("subscription %s could not be given back: %s", self.id, exc)
+                logger.warning("subscription %s could not be released: %s", self.id, exc)
         self._state = "stopped" if self.error is None else "failed"
 
     # --- working ------------------------------------------------------------------------------------------------
@@ -350,7 +356,7 @@ class RunningHandler:
                 except _PASSES as exc:  # nothing is lost meanwhile
                     self._state = "restarting"
                     logger.warning("subscription %s tries again: %s", self.id, exc)
-                    yield Within(self._stopped, RETRY_S)
+                    yield WaitFor(self._stopped, RETRY_S)
 
     def _run_once(self, once: HandledOnce, consumer: Consumer, claimed: Claimed) -> Flow[None]:
         id = claimed.message.scoped_id
@@ -362,7 +368,7 @@ class RunningHandler:
                 once.ended(id)
         elif answer == "done":
             consumer.ack_soon([claimed])  # it was handled before: the ack is all that is missing
-        else:  # told to stop while it waited for another's claim
+        else:  # stopped while it waited for the claim of another worker
             consumer.put_back([claimed])
 
     def _run(self, consumer: Consumer, claimed: Claimed) -> Flow[None]:
@@ -371,7 +377,7 @@ class RunningHandler:
         failure, again = None, False
         if error is not None:
             failure = self._failure(error)
-            again = not isinstance(error, Reject | InvalidData)  # an undecodable payload stays so
+            again = not isinstance(error, Reject | InvalidDataError)  # an undecodable payload stays so
         if again:
             attempts = f"attempt {claimed.attempt} of {consumer.spec.retry.max_attempts}"
             logger.warning(
@@ -388,7 +394,7 @@ class RunningHandler:
             return
         try:
             yield from consumer.nack(claimed, None, failure) if again else consumer.reject(claimed, failure)
-        except (LeaseLost, NotDelivered) as exc:
+        except (LeaseLostError, NotDeliveredError) as exc:
             if consumer.lost:
                 raise
             logger.warning("%s", exc)  # it took too long and will be, or has been, delivered again
@@ -399,7 +405,97 @@ class RunningHandler:
         return Failure(reason, f"{type(exc).__name__}: {exc}", stack, self._name)
 
 
-_PASSES = (StoreError, RequestTimeout, Overloaded)
+_PASSES = (StoreError, RequestTimeoutError, OverloadedError)
+
+
+# --- handling once ----------------------------------------------------------------------------------------------------
+
+
+class HandledOnce:
+    """A handler's dedupe queue, asked as flows: whether a message is this worker's to handle, and what became of it.
+    Ids are scoped ones, since a handler may have many topics.
+
+    A worker waits here for the claim of another one, not by nacks: each of those would count as an attempt, and a few
+    of them as a dead letter. While a message is being handled its claim is extended, as its lease is."""
+
+    def __init__(self, queue: DedupeQueue, handler: str, claim_ms: int) -> None:
+        self._queue = queue
+        self._handler = handler
+        self._claim_ms = claim_ms
+        self._pool = ThreadPoolExecutor(DEDUPE_THREADS_MAX, thread_name_prefix=f"headwater-dedupe-{handler}")
+        self._at_work: dict[str, None] = {}
+        self._extender: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._never = threading.Event()
+
+    def begin(self, id: str, goes_on: Callable[[], bool], stopped: Completion[None]) -> Flow[Begun]:
+        """First or done; busy only if it should no longer wait. A queue that cannot be reached is asked again, since
+        the alternative is to handle a message twice."""
+        while True:
+            answer: Begun = "busy"
+            pause_s = DEDUPE_BUSY_S
+            try:
+                answer = yield Blocking(partial(self._begin, key_of(id)), self._pool)
+            except StoreError as exc:
+                logger.warning("handler %s waits for its dedupe queue: %s", self._handler, exc)
+                pause_s = RETRY_S
+            if answer != "busy" or not goes_on():
+                return answer
+            yield WaitFor(stopped, pause_s)
+
+    def _begin(self, key: str) -> Begun:
+        answer = self._queue.begin(self._handler, key, self._queue.clock.now_ms(), self._claim_ms)
+        if answer == "first":
+            with self._lock:
+                self._at_work[key] = None
+                if self._extender is None:
+                    name = f"headwater-dedupe-{self._handler}-extender"
+                    self._extender = threading.Thread(target=self._extend_claims, name=name, daemon=True)
+                    self._extender.start()
+        return answer
+
+    def finish(self, id: str) -> Flow[None]:
+        """Before the ack, so that a crash between the two costs no second handling."""
+        try:
+            yield Blocking(partial(self._queue.finish, self._handler, key_of(id)), self._pool)
+        except StoreError as exc:
+            logger.warning("handler %s could not note that %s is done: %s", self._handler, id, exc)
+
+    def release(self, id: str) -> Flow[None]:
+        try:
+            yield Blocking(partial(self._queue.release, self._handler, key_of(id)), self._pool)
+        except StoreError as exc:  # its claim runs out by itself
+            logger.warning("handler %s could not release %s: %s", self._handler, id, exc)
+
+    def ended(self, id: str) -> None:
+        """Its claim is extended no longer."""
+        with self._lock:
+            self._at_work.pop(key_of(id), None)
+
+    def _extend_claims(self) -> None:
+        """As long as something is being handled, and a little longer, so that not every message starts a thread."""
+        while True:
+            self._never.wait(self._claim_ms / 1000 / DEDUPE_EXTENDS_PER_CLAIM)
+            with self._lock:
+                at_work = list(self._at_work)
+                if not at_work:
+                    self._extender = None
+                    return
+            for key in at_work:
+                try:
+                    self._queue.extend(self._handler, key, self._queue.clock.now_ms(), self._claim_ms)
+                except HeadwaterError as exc:
+                    logger.warning("handler %s could not extend its claim of %s: %s", self._handler, key, exc)
+
+
+def key_of(id: str) -> str:
+    """The key of a message in the queue: its scoped id, or a digest of one that only plain SQL could have put there."""
+    raw = id.encode(errors="surrogatepass")
+    fits = 0 < len(id) <= DEDUPE_ID_CHARS_MAX and "\0" not in id and raw.decode(errors="replace") == id
+    return id if fits else hashlib.sha256(raw).hexdigest()
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 _asked_by_signals: list[Callable[[], object]] = []  # several logs may run on one event loop

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import msgspec
 
 from headwater.broker.engine import Engine
-from headwater.broker.flow import Call, Flow, Ticket, Within, finish, run_async, run_blocking
+from headwater.broker.flow import Call, Completion, Flow, WaitFor, complete, run_async, run_blocking
 from headwater.broker.logger import logger
-from headwater.broker.tail import Tail
-from headwater.errors import Closed, InvalidOption
+from headwater.broker.tail_consumer import TailConsumer
+from headwater.errors import ClosedError, InvalidOptionError
 from headwater.message import Message
 from headwater.ports.records import SubscriptionSpec
 from headwater.topics import Dialect, Pattern, TopicTrie, parse_pattern
@@ -57,10 +57,10 @@ class Listener:
         self.queue_max = queue_max
         self.counts = LiveCounts()
         self.after = 0  # what has this seq or a lower one was there before
-        self.dropped = 0  # and not told yet
+        self.dropped = 0  # and not reported yet
         self.is_behind = False  # it lost messages and has not caught up since
         self.gone = False
-        self.news: Ticket[None] = Ticket()
+        self.news: Completion[None] = Completion()
         self.thread = 0  # where its worker runs
 
 
@@ -113,12 +113,14 @@ class Listeners(ABC):
     ) -> bool:
         parsed = parse_pattern(pattern, dialect)
         if not callable(callback) or queue_max < 1:
-            raise InvalidOption("a live subscription needs a callback and a queue of at least 1", where=id)
+            raise InvalidOptionError("a live subscription needs a callback and a queue of at least 1", where=id)
         if self.loop is None and any(map(inspect.iscoroutinefunction, (callback, on_dropped))):
-            raise InvalidOption("a coroutine function needs an event loop", where=id, next="Use headwater.connect()")
+            raise InvalidOptionError(
+                "a coroutine function needs an event loop", where=id, next="Use headwater.open_async()"
+            )
         with self._lock:
             if self._closed:
-                raise Closed("the log is closed", where=self._where, next="Open it again")
+                raise ClosedError("the log is closed", where=self._where, next="Open it again")
             if (id, parsed.text) in self._listeners:
                 return False
             listener = Listener(id, parsed, callback, queue_max, on_dropped)
@@ -139,7 +141,7 @@ class Listeners(ABC):
         if listener is None:
             return False
         listener.gone = True
-        finish([(listener.news, None, None)])
+        complete([(listener.news, None, None)])
         self._end(listener)
         return True
 
@@ -170,7 +172,7 @@ class Listeners(ABC):
                 listener.is_behind = True
                 logger.warning("live callback %s is too slow and loses messages", listener.id)
         listener.queue.append(message)
-        finish([(listener.news, None, None)])
+        complete([(listener.news, None, None)])
         if listener not in self._working:
             self._start_worker(listener)
 
@@ -225,8 +227,8 @@ class Listeners(ABC):
                     self._rest(listener)  # under the same lock, or a message that comes now would find no worker
                     return None
                 listener.is_behind = False
-                listener.news = Ticket()
-                wait = Within(listener.news, IDLE_S)
+                listener.news = Completion()
+                wait = WaitFor(listener.news, IDLE_S)
             is_idle = not (yield wait)
 
     def _call(self, listener: Listener, function: Callable[[Any], object], argument: Any) -> Flow[bool]:
@@ -270,17 +272,17 @@ class Listeners(ABC):
 class LiveFeed(Listeners):
     """For a log in this process: one reader follows it for all, on a thread of its own.
 
-    When `subscribe` returns, what is published from then on is heard. It must not look at the database to find out
-    where that begins, for its caller may be an event loop. The highest seq that this process knows of is a safe place:
-    what has a higher one is later, unless another process published it before and this one has not heard of it yet.
-    That may be much, so the reader leaves out what is older than a second. The rest of it is told: clocks and commits
-    are not exact enough to tell just before from just after, and nothing that comes after may be missed."""
+    The callback gets everything that is published after `subscribe` returns. `subscribe` must not read the database to
+    find out where that begins, for its caller may be an event loop. The highest seq that this process knows of is safe:
+    a higher one is later, unless another process published it before and this one has not noticed yet. That
+    may be much, so the reader leaves out what is older than a second. The rest is delivered: clocks and commits are not
+    exact enough to tell just before from just after, and nothing that comes after may be missed."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.store.name)
         self._engine = engine
         self._trie: TopicTrie[Listener] = TopicTrie()
-        self._tail: Tail | None = None
+        self._tail: TailConsumer | None = None
         self._pump: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -302,14 +304,14 @@ class LiveFeed(Listeners):
             try:
                 if self._tail is None:
                     before = run_blocking(self._engine.read(lambda reader: reader.seq_before(since_ms)))
-                    self._tail = Tail(self._engine, "live", SubscriptionSpec(">"), max(after, before))
+                    self._tail = TailConsumer(self._engine, "live", SubscriptionSpec(">"), max(after, before))
                     continue  # to look whether it is to stop: the closing thread may have seen no tail yet
                 for claimed in run_blocking(self._tail.take(PAGE, None)):
                     with self._lock:
                         for listener in self._trie.match(claimed.message.topic):
                             if claimed.message.seq > listener.after:
                                 self._offer(listener, claimed.message)
-            except Closed:
+            except ClosedError:
                 return
             except Exception:
                 logger.exception("the live feed could not read the log and tries again")
@@ -324,6 +326,6 @@ class LiveFeed(Listeners):
 
 
 def _ends_its_task(exc: BaseException) -> bool:
-    """Rather than that it is a failure of the callback like any other, as all are on a thread."""
+    """Whether the error ends the task, like a cancellation, and is not just a failed callback. On a thread, all are."""
     task = asyncio.current_task() if asyncio._get_running_loop() else None
     return task is not None and (task.cancelling() > 0 or not isinstance(exc, Exception | asyncio.CancelledError))

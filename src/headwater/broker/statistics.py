@@ -1,23 +1,34 @@
-"""How far behind everybody is."""
+"""Figures about a log: how far behind its subscriptions are, and how long deliveries and acks take."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
-from headwater.errors import InvalidFilter
-from headwater.ports.records import Selection, SubscriptionRecord, TopicCount, selection_of
-from headwater.ports.store import Reader
+from headwater.broker.committer import TransactionHooks
+from headwater.broker.deliveries import Claimed
+from headwater.delivery.histogram import bucket_of, sample
+from headwater.errors import InvalidFilterError
+from headwater.formats import datetime_of
+from headwater.ports.clock import Clock
+from headwater.ports.records import Selection, Stage, SubscriptionRecord, Timing, TopicCount, selection_of
+from headwater.ports.store import Reader, Writer
 from headwater.topics import parse_pattern
 
 WINDOW_LISTED_MAX = 20_000
 LAG_LOOKED_AT_MAX = 1_000_000  # messages, matching or not; beyond it the exact number would cost more than it tells
 ALL_LOOKED_AT_MAX = 1_000_000  # the same for all subscriptions together, where all are described
 TIMES_PAGE = 1_000
+HOUR_MS = 3_600_000
+SAVE_EVERY_MS = 10_000
+UNSAVED_MAX = 50_000  # buckets; what would need more, while nothing can be saved, is not counted
 
 _ALL = parse_pattern(">")
 _ANYTHING = Selection(_ALL)
@@ -46,6 +57,19 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     active_ms: int
     owner: str | None = None
     problem: str | None = None
+
+    @property
+    def created_at(self) -> datetime:
+        return datetime_of(self.created_ms)
+
+    @property
+    def active_at(self) -> datetime:
+        return datetime_of(self.active_ms)
+
+    @property
+    def oldest_unacked_s(self) -> float | None:
+        """The age of the oldest message that is not settled."""
+        return None if self.oldest_unacked_ms is None else self.oldest_unacked_ms / 1000
 
 
 class LogStatistics(msgspec.Struct, frozen=True):
@@ -94,7 +118,7 @@ def describe(
     most = LAG_LOOKED_AT_MAX if looked_at_max is None else looked_at_max
     try:
         selection, window = selection_of(record.spec), record.window
-    except InvalidFilter as exc:  # nothing can be said of what it waits for, and it must spoil no other's figures
+    except InvalidFilterError as exc:  # nothing can be said of what it waits for, and it must spoil no other's figures
         return _info(reader, record, now_ms, problem=f"subscription '{record.id}' is broken: {exc}")
     undelivered = (count or partial(count_waiting, reader))(selection, window.delivered, most)
     bound = look_upto(reader, window.floor, most)
@@ -131,7 +155,7 @@ def _info(
         oldest_unacked_ms=max(0, now_ms - min(oldest)) if oldest else None,
         acked=record.acked,
         redelivered=record.redelivered,
-        dead=record.buried,
+        dead=record.dead_lettered,
         gaps=reader.gap_total(record.id),
         holder=record.lease.owner if record.lease.live(now_ms) else None,
         created_ms=record.created_ms,
@@ -142,7 +166,7 @@ def _info(
 
 
 def _in_window(reader: Reader, record: SubscriptionRecord, upto: int) -> tuple[int, int | None]:
-    """How many messages of an exclusive holder's window are in flight, and when the first of them was published."""
+    """How many messages of an exclusive consumer's window are in flight, and when the first of them was published."""
     selection, window, after = selection_of(record.spec), record.window, record.window.floor
     if not window.settled and upto - after > WINDOW_LISTED_MAX:  # a batch of a pipeline
         total = reader.count(selection, after, upto)
@@ -170,8 +194,8 @@ def _first_ms(reader: Reader, selection: Selection, after: int) -> list[int]:
 
 
 def describe_all(reader: Reader, now_ms: int, limit: int | None = None) -> list[SubscriptionInfo]:
-    """All subscriptions, or the first ones by id. They share what may be looked at, the least far behind first, which
-    leave most of their share to the others; those that wait for the same thing at the same place are counted once."""
+    """All subscriptions, or the first ones by id. They share ALL_LOOKED_AT_MAX: the smallest lags are counted first,
+    and leave the rest to the larger ones. Those with equal selection and position are counted once."""
     records = reader.subscriptions()[:limit]
     left, last = ALL_LOOKED_AT_MAX, reader.last_seq()
     known: dict[tuple[Selection, int], Waiting] = {}
@@ -200,3 +224,89 @@ def log_statistics(reader: Reader, now_ms: int, subscriptions_max: int | None = 
         topics=topics,
         subscriptions=describe_all(reader, now_ms, subscriptions_max),
     )
+
+
+_Key = tuple[str, int, Stage, int]
+
+
+class Timings:
+    """How long it took from publish to delivery, and to the ack, counted as it happens.
+
+    These are statistics, not promises. Of a batch some messages stand for all. Counts gather in memory and are saved
+    with the heartbeats, in a commit that is made anyway, and when the log is closed; a process that is killed loses
+    those of its last seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # the writer thread counts, and so do own transactions
+        self._counts: dict[_Key, int] = {}
+        self._saved_ms = clock.now_ms()
+
+    def note(
+        self,
+        hooks: TransactionHooks,
+        stage: Stage,
+        subscription: str,
+        claimed: Collection[Claimed],
+        redriven: Collection[int] = (),
+    ) -> None:
+        """This transaction brings them to this stage. They are counted once it is committed, all that it brings there
+        as one batch, so that next to nothing is paid for each. Redriven messages are left out: how long they were dead
+        is no measure of anything."""
+        if redriven:
+            claimed = [each for each in claimed if each.message.seq not in redriven]
+        if not claimed:
+            return
+        batches = hooks.timed.get((stage, subscription))
+        if batches is None:
+            batches = hooks.timed[stage, subscription] = []
+            hooks.then.append(partial(self._count_all, stage, subscription, batches))
+        batches.append(claimed)
+
+    def _count_all(self, stage: Stage, subscription: str, batches: Sequence[Sequence[Claimed]]) -> None:
+        self.count(stage, subscription, batches[0] if len(batches) == 1 else [*chain.from_iterable(batches)])
+
+    def count(self, stage: Stage, subscription: str, claimed: Sequence[Claimed]) -> None:
+        """A batch got to this stage now. Of deliveries only the first of a message counts; an ack counts whatever
+        attempt it took."""
+        now_ms = self._clock.now_ms()
+        hour_ms = now_ms - now_ms % HOUR_MS
+        took_ms = bucket = 0
+        buckets: dict[int, int] = {}
+        for index, weight in sample(len(claimed)):
+            each = claimed[index]
+            if each.attempt > 1 and stage == "deliver":
+                continue
+            since_ms = each.message.published_ms
+            due_ms = each.message.deliver_ms
+            if due_ms is not None and due_ms > since_ms:
+                since_ms = due_ms
+            if now_ms - since_ms != took_ms:  # neighbours were mostly published together
+                took_ms = now_ms - since_ms
+                bucket = bucket_of(took_ms)
+            buckets[bucket] = buckets.get(bucket, 0) + weight
+        self._add({(subscription, hour_ms, stage, bucket): count for bucket, count in buckets.items()})
+
+    def is_due(self) -> bool:
+        """Whether there is something to save, and the last time is long ago."""
+        return bool(self._counts) and abs(self._clock.now_ms() - self._saved_ms) >= SAVE_EVERY_MS
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def save(self, writer: Writer, hooks: TransactionHooks) -> None:
+        """Work for the committer."""
+        with self._lock:
+            taken, self._counts = self._counts, {}
+            self._saved_ms = self._clock.now_ms()
+        hooks.append(partial(self._add, taken))
+        writer.add_timings([Timing(*key, count) for key, count in taken.items()])
+
+    def _add(self, counts: Mapping[_Key, int]) -> None:
+        with self._lock:
+            unsaved = self._counts
+            for key, count in counts.items():
+                if key in unsaved:
+                    unsaved[key] += count
+                elif len(unsaved) < UNSAVED_MAX:
+                    unsaved[key] = count

@@ -13,22 +13,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isawaitable
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from headwater.broker.claims import Claimed
 from headwater.broker.consumer import Consumer
-from headwater.broker.flow import Flow
+from headwater.broker.deliveries import Claimed
+from headwater.broker.flow import Flow, wait
 from headwater.broker.handlers import Handler
 from headwater.broker.publish import Outgoing, parts_of
-from headwater.broker.received import Received
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOptionError
 from headwater.message import PublishOptions
 from headwater.version import VERSION
 
@@ -39,7 +38,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """What makes the spans of one log. Who gets them is up to the application's tracer provider."""
+    """Makes the spans of one log. The application's tracer provider exports them."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("headwater", VERSION)
@@ -50,11 +49,11 @@ class Tracing:
     def of_handler(self, handler: Handler, *, awaits: bool) -> Handler:
         """The handler inside a span; `awaits` if it may be a coroutine function."""
 
-        def run(message: Received) -> Any:
+        def run(message: Any) -> Any:
             with self._processing(message):
                 return handler(message)
 
-        async def run_awaited(message: Received) -> Any:
+        async def run_awaited(message: Any) -> Any:
             with self._processing(message):
                 outcome = handler(message)
                 return await outcome if isawaitable(outcome) else outcome
@@ -74,7 +73,7 @@ class Tracing:
             yield span
 
     @contextmanager
-    def _processing(self, message: Received) -> Iterator[None]:
+    def _processing(self, message: Any) -> Iterator[None]:
         name, attributes = _described("process", "process", [message.topic])
         attributes |= {
             "messaging.destination.subscription.name": message._subscription.id,
@@ -90,7 +89,7 @@ class Tracing:
 
 
 class _Around:
-    """All of something, but for the methods that are written out."""
+    """A proxy: forwards every attribute that it does not define to `inner`."""
 
     def __init__(self, inner: Any, tracing: Tracing) -> None:
         self._inner = inner
@@ -103,7 +102,8 @@ class _Around:
 class _TracedLog(_Around):
     def publish(self, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
         with self._tracing.sending([topic], None, [options.get("traceparent")]) as span:
-            seq: int = yield from self._inner.publish(topic, data, _told(options, traceparent_of(span)))
+            traced = _with_traceparent(options, traceparent_of(span))
+            seq: int = yield from wait(self._inner.publish(topic, data, traced))
             span.set_attribute(SEQ, seq)
             return seq
 
@@ -111,16 +111,16 @@ class _TracedLog(_Around):
         batch = list(messages)
         try:
             parts = [parts_of(message) for message in batch]
-        except (InvalidOption, TypeError, ValueError):
+        except (InvalidOptionError, TypeError, ValueError):
             parts = []  # the log itself says what is wrong, and with which of them
         if not parts:
-            refused: list[int] = yield from self._inner.publish_many(batch)
+            refused: list[int] = yield from wait(self._inner.publish_many(batch))
             return refused
         given = [options.get("traceparent") for _, _, options in parts]
         with self._tracing.sending((topic for topic, _, _ in parts), len(parts), given) as span:
             traceparent = traceparent_of(span)
-            told = [(topic, data, _told(options, traceparent)) for topic, data, options in parts]
-            seqs: list[int] = yield from self._inner.publish_many(told)
+            sent = [(topic, data, _with_traceparent(options, traceparent)) for topic, data, options in parts]
+            seqs: list[int] = yield from wait(self._inner.publish_many(sent))
             return seqs
 
     def transaction(self, consumer: Consumer | None = None, claimed: Claimed | None = None) -> OwnTransaction:
@@ -128,9 +128,9 @@ class _TracedLog(_Around):
 
 
 class _TracedTransaction(_Around):
-    def publish(self, topic: str, data: Any, **options: Unpack[PublishOptions]) -> int:
+    def publish(self, topic: str, data: Any, options: PublishOptions) -> int:
         with self._tracing.sending([topic], None, [options.get("traceparent")]) as span:
-            seq: int = self._inner.publish(topic, data, **_told(options, traceparent_of(span)))
+            seq: int = self._inner.publish(topic, data, _with_traceparent(options, traceparent_of(span)))
             span.set_attribute(SEQ, seq)
             return seq
 
@@ -166,7 +166,7 @@ def traceparent_of(span: Span) -> str | None:
     return carrier.get("traceparent")
 
 
-def _told(options: PublishOptions, traceparent: str | None) -> PublishOptions:
+def _with_traceparent(options: PublishOptions, traceparent: str | None) -> PublishOptions:
     if traceparent is None or options.get("traceparent") is not None:
         return options
     return {**options, "traceparent": traceparent}

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Unpack
 
-from headwater.broker.claims import Claimed
 from headwater.broker.consumer import Consumer
-from headwater.broker.dead_letters import PAGE, Exported, LetterFilter, LetterStatistics, Redriven
-from headwater.broker.flow import Flow
-from headwater.broker.housekeeping import Report
+from headwater.broker.dead_letters import PAGE, Exported, LetterFilter, LetterStatistics, RedriveResult
+from headwater.broker.deliveries import Claimed
+from headwater.broker.flow import Flow, Pending
 from headwater.broker.live import LiveVerbs
-from headwater.broker.options import Start, SubscribeOptions
+from headwater.broker.maintenance import MaintenanceReport
 from headwater.broker.publish import Outgoing
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
+from headwater.broker.subscribe import Start, SubscribeOptions
 from headwater.broker.transaction import OwnTransaction
-from headwater.message import PublishOptions, Span
+from headwater.formats import Span
+from headwater.message import PublishOptions
 from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
 
@@ -27,7 +28,7 @@ class DeadLetterVerbs(Protocol):
 
     def statistics(self, **given: Unpack[LetterFilter]) -> Flow[LetterStatistics]: ...
 
-    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[Redriven]: ...
+    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[RedriveResult]: ...
 
     def purge(self, **given: Unpack[LetterFilter]) -> Flow[int]: ...
 
@@ -54,7 +55,7 @@ class RemoteVerbs(Protocol):
         """Let the server call this function."""
 
 
-class OutsideVerbs(Protocol):
+class ExternalTxVerbs(Protocol):
     def publish(self, tx: Any, topic: str, data: Any, options: PublishOptions) -> Flow[int]: ...
 
     def ack(self, tx: Any, consumer: Consumer, claimed: Claimed) -> Flow[None]: ...
@@ -72,23 +73,23 @@ class LogVerbs(Protocol):
 
     @property
     def remote(self) -> RemoteVerbs:
-        """The connection, if there is one; InvalidOption if the log is here."""
+        """The connection, if there is one; InvalidStateError if the log is here."""
 
-    def publish(self, topic: str, data: Any, options: PublishOptions) -> Flow[int]: ...
+    def publish(self, topic: str, data: Any, options: PublishOptions) -> Pending[int]: ...
 
-    def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]: ...
+    def publish_many(self, messages: Iterable[Outgoing]) -> Pending[list[int]]: ...
 
     def transaction(self, consumer: Consumer | None = None, claimed: Claimed | None = None) -> OwnTransaction:
-        """A transaction of the user's own, which acks the message in hand if there is one; InvalidOption if the log
+        """A transaction of the user's own, which acks the message in hand if there is one; InvalidStateError if the log
         is elsewhere."""
 
     @property
-    def outside(self) -> OutsideVerbs:
-        """Verbs inside a transaction on the user's own connection; InvalidOption if the log is elsewhere."""
+    def external_tx(self) -> ExternalTxVerbs:
+        """Verbs inside a transaction on the user's own connection; InvalidStateError if the log is elsewhere."""
 
     def subscribe(self, id: str, pattern: str, **options: Unpack[SubscribeOptions]) -> Flow[Consumer]: ...
 
-    def unsubscribe(self, id: str) -> Flow[None]: ...
+    def delete_subscription(self, id: str) -> Flow[None]: ...
 
     def seek(self, id: str, start: Start) -> Flow[int]: ...
 
@@ -119,10 +120,10 @@ class LogVerbs(Protocol):
         dialect: Dialect,
     ) -> Flow[None]: ...
 
-    def unretain(self, pattern: str, dialect: Dialect) -> Flow[bool]: ...
+    def delete_retention(self, pattern: str, dialect: Dialect) -> Flow[bool]: ...
 
     def retention(self) -> Flow[list[RetentionPolicy]]: ...
 
-    def housekeep(self) -> Flow[Report]: ...
+    def run_maintenance(self) -> Flow[MaintenanceReport]: ...
 
     def close(self) -> None: ...

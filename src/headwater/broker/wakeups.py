@@ -1,37 +1,37 @@
-"""Who waits for which topics, and waking just those. Hints only: whoever wakes looks at the log for the truth."""
+"""Waiters by topic pattern, and waking those that a change concerns. A wake-up is a hint: the waiter reads the log."""
 
 from __future__ import annotations
 
 import threading
 
-from headwater.broker.flow import Ticket, finish
+from headwater.broker.flow import Completion, complete
 from headwater.topics import Pattern, TopicTrie
 
 
 class Waiter:
-    """Arm it, look at the log, and only then wait on the ticket: a wake-up in between is not lost."""
+    """Arm it, look at the log, and only then wait on the completion: a wake-up in between is not lost."""
 
-    def __init__(self, pattern: Pattern, subscription: str, *, minds_settling: bool = False) -> None:
+    def __init__(self, pattern: Pattern, subscription: str, *, wake_on_settle: bool = False) -> None:
         self.pattern = pattern
         self.subscription = subscription
-        self.minds_settling = minds_settling
-        self._ticket: Ticket[None] = Ticket()
+        self.wake_on_settle = wake_on_settle
+        self._ticket: Completion[None] = Completion()
         self._lock = threading.Lock()
 
-    def arm(self) -> Ticket[None]:
+    def arm(self) -> Completion[None]:
         if self._ticket.done:
-            with self._lock:  # two that arm at once hear the same
+            with self._lock:  # two that arm at once get the same completion
                 if self._ticket.done:
-                    self._ticket = Ticket()
+                    self._ticket = Completion()
         return self._ticket
 
     def wake(self) -> None:
-        finish([(self._ticket, None, None)])
+        complete([(self._ticket, None, None)])
 
 
 class Wakeups:
-    """Waiters by pattern. `announced` is the highest seq of which all waiters have been told, `last_known` the highest
-    that is known to be stored."""
+    """`announced` is the highest seq that waiters have been woken for, `last_known` the highest that is known to be
+    stored."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,9 +39,9 @@ class Wakeups:
         self._waiters: set[Waiter] = set()
         self.announced = self.last_known = 0
 
-    def add(self, pattern: Pattern, subscription: str, *, minds_settling: bool) -> Waiter:
-        """`minds_settling`: what others ack, nack or release may make something deliverable here."""
-        waiter = Waiter(pattern, subscription, minds_settling=minds_settling)
+    def add(self, pattern: Pattern, subscription: str, *, wake_on_settle: bool) -> Waiter:
+        """`wake_on_settle`: an ack, nack or release of another consumer may make something deliverable here."""
+        waiter = Waiter(pattern, subscription, wake_on_settle=wake_on_settle)
         with self._lock:
             self._trie.add(pattern, waiter)
             self._waiters.add(waiter)
@@ -51,6 +51,11 @@ class Wakeups:
         with self._lock:
             self._trie.remove(waiter.pattern, waiter)
             self._waiters.discard(waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Its consumer is closed: others may have what it released."""
+        self.remove(waiter)
+        self.settled()
 
     def published(self, topics: set[str], first_seq: int, last_seq: int) -> None:
         with self._lock:
@@ -63,12 +68,12 @@ class Wakeups:
             waiter.wake()
 
     def settled(self, subscription: str | None = None) -> None:
-        """Somebody gave something back, in this subscription, or in some if it is not known in which."""
+        """Something became deliverable in this subscription; None if it is not known in which."""
         with self._lock:
             awake = [
                 waiter
                 for waiter in self._waiters
-                if waiter.minds_settling and subscription in (None, waiter.subscription)
+                if waiter.wake_on_settle and subscription in (None, waiter.subscription)
             ]
         for waiter in awake:
             waiter.wake()

@@ -1,4 +1,4 @@
-"""`headwater bench`: how fast it is right here, in a few seconds. The full benchmark is in `bench/`."""
+"""`headwater bench`: measures a log on this disk in a few seconds. The full benchmark is in `bench/`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import apsw
@@ -19,10 +20,10 @@ import msgspec
 import typer
 
 import headwater
-from headwater.cli.machine import machine, mount_of
-from headwater.cli.opening import AsJson, is_file
+from headwater.cli.arguments import AsJson, is_file
+from headwater.cli.doctor import mount_of
 from headwater.cli.output import note, pairs, show_table, table, write_document
-from headwater.errors import InvalidOption, Unreachable
+from headwater.errors import InvalidOptionError, UnreachableError
 
 BATCH = 1_000
 THREADS = 100
@@ -47,25 +48,25 @@ def bench(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", help="Where to measure: the disk your log would be on.")
     ] = ".",
-    seconds: Annotated[float, typer.Option("--seconds", "-s", min=0.4, max=120, help="How long in all.")] = 5.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", "-s", min=0.4, max=120, help="Of the whole measurement.")
+    ] = 5.0,
     size: Annotated[int, typer.Option("--size", metavar="BYTES", min=16, max=500_000, help="JSON per message.")] = 190,
     durability: Annotated[
         Literal["full", "relaxed"], typer.Option("--durability", help="An fsync per commit, or none.")
     ] = "full",
-    through_server: Annotated[
-        bool, typer.Option("--server", help="Through a server in a process of its own, over a connection.")
-    ] = False,
+    through_server: Annotated[bool, typer.Option("--server", help="Through a server in another process.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure publishing and consuming on this machine, on a temporary log in DIR."""
     if not is_file(directory):
-        raise InvalidOption(
+        raise InvalidOptionError(
             "this would fill a log that others use",
             where=directory,
             next="Measure through a server of its own: headwater bench DIR --server",
         )
     if not os.path.isdir(directory):
-        raise InvalidOption(f"{directory} is no directory", next="Name one on the disk your log would be on")
+        raise InvalidOptionError(f"{directory} is no directory", next="Name one on the disk your log would be on")
     each_s = max(0.1, (seconds - FSYNCS_S) / STAGES)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=directory) as scratch:
         fsync_ms = _fsync_ms(scratch)
@@ -80,7 +81,7 @@ def bench(
             ]
         mount = mount_of(directory)
     facts = {
-        "machine": machine(),
+        "machine": _machine(),
         "file_system": mount.file_system if mount else None,
         "python": platform.python_version(),
         "sqlite": apsw.sqlite_lib_version(),
@@ -99,7 +100,7 @@ def bench(
 def _log_in(scratch: str, durability: Literal["full", "relaxed"], *, through_server: bool) -> Iterator[headwater.Log]:
     file = os.path.abspath(os.path.join(scratch, "bench.db"))
     if not through_server:
-        with headwater.open(file, durability=durability, housekeeping=None) as log:
+        with headwater.open(file, durability=durability, maintenance_interval=None) as log:
             yield log
         return
     flags = ["--port", "0", "--log-durability", durability, "--log-format", "json"]
@@ -119,8 +120,8 @@ def _url_in(line: bytes) -> str:
     try:
         url: str = msgspec.json.decode(line)["url"]
     except (msgspec.DecodeError, KeyError) as exc:
-        said = line.decode(errors="replace").strip() or "it said nothing"
-        raise Unreachable(f"the server did not start: {said}", next="Try it by hand: headwater serve") from exc
+        output = line.decode(errors="replace").strip() or "no output"
+        raise UnreachableError(f"the server did not start: {output}", next="Try it by hand: headwater serve") from exc
     return url
 
 
@@ -165,7 +166,7 @@ def _json(result: Measured) -> dict[str, Any]:
 
 
 def _fsync_ms(scratch: str) -> float:
-    """What the disk itself takes to make 4 kB safe: no log can publish one by one faster than that."""
+    """The time of one fsync of 4 kB: no log can publish one by one faster than that."""
     with open(os.path.join(scratch, "fsync"), "wb", buffering=0) as file:
 
         def write() -> None:
@@ -235,3 +236,16 @@ def _consumed(log: headwater.Log, seconds: float) -> Measured:
             subscription.ack_many(messages)
             consumed += len(messages)
     return Measured(f"consume and ack, {BATCH:,} at a time", consumed, time.perf_counter() - began)
+
+
+def _machine() -> str:
+    """The processor and the system, in one line."""
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"

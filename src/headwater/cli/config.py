@@ -1,4 +1,4 @@
-"""`headwater config`: what a server here would be told, and by whom."""
+"""`headwater config`: the settings of a server here, and the source of each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.opening import AsJson
-from headwater.cli.output import printable, say, show_table, some, table, write_document
+from headwater.cli.arguments import AsJson
+from headwater.cli.output import printable, say, show_table, table, write_document
+from headwater.formats import plural
 
 if TYPE_CHECKING:
-    from headwater.configuration import Settings
+    from headwater.settings import Settings
 
 config = typer.Typer(
-    no_args_is_help=True,
-    help="The configuration of a server: headwater.toml, then HEADWATER_… variables, then flags.",
+    no_args_is_help=True, help="The configuration of a server: headwater.toml, HEADWATER_… variables, flags."
 )
 
 ConfigFile = Annotated[
@@ -36,11 +36,11 @@ def show(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson =
         values = [each._asdict() for each in settings.explain()]
         write_document({"file": settings.file, "profile": settings.profile, "settings": values})
         return
-    from headwater.configuration.settings import written
+    from headwater.settings.model import as_toml
 
     shown = table("key", "~value", "source")
     for each in settings.explain():
-        shown.add_row(each.key, printable(written(each.value)), printable(each.source))
+        shown.add_row(each.key, printable(as_toml(each.value)), printable(each.source))
     show_table(shown)
 
 
@@ -60,12 +60,12 @@ def check(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson 
     read = f"{printable(settings.file)} is fine" if settings.file else "fine; there is no file"
     say(f"{read} (profile {settings.profile})")
     for source, number in sources.items():
-        say(f"  {some(number, 'value')} from {printable(source)}")
-    say(f"  {some(defaults, 'default')}")
+        say(f"  {plural(number, 'value')} from {printable(source)}")
+    say(f"  {plural(defaults, 'default')}")
 
 
 def _settings(file: str | None, profile: str | None) -> Settings:
     # Imported when needed: pydantic takes longer to import than most commands take to run.
-    from headwater.configuration import load_settings
+    from headwater.settings import load_settings
 
     return load_settings(config=file, profile=profile, flags={}, environment=os.environ, directory=os.getcwd())

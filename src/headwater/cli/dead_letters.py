@@ -1,20 +1,18 @@
-"""`headwater dlq`: look at dead letters, send them on their way again, throw them away, take them elsewhere."""
+"""`headwater dlq`: list, show, redrive, purge, export and import dead letters."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
-from rich.text import Text
 
-from headwater.broker.dead_letters import to_json
-from headwater.cli.groups import ListsByDefault
-from headwater.cli.letter_filter import All, Error, Ids, Reason, Subscription, Topic, Type, make_filter, require_choice
-from headwater.cli.opening import AsJson, LogPath, existing_log, takes_log
+from headwater.broker.dead_letters import LetterFilter, to_json
+from headwater.cli.arguments import AsJson, ListsByDefault, LogPath, existing_log, takes_log
 from headwater.cli.output import (
+    Text,
     clock,
     count,
     headers_text,
@@ -23,12 +21,45 @@ from headwater.cli.output import (
     printable,
     say,
     show_table,
-    some,
     table,
     write_document,
 )
-from headwater.errors import InvalidOption
+from headwater.errors import HeadwaterError, InvalidOptionError
+from headwater.formats import plural
 from headwater.ports.records import DeadLetter
+
+Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Dead letters by id.")]
+Subscription = Annotated[str | None, typer.Option("--subscription", "-s", help="Of this subscription.")]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="PATTERN", help="Of topics that match.")]
+Type = Annotated[str | None, typer.Option("--type", help="Of this type.")]
+Reason = Annotated[str | None, typer.Option("--reason", "-r", help="Like max_attempts, rejected, timeout, expired.")]
+Error = Annotated[str | None, typer.Option("--error", "-e", metavar="REGEX", help="With an error text that matches.")]
+All = Annotated[bool, typer.Option("--all", help="All of them; needed if nothing else selects.")]
+
+
+def make_filter(
+    ids: Iterable[int] | None,
+    subscription: str | None,
+    topic: str | None,
+    type: str | None,
+    reason: str | None,
+    error: str | None,
+) -> LetterFilter:
+    given = {
+        "ids": ids or None,
+        "subscription": subscription,
+        "topic": topic,
+        "type": type,
+        "reason": reason,
+        "error": error,
+    }
+    return cast(LetterFilter, {name: value for name, value in given.items() if value is not None})
+
+
+def require_choice(chosen: LetterFilter, all_of_them: bool) -> None:
+    if not chosen and not all_of_them:
+        raise InvalidOptionError("which dead letters?", next="Give their ids, a filter like --subscription, or --all")
+
 
 dlq = typer.Typer(
     cls=ListsByDefault,
@@ -36,7 +67,7 @@ dlq = typer.Typer(
     help="Dead letters: messages that a subscription gave up on.\n\n[dim]List:[/]  headwater dlq events.db",
 )
 
-Id = Annotated[int, typer.Argument(metavar="ID", help="The dead letter.", show_default=False)]
+Id = Annotated[int, typer.Argument(metavar="ID", help="The dead letter.")]
 
 
 @dlq.command("ls")
@@ -48,8 +79,8 @@ def list_letters(
     type: Type = None,
     reason: Reason = None,
     error: Error = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")] = 100,
-    after: Annotated[int, typer.Option("--after", metavar="ID", min=0, help="Those after this id.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N.")] = 100,
+    after: Annotated[int, typer.Option("--after", metavar="ID", min=0, help="Only those after this id.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, oldest first."""
@@ -134,7 +165,7 @@ def statistics(
     if as_json:
         write_document(found)
         return
-    say(f"{some(found.total, 'dead letter')}, {found.redriving:,} on their way again")
+    say(f"{plural(found.total, 'dead letter')}, {found.redriving:,} on their way again")
     groups = {
         "reason": found.by_reason,
         "subscription": found.by_subscription,
@@ -143,7 +174,7 @@ def statistics(
         "error": found.by_error,
     }
     for name, counts in groups.items():
-        if any(counts):  # more than the empty key of letters without a type or an error
+        if any(counts):  # the empty key alone counts those without a type or an error
             shown = table(">count", f"~by {name}")
             for key, number in counts.items():
                 shown.add_row(count(number), printable(key) or Text("none", "dim"))
@@ -157,7 +188,7 @@ def redrive(
     path: LogPath,
     ids: Ids = None,
     to_topic: Annotated[
-        str | None, typer.Option("--to-topic", metavar="TOPIC", help="Publish them anew there instead.")
+        str | None, typer.Option("--to-topic", metavar="TOPIC", help="Publish them on this topic instead.")
     ] = None,
     subscription: Subscription = None,
     topic: Topic = None,
@@ -180,7 +211,7 @@ def redrive(
     if as_json:
         write_document(done)
     else:
-        say(f"{some(done.redriven, 'dead letter')} on the way again")
+        say(f"{plural(done.redriven, 'dead letter')} on the way again")
         for id, why in done.failed.items():
             note(f"dead letter {id} stays: {why}")
     if done.failed:
@@ -207,28 +238,26 @@ def purge(
     with existing_log(path) as log:
         if not yes and sys.stdin.isatty():
             total = log.dead_letters.statistics(**chosen).total
-            if not typer.confirm(f"Delete {some(total, 'dead letter')} for good?", err=True):
+            if not typer.confirm(f"Delete {plural(total, 'dead letter')} for good?", err=True):
                 raise typer.Exit(1)
         purged = log.dead_letters.purge(**chosen)
     if as_json:
         write_document({"purged": purged})
     else:
-        say(f"deleted {some(purged, 'dead letter')}")
+        say(f"deleted {plural(purged, 'dead letter')}")
 
 
 @dlq.command("export")
 @takes_log
 def export(
     path: LogPath,
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="Into a file, not to stdout.", show_default=False)
-    ] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Into a file, not to stdout.")] = None,
     subscription: Subscription = None,
     topic: Topic = None,
     type: Type = None,
     reason: Reason = None,
     error: Error = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Is always so: JSON, one line a letter.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The default: one JSON object a line.")] = False,
 ) -> None:
     """Write dead letters as JSON lines; they stay in the log. `dlq import` reads them."""
     chosen = make_filter(None, subscription, topic, type, reason, error)
@@ -243,27 +272,29 @@ def export(
                 for line in lines:
                     file.write(f"{line}\n")
                     written += 1
+        except HeadwaterError:
+            raise
         except OSError as exc:
-            raise InvalidOption(f"cannot be written ({exc.strerror})", where=out, next="Name another file") from exc
-    note(f"{some(written, 'dead letter')} in {out}")
+            raise InvalidOptionError(
+                f"cannot be written ({exc.strerror})", where=out, next="Name another file"
+            ) from exc
+    note(f"{plural(written, 'dead letter')} in {out}")
 
 
 @dlq.command("import")
 @takes_log
 def import_letters(
     path: LogPath,
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="From `dlq export`; stdin if not given.", show_default=False)
-    ] = None,
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="From `dlq export`; stdin if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring exported dead letters into a log. They get new ids."""
+    """Import exported dead letters into a log. They get new ids."""
     with existing_log(path) as log, _lines_of(file) as lines:
         imported = log.dead_letters.import_(lines)
     if as_json:
         write_document({"imported": imported})
     else:
-        say(f"imported {some(imported, 'dead letter')}")
+        say(f"imported {plural(imported, 'dead letter')}")
 
 
 @contextlib.contextmanager
@@ -271,9 +302,11 @@ def _lines_of(file: str | None) -> Iterator[Iterable[str]]:
     try:
         with contextlib.nullcontext(sys.stdin) if file is None else open(file, encoding="utf-8") as opened:
             yield opened
+    except HeadwaterError:
+        raise
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"cannot be read ({why})", where=file or "stdin", next="Name a file of `dlq export`"
         ) from exc
 

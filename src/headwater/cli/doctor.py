@@ -1,27 +1,24 @@
-"""`headwater doctor`: is this log, and the place it lies in, as it should be? Each finding says what to do next."""
+"""`headwater doctor`: examines a log and the machine it lies on. Each finding says what to do next."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 from collections.abc import Iterator
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import apsw
 import typer
-from rich.table import Table
-from rich.text import Text
 
 import headwater
 from headwater.broker.statistics import SubscriptionInfo
-from headwater.cli.doctor_database import database_findings
-from headwater.cli.findings import Finding
-from headwater.cli.machine import lock_holders, mount_of, processes_with
-from headwater.cli.opening import AsJson, LogPath, existing_log, is_remote, require_log, shown_name, takes_log
-from headwater.cli.output import printable, say, show_table, some, write_document
-from headwater.cli.subscriptions import is_late
-from headwater.cli.times import parse_span, say_size, say_span
-from headwater.errors import NotALog, StoreError
+from headwater.cli.arguments import AsJson, LogPath, existing_log, is_remote, require_log, shown_name, takes_log
+from headwater.cli.inspect import is_lake, is_late
+from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_document
+from headwater.errors import HeadwaterError, NotALogError, StoreError
+from headwater.formats import format_seconds, format_size, parse_duration, plural
 from headwater.wiring import is_postgres
 
 SQLITE_SAFE = (3, 51, 3)
@@ -29,7 +26,21 @@ WAL_BYTES_ALARM = 64 * 1024 * 1024
 FREE_PAGES_SHARE_NOTED = 0.25
 FREE_BYTES_NOTED = 10 * 1024 * 1024
 DISK_FREE_BYTES_ALARM = 200 * 1024 * 1024
+CONNECTIONS_SHARE_NOTED = 0.8
+OLD_TRANSACTION_S_NOTED = 60
+DEAD_SHARE_NOTED = 0.5
+DEAD_TUPLES_NOTED = 100_000
 BUSY_TIMEOUT_S = 2.0  # a log that cannot be written for longer is a finding
+
+
+Level = Literal["ok", "note", "wrong"]
+
+
+class Finding(NamedTuple):
+    check: str
+    level: Level
+    what: str
+    next: str = ""
 
 
 @takes_log
@@ -44,7 +55,7 @@ def doctor(
     ] = "1h",
     as_json: AsJson = False,
 ) -> None:
-    """Examine a log and the place it lies in; each finding says what to do next.
+    """Examine a log and its machine; each finding says what to do next.
 
     Without LOG, only what is installed is examined: SQLite, Spark and Java.
     Of a server it sees what the server tells; the disk and the processes around
@@ -52,7 +63,7 @@ def doctor(
 
     Ends with 1 if something is wrong.
     """
-    age_ms_max = parse_span(age_max, "--age-max").total_seconds() * 1000
+    age_ms_max = parse_duration(age_max, "--age-max").total_seconds() * 1000
     file: str | None
     source = context.get_parameter_source("path")
     # An empty word was meant to be a log: a script's variable that is not set must not pass for healthy.
@@ -79,16 +90,14 @@ def doctor(
 
 def _show(findings: list[Finding], wrong: list[Finding]) -> None:
     marks = {"ok": Text("ok", "green"), "note": Text("note", "yellow"), "wrong": Text("wrong", "bold red")}
-    shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column(no_wrap=True)
-    shown.add_column(no_wrap=True, style="bold")
-    shown.add_column(overflow="fold")
+    columns = [Column(""), Column("", style="bold"), Column("", no_wrap=False, overflow="fold")]
+    shown = Table(columns, has_header=False)
     for finding in findings:
         shown.add_row(marks[finding.level], finding.check, Text(printable(finding.what)))
         if finding.next:
             shown.add_row("", "", Text(f"next: {printable(finding.next)}", "dim"))
     show_table(shown)
-    verdict = Text(f"{some(len(wrong), 'thing')} wrong", "bold red") if wrong else Text("healthy", "bold green")
+    verdict = Text(f"{plural(len(wrong), 'thing')} wrong", "bold red") if wrong else Text("healthy", "bold green")
     say(verdict)
 
 
@@ -100,9 +109,9 @@ def _surroundings(file: str) -> Iterator[Finding]:
     yield _file_system(file)
     free = shutil.disk_usage(file).free
     if free < DISK_FREE_BYTES_ALARM:
-        yield Finding("disk", "wrong", f"only {say_size(free)} free", "Free some, before publishing fails")
+        yield Finding("disk", "wrong", f"only {format_size(free)} free", "Free some, before publishing fails")
     else:
-        yield Finding("disk", "ok", f"{say_size(free)} free")
+        yield Finding("disk", "ok", f"{format_size(free)} free")
     yield from _processes(file)
 
 
@@ -169,27 +178,22 @@ def _server(log: headwater.Log, health: dict[str, Any]) -> Iterator[Finding]:
 def _spark() -> Iterator[Finding]:
     """What the pipeline would run on. A log is healthy without it, so nothing here is wrong."""
     # Imported here: other commands have no use for it. Spark itself is looked at from outside; importing it takes long.
-    from headwater.pipeline.starting.archive import archive_for, spark_folder, spark_version
-    from headwater.pipeline.starting.java import HOW_TO_GET_JAVA, look_for_java
+    from headwater.pipeline.jvm import JAVA_FEATURE_MIN, find_java, spark_folder
 
-    folder = spark_folder()
-    if folder is None:
+    if spark_folder() is None:
         yield Finding("spark", "note", "not installed; only the pipeline needs it", "pip install 'headwater[spark]'")
         return
-    yield Finding("spark", "ok", f"PySpark {spark_version()}")
-    java, passed_over = look_for_java(os.environ)
-    for why in passed_over if java else ():
-        yield Finding("java", "note", f"passed over: {why}", "Set JAVA_HOME to a Java that is 17 or newer")
-    if java is None:
-        yield Finding("java", "note", f"none that Spark can run on: {'; '.join(passed_over)}", HOW_TO_GET_JAVA)
+    yield Finding("spark", "ok", f"PySpark {importlib.metadata.version('pyspark')}")
+    try:
+        java = find_java()
+    except HeadwaterError as exc:
+        yield Finding("java", "note", exc.why, exc.next)
         return
+    for why in java.passed_over:
+        yield Finding(
+            "java", "note", f"passed over: {why}", f"Set JAVA_HOME to a Java that is {JAVA_FEATURE_MIN} or newer"
+        )
     yield Finding("java", "ok", f"{java.version} in {java.home}, from {java.found_in}")
-    archive = archive_for(java, folder)
-    if archive.is_there:
-        yield Finding("spark start", "ok", f"shortened by an archive of {say_size(archive.size)}: {archive.file}")
-    else:
-        next = "To halve it, once: headwater pipeline warm"
-        yield Finding("spark start", "note", "without an archive of classes it takes twice as long", next)
 
 
 # --- inside the log -------------------------------------------------------------------------------------------------
@@ -207,7 +211,7 @@ def _inside(file: str, lag_max: int, age_ms_max: float) -> Iterator[Finding]:
                 yield from database_findings(health)
             yield from _subscriptions(log.subscriptions(), shown_name(file), lag_max, age_ms_max)
             yield _dead_letters(log, shown_name(file))
-    except NotALog:
+    except NotALogError:
         raise
     except StoreError as exc:
         yield Finding("log", "wrong", exc.why, exc.next)
@@ -238,7 +242,7 @@ def _write_ahead_log(health: dict[str, Any], file: str) -> Iterator[Finding]:
     yield Finding(
         "wal",
         "wrong" if too_large else "ok",
-        f"{say_size(size)} of write-ahead log",
+        f"{format_size(size)} of write-ahead log",
         "End the oldest reader: while it reads, the log behind it cannot shrink" if too_large else "",
     )
     if left > 0:
@@ -246,7 +250,7 @@ def _write_ahead_log(health: dict[str, Any], file: str) -> Iterator[Finding]:
         yield Finding(
             "oldest reader",
             "wrong" if too_large else "note",
-            f"some reader still needs {some(left, 'page')} of the write-ahead log; processes that read now: {readers}",
+            f"a reader still needs {plural(left, 'page')} of the write-ahead log; processes that read now: {readers}",
             "A transaction left open? End it, or the process",
         )
     else:
@@ -258,20 +262,30 @@ def _free_pages(health: dict[str, Any], file: str) -> Finding:
     size = free * health["page_size"]
     if size > FREE_BYTES_NOTED and free > pages * FREE_PAGES_SHARE_NOTED:
         return Finding(
-            "free pages", "note", f"{say_size(size)} of the file are unused", f"headwater retention run {file}"
+            "free pages", "note", f"{format_size(size)} of the file are unused", f"headwater retention run {file}"
         )
     return Finding("free pages", "ok", f"{free:,} of {pages:,}")
 
 
 def _subscriptions(infos: list[SubscriptionInfo], file: str, lag_max: int, age_ms_max: float) -> Iterator[Finding]:
     late = [info for info in infos if is_late(info, lag_max, age_ms_max)]
+    for info in infos:
+        if is_lake(info) and info.lag:
+            yield Finding(
+                "lake",
+                "wrong" if info in late else "note",
+                f"the lake of {info.id} is {plural(info.lag, 'message')} behind; it last moved {clock(info.active_ms)}",
+                f"Run the pipeline; or, if that lake is gone: headwater subscriptions rm {file} {info.id}",
+            )
     for info in late:
+        if is_lake(info):
+            continue
         at_least = "at least " if info.lag_is_least else ""
-        waited = say_span(info.oldest_unacked_ms or 0)
+        waited = format_seconds(info.oldest_unacked_s or 0)
         yield Finding(
             "lag",
             "wrong",
-            f"{info.id} is {at_least}{some(info.lag, 'message')} behind, the oldest for {waited}",
+            f"{info.id} is {at_least}{plural(info.lag, 'message')} behind, the oldest for {waited}",
             f"Start its consumer, or remove it: headwater subscriptions rm {file} {info.id}"
             if info.holder is None
             else f"Speed up its consumer ({info.holder})",
@@ -281,15 +295,183 @@ def _subscriptions(infos: list[SubscriptionInfo], file: str, lag_max: int, age_m
             yield Finding(
                 "gaps",
                 "note",
-                f"{info.id} lost {some(info.gaps, 'message')} that retention deleted before they were acked",
+                f"{info.id} lost {plural(info.gaps, 'message')} that retention deleted before they were acked",
                 "Set the rule with --keep-unacked if that must not be",
             )
     if not late:
-        yield Finding("lag", "ok", f"{some(len(infos), 'subscription')}, none too far behind")
+        yield Finding("lag", "ok", f"{plural(len(infos), 'subscription')}, none too far behind")
 
 
 def _dead_letters(log: headwater.Log, file: str) -> Finding:
     total = log.dead_letters.statistics().total
     if total:
-        return Finding("dead letters", "note", some(total, "dead letter"), f"headwater dlq {file}")
+        return Finding("dead letters", "note", plural(total, "dead letter"), f"headwater dlq {file}")
     return Finding("dead letters", "ok", "none")
+
+
+# --- PostgreSQL -------------------------------------------------------------------------------------------------------
+
+
+def database_findings(health: dict[str, Any]) -> Iterator[Finding]:
+    yield Finding(
+        "postgres", "ok", f"{health['postgres']}, schema {health['schema']}, {format_size(health['file_bytes'])}"
+    )
+    yield Finding("writing", "ok", "a transaction could be committed")
+    yield from _durability(health)
+    yield _connections(health)
+    yield _vacuum(health)
+    yield _oldest(health)
+
+
+def _durability(health: dict[str, Any]) -> Iterator[Finding]:
+    level: Level = "ok" if health["durability"] == "full" else "note"
+    yield Finding("durability", level, f"{health['durability']}, when opened like this; each process chooses its own")
+    for setting in ("fsync", "full_page_writes"):
+        if health[setting] != "on":
+            what = f"the server runs with {setting} = {health[setting]}: a crash of the machine may lose everything"
+            yield Finding(setting, "wrong", what, f"Set {setting} = on in postgresql.conf and restart")
+
+
+def _connections(health: dict[str, Any]) -> Finding:
+    used, most = health["connections"], health["max_connections"]
+    what = f"{used} of at most {most}"
+    if used > most * CONNECTIONS_SHARE_NOTED:
+        return Finding("connections", "note", what, "Raise max_connections, or share logs within a process")
+    return Finding("connections", "ok", what)
+
+
+def _vacuum(health: dict[str, Any]) -> Finding:
+    dead, live = sum(health["dead_tuples"].values()), sum(health["live_tuples"].values())
+    what = f"{plural(dead, 'dead row')} beside {live:,} live ones"
+    if health["autovacuum"] != "on":
+        return Finding("vacuum", "wrong", f"autovacuum is off; {what}", "Set autovacuum = on")
+    if dead > DEAD_TUPLES_NOTED and dead > live * DEAD_SHARE_NOTED:
+        next = "Look for a transaction that is open for long; autovacuum cannot clean behind it"
+        return Finding("vacuum", "note", what, next)
+    return Finding("vacuum", "ok", what)
+
+
+def _oldest(health: dict[str, Any]) -> Finding:
+    age_s = health["oldest_reader_s"]
+    if age_s > OLD_TRANSACTION_S_NOTED:
+        what = f"{health['oldest_reader']} has been in a transaction for {format_seconds(age_s)}"
+        return Finding("oldest transaction", "note", what, "End it: what was deleted since cannot be cleaned up")
+    return Finding("oldest transaction", "ok", "none holds the clean-up back")
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+NETWORK_FILE_SYSTEMS = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fuse.ceph", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs",
+    "fuse.sshfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "prl_fs", "smb3", "smbfs", "vboxsf",
+))  # fmt: skip
+MEMORY_FILE_SYSTEMS = frozenset(("tmpfs", "ramfs"))
+
+# Where SQLite's locks lie in the -shm file (wal.c): one byte for the writer, five for readers.
+_WRITE_LOCK_BYTE = 120
+_READ_LOCK_BYTES = range(123, 128)
+
+
+class Mount(NamedTuple):
+    point: str
+    file_system: str
+
+    @property
+    def is_network(self) -> bool:
+        return self.file_system in NETWORK_FILE_SYSTEMS
+
+    @property
+    def is_memory(self) -> bool:
+        return self.file_system in MEMORY_FILE_SYSTEMS
+
+
+class Process(NamedTuple):
+    pid: int
+    command: str
+
+
+class LockHolders(NamedTuple):
+    """Processes, by pid, that write or read through the write-ahead log at this moment."""
+
+    writers: set[int]
+    readers: set[int]
+
+
+def mount_of(file: str) -> Mount | None:
+    """The file system a file lies on; None where there is no /proc/mounts."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return find_mount(os.path.realpath(file), mounts)
+
+
+def find_mount(file: str, mounts: str) -> Mount | None:
+    """The line of /proc/mounts with the longest mount point above `file`; of equal ones the last, which covers."""
+    best: Mount | None = None
+    for line in mounts.splitlines():
+        _, point, file_system = line.split(" ")[:3]
+        point = point.replace("\\040", " ")
+        above = file == point or file.startswith(point.rstrip("/") + "/")
+        if above and (best is None or len(point) >= len(best.point)):
+            best = Mount(point, file_system)
+    return best
+
+
+def processes_with(file: str) -> list[Process] | None:
+    """Other processes that have the log open, as far as this user may see; None where there is no /proc."""
+    wanted = {os.path.realpath(file) + suffix for suffix in ("", "-wal", "-shm")}
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return None
+    return [Process(pid, _command(pid)) for pid in sorted(pids) if pid != os.getpid() and _has_open(pid, wanted)]
+
+
+def _has_open(pid: int, wanted: set[str]) -> bool:
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as descriptors:
+            for descriptor in descriptors:
+                try:
+                    if os.readlink(descriptor.path) in wanted:
+                        return True
+                except OSError:
+                    continue
+    except OSError:  # gone meanwhile, or another user's
+        return False
+    return False
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "?"
+    return " ".join(words).strip()[:80] or "?"
+
+
+def lock_holders(file: str) -> LockHolders:
+    """The other processes that hold SQLite's locks on the log right now."""
+    try:
+        inode = os.stat(f"{file}-shm").st_ino
+        locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return LockHolders(set(), set())
+    found = find_lock_holders(inode, locks)
+    return LockHolders(found.writers - {os.getpid()}, found.readers - {os.getpid()})
+
+
+def find_lock_holders(inode: int, locks: str) -> LockHolders:
+    """Lines of /proc/locks: `1: POSIX ADVISORY READ 4711 fd:00:131 124 124`; `->` marks one that waits."""
+    holders = LockHolders(set(), set())
+    for line in locks.splitlines():
+        words = line.split()
+        if len(words) < 8 or words[1] != "POSIX" or not words[5].endswith(f":{inode}") or words[7] == "EOF":
+            continue
+        kind, pid, first, last = words[3], int(words[4]), int(words[6]), int(words[7])
+        if kind == "WRITE" and first <= _WRITE_LOCK_BYTE <= last:
+            holders.writers.add(pid)
+        if kind == "READ" and first <= _READ_LOCK_BYTES[-1] and last >= _READ_LOCK_BYTES[0]:
+            holders.readers.add(pid)
+    return holders

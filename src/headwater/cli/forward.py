@@ -1,33 +1,28 @@
-"""`headwater forward`: copies of a log's messages to another system, for as long as it runs."""
+"""`headwater forward`: copies messages of a log to another system, for as long as it runs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import sys
-from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, unquote
 
 import typer
-from rich.status import Status
 
 import headwater
-from headwater.broker.forwarding import Forwarder, ForwarderStatus
-from headwater.broker.forwarding.forwarder import BACKOFF_S, BATCH, BATCH_MAX
-from headwater.broker.options import Start
-from headwater.cli.opening import REMOTE, AsJson, existing_log, is_file, takes_log
-from headwater.cli.output import console, count, note, printable, say, some, write_document
-from headwater.cli.reading import EVERYTHING, Dialect, Where
+from headwater.api.forwarder import BACKOFF_S, BATCH, BATCH_MAX, Forwarder, ForwarderStatus
+from headwater.cli.arguments import REMOTE, AsJson, existing_log, is_file, parse_start, takes_log
+from headwater.cli.messages import EVERYTHING, Dialect, Where
+from headwater.cli.output import StatusLine, count, note, say, write_document
 from headwater.cli.stopping import FINDING, INTERRUPTED, Stop
-from headwater.cli.times import SPAN_HELP, TIME_HELP, parse_span, parse_start
-from headwater.delivery.breaker import BreakerPolicy
-from headwater.errors import Closed, InvalidOption
-from headwater.transports.opening import cut_wraps, shown_log, without_password
+from headwater.delivery.circuit import BreakerPolicy
+from headwater.errors import ClosedError, InvalidOptionError
+from headwater.formats import DURATION_HELP, TIME_HELP, parse_duration, plural, redact_url
+from headwater.transports.open import cut_wraps
 
 LOOK_S = 0.2
-ONCE_FAILURES = 3  # whoever wants it once is not kept waiting for a target that is away
+ONCE_FAILURES = 3  # with --once, a target that is away ends it soon
 ONCE_BACKOFF_S = 0.5
 ID_CHARS_MAX = 128
 
@@ -40,32 +35,27 @@ _TELLS_TARGETS_APART = ("stream", "stream_per_topic", "prefix", "table", "endpoi
 
 @takes_log
 def forward(
-    path: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help="The log: a file, a database or a server.", show_default=False),
-    ],
+    path: Annotated[str, typer.Argument(metavar="SRC", help="The log: a file, a database or a server.")],
     target: Annotated[
         str,
         typer.Argument(
             metavar="DST",
             help="Where copies go: redis://host/0, s3://bucket/prefix, file:///copy.jsonl, headwater:other.db, …",
-            show_default=False,
         ),
     ],
     topics: Annotated[
         str, typer.Option("--topics", metavar="PATTERN", help="Which messages: orders.new, orders.*, orders.>")
     ] = EVERYTHING,
     id: Annotated[
-        str | None,
-        typer.Option("--id", help="The subscription's name; made of DST if not given.", show_default=False),
+        str | None, typer.Option("--id", help="The subscription's name; by default derived from DST.")
     ] = None,
     batch: Annotated[
         int, typer.Option("--batch", metavar="N", min=1, max=BATCH_MAX, help="Send up to N at a time.")
     ] = BATCH,
     wait: Annotated[
-        str, typer.Option("--wait", metavar="SPAN", help=f"How long a batch may wait for more: {SPAN_HELP}.")
+        str, typer.Option("--wait", metavar="SPAN", help=f"How long a batch may wait for more: {DURATION_HELP}.")
     ] = "5s",
-    once: Annotated[bool, typer.Option("--once", help="End when all is forwarded that is there now.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when all messages of now are forwarded.")] = False,
     from_: Annotated[
         str,
         typer.Option("--from", metavar="START", help=f"Where a new one begins: first, new, a seq, a time {TIME_HELP}."),
@@ -74,29 +64,24 @@ def forward(
     dialect: Dialect = "nats",
     target_token: Annotated[
         str | None,
-        typer.Option(
-            "--target-token",
-            metavar="TOKEN",
-            help="For a DST like ws://host:8765; else HEADWATER_TOKEN.",
-            show_default=False,
-        ),
+        typer.Option("--target-token", metavar="TOKEN", help="For a DST like ws://host:8765; else HEADWATER_TOKEN."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forward messages to another system, and go on where the last run ended.
+    """Forward messages to another system; the next run continues after the last.
 
     [dim]To Redis:[/]   headwater forward events.db redis://localhost/0 --topics 'orders.>'
     [dim]To files:[/]   headwater forward events.db file:///var/copies/events.jsonl
     [dim]Once:[/]       headwater forward events.db headwater:copy.db --once
 
-    While the target is away, messages wait in the log; nothing is lost, and
-    what it has already it knows by its id, if it can. One that it refuses
-    while others get through goes to the dead letters. Ctrl-C or SIGTERM ends
-    it after the batch in hand.
+    While the target is away, messages wait in the log. A target that
+    recognises ids stores each message once. A message that the target refuses
+    while it accepts others becomes a dead letter. Ctrl-C or SIGTERM ends it
+    after the current batch.
     """
     name = id or default_id(target)
-    start = _start(from_)
-    span = parse_span(wait, "--wait")
+    start = parse_start(from_, "--from", inclusive=True)
+    span = parse_duration(wait, "--wait")
     with existing_log(path) as log, Stop() as stop, _Opened(target, target_token) as transport:
         forwarder = Forwarder(
             log,
@@ -111,13 +96,13 @@ def forward(
             backoff=ONCE_BACKOFF_S if once else BACKOFF_S,
             breaker=BreakerPolicy(failures=ONCE_FAILURES) if once else None,
         )
-        source = str(path) if is_file(path) else shown_log(path)
+        source = str(path) if is_file(path) else redact_url(path, keep=("schema",))
         note(f"forwarding {topics} of {source} to {transport.name} as {name}")
         forwarder.start(once=once)
         try:
             _run(forwarder, stop)
-        except Closed as exc:
-            if isinstance(exc.__cause__, BrokenPipeError):  # `| head`: whoever reads has enough
+        except ClosedError as exc:
+            if isinstance(exc.__cause__, BrokenPipeError):  # the reader has ended, as `| head` does
                 raise exc.__cause__ from None
             raise
         done = forwarder.status()
@@ -129,17 +114,23 @@ def forward(
 
 
 def _run(forwarder: Forwarder, stop: Stop) -> None:
+    """On a terminal a line shows the progress; elsewhere there is a note for each change. Warnings name errors."""
+    state = "running"
     try:
-        with _Line(forwarder) as line:
+        with StatusLine() as line:
             while not stop.requested and not forwarder.join(LOOK_S):
-                line.show()
+                status = forwarder.status()
+                line.show(_words(status))
+                if not line.is_shown and status.state not in (state, "stopped"):
+                    note(_words(status))
+                    state = status.state
     finally:
         forwarder.stop()
 
 
 def default_id(target: str) -> str:
-    """Names a subscription after its target, so that the next run goes on with it, whatever directory it begins in and
-    however it is tuned. Where the name alone would not tell two targets apart, a digest does. No secrets."""
+    """Names the subscription after its target, so that the next run continues it from any directory and with other
+    options. A digest distinguishes targets that the name alone does not. It holds no secrets."""
     text = f"forward-{_identity(cut_wraps(target)[0])}"
     name = re.sub("[^A-Za-z0-9._:@/-]+", "-", text)
     if name == text and len(name) <= ID_CHARS_MAX:
@@ -149,29 +140,23 @@ def default_id(target: str) -> str:
 
 
 def _identity(url: str) -> str:
-    """What of a url says which target it is."""
+    """The part of a url that identifies the target."""
     scheme, rest = (found[1].lower(), found[2]) if (found := _SCHEME.fullmatch(url)) else ("", url)
     if scheme == "headwater":
-        log = rest if rest.startswith(_LOG_URLS) else f"sqlite:{rest}"  # else a path, which may hold any character
+        log = rest if rest.startswith(_LOG_URLS) else f"sqlite:{rest}"  # a path may hold any character
         return f"headwater:{_identity(log).removeprefix('sqlite:')}"
     if scheme in ("", "file"):
         path = unquote(rest.partition("?")[0].removeprefix("//").removeprefix("localhost")) if scheme else rest
         return f"file:{os.path.abspath(path)}"
     if scheme == "sqlite":
         return f"sqlite:{os.path.abspath(rest.removeprefix('///'))}"
-    place, _, query = without_password(url).partition("?")
-    told = sorted(
-        f"{name}:{without_password(value)}" for name, value in parse_qsl(query) if name in _TELLS_TARGETS_APART
+    place, _, query = redact_url(url, keep=None).partition("?")
+    parameters = sorted(
+        f"{name}:{redact_url(value, keep=None)}" for name, value in parse_qsl(query) if name in _TELLS_TARGETS_APART
     )
-    if place == f"{scheme}:":  # stdout: and memory: have no place beside their kind
-        return "-".join([scheme, *told])
-    return "-".join([place.replace("://", ":", 1).replace(":@", ":", 1), *told])
-
-
-def _start(text: str) -> Start:
-    start = parse_start(text, "--from", datetime.now().astimezone())
-    # `--from 7` forwards message 7, as it shows it in tail; the library begins after the seq it is given.
-    return max(0, start - 1) if isinstance(start, int) else start
+    if place == f"{scheme}:":  # stdout: and memory: are only a scheme
+        return "-".join([scheme, *parameters])
+    return "-".join([place.replace("://", ":", 1).replace(":@", ":", 1), *parameters])
 
 
 class _Opened:
@@ -181,7 +166,9 @@ class _Opened:
         options: dict[str, Any] = {}
         if token is not None:
             if not target.startswith(REMOTE):
-                raise InvalidOption("--target-token is for a server", where="DST", next="Name it like ws://host:8765")
+                raise InvalidOptionError(
+                    "--target-token is for a server", where="DST", next="Name it like ws://host:8765"
+                )
             options["token"] = token
         self._transport = headwater.open_transport(target, **options)
 
@@ -192,33 +179,6 @@ class _Opened:
         self._transport.close()
 
 
-class _Line:
-    """On a terminal a line that shows how it goes; elsewhere a line for each change. Errors are told by warnings."""
-
-    def __init__(self, forwarder: Forwarder) -> None:
-        self._forwarder = forwarder
-        self._state = "running"
-        screen = console(to_stderr=True)
-        self._status = Status("", console=screen) if sys.stderr.isatty() else None
-
-    def __enter__(self) -> _Line:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self) -> None:
-        status = self._forwarder.status()
-        if self._status is not None:
-            self._status.update(printable(_words(status)))
-        elif status.state not in (self._state, "stopped"):
-            note(_words(status))
-            self._state = status.state
-
-
 def _words(status: ForwarderStatus) -> str:
     words = {"waiting": f"waiting: another process forwards as {status.id}", "retrying": "waiting for the target"}
     parts = [
@@ -227,7 +187,7 @@ def _words(status: ForwarderStatus) -> str:
         f"{count(status.lag or 0)} left",
     ]
     if status.dead:
-        parts.append(some(status.dead, "dead letter"))
+        parts.append(plural(status.dead, "dead letter"))
     return " · ".join(parts)
 
 
@@ -235,9 +195,9 @@ def _report(done: ForwarderStatus, *, as_json: bool, beside_copies: bool) -> Non
     if as_json and not beside_copies:
         write_document(done)
         return
-    text = f"forwarded {some(done.forwarded, 'message')} to {done.target}"
+    text = f"forwarded {plural(done.forwarded, 'message')} to {done.target}"
     if done.dead:
-        text += f"; {some(done.dead, 'message')} refused there went to the dead letters"
+        text += f"; {plural(done.dead, 'message')} refused there went to the dead letters"
     if done.lag:
         text += f"; {count(done.lag)} left"
     (note if beside_copies else say)(text)

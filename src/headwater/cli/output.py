@@ -1,151 +1,254 @@
-"""How results look: tables and lines for people, JSON for programs, nothing but text into a pipe."""
+"""How results look: lines and tables for people, JSON for programs, plain text into a pipe.
+
+The only module of the commands that knows rich. It is imported for terminals alone, because importing it takes as long
+as most commands.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
-from rich.console import Console, RenderableType
-from rich.highlighter import JSONHighlighter
-from rich.table import Table
-from rich.text import Text
 
-from headwater.broker.received import Received
-from headwater.errors import InvalidData
+from headwater.api.received import Received
+from headwater.errors import InvalidDataError
+from headwater.formats import plural
 from headwater.message import NAMED_HEADERS, Message
 
-PIPE_COLUMNS = 10_000  # nobody wraps lines for a program that reads them
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress, TaskID
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
 
-_row_of_its_own: Callable[[], AbstractContextManager[object]] = nullcontext
-_json_colours = JSONHighlighter()
+PIPE_COLUMNS = 10_000  # lines into a pipe are not wrapped
+TOPIC_COLUMNS_MAX = 32
+POLL_S = 1.0
+
+_around_lines: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
-def surround_lines(room: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-    """Every line is written inside of it. Whoever draws something that moves takes it away there, and keeps it away
-    until the line is written, so that the two share no row."""
-    global _row_of_its_own
-    _row_of_its_own = room
+def surround_lines(context: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    """Write every line inside this context. A progress bar hides itself there, so that the two share no row."""
+    global _around_lines
+    _around_lines = context
+
+
+def is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def console(*, to_stderr: bool = False) -> Console:
-    """Made when needed: tests and pipes change what stdout is."""
+    """Made anew for each use: tests and pipes change what stdout is."""
+    from rich.console import Console
+
     stream = sys.stderr if to_stderr else sys.stdout
-    # No markup: topics and errors may hold brackets that mean nothing to us. What is styled is a Text.
+    # No markup: topics and errors may hold brackets that mean nothing to us.
     width = None if stream.isatty() else PIPE_COLUMNS
     return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
-def say(text: str | Text) -> None:
-    """A line of a command's answer."""
-    with _row_of_its_own():
-        console().print(text, soft_wrap=True)
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
-def note(text: str) -> None:
-    """Something beside the answer; never mixed into it."""
-    with _row_of_its_own():
-        console(to_stderr=True).print(Text(printable(text), style="dim"), soft_wrap=True)
+class Text:
+    """A line in parts, each with a style of rich. In a pipe it is plain."""
 
+    def __init__(self, text: str = "", style: str = "") -> None:
+        self.parts = [(text, style)]
 
-def write_document(value: object) -> None:
-    """The whole answer of a command under --json."""
-    with _row_of_its_own():
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    @classmethod
+    def assemble(cls, *parts: str | tuple[str, str] | Text) -> Text:
+        made = cls()
+        for part in parts:
+            made.parts += part.parts if isinstance(part, Text) else [(part, "") if isinstance(part, str) else part]
+        return made
 
+    def append(self, text: str, style: str = "") -> Text:
+        self.parts.append((text, style))
+        return self
 
-def write_line(value: object) -> None:
-    """One of many under --json."""
-    with _row_of_its_own():
-        sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    def __str__(self) -> str:
+        return "".join(text for text, _ in self.parts)
 
+    def __rich__(self) -> RichText:
+        from rich.text import Text as RichText
 
-def write_error(told: Mapping[str, str | int]) -> None:
-    """Under --json: why a command failed, as the last line of stderr; stdout has only results."""
-    # Paths may hold bytes that are no text; JSON takes none.
-    known = {name: _as_text(value) if isinstance(value, str) else value for name, value in told.items()}
-    # In ASCII: what the encoding of stderr lacks would be escaped there, and not as JSON has it.
-    sys.stderr.write(json.dumps({"error": known}, separators=(",", ":")) + "\n")
-
-
-def _as_text(value: str) -> str:
-    return value.encode(errors="backslashreplace").decode()
+        return RichText.assemble(*self.parts)
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters are shown, not sent."""
+    """Text that cannot control a terminal: control characters are shown, not sent."""
     if text.isprintable():
         return text
     return "".join(mark if mark.isprintable() or mark in "\n\t" else f"\\x{ord(mark):02x}" for mark in text)
-
-
-def table(*columns: str, title: str | None = None) -> Table:
-    """Columns whose name begins with '>' are numbers; those with '~' are cut first when room is short."""
-    lined = sys.stdout.isatty()
-    made = Table(
-        title=title, title_justify="left", title_style="bold", box=None, header_style="bold dim" if lined else "none"
-    )
-    made.pad_edge = False
-    made.padding = (0, 2, 0, 0)
-    for name in columns:
-        bare = name.lstrip(">~")
-        made.add_column(
-            bare,
-            justify="right" if name.startswith(">") else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if name.startswith("~") else len(bare),
-            ratio=None,
-        )
-    return made
-
-
-def show_table(shown: RenderableType) -> None:
-    """As a table on a terminal; into a pipe as columns without trailing blanks."""
-    screen = console()
-    if screen.is_terminal:
-        screen.print(shown)
-        return
-    with screen.capture() as captured:
-        screen.print(shown)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def count(number: int) -> str:
     return f"{number:,}"
 
 
-def some(number: int, noun: str) -> str:
-    """`1 message`, `2,000 messages`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def clock(ms: int) -> str:
-    """The user's own time; with the date if that is not today's."""
+    """The local time; with the date if that is not today."""
     moment = datetime.fromtimestamp(ms / 1000, UTC).astimezone()
     today = moment.date() == datetime.now().astimezone().date()
     return moment.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
 
 
-def clock_ms(ms: int) -> str:
-    return f"{clock(ms)}.{ms % 1000:03d}"
+# --- lines and documents ----------------------------------------------------------------------------------------------
+
+
+def say(text: str | Text | RichText) -> None:
+    """A line of a command's result."""
+    _print(text, sys.stdout)
+
+
+def note(text: str) -> None:
+    """Something beside the result, on stderr."""
+    _print(Text(printable(text), "dim"), sys.stderr)
+
+
+def show_error(why: str, next: str) -> None:
+    _print(Text(f"error: {printable(why)}", "red"), sys.stderr)
+    if next:
+        _print(Text(f"next: {printable(next)}", "dim"), sys.stderr)
+
+
+def _print(text: str | Text | RichText, stream: TextIO) -> None:
+    with _around_lines():
+        if is_terminal(stream):
+            console(to_stderr=stream is sys.stderr).print(text, soft_wrap=True)
+        else:
+            stream.write(f"{text}\n")
+
+
+def write_document(value: object) -> None:
+    """The whole result of a command under --json."""
+    with _around_lines():
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def write_line(value: object) -> None:
+    """One of many results under --json."""
+    with _around_lines():
+        sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+
+
+def write_error(details: Mapping[str, str | int]) -> None:
+    """Under --json: why a command failed, as the last line of stderr; stdout has only results."""
+    # Paths may hold bytes that are no text, which JSON refuses.
+    known = {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in details.items()
+    }
+    # In ASCII: characters that the encoding of stderr lacks would be escaped there, and not as JSON does.
+    sys.stderr.write(json.dumps({"error": known}, separators=(",", ":")) + "\n")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Column:
+    """Named as in rich."""
+
+    header: str
+    justify: Literal["left", "right"] = "left"
+    no_wrap: bool = True
+    overflow: Literal["ellipsis", "fold"] = "ellipsis"
+    min_width: int | None = None
+    style: str = ""
+
+
+@dataclass
+class Table:
+    columns: list[Column]
+    has_header: bool = True
+    rows: list[tuple[str | Text, ...]] = field(default_factory=list)
+
+    def add_row(self, *cells: str | Text | RichText) -> None:
+        self.rows.append(cells)  # type: ignore[arg-type]
+
+    def lines(self) -> Iterator[str]:
+        """For a pipe: columns two blanks apart, without trailing blanks."""
+        header = [tuple(column.header for column in self.columns)] if self.has_header else []
+        rows = [[str(cell).expandtabs().split("\n") for cell in row] for row in [*header, *self.rows]]
+        widths = [max((_width(line) for row in rows for line in row[at]), default=0) for at in range(len(self.columns))]
+        for row in rows:
+            for number in range(max(map(len, row), default=0)):
+                line = ""
+                for cell, column, width in zip(row, self.columns, widths, strict=True):
+                    text = cell[number] if number < len(cell) else ""
+                    blanks = " " * (width - _width(text))
+                    line += (blanks + text if column.justify == "right" else text + blanks) + "  "
+                yield line.rstrip()
+
+    def __rich__(self) -> RichTable:
+        from rich.table import Table as RichTable
+
+        header_style = "bold dim" if sys.stdout.isatty() else "none"
+        made = RichTable(box=None, show_header=self.has_header, header_style=header_style, pad_edge=False)
+        made.padding = (0, 2, 0, 0)
+        for each in self.columns:
+            made.add_column(
+                each.header,
+                justify=each.justify,
+                no_wrap=each.no_wrap,
+                overflow=each.overflow,
+                min_width=each.min_width,
+                style=each.style,
+            )
+        for row in self.rows:
+            made.add_row(*row)
+        return made
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal that it takes."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(mark) in "WF" else not unicodedata.combining(mark) for mark in text)
+
+
+def table(*columns: str) -> Table:
+    """Columns whose name begins with '>' hold numbers; those with '~' are shortened first on a narrow terminal."""
+    made = []
+    for name in columns:
+        bare = name.lstrip(">~")
+        min_width = None if name.startswith("~") else len(bare)
+        made.append(Column(bare, "right" if name.startswith(">") else "left", min_width=min_width))
+    return Table(made)
 
 
 def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
-    """Names and values, one under another."""
-    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    made.add_column(style="dim" if sys.stdout.isatty() else "none", no_wrap=True)
-    made.add_column(overflow="fold")
-    for name, value in rows:
-        made.add_row(name, value)
+    """Names and values, one below the other."""
+    made = Table([Column("", style="dim"), Column("", no_wrap=False, overflow="fold")], has_header=False)
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
-# --- messages -------------------------------------------------------------------------------------------------------
+def show_table(*parts: Table | str | Text) -> None:
+    if is_terminal(sys.stdout):
+        screen = console()
+        for part in parts:
+            screen.print(part)
+        return
+    for part in parts:
+        lines = part.lines() if isinstance(part, Table) else [str(part)]
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 class MessagePrinter:
@@ -153,37 +256,43 @@ class MessagePrinter:
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._console = console() if sys.stdout.isatty() and not as_json else None
+        self._console = console() if is_terminal(sys.stdout) and not as_json else None
         self._topic_columns = 0
 
     def show(self, received: Received) -> None:
         if self._as_json:
             write_line(received.message.to_json() | {"attempt": received.attempt})
         elif self._console is None:
-            sys.stdout.write(self._line(received).plain + "\n")
+            sys.stdout.write(f"{self._line(received, Text(_one_line(received.message.data_json)))}\n")
         else:
-            self._console.print(self._line(received), soft_wrap=True)
+            from rich.highlighter import JSONHighlighter
+
+            data = JSONHighlighter()(_one_line(received.message.data_json))
+            before, after = self._ends(received)
+            self._console.print(before.__rich__().append_text(data).append_text(after.__rich__()), soft_wrap=True)
 
     def flush(self) -> None:
         sys.stdout.flush()
 
-    def _line(self, received: Received) -> Text:
+    def _line(self, received: Received, data: Text) -> Text:
+        before, after = self._ends(received)
+        return Text.assemble(before, data, after)
+
+    def _ends(self, received: Received) -> tuple[Text, Text]:
+        """What stands before the data, and behind it."""
         message = received.message
-        self._topic_columns = min(32, max(self._topic_columns, len(message.topic)))
-        line = Text()
-        line.append(f"{message.seq:>6}  ", "bold")
-        line.append(f"{clock_ms(message.published_ms)}  ", "dim")
-        line.append(printable(message.topic).ljust(self._topic_columns), "cyan")
-        line.append("  ")
-        data = Text(_one_line(message.data_json))
-        if self._console is not None:
-            _json_colours.highlight(data)
-        line.append_text(data)
-        if headers := headers_text(message):
-            line.append(f"  {headers}", "dim")
-        if received.attempt > 1:
-            line.append(f"  attempt {received.attempt}", "yellow")
-        return line
+        self._topic_columns = min(TOPIC_COLUMNS_MAX, max(self._topic_columns, len(message.topic)))
+        before = Text.assemble(
+            (f"{message.seq:>6}  ", "bold"),
+            (f"{clock(message.published_ms)}.{message.published_ms % 1000:03d}  ", "dim"),
+            (printable(message.topic).ljust(self._topic_columns), "cyan"),
+            "  ",
+        )
+        headers = headers_text(message)
+        return before, Text.assemble(
+            (f"  {headers}" if headers else "", "dim"),
+            (f"  attempt {received.attempt}" if received.attempt > 1 else "", "yellow"),
+        )
 
 
 def headers_text(message: Message) -> str:
@@ -191,17 +300,191 @@ def headers_text(message: Message) -> str:
     named: list[tuple[str, Any]] = [(name, message.field(name)) for name in NAMED_HEADERS]
     try:
         free: Mapping[str, Any] = message.headers
-    except InvalidData:
+    except InvalidDataError:
         free = {"headers": "not JSON"}
     given = [(name, value) for name, value in [*named, *free.items()] if value is not None]
     if message.priority:
         given.append(("priority", message.priority))
-    return _one_line(" ".join(f"{name}={_bare(value)}" for name, value in given))
-
-
-def _bare(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    texts = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for _, value in given]
+    return _one_line(" ".join(f"{name}={text}" for (name, _), text in zip(given, texts, strict=True)))
 
 
 def _one_line(text: str) -> str:
     return printable(text).replace("\n", " ").replace("\t", " ")
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+class StatusLine:
+    """One line on a terminal that says what is being done; nothing elsewhere."""
+
+    def __init__(self, text: str = "") -> None:
+        self._line = console(to_stderr=True).status(text) if is_terminal(sys.stderr) else None
+        self.is_shown = self._line is not None
+
+    def __enter__(self) -> StatusLine:
+        if self._line is not None:
+            self._line.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._line is not None:
+            self._line.stop()
+
+    def show(self, text: str) -> None:
+        if self._line is not None:
+            self._line.update(printable(text))
+
+
+class PublishBar:
+    """Progress of publishing lines, on a terminal: by bytes if the size is known, else a count."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._by_bytes = bool(total_bytes)
+        self._bar: Progress | None = None
+        if is_terminal(sys.stderr):
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
+            from rich.progress import TimeElapsedColumn as Elapsed
+
+            columns = [BarColumn(), TaskProgressColumn()] if total_bytes else [MofNCompleteColumn()]
+            screen = console(to_stderr=True)
+            self._bar = Progress(TextColumn("{task.description}"), *columns, Elapsed(), console=screen, transient=True)
+            self._task = self._bar.add_task("publishing", total=total_bytes or None)
+
+    def __enter__(self) -> PublishBar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def read(self, size: int) -> None:
+        if self._bar is not None and self._by_bytes:
+            self._bar.advance(self._task, size)
+
+    def published(self, messages: int) -> None:
+        if self._bar is not None:
+            completed = None if self._by_bytes else messages
+            self._bar.update(self._task, description=plural(messages, "message"), completed=completed)
+
+
+class Bars:
+    """`pipeline.run.Progress` on a terminal: one line a step, a bar where its length is known; finished ones stay until
+    the end."""
+
+    def __init__(self, screen: Console | None = None) -> None:
+        self._bars: Progress | None = None
+        self._task: TaskID | None = None
+        if screen is None and not is_terminal(sys.stderr):
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._bars = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description:<14}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[of]}", style="dim"),
+            # It finds stderr anew for each line: while Spark starts, `suppress_jvm_output` replaces it.
+            console=screen or Console(stderr=True, highlight=False, markup=False, emoji=False),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Bars:
+        if self._bars is not None:
+            self._bars.start()
+            surround_lines(self._hidden)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        surround_lines()
+        if self._bars is not None:
+            self._bars.stop()
+
+    @contextmanager
+    def _hidden(self) -> Iterator[None]:
+        """Lines of the command are written while the bars are not drawn."""
+        assert self._bars is not None
+        self._bars.stop()
+        try:
+            yield
+        finally:
+            self._bars.start()
+
+    def step(self, name: str, total: int | None = None) -> None:
+        if self._bars is None:
+            return
+        if self._task is not None:
+            length = self._bars.tasks[self._task].total
+            self._bars.update(self._task, total=length or 1, completed=length or 1, of=_of(length, length))
+        self._task = self._bars.add_task(name, total=total or None, of=_of(0, total))
+
+    def reached(self, done: int) -> None:
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=done, of=_of(done, self._bars.tasks[self._task].total))
+
+
+def _of(done: float | None, total: float | None) -> str:
+    return f"{done:,.0f} of {total:,.0f}" if total else ""
+
+
+class Following:
+    """`pipeline.run.Progress` of a run without an end: one line that says what is being done, or how far it is."""
+
+    def __init__(self, upto: Callable[[], int]) -> None:
+        self._upto = upto
+        self._line = StatusLine("beginning …")
+
+    def __enter__(self) -> Following:
+        self._line.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._line.__exit__(*exc)
+
+    def step(self, name: str, total: int | None = None) -> None:
+        self._line.show(f"{name} …")
+
+    def reached(self, done: int) -> None:
+        pass
+
+    def wait(self, seconds: float) -> bool:
+        """Until then, or until a signal ends it."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._line.is_shown:
+                self._line.show(f"up to seq {count(self._upto())}")
+            time.sleep(min(left, POLL_S) if self._line.is_shown else left)
+        return True
+
+
+class LiveScreen:
+    """A screen that is drawn anew, on a terminal as large as that."""
+
+    def __init__(self, first: Sequence[Table | str | Text]) -> None:
+        from rich.live import Live
+
+        screen = console()
+        self._live = Live(self._group(first), console=screen, screen=screen.is_terminal, auto_refresh=False)
+
+    def __enter__(self) -> LiveScreen:
+        self._live.__enter__()
+        self._live.refresh()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def show(self, parts: Sequence[Table | str | Text]) -> None:
+        self._live.update(self._group(parts), refresh=True)
+
+    def _group(self, parts: Sequence[Table | str | Text]) -> RenderableType:
+        from rich.console import Group
+
+        return Group(*parts)

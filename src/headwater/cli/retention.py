@@ -1,4 +1,4 @@
-"""`headwater retention`: how much history stays."""
+"""`headwater retention`: how much history is kept."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headwater.cli.groups import ListsByDefault
-from headwater.cli.opening import AsJson, LogPath, existing_log, takes_log
-from headwater.cli.output import count, note, printable, say, show_table, some, table, write_document
-from headwater.cli.times import SPAN_HELP, parse_size, parse_span, say_size, say_span
-from headwater.errors import InvalidOption
+from headwater.cli.arguments import AsJson, ListsByDefault, LogPath, existing_log, takes_log
+from headwater.cli.output import count, note, printable, say, show_table, table, write_document
+from headwater.errors import InvalidOptionError
+from headwater.formats import DURATION_HELP, format_seconds, format_size, parse_duration, parse_size, plural
 from headwater.ports.records import RetentionPolicy
 
 retention = typer.Typer(
     cls=ListsByDefault,
     no_args_is_help=True,
-    help="How much history stays, by topic pattern.\n\n[dim]List:[/]  headwater retention events.db",
+    help="Retention: how much history is kept, by topic pattern.\n\n[dim]List:[/]  headwater retention events.db",
 )
 
-Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Topics, like logs.> or orders.*", show_default=False)]
+Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Topics, like logs.> or orders.*")]
 Dialect = Annotated[Literal["nats", "amqp"], typer.Option("--dialect", help="How the pattern is spelled.")]
 
 
@@ -40,9 +39,9 @@ def list_policies(path: LogPath, as_json: AsJson = False) -> None:
         limits = policy.limits
         shown.add_row(
             printable(policy.pattern),
-            "-" if limits.max_age_ms is None else say_span(limits.max_age_ms),
+            "-" if limits.max_age_ms is None else format_seconds(limits.max_age_ms / 1000),
             "-" if limits.max_count is None else count(limits.max_count),
-            "-" if limits.max_bytes is None else say_size(limits.max_bytes),
+            "-" if limits.max_bytes is None else format_size(limits.max_bytes),
             "stays" if limits.keep_unacked else "goes too",
         )
     show_table(shown)
@@ -53,23 +52,25 @@ def list_policies(path: LogPath, as_json: AsJson = False) -> None:
 def set_policy(
     path: LogPath,
     pattern: Pattern,
-    max_age: Annotated[str | None, typer.Option("--max-age", metavar="SPAN", help=f"{SPAN_HELP.capitalize()}.")] = None,
-    max_count: Annotated[int | None, typer.Option("--max-count", metavar="N", help="So many messages.")] = None,
-    max_bytes: Annotated[str | None, typer.Option("--max-bytes", metavar="SIZE", help="Like 500MB or 2GiB.")] = None,
+    max_age: Annotated[
+        str | None, typer.Option("--max-age", metavar="SPAN", help=f"{DURATION_HELP.capitalize()}.")
+    ] = None,
+    max_count: Annotated[int | None, typer.Option("--max-count", metavar="N", help="Keep this many messages.")] = None,
+    max_bytes: Annotated[str | None, typer.Option("--max-bytes", metavar="SIZE", help="Like 500MiB or 2GiB.")] = None,
     keep_unacked: Annotated[
-        bool, typer.Option("--keep-unacked", help="Spare what a subscription has yet to settle.")
+        bool, typer.Option("--keep-unacked", help="Keep messages that a subscription has not settled.")
     ] = False,
     dialect: Dialect = "nats",
     as_json: AsJson = False,
 ) -> None:
-    """Set the rule of a pattern. When any limit is exceeded, the oldest messages go.
+    """Set the rule of a pattern. When any limit is exceeded, the oldest messages are deleted.
 
-    [dim]A week of logs:[/]  headwater retention set events.db 'logs.>' --max-age 7d --max-bytes 2GB
+    [dim]A week of logs:[/]  headwater retention set events.db 'logs.>' --max-age 7d --max-bytes 2GiB
     """
     with existing_log(path) as log:
         log.retain(
             pattern,
-            max_age=None if max_age is None else parse_span(max_age, "--max-age"),
+            max_age=None if max_age is None else parse_duration(max_age, "--max-age"),
             max_count=max_count,
             max_bytes=None if max_bytes is None else parse_size(max_bytes, "--max-bytes"),
             keep_unacked=keep_unacked,
@@ -85,11 +86,11 @@ def set_policy(
 @retention.command("rm")
 @takes_log
 def remove_policy(path: LogPath, pattern: Pattern, dialect: Dialect = "nats", as_json: AsJson = False) -> None:
-    """Remove the rule of a pattern: from now on everything stays."""
+    """Remove the rule of a pattern: nothing is deleted from now on."""
     with existing_log(path) as log:
-        removed = log.unretain(pattern, dialect)
+        removed = log.delete_retention(pattern, dialect)
     if not removed:
-        raise InvalidOption(f"there is no rule of {pattern!r}", next=f"`headwater retention {path}` lists them")
+        raise InvalidOptionError(f"there is no rule of {pattern!r}", next=f"`headwater retention {path}` lists them")
     if as_json:
         write_document({"removed": pattern})
     else:
@@ -99,29 +100,29 @@ def remove_policy(path: LogPath, pattern: Pattern, dialect: Dialect = "nats", as
 @retention.command("run")
 @takes_log
 def run(path: LogPath, as_json: AsJson = False) -> None:
-    """Apply the rules now, and do the other housekeeping."""
+    """Apply the rules now, and run the other maintenance."""
     with existing_log(path) as log:
-        report = log.housekeep()
+        report = log.run_maintenance()
     if as_json:
         write_document(report)
         return
     if report.skipped:
         say("another process is at it right now")
         return
-    say(f"deleted {some(sum(report.pruned.values()), 'message')}")
+    say(f"deleted {plural(sum(report.pruned.values()), 'message')}")
     for pattern, number in report.pruned.items():
         say(f"  {number:,} under {printable(pattern)}")
     if report.gaps:
-        note(f"{some(report.gaps, 'message')} of them unacked; the subscriptions are told of the gap")
+        note(f"{plural(report.gaps, 'message')} of them unacked; their subscriptions get a gap")
     for id in report.expired_subscriptions:
-        note(f"dropped subscription {id}: nobody used it for longer than its inactive_timeout")
+        note(f"dropped subscription {id}: unused for longer than its inactive_timeout")
 
 
 def _policy_json(policy: RetentionPolicy) -> dict[str, Any]:
     return {
         "pattern": policy.pattern,
         "dialect": policy.dialect,
-        "max_age_ms": policy.limits.max_age_ms,
+        "max_age_s": policy.max_age_s,
         "max_count": policy.limits.max_count,
         "max_bytes": policy.limits.max_bytes,
         "keep_unacked": policy.limits.keep_unacked,

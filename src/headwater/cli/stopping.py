@@ -1,4 +1,4 @@
-"""How commands end: their exit codes, and Ctrl-C or SIGTERM without leaving a message half done."""
+"""How commands end: their exit codes, and Ctrl-C or SIGTERM between two messages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from headwater.errors import (
     HeadwaterError,
-    InvalidInput,
-    SubscriptionMismatch,
-    UnknownDeadLetter,
-    UnknownReplica,
-    UnknownSubscription,
+    InvalidInputError,
+    SubscriptionMismatchError,
+    UnknownDeadLetterError,
+    UnknownReplicaError,
+    UnknownSubscriptionError,
 )
 
 OK, FINDING, USAGE, STORE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -22,13 +22,19 @@ T = TypeVar("T")
 
 
 def exit_code_of(exc: HeadwaterError) -> int:
-    unusable = (InvalidInput, UnknownSubscription, SubscriptionMismatch, UnknownDeadLetter, UnknownReplica)
+    unusable = (
+        InvalidInputError,
+        UnknownSubscriptionError,
+        SubscriptionMismatchError,
+        UnknownDeadLetterError,
+        UnknownReplicaError,
+    )
     return USAGE if isinstance(exc, unusable) else STORE
 
 
 class Stop:
-    """In its `with` block the first signal only asks: `requested` turns true, and `wait_for` ends.
-    The second one interrupts wherever the program is."""
+    """In its `with` block the first signal only sets `requested` and ends `wait_for`. The second one raises
+    KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -63,7 +69,7 @@ class Stop:
 
 
 def treat_terminate_as_interrupt() -> None:
-    """For all commands: SIGTERM unwinds like Ctrl-C, so that `with` blocks give back what they hold."""
+    """For all commands: SIGTERM unwinds like Ctrl-C, so that `with` blocks release what they hold."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

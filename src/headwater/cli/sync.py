@@ -11,22 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.opening import AsJson
+from headwater.cli.arguments import AsJson
 from headwater.cli.output import note
-from headwater.cli.sync_shown import Shown
-from headwater.errors import InvalidOption, Unauthorized
+from headwater.errors import InvalidOptionError, UnauthorizedError
 from headwater.replication.names import place_of
-from headwater.replication.spans import WAIT_IDLE_MS_DEFAULT, Timers, span_ms_of, span_text
+from headwater.replication.timers import WAIT_IDLE_MS_DEFAULT, Timers
 
-if TYPE_CHECKING:  # what opens connections is imported when it is wanted: most commands open none
-    from headwater.replication.pull_subscription import PullSubscription
-    from headwater.replication.push_subscription import PushSubscription
-    from headwater.replication.synchronise import Sync
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    # imported when needed: most commands open no connection
+    from headwater.replication.subscription import PullSubscription, PushSubscription
+    from headwater.replication.sync import Sync
+import sys
+import threading
+
+from headwater.cli.output import console, printable, say, surround_lines, write_document, write_line
+from headwater.formats import format_duration, format_size, parse_duration
+from headwater.replication.outcome import Outcome
+from headwater.replication.outcome import Progress as Moved
 
 _WHEN, _WHO = "Keep at it", "With a server"
 logger = logging.getLogger("headwater")
+SPEEDUP_TOLD_MIN = 1.5  # less is not shown
+SPEEDUP_WHOLE_MIN = 10.0  # from here on without decimals
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SOON_S = 0.5  # what takes longer to end says so
+SOON_S = 0.5  # an end that takes longer is announced
 SPAN_HELP = "like 3s, 10m, 1h30m, 3d or 1w"
 
 
@@ -60,7 +70,7 @@ def sync(
             "--waitIdle",
             "--wait-idle",
             metavar="SPAN",
-            help=f"Push after so long without a write, {SPAN_HELP}; {span_text(WAIT_IDLE_MS_DEFAULT)}.",
+            help=f"Push after so long without a write, {SPAN_HELP}; {format_duration(WAIT_IDLE_MS_DEFAULT)}.",
             panel=_WHEN,
         ),
     ] = None,
@@ -123,7 +133,10 @@ def sync(
         str | None,
         _option("--ca", metavar="FILE", help="Certificates to trust for wss://, instead of the system's.", panel=_WHO),
     ] = None,
-    dry: Annotated[bool, typer.Option("--dry", help="Say what would move, and move nothing.")] = False,
+    dry: Annotated[
+        bool,
+        typer.Option("--dry", help="Transfer the pages and discard them: say what would change, and change nothing."),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Pull also over changes that were never pushed.")
     ] = False,
@@ -142,10 +155,10 @@ def sync(
     not the newest is refused; TARGET@latest says that you mean it all the
     same. Ctrl-C or SIGTERM ends it in order.
     """
-    from headwater.replication.synchronise import Keys, Sync, new_client_id
+    from headwater.replication.sync import Keys, Sync, new_client_id
 
     if verbose:
-        _say_more()
+        _log_more()
     work = Sync(
         place_of(source),
         place_of(target),
@@ -158,55 +171,55 @@ def sync(
     )
     flags = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
     given = {name: text for name, text in flags.items() if text is not None}
-    shown = Shown(as_json=as_json, dry=dry)
+    shown = _Display(as_json=as_json, dry=dry)
     try:
         if subscribe:
             _subscribe(work, given, shown, coordinate=coordinate, push_on_exit=push_on_exit)
             return
         if given or coordinate or push_on_exit:
             flag = next(iter(given), "coordinate" if coordinate else "pushOnExit")
-            raise InvalidOption(f"--{flag} is for --subscribe", next="Add --subscribe, or leave it out")
+            raise InvalidOptionError(f"--{flag} is for --subscribe", next="Add --subscribe, or leave it out")
         with shown:
             outcome = asyncio.run(work.once(shown.progress))
         shown.outcome(outcome, as_document=True)
-    except Unauthorized as exc:
+    except UnauthorizedError as exc:
         advice = "Pass --pushKey, --pullKey or --token; on the server's machine, headwater replica key create makes one"
-        raise Unauthorized(exc.why, where=exc.where, next=advice) from exc
+        raise UnauthorizedError(exc.why, where=exc.where, next=advice) from exc
 
 
-def _subscribe(work: Sync, given: dict[str, str], shown: Shown, *, coordinate: bool, push_on_exit: bool) -> None:
+def _subscribe(work: Sync, given: dict[str, str], shown: _Display, *, coordinate: bool, push_on_exit: bool) -> None:
     if work.dry:
-        raise InvalidOption("--dry moves nothing, and --subscribe never ends", next="Leave one of them out")
+        raise InvalidOptionError("--dry changes nothing, and --subscribe never ends", next="Leave one of them out")
     timers = Timers.of(
-        given.get("waitIdle", span_text(WAIT_IDLE_MS_DEFAULT)), given.get("minInterval"), given.get("maxInterval")
+        given.get("waitIdle", format_duration(WAIT_IDLE_MS_DEFAULT)), given.get("minInterval"), given.get("maxInterval")
     )
     following = work.follow(
         timers,
-        given={name: span_ms_of(text) / 1000 for name, text in given.items()},
+        given={name: parse_duration(text, f"--{name}").total_seconds() for name, text in given.items()},
         coordinate=coordinate,
         push_on_exit=push_on_exit,
         on_outcome=shown.outcome,
         on_progress=shown.progress,
     )
     with shown:
-        _run(following, lambda: _say_what_is_done(work, timers))
+        _run(following, lambda: _announce_subscription(work, timers))
 
 
-def _say_what_is_done(work: Sync, timers: Timers) -> None:
-    if work.way == "pull":
+def _announce_subscription(work: Sync, timers: Timers) -> None:
+    if work.direction == "pull":
         note(f"following {work.source} into {work.target}; Ctrl-C ends it")
         return
-    idle, longest = span_text(timers.wait_idle_ms), span_text(timers.max_interval_ms)
+    idle, longest = format_duration(timers.wait_idle_ms), format_duration(timers.max_interval_ms)
     when = f"after {idle} without a write, or {longest} after the last push"
     note(f"pushing {work.source} to {work.target} {when}; Ctrl-C ends it")
-    # People have been told to raise it. It belongs to each connection of their programs: we cannot see it.
+    # Users have been advised to raise it. It belongs to the connections of their programs, which we cannot see.
     logger.debug("a busy_timeout shorter than %s is no harm: it has nothing to do with waitIdle", idle)
 
 
 def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], None]) -> None:
-    """Until a signal ends it. The first one asks, the second one does not."""
+    """Until a signal: the first one ends it in order, the second one at once."""
     with asyncio.Runner() as runner:
-        with _signals_held():  # one that comes while the loop is made would break it
+        with _signals_held():  # a signal while the loop is made would break it
             loop = runner.get_loop()
             running = loop.create_task(following.run())
             ending = _Ending(following, running)
@@ -226,11 +239,11 @@ class _Ending:
         self._asked += 1
         if self._asked == 1:
             self._following.stop()
-            loop.call_later(SOON_S, self._say_that_it_takes_time)
+            loop.call_later(SOON_S, self._say_ending)
         else:
             self._running.cancel()
 
-    def _say_that_it_takes_time(self) -> None:
+    def _say_ending(self) -> None:
         if not self._running.done():
             note("ending when the push has; Ctrl-C again ends it at once")
 
@@ -240,12 +253,12 @@ class _Ending:
         except asyncio.CancelledError:
             if self._asked < 2:
                 raise
-            note("ended at once: the next push finds out what became of one that ran")
+            note("ended at once: the next push finds out whether a running one succeeded")
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """They are delivered afterwards."""
+    """Delivered afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -253,8 +266,113 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _say_more() -> None:
+def _log_more() -> None:
     logger = logging.getLogger("headwater")
     logger.setLevel(logging.DEBUG)
     for handler in logger.handlers:
         handler.setLevel(logging.DEBUG)
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+class _Display:
+    """While entered, a progress bar is shown from the first progress until the next line is written."""
+
+    def __init__(self, *, as_json: bool, dry: bool = False) -> None:
+        self._as_json = as_json
+        self._dry = dry
+        self._is_entered = False
+        self._lock = threading.RLock()  # other threads write lines, too
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _Display:
+        self._is_entered = sys.stderr.isatty()
+        surround_lines(self._cleared)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._cleared():
+            self._is_entered = False
+        surround_lines()
+
+    @contextmanager
+    def _cleared(self) -> Iterator[None]:
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+            self._bar = self._task = None
+            yield
+
+    def progress(self, moved: Moved) -> None:
+        with self._lock:
+            if not self._is_entered:
+                return
+            if self._bar is None or self._task is None:
+                self._bar = _bar()
+                self._task = self._bar.add_task(moved.phase, total=None, moved="")
+                self._bar.start()
+            done, whole = moved.sent + moved.received, moved.total_estimate
+            text = f"{format_size(min(done, whole))} of {format_size(whole)}" if whole else ""
+            if moved.phase == "finishing" and done and not self._dry:  # before, the number of changed pages is unknown
+                text += speedup_text(whole / done)
+                done = whole
+            self._bar.update(self._task, description=moved.phase, completed=done, total=whole or None, moved=text)
+
+    def outcome(self, outcome: Outcome, *, as_document: bool = False) -> None:
+        if self._as_json:
+            (write_document if as_document else write_line)(outcome)
+            sys.stdout.flush()
+        else:
+            say(printable(sentence(outcome)))
+
+
+def _bar() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=28, complete_style="cyan", finished_style="green", pulse_style="cyan"),
+        TextColumn("{task.fields[moved]}"),
+        console=console(to_stderr=True),
+        transient=True,
+        redirect_stdout=False,  # each of our lines clears it
+        redirect_stderr=False,
+    )
+
+
+def speedup_text(speedup: float) -> str:
+    if speedup < SPEEDUP_TOLD_MIN:
+        return ""
+    return f", speed-up {speedup:,.{0 if speedup >= SPEEDUP_WHOLE_MIN else 1}f} ×"
+
+
+def sentence(outcome: Outcome) -> str:
+    """The outcome on one line."""
+    local, remote = outcome.local, outcome.remote
+    if outcome.dry and outcome.is_new:
+        route = f"{remote}@{outcome.version} to {local}" if outcome.kind == "pull" else f"{local} to {remote}"
+        about = format_size(max(outcome.sent, outcome.received))
+        return f"would move {outcome.changed_pages:,} of {outcome.pages:,} pages, about {about}, from {route}"
+    if not outcome.is_new:
+        return f"{_nothing(outcome)} ({_compared(outcome)})"
+    moved = f"{format_size(outcome.size)}; {_compared(outcome)}{speedup_text(outcome.speedup)}"
+    if outcome.kind == "copy":
+        return f"copied {local} to {remote}: {moved}"
+    if outcome.kind == "pull":
+        return f"pulled version {outcome.version} of {remote} to {local}: {moved}"
+    return f"pushed {local} as version {outcome.version} of {remote}: {moved}"
+
+
+def _nothing(outcome: Outcome) -> str:
+    if outcome.kind == "copy":
+        return f"nothing to copy: {outcome.remote} has the same pages"
+    if outcome.kind == "pull":
+        return f"nothing new: version {outcome.version} of {outcome.remote} is in {outcome.local} already"
+    version = outcome.base if outcome.version is None else outcome.version
+    return f"nothing to push: version {version} of {outcome.remote} has the same pages"
+
+
+def _compared(outcome: Outcome) -> str:
+    return f"{format_size(outcome.sent)} sent, {format_size(outcome.received)} received, {outcome.seconds:.2f} s"

@@ -1,4 +1,4 @@
-"""`headwater token`: who may use a server, and for what."""
+"""`headwater token`: the rights to use a server."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
-from headwater.cli.opening import AsJson
-from headwater.cli.output import clock, note, printable, say, show_table, table, write_document
-from headwater.cli.times import SPAN_HELP, parse_span
-from headwater.errors import InvalidOption
-from headwater.message import iso, span_ms, time_ms
-from headwater.server.scopes import LISTED, RIGHTS, Scopes
-from headwater.server.tokens import Token, TokenFile, id_of
+from headwater.cli.arguments import AsJson
+from headwater.cli.output import Text, clock, note, printable, say, show_table, table, write_document
+from headwater.errors import InvalidOptionError
+from headwater.formats import DURATION_HELP, iso, parse_duration, span_ms, time_ms
+from headwater.server.auth import LISTED, RIGHTS, Scopes, Token, TokenFile, id_of
 
 token = typer.Typer(
     no_args_is_help=True,
-    help="Tokens: who may use a server, and for what.\n\n"
+    help="Tokens: the rights to use a server.\n\n"
     "[dim]A first one:[/]  headwater token create --read 'orders.>' --consume billing --label billing",
 )
 
 TokensPath = Annotated[
-    str, typer.Option("--tokens", metavar="FILE", envvar="HEADWATER_TOKENS", help="The file that keeps them.")
+    str, typer.Option("--tokens", metavar="FILE", envvar="HEADWATER_TOKENS", help="The file of tokens.")
 ]
 Patterns = list[str] | None
 
@@ -51,31 +48,28 @@ def create(
         typer.Option(
             "--manage",
             metavar="PATTERN",
-            help="Look after these topics: retention, dead letters, subscriptions of other tokens. Can be repeated.",
+            help="Manage these topics: retention, dead letters, subscriptions of other tokens. Can be repeated.",
         ),
     ] = None,
     call: Annotated[
         Patterns,
         typer.Option("--call", metavar="PATTERN", help="Call these methods of the application. Can be repeated."),
     ] = None,
-    admin: Annotated[
-        bool, typer.Option("--admin", help="Look after the server: health, housekeeping, metrics.")
-    ] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="Operate the server: health, maintenance, metrics.")] = False,
     label: Annotated[
         str,
         typer.Option(
             "--label",
             metavar="TEXT",
             help="Which service it is for. Tokens of one label share subscriptions and publishers.",
-            show_default=False,
         ),
     ] = "",
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="SPAN", help=f"Good for so long, {SPAN_HELP}. Else for ever.")
+        str | None, typer.Option("--expires", metavar="SPAN", help=f"Good for so long, {DURATION_HELP}. Else for ever.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it, this once: the file keeps only a hash of it.
+    """Make a token and print it once: the file keeps only a hash of it.
 
     [dim]A shop that publishes:[/]   headwater token create --label shop --publish 'orders.>' --expires 30d
     [dim]A service that works:[/]    headwater token create --label billing --read 'orders.>' --consume 'billing*'
@@ -97,18 +91,18 @@ def create(
         admin=admin,
     )
     if scopes.allow_nothing:
-        raise InvalidOption(
+        raise InvalidOptionError(
             "a token without a right could do nothing",
             next="Pass --publish, --read, --manage or --call with a PATTERN, --consume NAME, or --admin; "
             "the pattern '>' is every topic",
         )
     if scopes.consume and not scopes.read and not scopes.manage:
-        raise InvalidOption(
+        raise InvalidOptionError(
             "a durable subscription reads topics, and this token could read none",
             next="Pass --read PATTERN too; the pattern '>' is every topic",
         )
     now_ms = _now_ms()
-    expires_ms = None if expires is None else now_ms + span_ms(parse_span(expires, "--expires"), "--expires")
+    expires_ms = None if expires is None else now_ms + span_ms(parse_duration(expires, "--expires"), "--expires")
     file = TokenFile(tokens)
     text = file.create(label, scopes, now_ms=now_ms, expires_ms=expires_ms)
     if as_json:
@@ -127,7 +121,7 @@ def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> N
         write_document([_token_json(each, now_ms) for each in found])
         return
     if not found:
-        say("no tokens: nobody may connect")
+        say("no tokens: no client may connect")
         return
     shown = table("id", "~label", *(f"~{name}" for name in LISTED), "admin", "created", "expires")
     for each in found:
@@ -144,14 +138,14 @@ def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> N
 
 @token.command("revoke")
 def revoke(
-    id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, or the whole token.", show_default=False)],
+    id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, or the whole token.")],
     tokens: TokensPath = DEFAULT_FILE,
     as_json: AsJson = False,
 ) -> None:
     """Revoke a token: a running server refuses it from now on."""
     token_id = id_of(id) or id
     if not TokenFile(tokens).revoke(token_id):
-        raise InvalidOption(f"there is no token {token_id!r} in {tokens}", next="`headwater token ls` lists them")
+        raise InvalidOptionError(f"there is no token {token_id!r} in {tokens}", next="`headwater token ls` lists them")
     if as_json:
         write_document({"revoked": token_id})
     else:

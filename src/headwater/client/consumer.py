@@ -1,4 +1,4 @@
-"""One holder of one subscription, with the log behind a connection. The verbs of `broker.subscriber`, as flows."""
+"""A consumer of a subscription of a server. The interface is that of `broker.durable_consumer`."""
 
 from __future__ import annotations
 
@@ -9,103 +9,173 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from functools import partial
 from operator import is_
 from typing import Any
 
 import msgspec
 
-from headwater.broker.claims import Claimed, Failure, taken_over
 from headwater.broker.consumer import Consumer
-from headwater.broker.flow import Flow, Ticket, Within, finish
+from headwater.broker.deliveries import Claimed, Failure, taken_over
+from headwater.broker.flow import Completion, Flow, WaitFor, complete
+from headwater.broker.subscribe import Start, SubscribeOptions
 from headwater.broker.wakeups import Waiter
-from headwater.client.answers import read_fetched, read_late, read_nothing, read_subscribed
-from headwater.client.link import Link
-from headwater.client.params import WAIT_S_MAX
-from headwater.client.request import Request
-from headwater.errors import Closed, LeaseLost, SubscriptionActive, SubscriptionError, Unreachable
-from headwater.message import ms_of_iso
+from headwater.client.connection import Connection
+from headwater.client.outbox import Request
+from headwater.errors import (
+    ClosedError,
+    InvalidOptionError,
+    LeaseLostError,
+    SubscriptionActiveError,
+    SubscriptionError,
+    UnreachableError,
+)
+from headwater.formats import iso, ms_of_iso, span_ms, time_ms
+from headwater.message import Message
 from headwater.ports.records import Gap, SubscriptionSpec, selection_of
-from headwater.protocol import wire
+from headwater.protocol import methods as rpc
 
-POLL_S = 20.0  # how long one fetch waits at the server; below what most proxies put up with
-PREFETCH_REMOTE = 500  # a round trip costs more than a look at a file
-ANSWER_S = 1.0  # how much longer than asked a fetch waits here for an answer that may be on its way
+POLL_S = 20.0  # one fetch at the server; below the idle timeout of most proxies
+PREFETCH_REMOTE = 500  # a round trip costs more than reading a file
+ANSWER_S = 1.0  # so much longer than its timeout a fetch waits for the answer
 HEARTBEATS_PER_WAIT = 3
-LEAVE_S = 1.0  # how long who was told to stop waits for a connection, to ack what it has done
+WAIT_S_MAX = 365 * 86_400.0  # a wait without end
+_SPANS = ("ack_wait", "extension_max", "lease", "backoff", "backoff_max", "inactive_timeout")
+LEAVE_S = 1.0  # after a stop, for a connection to send the last acks
+
+
+# --- params and results ---------------------------------------------------------------------------------------------
+
+
+def subscribe_params(id: str, pattern: str, options: SubscribeOptions) -> rpc.Subscribe:
+    given: dict[str, Any] = dict(options)
+    for name in _SPANS:
+        if given.get(name) is not None:
+            given[name] = span_ms(given[name], name) / 1000
+    if "start" in given:
+        given["start"] = start_on_the_wire(given["start"])
+    if "timeout" in given:
+        timeout = given.pop("timeout")
+        given["wait"] = WAIT_S_MAX if timeout is None else timeout
+    return rpc.Subscribe(id, pattern, deliver="fetch", **given)
+
+
+def start_on_the_wire(start: Start) -> str | int:
+    """Refuses the same values as `broker.subscribe.start_position`."""
+    if start in ("first", "new"):
+        return str(start)
+    if isinstance(start, datetime):
+        return iso(time_ms(start, "start"))
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return start
+    raise InvalidOptionError(
+        f"start must be 'first', 'new', a seq or a datetime, not {start!r}",
+        next="A seq is the last one you have",
+    )
+
+
+_acknowledged = msgspec.json.Decoder(rpc.Acknowledged)
+_claimed = msgspec.json.Decoder(list[Claimed])
+_fetched = msgspec.json.Decoder(rpc.Fetched)
+
+read_subscribed = msgspec.json.Decoder(rpc.Subscribed).decode
+
+
+def read_fetched(raw: Any) -> list[Claimed]:
+    fetched = _fetched.decode(raw)
+    found = _claimed.decode(fetched.messages)
+    for at in fetched.unreadable:
+        found[at] = _unpacked(found[at])
+    return found
+
+
+def _unpacked(claimed: Claimed) -> Claimed:
+    """A payload that is not JSON is sent as text."""
+    message: Message = claimed.message
+    raw = msgspec.Raw(str(msgspec.json.decode(message.raw)).encode())
+    return msgspec.structs.replace(claimed, message=msgspec.structs.replace(message, raw=raw))
+
+
+def read_late(raw: Any) -> list[int]:
+    """The seqs that were not in flight any more."""
+    return _acknowledged.decode(raw).late
+
+
+def read_nothing(raw: Any) -> None:
+    return None
+
+
+# --- the consumer ---------------------------------------------------------------------------------------------------
 
 
 class Acks(msgspec.Struct):
-    """Seqs on their way to be acked. What a resumed connection reports as settled is taken off."""
+    """Seqs of an ack under way. Those that a resumed subscription reports as settled are removed."""
 
     seqs: list[int]
     strict: bool
 
 
 class RemoteConsumer(Consumer):
-    """In flight is what was fetched and not settled; after a broken connection it is what `resume` claims again.
-    `wire_id` is the id, with a number behind it where one log holds a subscription more than once."""
+    """In flight are messages that were fetched and not settled; after a broken connection `resume` claims them again.
+    `wire_id` is the id, with a number if one log holds a subscription more than once."""
 
-    def __init__(self, link: Link, id: str, spec: SubscriptionSpec, params: wire.Subscribe) -> None:
-        super().__init__(id, spec, Waiter(selection_of(spec).pattern, id), PREFETCH_REMOTE)
+    def __init__(self, connection: Connection, id: str, spec: SubscriptionSpec, params: rpc.Subscribe) -> None:
+        super().__init__(id, spec, Waiter(selection_of(spec).pattern, id), _now_ms, PREFETCH_REMOTE)
         self.wire_id = id
-        self._link = link
+        self._connection = connection
         self._params = params
         self._ready = False
         self._subscribing: Request | None = None
-        self._begun: Ticket[wire.Subscribed] = Ticket()
+        self._begun: Completion[rpc.Subscribed] = Completion()
         self._holder = new_holder()
         self._has_begun = False
-        self._in_flight: dict[int, Claimed] = {}
         self._acks_sent: list[Acks] = []
-        self._settling: dict[int, Ticket[Any]] = {}  # nacks and rejects without an answer, by seq
+        self._settling: dict[int, Completion[Any]] = {}  # nacks and rejects without an answer, by seq
         self._leaves_s = 0.0
         self._last_seq = 0
-
-    def _now_ms(self) -> int:
-        return round(time.monotonic() * 1000)
 
     # --- beginning, and beginning again -------------------------------------------------------------------------
 
     def begin(self) -> Flow[None]:
-        """The first time. From then on the link resumes it by itself."""
+        """Subscribe for the first time. Afterwards the connection resumes it."""
         self._params.subscription_id = self.wire_id
         until = time.monotonic() + (self._params.wait or 0.0)  # UNSET is falsy
         while True:
             left_s = max(0.0, until - time.monotonic())
             self._params.wait = min(left_s, POLL_S)
             request = self._subscribing = self._request()
-            self._begun = request.ticket
+            self._begun = request.completion
             try:
-                done: wire.Subscribed = yield self._link.enqueue(request)
+                done: rpc.Subscribed = yield self._connection.enqueue(request)
                 break
-            except SubscriptionActive:
+            except SubscriptionActiveError:
                 if left_s <= 0:
                     raise
         self.resumed_from = self._last_seq = done.resumed_from_seq
 
     def abandon(self) -> None:
-        """Its subscribe was refused or cancelled; should it begin all the same, it is given back."""
+        """Its subscribe was refused or cancelled; if it succeeds all the same, the subscription is released."""
         self._closing = True
-        self._begun.watch(partial(self._give_back, ()))
+        self._begun.watch(partial(self._unsubscribe, ()))
 
     def _request(self) -> Request:
-        return Request("rpc.subscribe.persistent", self._params_now, self._take_up, alone=True)
+        return Request("rpc.subscribe.persistent", self._params_now, self._on_subscribed, alone=True)
 
-    def _params_now(self) -> wire.Subscribe:
+    def _params_now(self) -> rpc.Subscribe:
         if self.spec.mode == "ephemeral":
             start = self._last_seq if self._has_begun else self._params.start
             return msgspec.structs.replace(self._params, start=start)
-        resume = wire.ResumeFrom(self._holder, self._held())
+        resume = rpc.ResumeFrom(self._holder, self._held())
         if not self._has_begun:
             return msgspec.structs.replace(self._params, resume=resume)
         return msgspec.structs.replace(self._params, resume=resume, wait=0.0, takeover=msgspec.UNSET)
 
     def _held(self) -> list[tuple[int, int]]:
-        """The last ones, if there are more than may be in flight: the time of others has run out."""
-        return [(seq, claimed.attempt) for seq, claimed in self._in_flight.copy().items()][-wire.SEQS_MAX :]
+        """The last ones, if there are more than may be in flight: the leases of the others have expired."""
+        return [(seq, claimed.attempt) for seq, claimed in self._in_flight.copy().items()][-rpc.SEQS_MAX :]
 
-    def _take_up(self, raw: Any) -> wire.Subscribed:
+    def _on_subscribed(self, raw: Any) -> rpc.Subscribed:
         done = read_subscribed(raw)
         resumed, self._has_begun = self._has_begun, True
         if self.spec.mode == "ephemeral":
@@ -114,17 +184,17 @@ class RemoteConsumer(Consumer):
             self._keep_only(set(done.held), set(done.settled))
         self._ready = True
         self._subscribing = None
-        self._link.loop.call_soon(self._link.send_waiting)
+        self._connection.loop.call_soon(self._connection.send_waiting)
         return done
 
     def _keep_only(self, held: set[int], settled: set[int]) -> None:
-        """After a resume: what is not ours any more is settled, or has been passed on."""
+        """After a resume: all others are settled, or delivered to another consumer."""
         for acks in self._acks_sent:
             acks.seqs = [seq for seq in acks.seqs if seq not in settled]
         for seq in [seq for seq in self._in_flight.copy() if seq not in held]:
             self._in_flight.pop(seq, None)
         self._drop(lambda claimed: claimed.message.seq not in held)
-        finish([(ticket, None, None) for seq, ticket in self._settling.copy().items() if seq in settled])
+        complete([(completion, None, None) for seq, completion in self._settling.copy().items() if seq in settled])
 
     @property
     def is_ready(self) -> bool:
@@ -138,45 +208,42 @@ class RemoteConsumer(Consumer):
         self._ready = False
 
     def resume(self) -> Request | None:
-        if self.closed or self.lost or self._subscribing is not None:  # one not answered is sent again by itself
+        if self.closed or self.lost or self._subscribing is not None:  # an unanswered one is sent again
             return None
         request = self._subscribing = self._request()
         request.again = False
-        request.ticket.then(self._link.loop, self._resumed)
+        request.completion.then(self._connection.loop, self._resumed)
         return request
 
-    def _resumed(self, ticket: Ticket[Any]) -> None:
-        if ticket.error is None:
+    def _resumed(self, completion: Completion[Any]) -> None:
+        if completion.error is None:
             return
         self._subscribing = None
-        if isinstance(ticket.error, Unreachable):
+        if isinstance(completion.error, UnreachableError):
             return  # the connection broke again; the next one resumes
-        self.lose(ticket.error)
+        self.lose(completion.error)
 
     def lose(self, error: BaseException | None = None) -> None:
-        """It is somebody else's now, or gone."""
-        has_other_holder = error is None or isinstance(error, SubscriptionActive)
+        """Another consumer has it, or it is deleted."""
+        has_other_holder = error is None or isinstance(error, SubscriptionActiveError)
         why = error if isinstance(error, SubscriptionError) and not has_other_holder else taken_over(self.id)
         super().lose(why)
-        self._link.refuse_waiting(self, why)
-        self._ready = True  # what is still asked for gets its refusal from the server
+        self._connection.refuse_waiting(self, why)
+        self._ready = True  # later calls are refused by the server
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    def _look(self, limit: int) -> Flow[None]:
+    def claim(self, limit: int) -> Flow[None]:
         asked = self._ask(limit, 0.0)
         try:
             yield asked
-        except LeaseLost as exc:
-            self.lose(exc)
-            raise self._error or exc from exc
         finally:
             if not self._ready:
                 self._end_wait(asked)
 
     def _fill(self, limit: int, until_s: float | None) -> Flow[None]:
-        """One fetch waits at the server; a wait is over when it is over, be the server there or not."""
-        asked: Ticket[Any] | None = None
+        """One fetch waits at the server; the timeout holds with or without a connection."""
+        asked: Completion[Any] | None = None
         try:
             while not (self._buffer or self._has_ended):
                 news = self._waiter.arm()
@@ -189,31 +256,35 @@ class RemoteConsumer(Consumer):
                     asked = self._ask(limit, min(left_s, POLL_S))
                 elif left_s <= -ANSWER_S:
                     return
-                yield Within(news, left_s + ANSWER_S)
+                yield WaitFor(news, left_s + ANSWER_S)
         finally:
             if asked is not None:
                 self._end_wait(asked)
 
-    def _ask(self, limit: int, wait_s: float) -> Ticket[Any]:
-        self._link.refuse_closed()
-        request = Request("rpc.fetch", wire.Fetch(self.wire_id, limit, wait_s), self._arrive, alone=True, consumer=self)
-        with self._lock:  # so that it is asked before another thread closes, or not at all
+    def _ask(self, limit: int, wait_s: float) -> Completion[Any]:
+        self._connection.refuse_closed()
+        request = Request(
+            "rpc.fetch", rpc.Fetch(self.wire_id, limit, wait_s), self._on_fetched, alone=True, consumer=self
+        )
+        with self._lock:  # so that it is enqueued before another thread closes, or not at all
             self._refuse_ended()
-            request.ticket.watch(self._fetched)
-            # While there is no connection a wait goes on; a quick look does not.
-            return self._link.enqueue(request, WAIT_S_MAX if wait_s else None)
+            request.completion.watch(self._fetched)
+            # Without a connection a waiting fetch goes on; one without a timeout fails.
+            return self._connection.enqueue(request, WAIT_S_MAX if wait_s else None)
 
-    def _end_wait(self, asked: Ticket[Any]) -> None:
-        """The taker is gone: what the server would find from now on would lie about here."""
+    def _end_wait(self, asked: Completion[Any]) -> None:
+        """The taker is gone: the server must not deliver messages for it."""
         if asked.done:
             return
         if self._ready:
-            self._link.enqueue(Request("rpc.fetch.end", wire.SubscriptionId(self.wire_id), read_nothing, again=False))
+            self._connection.enqueue(
+                Request("rpc.fetch.end", rpc.SubscriptionId(self.wire_id), read_nothing, again=False)
+            )
         else:
-            finish([(asked, None, None)])  # so that it is not sent again
+            complete([(asked, None, None)])  # so that it is not sent again
 
-    def _arrive(self, raw: Any) -> None:
-        """On the link's loop, in the order of the answers."""
+    def _on_fetched(self, raw: Any) -> None:
+        """On the loop of the connection, in the order of the answers."""
         found = read_fetched(raw)
         if self.spec.mode != "ephemeral":
             self._in_flight.update((claimed.message.seq, claimed) for claimed in found)
@@ -221,9 +292,9 @@ class RemoteConsumer(Consumer):
             self._last_seq = max(self._last_seq, found[-1].message.seq)
             self.deliver(found)
 
-    def _fetched(self, ticket: Ticket[Any]) -> None:
-        if isinstance(ticket.error, LeaseLost):
-            self.lose(ticket.error)
+    def _fetched(self, completion: Completion[Any]) -> None:
+        if isinstance(completion.error, LeaseLostError):
+            self.lose(completion.error)
         self._waiter.wake()
 
     def interrupt(self) -> None:
@@ -237,38 +308,38 @@ class RemoteConsumer(Consumer):
 
     # --- settling -----------------------------------------------------------------------------------------------
 
-    def ack(self, settled: Sequence[Claimed]) -> Ticket[Any]:
+    def ack(self, settled: Sequence[Claimed]) -> Completion[Any]:
         if self.spec.mode == "ephemeral":
             return self.submit_ack(settled)
         with self._lock:  # as for a fetch
-            self._refuse_strangers(settled)
-            ticket = self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
-        ticket.watch(lambda _: self._forget(settled) if ticket.error is None else None)
-        return ticket
+            self._refuse_stale(settled)
+            completion = self._send_acks(Acks([claimed.message.seq for claimed in settled], strict=True))
+        completion.watch(lambda _: self._forget(settled) if completion.error is None else None)
+        return completion
 
-    def submit_ack(self, settled: Sequence[Claimed]) -> Ticket[list[int]]:
+    def submit_ack(self, settled: Sequence[Claimed]) -> Completion[list[int]]:
         if self.spec.mode == "ephemeral" or self.closed:
-            # Once closed, an ack comes too late. The subscription is not lost: what waits to be sent still goes there.
-            done_already: Ticket[list[int]] = Ticket()
+            # After close an ack is too late. Acks that wait to be sent are still sent.
+            done_already: Completion[list[int]] = Completion()
             late = [] if self.spec.mode == "ephemeral" else sorted(claimed.message.seq for claimed in settled)
-            finish([(done_already, late, None)])
+            complete([(done_already, late, None)])
             return done_already
         mine = [claimed for claimed in settled if self._was_handed_out_last(claimed)]
         acks = Acks([claimed.message.seq for claimed in mine], strict=False)
         stale = {claimed.message.seq for claimed in settled}.difference(acks.seqs) if len(mine) < len(settled) else ()
-        ticket: Ticket[list[int]] = self._send_acks(acks, lambda raw: sorted({*read_late(raw), *stale}))
+        completion: Completion[list[int]] = self._send_acks(acks, lambda raw: sorted({*read_late(raw), *stale}))
 
-        ticket.watch(lambda _: self._forget(mine) if ticket.error is None else None)
-        return ticket
+        completion.watch(lambda _: self._forget(mine) if completion.error is None else None)
+        return completion
 
-    def _send_acks(self, acks: Acks, decode: Callable[[Any], list[int]] = read_late) -> Ticket[Any]:
+    def _send_acks(self, acks: Acks, decode: Callable[[Any], list[int]] = read_late) -> Completion[Any]:
         self._acks_sent.append(acks)
         request = Request("rpc.acknowledge.persistent", partial(self._ack_params, acks), decode, consumer=self)
-        request.ticket.watch(lambda _: self._acks_sent.remove(acks))
-        return self._link.enqueue(request)
+        request.completion.watch(lambda _: self._acks_sent.remove(acks))
+        return self._connection.enqueue(request)
 
-    def _ack_params(self, acks: Acks) -> wire.Acknowledge:
-        return wire.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict, strict=acks.strict)
+    def _ack_params(self, acks: Acks) -> rpc.Acknowledge:
+        return rpc.Acknowledge(self.wire_id, sequence_ids=acks.seqs, lenient=not acks.strict, strict=acks.strict)
 
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:
         delay_s = None if delay_ms is None else delay_ms / 1000
@@ -280,7 +351,7 @@ class RemoteConsumer(Consumer):
     def _settle(self, method: str, claimed: Claimed, failure: Failure, delay_s: float | None) -> Flow[None]:
         if self.spec.mode == "ephemeral":
             return
-        params = wire.Settle(
+        params = rpc.Settle(
             self.wire_id,
             claimed.message.seq,
             claimed.attempt,
@@ -292,10 +363,10 @@ class RemoteConsumer(Consumer):
         )
         request = Request(method, params, read_nothing, consumer=self)
         with self._lock:  # as for a fetch
-            self._refuse_strangers([claimed])
-            ticket = self._settling[claimed.message.seq] = self._link.enqueue(request)
+            self._refuse_stale([claimed])
+            completion = self._settling[claimed.message.seq] = self._connection.enqueue(request)
         try:
-            yield ticket
+            yield completion
         finally:
             self._settling.pop(claimed.message.seq, None)
         if self._in_flight.get(claimed.message.seq) is claimed:  # else it has come again by now
@@ -305,21 +376,21 @@ class RemoteConsumer(Consumer):
         if self.spec.mode == "ephemeral":
             return
         seqs = [claimed.message.seq for claimed in extended]
-        params = wire.Settle(self.wire_id, sequence_ids=seqs, by=None if by_ms is None else by_ms / 1000)
+        params = rpc.Settle(self.wire_id, sequence_ids=seqs, by=None if by_ms is None else by_ms / 1000)
         with self._lock:  # as for a fetch
-            self._refuse_strangers(extended)
-            ticket = self._link.enqueue(Request("rpc.extend", params, read_nothing, consumer=self))
-        yield ticket
+            self._refuse_stale(extended)
+            completion = self._connection.enqueue(Request("rpc.extend", params, read_nothing, consumer=self))
+        yield completion
 
-    def _refuse_strangers(self, settled: Sequence[Claimed]) -> None:
-        """What the server, which knows them by their seqs, cannot tell apart."""
-        self._link.refuse_closed()
+    def _refuse_stale(self, settled: Sequence[Claimed]) -> None:
+        """Deliveries that the server cannot distinguish, because it knows messages by their seqs."""
+        self._connection.refuse_closed()
         if (self.closed or self.lost) and self.spec.mode == "exclusive":
             raise taken_over(self.id)
         for claimed in settled:
             seq = claimed.message.seq
             if self.closed or not self._was_handed_out_last(claimed):
-                raise LeaseLost(
+                raise LeaseLostError(
                     f"message {seq} is not in flight for '{self.id}' any more: it was settled already, or its time ran "
                     "out and it was passed on",
                     where=self.id,
@@ -330,20 +401,20 @@ class RemoteConsumer(Consumer):
         return self._in_flight.get(claimed.message.seq, claimed) is claimed
 
     def _forget(self, settled: Sequence[Claimed]) -> None:
-        """The server settles by seq: should it have handed one out anew just before, that is settled, too."""
+        """The server settles by seq: a redelivery just before is settled, too."""
         for claimed in settled:
             again = self._in_flight.pop(claimed.message.seq, claimed)
             if again is not claimed:
                 self._drop(partial(is_, again))
 
-    def release(self, untouched: Sequence[Claimed]) -> Ticket[None]:
+    def release(self, untouched: Sequence[Claimed]) -> Completion[None]:
         self._forget(untouched)
         seqs = [claimed.message.seq for claimed in untouched]
-        request = Request("rpc.release", wire.GiveBack(self.wire_id, seqs), read_nothing, again=False, consumer=self)
-        if self.spec.mode == "ephemeral" or not self._ready:  # a server that lost us has let go of them
-            finish([(request.ticket, None, None)])
-            return request.ticket
-        return self._link.enqueue(request)
+        request = Request("rpc.release", rpc.Release(self.wire_id, seqs), read_nothing, again=False, consumer=self)
+        if self.spec.mode == "ephemeral" or not self._ready:  # the server released them when the connection broke
+            complete([(request.completion, None, None)])
+            return request.completion
+        return self._connection.enqueue(request)
 
     # --- living and ending --------------------------------------------------------------------------------------
 
@@ -352,16 +423,16 @@ class RemoteConsumer(Consumer):
         return self.spec.ack_wait_ms / 1000 / HEARTBEATS_PER_WAIT
 
     def heartbeat(self) -> Request | None:
-        """More time for what is being handled, or waits here to be."""
+        """Extends messages in handlers and in the buffer."""
         if self.spec.mode == "ephemeral" or self.closed or self.lost:
             return None
         seqs = [claimed.message.seq for claimed in self._to_extend()]
         if not seqs:
             return None
-        params = wire.Settle(self.wire_id, sequence_ids=seqs, lenient=True)
+        params = rpc.Settle(self.wire_id, sequence_ids=seqs, lenient=True)
         return Request("rpc.extend", params, read_nothing, again=False, consumer=self)
 
-    def take_gap(self, notice: wire.GapNotice) -> None:
+    def take_gap(self, notice: rpc.GapNotice) -> None:
         at_ms = ms_of_iso(notice.timestamp)
         self.deliver([], [Gap(self.id, notice.from_, notice.to, notice.count, notice.why, at_ms)])
         self._wake()
@@ -369,40 +440,44 @@ class RemoteConsumer(Consumer):
     def _submit_close(self, seen: Collection[tuple[int, int]] | None, vanished: bool) -> None:
         self._leaves_s = time.monotonic() + LEAVE_S
 
-        def acked(_: Ticket[Any]) -> None:
-            if self in self._link.resuming:
-                self._link.resuming.remove(self)
+        def acked(_: Completion[Any]) -> None:
+            if self in self._connection.resumables:
+                self._connection.resumables.remove(self)
             if self._ready or self._subscribing is None:
-                self._give_back(seen)
-            else:  # it may be taken up again on a new connection just now
-                self._subscribing.ticket.watch(partial(self._give_back, seen))
+                self._unsubscribe(seen)
+            else:  # a resume may be under way
+                self._subscribing.completion.watch(partial(self._unsubscribe, seen))
 
         if self._acking is None:
             acked(self.gone)
         else:
             self._acking.watch(acked)
 
-    def _give_back(self, seen: Collection[tuple[int, int]] | None, taken_up: Ticket[Any] | None = None) -> None:
-        """What the server has sent and did not arrive is not among the seen, so it counts as no attempt."""
+    def _unsubscribe(self, seen: Collection[tuple[int, int]] | None, subscribed: Completion[Any] | None = None) -> None:
+        """Messages that were sent and did not arrive are not among the seen, so they count as no attempt."""
 
-        def params() -> wire.Release:
-            """As it is when it is sent: on the link's loop, where nothing else arrives meanwhile."""
+        def params() -> rpc.Unsubscribe:
+            """Made when it is sent, on the loop of the connection, where no message arrives meanwhile."""
             unseen = set(self._unseen())
             looked_at = self._held() if seen is None else seen
-            return wire.Release(self.wire_id, [(seq, attempt) for seq, attempt in looked_at if seq not in unseen])
+            return rpc.Unsubscribe(self.wire_id, [(seq, attempt) for seq, attempt in looked_at if seq not in unseen])
 
-        def done(answer: Ticket[Any]) -> None:
-            # Without a connection, or if it is another's by now, it has been given back already.
-            is_over = isinstance(answer.error, Unreachable | SubscriptionError | Closed)
-            finish([(self.gone, None, None if is_over else answer.error)])
+        def done(answer: Completion[Any]) -> None:
+            # Without a connection, or if another consumer has it, it is released already.
+            is_over = isinstance(answer.error, UnreachableError | SubscriptionError | ClosedError)
+            complete([(self.gone, None, None if is_over else answer.error)])
 
-        if not self._ready or (taken_up is not None and taken_up.error is not None):
-            finish([(self.gone, None, None)])  # the server let go of it when the connection broke
+        if not self._ready or (subscribed is not None and subscribed.error is not None):
+            complete([(self.gone, None, None)])  # the server released it when the connection broke
             return
-        self._link.enqueue(Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)).watch(done)
+        self._connection.enqueue(Request("rpc.unsubscribe.persistent", params, read_nothing, again=False)).watch(done)
+
+
+def _now_ms() -> int:
+    return round(time.monotonic() * 1000)
 
 
 def new_holder() -> str:
-    """A name that nobody else has, and that tells people where the holder is."""
+    """A unique name that shows where the holder runs."""
     host = re.sub("[^A-Za-z0-9]+", "-", socket.gethostname())[:64]
     return f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""Plain callbacks for messages as they come, from a server. The same verbs as `broker.live`."""
+"""Live subscriptions of a server: callbacks without acks. The interface is that of `broker.live`."""
 
 from __future__ import annotations
 
@@ -6,55 +6,56 @@ from typing import Any
 
 import msgspec
 
-from headwater.broker.flow import Ticket
+from headwater.broker.flow import Completion
 from headwater.broker.live import Listener, Listeners
 from headwater.broker.logger import logger
-from headwater.client.link import Link
-from headwater.client.request import Request
-from headwater.message import NAMED_HEADERS, NO_HEADERS, Message, ms_of_iso
-from headwater.protocol import wire
+from headwater.client.connection import Connection
+from headwater.client.outbox import Request
+from headwater.formats import ms_of_iso
+from headwater.message import HEADER_FIELDS, NAMED_HEADERS, NO_HEADERS, Message
+from headwater.protocol import methods as rpc
 
-_notification = msgspec.json.Decoder(wire.Notification)
+_notification = msgspec.json.Decoder(rpc.Notification)
 
 
 class RemoteLive(Listeners):
-    """The server is asked for each pattern once, however many callbacks there are for it."""
+    """Subscribes to each pattern once, for all of its callbacks."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link.settings.url)
-        self._link = link
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.settings.url)
+        self._connection = connection
 
-    # --- for the link: see `link.Resuming` ------------------------------------------------------------------------
+    # --- for the connection: see `outbox.Resumable` -------------------------------------------------------------------
 
     is_ready = True
     is_leaving = False
 
     def lost_connection(self) -> None:
-        """Nothing is kept; `resume` asks anew."""
+        """No state; `resume` subscribes again."""
 
     def resume(self) -> Request | None:
         with self._lock:
             patterns = self._patterns()
         if not patterns:
             return None
-        for at in range(wire.NAMES_MAX, len(patterns), wire.NAMES_MAX):
-            self._link.enqueue(_begin_all(patterns[at : at + wire.NAMES_MAX]))
-        return _begin_all(patterns[: wire.NAMES_MAX])
+        for at in range(rpc.NAMES_MAX, len(patterns), rpc.NAMES_MAX):
+            self._connection.enqueue(_begin_all(patterns[at : at + rpc.NAMES_MAX]))
+        return _begin_all(patterns[: rpc.NAMES_MAX])
 
     # --- for `Listeners` --------------------------------------------------------------------------------------------
 
     def _begin(self, listener: Listener) -> None:
-        request = Request("rpc.subscribe", wire.Topic(listener.pattern.text), _nothing)
-        request.ticket.watch(_complain)
-        self._link.enqueue(request)
+        request = Request("rpc.subscribe", rpc.Topic(listener.pattern.text), _nothing)
+        request.completion.watch(_log_error)
+        self._connection.enqueue(request)
 
     def _end(self, listener: Listener) -> None:
         pattern = listener.pattern.text
         if pattern not in self._patterns() and not self._closed:
-            self._link.enqueue(Request("rpc.unsubscribe", wire.Topic(pattern), _nothing))
+            self._connection.enqueue(Request("rpc.unsubscribe", rpc.Topic(pattern), _nothing))
 
     def _stop_source(self) -> None:
-        """The link ends by itself."""
+        """The connection closes itself."""
 
     def _patterns(self) -> list[str]:
         return sorted({pattern for _, pattern in self._listeners})
@@ -69,8 +70,8 @@ class RemoteLive(Listeners):
 
 
 def _begin_all(patterns: list[str]) -> Request:
-    request = Request("rpc.subscribe.batch", wire.Topics(patterns), _nothing, again=False)
-    request.ticket.watch(_complain)
+    request = Request("rpc.subscribe.batch", rpc.Topics(patterns), _nothing, again=False)
+    request.completion.watch(_log_error)
     return request
 
 
@@ -78,16 +79,14 @@ def _nothing(raw: Any) -> None:
     return None
 
 
-def _complain(ticket: Ticket[Any]) -> None:
-    if ticket.error is not None:
-        logger.warning("a live subscription failed: %s", ticket.error)
+def _log_error(completion: Completion[Any]) -> None:
+    if completion.error is not None:
+        logger.warning("a live subscription failed: %s", completion.error)
 
 
-def _message_of(found: wire.Notification) -> Message:
+def _message_of(found: rpc.Notification) -> Message:
     headers = {name: value for name, value in found.headers.items() if name not in NAMED_HEADERS}
-    named = {
-        ("from_" if name == "from" else name): found.headers[name] for name in NAMED_HEADERS if name in found.headers
-    }
+    named = {field.attribute: found.headers[field.name] for field in HEADER_FIELDS if field.name in found.headers}
     return Message(
         found.sequence_id,
         found.topic,

@@ -1,7 +1,7 @@
 // The page: what the server says into it, what is asked in it to the server.
 
-import { DeadLetters } from "./letters.js";
-import { Link, Refusal, UNAUTHORIZED } from "./link.js";
+import { DeadLetters } from "./dead_letters.js";
+import { Connection, Refusal, UNAUTHORIZED } from "./connection.js";
 import { NEWS, Replicas } from "./replicas.js";
 import {
   $, Growth, ago, bytes, clock, complain, count, facts, fillTable, make, numberOf, perSecond, pretty, preview, readJson,
@@ -40,7 +40,7 @@ const address = new URL("rpc", location.href);
 address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
 address.search = address.hash = "";
 
-const link = new Link(address, {
+const connection = new Connection(address, {
   state(name, text) {
     $("connection").dataset.state = name;
     setText($("state"), text);
@@ -76,23 +76,23 @@ const link = new Link(address, {
   },
 });
 
-const letters = new DeadLetters(link), replicas = new Replicas(link);
+const letters = new DeadLetters(connection), replicas = new Replicas(connection);
 
-$("retry").onclick = () => link.connect();
+$("retry").onclick = () => connection.connect();
 $("token-form").onsubmit = (event) => {
   event.preventDefault();
   const token = $("token-text").value.trim();
   $("token-text").value = "";
-  link.connect(token);
+  connection.connect(token);
 };
 setInterval(() => {
-  const seconds = Math.max(0, Math.ceil((link.retryAt - Date.now()) / 1000));
+  const seconds = Math.max(0, Math.ceil((connection.retryAt - Date.now()) / 1000));
   if (!$("retry").hidden) setText($("retry"), `Try now (${seconds} s)`);
 }, 500);
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return;
   if ($("retry").hidden) look();
-  else link.connect();
+  else connection.connect();
 });
 
 // --- looking: tiles, topics, subscriptions ---------------------------------------------------------------------------
@@ -103,22 +103,22 @@ let isLooking = false, mayLook = true, lookTimer = 0;
 
 async function look() {
   clearTimeout(lookTimer);
-  if (isLooking || !link.isReady || document.hidden) return;
+  if (isLooking || !connection.isReady || document.hidden) return;
   isLooking = true;
   const began = performance.now();
-  const watchdog = setTimeout(() => link.lose("the server does not answer"), ANSWER_MS_MAX);
+  const watchdog = setTimeout(() => connection.lose("the server does not answer"), ANSWER_MS_MAX);
   try {
     if (mayLook) {
-      const statistics = await link.call("rpc.stats");
+      const statistics = await connection.call("rpc.stats");
       showStatistics(statistics);
       await Promise.all([letters.lookIfDue(statistics), replicas.lookIfDue()]);
       complain("overview-problem");
       $("main").dataset.sight = "all";
     } else {
-      showRate((await link.call("rpc.last_seq")).sequence_id); // all that may surely be asked
+      showRate((await connection.call("rpc.last_seq")).sequence_id); // all that may surely be asked
     }
   } catch (error) {
-    if (link.isReady) complain("overview-problem", error);
+    if (connection.isReady) complain("overview-problem", error);
     if (error.code !== UNAUTHORIZED) return;
     mayLook = false;
     $("main").dataset.sight = "rate";
@@ -217,11 +217,11 @@ async function listen(wanted) {
   if (!isListening) pattern = wanted;
   patterns.add(wanted);
   try {
-    await link.call("rpc.subscribe", { topic: wanted }); // if it is refused, the old one goes on
+    await connection.call("rpc.subscribe", { topic: wanted }); // if it is refused, the old one goes on
     const before = isListening ? pattern : wanted;
     [pattern, isListening] = [wanted, true];
     complain("live-problem");
-    if (before !== wanted && before !== NEWS) await link.call("rpc.unsubscribe", { topic: before });
+    if (before !== wanted && before !== NEWS) await connection.call("rpc.unsubscribe", { topic: before });
   } catch (error) {
     complain("live-problem", error);
   }
@@ -306,7 +306,7 @@ $("publish-form").onsubmit = async (event) => {
   try {
     const data = readField($("data"));
     if (data === undefined) throw new Refusal("There is no data.", "Any JSON will do, null too.");
-    const { sequence_id: seq } = await link.call("rpc.publish", { topic: $("topic").value.trim(), data });
+    const { sequence_id: seq } = await connection.call("rpc.publish", { topic: $("topic").value.trim(), data });
     setText($("published"), `Stored as seq ${textOf(seq)}`);
     look();
   } catch (error) {
@@ -318,12 +318,12 @@ $("call-form").onsubmit = async (event) => {
   event.preventDefault();
   complain("call-problem");
   try {
-    const request = link.requestOf($("method").value.trim(), readField($("params")));
+    const request = connection.requestOf($("method").value.trim(), readField($("params")));
     $("request").replaceChildren(pretty(request));
     $("answer").replaceChildren();
     setText($("took"), "");
     const began = performance.now();
-    const answer = await link.exchange(request);
+    const answer = await connection.exchange(request);
     $("answer").prepend(pretty(answer));
     setText($("took"), `answered in ${(performance.now() - began).toFixed(1)} ms`);
   } catch (error) {
@@ -334,4 +334,4 @@ $("call-form").onsubmit = async (event) => {
 $("known-methods").append(...Object.keys(METHODS).map((value) => make("option", { value })));
 $("method").oninput = () => ($("params").placeholder = METHODS[$("method").value.trim()] ?? "");
 setText($("url"), address.href);
-link.connect();
+connection.connect();

@@ -1,7 +1,7 @@
 // The SQLite databases that the server keeps. Browsers write every refusal over HTTP on their console, so the list is
 // asked for only when it is known that the answer will be one.
 
-import { UNAUTHORIZED } from "./link.js";
+import { UNAUTHORIZED } from "./connection.js";
 import { $, ago, bytes, fillTable, make, setText, tell, whole } from "./show.js";
 
 export const NEWS = "replica.>"; // every new version is a message there
@@ -21,8 +21,8 @@ export class Replicas {
   #timer = 0;
   #connections = 0;
 
-  constructor(link) {
-    this.link = link;
+  constructor(connection) {
+    this.connection = connection;
   }
 
   /** Connected, perhaps to another server, or with another token. */
@@ -57,7 +57,7 @@ export class Replicas {
     let found = this.#found;
     try {
       const isWelcome = this.#isWelcome ?? (await this.#ask());
-      const response = isWelcome ? await this.link.get("sapi/replicas") : null;
+      const response = isWelcome ? await this.connection.get("sapi/replicas") : null;
       if (connection !== this.#connections) return;
       this.#isWelcome = isWelcome && !REFUSED.includes(response.status);
       if (!this.#isWelcome) found = NOTHING;
@@ -74,12 +74,12 @@ export class Replicas {
   /** Whether this server keeps replicas and all of them may be seen; then we hear of new versions from now on. */
   async #ask() {
     try {
-      await this.link.call("rpc.subscribe", { topic: NEWS });
+      await this.connection.call("rpc.subscribe", { topic: NEWS });
     } catch (error) {
       if (error.code === UNAUTHORIZED) return false;
       throw error;
     }
-    const metrics = await this.link.get("metrics");
+    const metrics = await this.connection.get("metrics");
     return !metrics.ok || IS_HOST.test(await metrics.text()); // a proxy may keep them to itself
   }
 

@@ -58,15 +58,15 @@ export const whole = (number) => wholeFormat.format(number);
 export const count = (number, noun) => `${whole(number)} ${noun}${number === 1 ? "" : "s"}`;
 export const perSecond = (rate) => `${rate < 100 ? shortFormat.format(rate) : whole(rate)}/s`;
 
+// As headwater/message/units.py spells them.
 function inUnits(amount, units) {
-  const [size, name] = units.findLast(([size]) => amount >= size) ?? units[0];
+  const [size, name] = units.findLast(([size]) => amount >= size * 0.9995) ?? units[0];
   const scaled = amount / size;
-  const isFine = scaled < 10 && size > units[0][0];
-  return `${isFine ? Math.floor(scaled * 10) / 10 : whole(Math.floor(scaled))} ${name}`;
+  return `${scaled < 99.95 ? shortFormat.format(Math.round(scaled * 1000) / 1000) : whole(scaled)} ${name}`;
 }
 
-const BYTES = [[1, "B"], [1e3, "kB"], [1e6, "MB"], [1e9, "GB"], [1e12, "TB"]];
-const SPANS = [[1, "ms"], [1e3, "s"], [6e4, "min"], [36e5, "h"], [864e5, "d"]];
+const BYTES = [[1, "B"], [2 ** 10, "KiB"], [2 ** 20, "MiB"], [2 ** 30, "GiB"], [2 ** 40, "TiB"], [2 ** 50, "PiB"]];
+const SPANS = [[1e3, "s"], [6e4, "min"], [36e5, "h"], [864e5, "d"]];
 export const bytes = (amount) => inUnits(amount, BYTES);
 export const span = (ms) => inUnits(ms, SPANS);
 export const clock = (moment) => new Date(moment).toLocaleTimeString("en-GB");

@@ -1,1 +1,1 @@
-"""What to deliver, retry, bury, deduplicate and retain: pure decisions. No I/O, no clock; `now_ms` is passed in."""
+"""What to deliver, retry, dead-letter, deduplicate and retain: pure decisions. No I/O; the time is passed in."""

@@ -1,4 +1,4 @@
-"""A time-limited right with an owner and a fencing token: for exclusive subscriptions, housekeeping and push claims."""
+"""A time-limited right with an owner and a fencing token: for exclusive subscriptions, maintenance and push claims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _RELEASED = "released by "
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """`fence` grows with every change of hands, so that a late holder can be told from the present one."""
+    """`fence` grows whenever the lease is taken, so that a late owner can be told from the present one."""
 
     owner: str = ""
     fence: int = 0
@@ -19,16 +19,16 @@ class Lease(msgspec.Struct, frozen=True):
 
     @property
     def last_owner(self) -> str:
-        """Who has it, or had it last; nobody else has had it since."""
+        """The owner, or after a release the last one."""
         return self.owner.removeprefix(_RELEASED)
 
     def held_by(self, owner: str, fence: int) -> bool:
-        """True while nobody else has taken it, even if it ran out: its work is still nobody else's."""
+        """True until another owner takes it, even if it ran out: until then its work is not given to others."""
         return self.owner == owner and self.fence == fence
 
 
 def take(lease: Lease, owner: str, now_ms: int, lease_ms: int) -> Lease | None:
-    """The lease in new hands, or None while another owner's is alive."""
+    """The lease with this owner, or None while that of another owner is alive."""
     if lease.live(now_ms) and lease.owner != owner:
         return None
     return Lease(owner, lease.fence + 1, now_ms + lease_ms)
@@ -39,5 +39,5 @@ def renew(lease: Lease, now_ms: int, lease_ms: int) -> Lease:
 
 
 def release(lease: Lease) -> Lease:
-    """Free at once; the fence stays, so that the next holder gets a higher one. Who had it last stays known."""
+    """Free at once. The fence stays, so that the next owner gets a higher one; the last owner stays known."""
     return Lease(f"{_RELEASED}{lease.last_owner}" if lease.owner else "", lease.fence, 0)

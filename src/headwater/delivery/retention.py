@@ -1,13 +1,19 @@
-"""How much of a topic pattern's history may stay."""
+"""How much of a topic pattern's history may stay, and the seqs of deleted messages.
+
+Deleted seqs are recorded as runs: `(first, last)` stands for all from the first to the last. A list of runs that is
+returned is ascending, and no two of its runs overlap or touch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOptionError
+
+Run = tuple[int, int]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -25,9 +31,9 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
             ("max_bytes", self.max_bytes),
         ):
             if value is not None and value < 0:
-                raise InvalidOption(f"{name} must not be negative")
+                raise InvalidOptionError(f"{name} must not be negative")
         if self.max_age_ms is None and self.max_count is None and self.max_bytes is None:
-            raise InvalidOption("retention without a limit", next="Set max_age, max_count or max_bytes")
+            raise InvalidOptionError("retention without a limit", next="Set max_age, max_count or max_bytes")
 
 
 class Kept(NamedTuple):
@@ -56,3 +62,31 @@ def surplus(limits: Limits, oldest: Sequence[Kept], total: Total, now_ms: int) -
         count -= 1
         size -= kept.size
     return len(oldest)
+
+
+def runs_of(seqs: Sequence[int]) -> list[Run]:
+    """The runs of ascending seqs."""
+    if not seqs:
+        return []
+    if seqs[-1] - seqs[0] == len(seqs) - 1:  # retention mostly deletes neighbours
+        return [(seqs[0], seqs[-1])]
+    runs: list[Run] = []
+    first = last = seqs[0]
+    for seq in seqs:
+        if seq > last + 1:
+            runs.append((first, last))
+            first = seq
+        last = seq
+    runs.append((first, last))
+    return runs
+
+
+def merged(runs: Iterable[Run]) -> list[Run]:
+    """The union of runs in any order, which may overlap and touch."""
+    union: list[Run] = []
+    for first, last in sorted(runs):
+        if union and first <= union[-1][1] + 1:
+            union[-1] = (union[-1][0], max(union[-1][1], last))
+        else:
+            union.append((first, last))
+    return union

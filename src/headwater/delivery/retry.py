@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOptionError
 
-Reason = Literal["processing_error", "timeout", "max_retries", "expired", "rejected", "circuit_breaker"]
+Reason = Literal["processing_error", "timeout", "max_attempts", "expired", "rejected", "circuit_breaker"]
 
 ATTEMPTS_MAX = 1_000
 BACKOFF_MS_MAX = 30 * 24 * 3600 * 1000
@@ -25,18 +25,20 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_attempts <= ATTEMPTS_MAX:
-            raise InvalidOption(f"max_attempts must lie between 1 and {ATTEMPTS_MAX}, not {self.max_attempts}")
+            raise InvalidOptionError(f"max_attempts must lie between 1 and {ATTEMPTS_MAX}, not {self.max_attempts}")
         if not 0 <= self.base_ms <= self.cap_ms <= BACKOFF_MS_MAX:
-            raise InvalidOption("backoff needs 0 ≤ base ≤ cap ≤ 30 days")
+            raise InvalidOptionError("backoff needs 0 ≤ base ≤ cap ≤ 30 days")
         if not 1.0 <= self.factor <= 100.0 or not 0.0 <= self.jitter <= 1.0:
-            raise InvalidOption("backoff factor lies between 1 and 100, jitter between 0 and 1")
+            raise InvalidOptionError("backoff factor lies between 1 and 100, jitter between 0 and 1")
 
 
 class Retry(msgspec.Struct, frozen=True):
     at_ms: int
 
 
-class Bury(msgspec.Struct, frozen=True):
+class GiveUp(msgspec.Struct, frozen=True):
+    """Dead-letter it."""
+
     reason: Reason
 
 
@@ -49,16 +51,16 @@ def backoff_ms(policy: RetryPolicy, attempts: int, roll: float) -> int:
 
 def decide_retry(
     policy: RetryPolicy, attempts: int, now_ms: int, roll: float, *, delay_ms: int | None = None
-) -> Retry | Bury:
+) -> Retry | GiveUp:
     """After a nack or an exception: again at some time, or never. An explicit delay replaces the backoff."""
     if attempts >= policy.max_attempts:
-        return Bury("max_retries")
+        return GiveUp("max_attempts")
     return Retry(now_ms + (backoff_ms(policy, attempts, roll) if delay_ms is None else delay_ms))
 
 
-def decide_redelivery(policy: RetryPolicy, attempts: int, lost_its_holder: bool) -> Bury | None:
-    """Whether a delivery that came back may be handed out once more. Also one that was given back politely: a message
-    that makes its consumer shut down must stop too."""
+def decide_redelivery(policy: RetryPolicy, attempts: int, lost_its_holder: bool) -> GiveUp | None:
+    """Whether a delivery that came back may be delivered once more. That counts deliveries that were released properly,
+    too: a message that makes its consumer shut down must stop."""
     if attempts < policy.max_attempts:
         return None
-    return Bury("timeout" if lost_its_holder else "max_retries")
+    return GiveUp("timeout" if lost_its_holder else "max_attempts")

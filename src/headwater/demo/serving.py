@@ -22,9 +22,9 @@ from rich.text import Text
 
 import headwater
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
-from headwater.configuration import load_settings
-from headwater.demo.calling import page_of, reachable, this_command
-from headwater.server.serving import Server
+from headwater.demo import page_of, reachable, this_command
+from headwater.server.server import Server
+from headwater.settings import load_settings
 from headwater.wiring import make_server
 
 LOOK_EVERY_S = 1.0
@@ -57,7 +57,7 @@ async def show(server: Server) -> None:
         url = reachable(server.url)
 
         async def connect() -> headwater.AsyncLog:
-            return await connections.enter_async_context(headwater.connect(url))
+            return await connections.enter_async_context(headwater.open_async(url))
 
         listener = Listener()
         listener.begin(await connect())
@@ -73,7 +73,7 @@ async def show(server: Server) -> None:
             task.cancel()
 
 
-# --- who publishes --------------------------------------------------------------------------------------------------
+# --- publishers ----------------------------------------------------------------------------------------------------
 
 
 async def publish_orders(log: headwater.AsyncLog) -> None:
@@ -102,7 +102,7 @@ async def publish_mails(log: headwater.AsyncLog) -> None:
         await asyncio.sleep(MAIL_EVERY_S)
 
 
-# --- who consumes ---------------------------------------------------------------------------------------------------
+# --- consumers -----------------------------------------------------------------------------------------------------
 
 
 async def begin_billing(log: headwater.AsyncLog) -> None:
@@ -116,7 +116,7 @@ async def begin_billing(log: headwater.AsyncLog) -> None:
 
 
 async def begin_mailing(log: headwater.AsyncLog) -> None:
-    """Shared: whoever is free takes the next mail. One without an address fails, is tried again, and dies."""
+    """Shared: a free consumer takes the next mail. One without an address fails, is tried again, and dies."""
 
     @log.on("mails.*", id="mailer", mode="shared", max_attempts=MAIL_ATTEMPTS, backoff=MAIL_BACKOFF_S)
     async def send(message: headwater.AsyncReceivedMessage) -> None:

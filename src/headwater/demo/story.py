@@ -8,18 +8,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 import headwater
-from headwater.demo.calling import this_command
-from headwater.demo.narration import Narrator
+from headwater.demo import this_command
 from headwater.demo.worker import LEASE_S, SUBSCRIPTION
-from headwater.errors import InvalidOption
+from headwater.errors import InvalidOptionError
 
 ORDERS = 8
 KILLED_AT = 4
@@ -27,15 +30,16 @@ BACKOFF_S = 0.2
 LATENCY_MS_MAX = 3_000  # on a machine that is busy with other things; a few ms is usual
 PATIENCE_S = 10.0  # nothing here takes this long; if it does, the demo has failed
 LOOK_AGAIN_S = 0.01
+COLUMNS_MAX = 92
 
 
 def run(directory: str | None = None) -> None:
-    """Tell it all; raises DemoFailed at the first thing that is not as said."""
+    """Run it all; raises DemoFailed at the first claim that does not hold."""
     folder = Path(directory or tempfile.mkdtemp(prefix="headwater-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "demo.db"
     if path.exists():
-        raise InvalidOption("a demo has been here", where=str(path), next="Remove it, or name another directory")
+        raise InvalidOptionError("a demo has been here", where=str(path), next="Remove it, or name another directory")
     narrator = Narrator()
     narrator.tell(f"A log is one SQLite file; this one is {path}. No server runs.")
     began = time.monotonic()
@@ -46,7 +50,7 @@ def run(directory: str | None = None) -> None:
         with headwater.open(path) as log:
             publish_orders(narrator, log)
             kill_and_resume(narrator, log, path)
-            bury_and_redrive(narrator, log)
+            dead_letter_and_redrive(narrator, log)
             insert_with_sql(narrator, log, path)
             look_around(narrator, log, path)
     finally:
@@ -160,7 +164,7 @@ def show_event(narrator: Narrator, worker: Worker, event: dict[str, Any]) -> Non
 # --- 4: a message that always fails ---------------------------------------------------------------------------------
 
 
-def bury_and_redrive(narrator: Narrator, log: headwater.Log) -> None:
+def dead_letter_and_redrive(narrator: Narrator, log: headwater.Log) -> None:
     narrator.chapter(
         "Poison and dead letters",
         "A handler fails on one payment each time. It is tried 3 times, with a longer pause each time, and then put "
@@ -187,7 +191,7 @@ def bury_and_redrive(narrator: Narrator, log: headwater.Log) -> None:
     narrator.show(f"dead letter {letter.id}: {letter.reason} after {letter.attempts} attempts: {letter.error}", "red")
     pauses = [later - earlier for earlier, later in pairwise(tries)]
     narrator.check(
-        (letter.reason, letter.attempts, letter.error) == ("max_retries", 3, "ValueError: no account in XAU"),
+        (letter.reason, letter.attempts, letter.error) == ("max_attempts", 3, "ValueError: no account in XAU"),
         "the dead letter says why, how often and with what error, and keeps the whole message",
     )
     narrator.check(
@@ -213,7 +217,7 @@ def wait_until(narrator: Narrator, holds: Callable[[], bool], otherwise: str) ->
         time.sleep(LOOK_AGAIN_S)
 
 
-# --- 5: anybody may write -------------------------------------------------------------------------------------------
+# --- 5: plain SQL --------------------------------------------------------------------------------------------------
 
 
 def insert_with_sql(narrator: Narrator, log: headwater.Log, path: Path) -> None:
@@ -226,7 +230,7 @@ def insert_with_sql(narrator: Narrator, log: headwater.Log, path: Path) -> None:
     narrator.show(f'$ python -m apsw demo.db "{sql}"')
     with log.subscribe("audit", "returns.new") as audit:
         with subprocess.Popen([sys.executable, "-m", "apsw", str(path), sql], stderr=subprocess.DEVNULL) as shell:
-            messages = audit.fetch(1, wait=PATIENCE_S)
+            messages = audit.fetch(1, timeout=PATIENCE_S)
             arrived_ms = time.time() * 1000
         narrator.check(shell.returncode == 0 and len(messages) == 1, "the row was delivered like any other message")
         message = messages[0]
@@ -258,9 +262,60 @@ def look_around(narrator: Narrator, log: headwater.Log, path: Path) -> None:
     narrator.check(found.messages == ORDERS + 3, f"all {ORDERS + 3} messages are there; reading does not remove them")
     narrator.check(
         sum(each.acked for each in found.subscriptions) == ORDERS + 3 and not any(s.lag for s in found.subscriptions),
-        "each was acked once, and nobody is behind",
+        "each was acked once, and no subscription is behind",
     )
     command = this_command()
     narrator.tell("Look for yourself; the file stays:")
     for verb in ("tail", "stats", "subscriptions", "doctor", "top"):
         narrator.show(f"{command} {verb} {path}", "cyan")
+
+
+# --- telling --------------------------------------------------------------------------------------------------------
+
+
+class DemoFailed(Exception):
+    """Something the demo says turned out not to be true."""
+
+
+class Narrator:
+    def __init__(self) -> None:
+        self._screen = Console(file=sys.stdout, highlight=False)
+        self._columns = min(self._screen.width, COLUMNS_MAX)
+        self._chapter = 0
+        self.checked = 0
+
+    def chapter(self, title: str, text: str) -> None:
+        self._chapter += 1
+        self._print("", "", "")
+        self._print(f"{self._chapter}  ", title, "bold cyan")
+        self.tell(text)
+
+    def tell(self, text: str) -> None:
+        """What is going to happen, or what it means."""
+        self._print("   ", text, "")
+
+    def show(self, line: str, style: str = "dim") -> None:
+        """What is happening, as it happens."""
+        self._print("     ", line, style)
+
+    def show_rows(self, rows: Sequence[Sequence[str]]) -> None:
+        """Columns; the first row is their names."""
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            self.show(line.rstrip(), "bold dim" if row is rows[0] else "")
+
+    def check(self, holds: bool, claim: str) -> None:
+        """A claim: printed if it holds, the end of the demo if it does not."""
+        if not holds:
+            self._print("   ✗ ", claim, "bold red")
+            raise DemoFailed(claim)
+        self.checked += 1
+        self._print("   ✓ ", claim, "green")
+
+    def _print(self, lead: str, text: str, style: str) -> None:
+        """The lead, then the text, its further lines set in as far as the first."""
+        lines = textwrap.wrap(text, self._columns - len(lead), break_on_hyphens=False) or [""]
+        for number, line in enumerate(lines):
+            indented = (lead if number == 0 else " " * len(lead)) + line
+            self._screen.print(Text(indented.rstrip(), style), soft_wrap=True)

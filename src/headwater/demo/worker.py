@@ -12,7 +12,7 @@ import sys
 import time
 
 import headwater
-from headwater.errors import SubscriptionActive
+from headwater.errors import SubscriptionActiveError
 
 SUBSCRIPTION = "billing"
 LEASE_S = 1.0
@@ -37,7 +37,7 @@ def subscribe_when_free(log: headwater.Log) -> headwater.Subscription:
         try:
             # One in flight: a killed worker then leaves just the one message in the middle.
             return log.subscribe(SUBSCRIPTION, "orders.>", lease=LEASE_S, max_in_flight=1)
-        except SubscriptionActive as exc:
+        except SubscriptionActiveError as exc:
             if not refused:
                 say("refused", why=exc.why)
             refused = True

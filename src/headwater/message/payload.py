@@ -1,4 +1,4 @@
-"""Payloads: JSON text, encoded once at publish and decoded only when somebody asks."""
+"""Payloads: JSON text, encoded once at publish and decoded on first access."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import InvalidData, TooLarge
+from headwater.errors import InvalidDataError, TooLargeError
 
 DATA_BYTES_MAX = 1024 * 1024
 
 
 def _foreign(value: object) -> object:
-    if isinstance(value, msgspec.Raw):  # JSON as it is; only whoever looks for NaN in it comes by here
+    if isinstance(value, msgspec.Raw):  # JSON as it is; reached only in the search for NaN
         return None
     dump = getattr(value, "model_dump", None)  # a pydantic model, without depending on pydantic
     if callable(dump):
@@ -27,14 +27,14 @@ _decoder = msgspec.json.Decoder()
 
 
 def encode(data: Any, where: str) -> tuple[str, int]:
-    """JSON text of `data` and its size in bytes, or InvalidData/TooLarge that says where it stood."""
+    """JSON text of `data` and its size in bytes, or InvalidDataError/TooLargeError that says where it stood."""
     try:
         encoded = _encode(data)
     except (TypeError, ValueError, RecursionError, OverflowError) as exc:
-        raise InvalidData(str(exc) or type(exc).__name__, where=where, next="Send JSON values only") from exc
+        raise InvalidDataError(str(exc) or type(exc).__name__, where=where, next="Send JSON values only") from exc
     size = len(encoded)
     if size > DATA_BYTES_MAX:
-        raise TooLarge(
+        raise TooLargeError(
             f"{size} bytes of JSON, the limit is {DATA_BYTES_MAX}",
             where=where,
             next="Store it elsewhere and publish a reference",
@@ -44,7 +44,7 @@ def encode(data: Any, where: str) -> tuple[str, int]:
     if "null" in text:
         _refuse_non_finite(msgspec.to_builtins(data, enc_hook=_foreign), where)
     if type(data) in _BYTES:
-        raise InvalidData("bytes are not JSON", where=where, next="Decode them, or send base64 text")
+        raise InvalidDataError("bytes are not JSON", where=where, next="Decode them, or send base64 text")
     return text, size
 
 
@@ -65,7 +65,7 @@ _BYTES = frozenset({bytes, bytearray, memoryview})
 def _refuse_non_finite(value: object, where: str) -> None:
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidData(f"{value} is not JSON", where=where, next="Send null or text instead")
+            raise InvalidDataError(f"{value} is not JSON", where=where, next="Send null or text instead")
     elif isinstance(value, Mapping):
         for part in value.values():
             _refuse_non_finite(part, where)
@@ -78,7 +78,7 @@ def decode(raw: msgspec.Raw, where: str) -> Any:
     try:
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise InvalidData(f"the stored payload is not JSON ({exc})", where=where) from exc
+        raise InvalidDataError(f"the stored payload is not JSON ({exc})", where=where) from exc
 
 
 def readable(raw: msgspec.Raw) -> bool:

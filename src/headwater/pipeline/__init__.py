@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headwater.pipeline.starting.session import session
+from headwater.pipeline.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,6 +19,6 @@ __all__ = ["register", "session"]
 def register(spark: SparkSession) -> None:
     """Make the format `headwater` known to a session. Where Headwater is installed beside PySpark, Spark finds it by
     itself; this is for sessions that do not look, and for servers elsewhere."""
-    from headwater.pipeline.source.datasource import HeadwaterDataSource
+    from headwater.pipeline.source import HeadwaterDataSource
 
     spark.dataSource.register(HeadwaterDataSource)

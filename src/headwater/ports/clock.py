@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Protocol
 
 
@@ -20,11 +21,11 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def on_advance(self, callback: Callable[[], None]) -> None:
-        """Real time only passes; whoever sleeps has a timeout."""
+        """Real time passes by itself; sleepers have a timeout."""
 
 
 class ManualClock:
-    """A clock for tests: stands still until told."""
+    """A clock for tests: stands still until `advance`."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -36,7 +37,10 @@ class ManualClock:
     def on_advance(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
 
-    def advance(self, ms: int) -> None:
-        self._now_ms += ms
+    def advance(self, seconds: float | timedelta) -> None:
+        """Seconds may be a fraction: the clock counts milliseconds."""
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
+        self._now_ms += round(seconds * 1000)
         for callback in self._callbacks:
             callback()

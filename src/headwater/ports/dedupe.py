@@ -2,7 +2,7 @@
 
 An entry is `begun` before its message is handled and `done` after. A begun one is a claim that runs out, so that a
 crash in between holds nothing up for ever: the next delivery handles the message again. All methods block, as those of
-stores do, and may be called from several threads. `handler` is any text that names who handles the message; the limits
+stores do, and may be called from several threads. `handler` is any text that names the handler; the limits
 are for each handler, and at least `max_count` of its messages are remembered for `max_age`.
 """
 
@@ -39,7 +39,7 @@ class DedupeStats(NamedTuple):
     max_count: int
     max_age_ms: int
     first: int
-    repeated: int
+    duplicates: int
     busy: int
 
 
@@ -49,16 +49,16 @@ class DedupeQueue(Protocol):
     clock: Clock
 
     def begin(self, handler: str, id: str, now_ms: int, claim_ms: int) -> Begun:
-        """ "first": the caller is to handle it, and has until `now_ms + claim_ms` for that: nobody had it, or a claim
-        ran out. "busy": somebody else is at it. "done": it has been handled. Of all who ask at the same time, one
-        is first."""
+        """ "first": the caller is to handle it, and has until `now_ms + claim_ms` for that: it is new, or its
+        claim ran out. "busy": another caller handles it. "done": it has been handled. Of simultaneous callers, one is
+        first."""
 
     def extend(self, handler: str, id: str, now_ms: int, claim_ms: int) -> bool:
         """Handling it takes longer: the claim lasts until `now_ms + claim_ms`. False, and nothing, if it is done or its
         claim is another's."""
 
     def finish(self, handler: str, id: str) -> None:
-        """It has been handled, whoever else may have begun it meanwhile. The oldest beyond the limits are forgotten."""
+        """It has been handled, even if another caller has begun it. The oldest beyond the limits are forgotten."""
 
     def release(self, handler: str, id: str) -> None:
         """Handling it failed: the next delivery is first again. Nothing, if it is done or its claim is another's."""

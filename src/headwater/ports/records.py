@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from headwater.delivery.entity_filter import EntityFilter
+from headwater.delivery.filters import EntityFilter, FieldLookup, Regex, Where, parse_where
 from headwater.delivery.lease import Lease
-from headwater.delivery.regex import Regex
 from headwater.delivery.retention import Limits
 from headwater.delivery.retry import Reason, RetryPolicy
-from headwater.delivery.where import Where, parse_where
-from headwater.delivery.where_eval import FieldLookup
 from headwater.delivery.window import WindowState
-from headwater.errors import InvalidData
+from headwater.errors import InvalidDataError
+from headwater.formats import datetime_of
 from headwater.message import Message
 from headwater.topics import Dialect, Pattern, parse_pattern
 
@@ -54,8 +53,8 @@ class Selection(msgspec.Struct, frozen=True):
     def _content_fits(self, where: Where, field: FieldLookup) -> bool:
         try:
             return where.holds(field)
-        except InvalidData:
-            return True  # unreadable: better delivered, failed and buried with a reason than silently left out
+        except InvalidDataError:
+            return True  # unreadable: better delivered, failed and dead-lettered with a reason than silently left out
 
 
 class SubscriptionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,14 +72,14 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     lease_ms: int = 15_000
     max_in_flight: int = 1_000
     inactive_ms: int | None = None
-    bury_expired: bool = True
+    dead_letter_expired: bool = msgspec.field(default=True, name="bury_expired")  # as stored
     retry: RetryPolicy = RetryPolicy()
     owner: str | None = None
-    """Of which token it is, by label or id; None: of none. Never part of what is asked for: it stays as it began."""
+    """Label or id of the owning token. Set at creation; a later subscribe does not change it."""
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether every delivery in flight has a row of its own; otherwise the holder's window stands for them."""
+        """Whether every delivery in flight has a row of its own; otherwise the holder has them in its window."""
         return self.mode == "shared" or not self.is_in_seq_order
 
     @property
@@ -103,7 +102,7 @@ def pattern_of(spec: SubscriptionSpec) -> Pattern:
 
 
 def selection_of(spec: SubscriptionSpec) -> Selection:
-    """Raises InvalidFilter for a stored filter that cannot be used: a regex of an earlier version."""
+    """Raises InvalidFilterError for a stored filter that cannot be used: a regex of an earlier version."""
     return _selection_of(spec.pattern, spec.dialect, msgspec.json.encode(spec.entities), spec.where)
 
 
@@ -123,7 +122,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     lease: Lease = Lease()
     acked: int = 0
     redelivered: int = 0
-    buried: int = 0
+    dead_lettered: int = 0
 
 
 class DeliveryRow(msgspec.Struct, frozen=True, array_like=True):
@@ -160,7 +159,7 @@ class Times(NamedTuple):
 
 class Appended(NamedTuple):
     seqs: list[int]
-    repeats: frozenset[int]  # positions whose id was known: their seq is the first one's
+    duplicates: frozenset[int]  # positions whose id was known: their seq is the first one's
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -178,6 +177,10 @@ class DeadLetter(msgspec.Struct, frozen=True):
     redrives: int = 0
     redriving: bool = False
     redrive_error: str | None = None
+
+    @property
+    def died_at(self) -> datetime:
+        return datetime_of(self.died_ms)
 
 
 def letter_value(letter: DeadLetter, column: LetterColumn) -> str:
@@ -218,11 +221,19 @@ class Gap(msgspec.Struct, frozen=True):
     why: str
     at_ms: int
 
+    @property
+    def at(self) -> datetime:
+        return datetime_of(self.at_ms)
+
 
 class RetentionPolicy(msgspec.Struct, frozen=True):
     pattern: str
     limits: Limits
     dialect: Dialect = "nats"
+
+    @property
+    def max_age_s(self) -> float | None:
+        return None if self.limits.max_age_ms is None else self.limits.max_age_ms / 1000
 
 
 class TopicCount(msgspec.Struct, frozen=True, array_like=True):
@@ -233,6 +244,10 @@ class TopicCount(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
     last_seq: int
     last_published_ms: int
+
+    @property
+    def last_published_at(self) -> datetime:
+        return datetime_of(self.last_published_ms)
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):

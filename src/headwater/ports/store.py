@@ -9,13 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
-from headwater.delivery.receipts import Receipt
-from headwater.delivery.retention import Kept
-from headwater.delivery.runs import Run
+from headwater.delivery.publishing import DedupeWindow, Receipt
+from headwater.delivery.retention import Kept, Run
 from headwater.errors import HeadwaterError
 from headwater.message import Draft, Message
 from headwater.ports.records import (
@@ -39,6 +37,8 @@ from headwater.ports.records import (
 from headwater.topics import Dialect, Pattern
 
 SEQ_MAX = 2**63 - 1
+PUBLISHING = ""  # what a work touches that only publishes
+COUNTERS = "\0"  # what a work touches that only counts; no subscription has such an id
 LETTERS_BYTES_MAX = 1024 * 1024  # of dead letters that are read at a time
 
 
@@ -166,7 +166,7 @@ class Reader(Protocol):
         is loaded; the query has no `error` and no topic with wildcards."""
 
     def gaps(self, subscription: str) -> list[Gap]:
-        """Gaps not yet told to the subscription, oldest first."""
+        """Gaps not yet reported to the subscription, oldest first."""
 
     def gap_total(self, subscription: str) -> int:
         """How many messages the subscription has lost to gaps in all."""
@@ -177,13 +177,13 @@ class Reader(Protocol):
 
     def pruned(self, low: int, high: int) -> list[Run]:
         """Which seqs of [low, high] were deleted, as ascending runs that neither overlap nor touch. Together with those
-        stored they are all that were ever given out; whoever finds another missing knows that it was lost."""
+        stored they are all that were ever given out; any other missing seq was lost."""
 
     def sink_batch(self, sink: str) -> int | None:
         """The last batch that this sink published, if it ever did."""
 
-    def timings(self) -> list[Timing]:
-        """How long deliveries took, by subscription, hour, stage and bucket."""
+    def timings(self, since_ms: int = 0) -> list[Timing]:
+        """How long deliveries took in the hours from this one on, by subscription, hour, stage and bucket."""
 
     def retention(self) -> list[RetentionPolicy]: ...
 
@@ -221,7 +221,7 @@ class Writer(Reader, Protocol):
 
     def clear_deliveries(self, subscription: str) -> None: ...
 
-    def bury(self, letters: Sequence[DeadLetter]) -> list[int]:
+    def save_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
         """Store dead letters and return their ids, which are never used twice. A letter with an id replaces the stored
         one."""
 
@@ -232,7 +232,7 @@ class Writer(Reader, Protocol):
 
     def add_gap(self, gap: Gap) -> None: ...
 
-    def mark_gaps_told(self, subscription: str) -> None: ...
+    def mark_gaps_reported(self, subscription: str) -> None: ...
 
     def set_retention(self, policy: RetentionPolicy) -> None: ...
 
@@ -261,11 +261,11 @@ class Writer(Reader, Protocol):
     def save_lease(self, resource: str, lease: Lease) -> None: ...
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """The user's own SQL inside this transaction, where `supports_sql`. It may not touch the log's tables nor
+        """The user's own SQL inside this transaction. It may not touch the log's tables nor
         end the transaction."""
 
 
-class Outside(Protocol):
+class ExternalTx(Protocol):
     """Verbs inside a transaction that the user runs on a connection of its own to the log's database. Where that is an
     asynchronous one, the outcomes are awaitable."""
 
@@ -279,17 +279,21 @@ class Outside(Protocol):
         """Remove the row of a delivery; False if it is not, or no longer, in flight."""
 
 
+class GroupedWork(Protocol):
+    """A work of a group commit. `touching` is the one existing subscription that it reads and changes, PUBLISHING or
+    COUNTERS; None if it may touch anything."""
+
+    @property
+    def touching(self) -> str | None: ...
+
+
+GroupedWorkT = TypeVar("GroupedWorkT", bound=GroupedWork)
+
+
 class Store(Protocol):
     name: str
     salt: int
     """What the ids of messages that were given none follow from."""
-    supports_sql: bool
-    supports_concurrent_reads: bool
-    """Whether `read()` goes on beside `write()`; a store in memory may make them take turns instead."""
-    shares_messages: bool
-    """The messages it hands out are its own, not copies."""
-    writes_beside_others: bool
-    """Whether store objects of the same log write at the same time where they are not `alone`."""
 
     def write(
         self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True
@@ -297,20 +301,27 @@ class Store(Protocol):
         """Begin a transaction; commit durably at the end of the block, roll back if it or the commit raises. One at a
         time per store object: further callers wait, also for `on_rollback`, which is called if it was rolled back.
 
-        `alone`: nobody else writes meanwhile, anywhere. Who says that it need not be may publish, and may touch
-        subscriptions that exist, in the order of their ids, before it publishes. Conflict means that nothing of the
+        `alone`: no other transaction writes meanwhile, anywhere. One that is not alone may publish, and may touch
+        existing subscriptions, in the order of their ids, before it publishes. Conflict means that nothing of the
         transaction stays and that it may be run again."""
 
+    def order(self, group: list[GroupedWorkT]) -> bool:
+        """Sort the works of one transaction into the order in which the store takes locks, so that no two processes
+        wait for each other; returns whether the transaction has to be `alone`."""
+
+    def split_locked(self, group: list[GroupedWorkT]) -> tuple[list[GroupedWorkT], list[GroupedWorkT]]:
+        """After LockedError: the works that wait for the lock, and those that can be committed without them."""
+
     def read(self, interruption: Interruption | None = None) -> AbstractContextManager[Reader]:
-        """Any number at a time, from any thread, without blocking writers where `supports_concurrent_reads`."""
+        """Any number at a time, from any thread, and without blocking writers, except in memory."""
 
     @property
-    def outside(self) -> Outside | None:
+    def external_tx(self) -> ExternalTx | None:
         """None where the user has no connections of its own."""
 
     def announce(self) -> str | None:
         """For a server: a name for its process, by which another one that opens the log later can tell that it is gone.
-        None where that cannot be told, or where another server has announced itself and lives."""
+        None where that cannot be known, or where another server has announced itself and lives."""
 
     def is_gone(self, name: str) -> bool:
         """Whether the process that was announced under this name has ended for certain."""
@@ -328,7 +339,7 @@ class Store(Protocol):
 
 
 class Notifier(Protocol):
-    """Tells that somebody else may have changed the log. A hint: it may come late, twice, or for nothing."""
+    """Reports that another process may have changed the log. A hint: it may come late, twice, or for nothing."""
 
     def start(self) -> None:
         """Begin to call back. Calls come from a thread of the notifier's own."""

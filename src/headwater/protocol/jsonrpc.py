@@ -1,18 +1,23 @@
-"""JSON-RPC 2.0 in values: what a frame says, how params are read, how answers are written.
+"""JSON-RPC 2.0 without I/O: reading frames, binding params, writing answers, and errors as both ends know them.
 
 A frame is read in one typed pass over its bytes. Ids and params stay raw: an id goes back byte for byte, and params are
-decoded once, by whoever knows their type. Only a frame that breaks a rule, or mixes calls with answers, is read again,
-member by member, to find out which of them is to blame.
+decoded once, into the type that their method takes. Only a frame that breaks a rule, or mixes calls with answers, is
+read again, member by member, to find the invalid ones.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
+
+import headwater.errors as errors
+from headwater.errors import HeadwaterError
 
 FRAME_BYTES_MAX = 4 * 1024 * 1024
 FRAME_BYTES_MIN = 4 * 1024  # so that the refusal of a call always fits, with the longest id and a long message
@@ -55,30 +60,13 @@ class Fault(Exception):
         return f"{self.message} ({self.code})"
 
 
-class AnswerSink:
-    """Where the answer to a call goes. This one drops it, for notifications; `session.Exchange` collects."""
+class NoExchange:
+    """Takes the answer to a call that wants none, and drops it; `session.Exchange` collects the others."""
 
     __slots__ = ()
 
-    @property
-    def calls(self) -> Sequence[Call]:
-        return ()
 
-    @property
-    def open(self) -> int:
-        return 0
-
-    def answer(self, call: Call, result: Any) -> None:
-        pass
-
-    def refuse(self, call: Call, fault: Fault) -> None:
-        pass
-
-    def answer_all(self, calls: Sequence[Call], results: Sequence[Any]) -> None:
-        pass
-
-
-NOBODY = AnswerSink()
+NO_EXCHANGE = NoExchange()
 
 
 class _Versioned(msgspec.Struct, kw_only=True):
@@ -86,16 +74,16 @@ class _Versioned(msgspec.Struct, kw_only=True):
 
 
 class Call(_Versioned, eq=False):
-    """A request, or a notification if it has no id. `exchange` takes the answer.
+    """A request, or a notification if it has no id. `exchange` collects its answer, and is NO_EXCHANGE once it has one.
 
-    Seen by the garbage collector, unlike other small structs: exchange and calls point at each other until all are
-    answered, and one that is given up half-way must not stay for good.
+    Tracked by the garbage collector, unlike other small structs: exchange and calls refer to each other until all are
+    answered, and an exchange that is abandoned half-way must be collected.
     """
 
     method: Annotated[str, msgspec.Meta(max_length=METHOD_CHARS_MAX)]
     params: Raw | UnsetType = UNSET
     id: Raw | UnsetType = UNSET
-    exchange: AnswerSink = NOBODY  # no JSON becomes one: a frame with such a member is read again, and it is ignored
+    exchange: NoExchange = NO_EXCHANGE  # no JSON decodes to it: a frame with such a member is read again, without it
 
     @property
     def wants_answer(self) -> bool:
@@ -109,7 +97,7 @@ class ErrorObject(msgspec.Struct, gc=False):
 
 
 class Answer(_Versioned):
-    """The answer to a call of ours: either result or error. What is raw keeps its whole frame in memory."""
+    """The answer to a call of ours: either result or error. A raw result keeps its whole frame in memory."""
 
     id: int | str | float | None
     result: Raw | UnsetType = UNSET
@@ -117,12 +105,12 @@ class Answer(_Versioned):
 
 
 class _AnswerOnly(Answer):
-    method: AnswerSink = NOBODY  # as above: with a method it is a call, and a broken one, or it would have been read
+    method: NoExchange = NO_EXCHANGE  # as above: a member with a method is an invalid call, not an answer
 
 
 class Frame(msgspec.Struct):
-    """One frame, read. `members` are the calls in their order, and among them the refusals of what was no call; when
-    there are none, it is the very list `calls`."""
+    """A decoded frame. `members` are its calls in order, with the error answers to invalid members among them; without
+    invalid members it is the list `calls` itself."""
 
     is_batch: bool
     calls: list[Call]
@@ -134,15 +122,15 @@ class Frame(msgspec.Struct):
 
 
 def read_frame(data: bytes, batch_max: int = BATCH_CALLS_MAX) -> Frame:
-    """What a frame of valid UTF-8 says; raises Fault if there is nothing in it to answer one by one."""
-    is_batch = data.lstrip(WHITESPACE)[:1] == b"["
+    """Decode a frame of valid UTF-8; raises Fault if it has no members that could be answered one by one."""
+    is_batch = data[:1] == b"[" or data.lstrip(WHITESPACE)[:1] == b"["
     try:
-        likely_answers = data.find(b'"result"', 0, 32) > 0  # as our own servers write them: spares a vain first pass
-        calls = None if likely_answers else _calls_if_sound(data, is_batch)
+        likely_answers = data.find(b'"result"', 0, 32) > 0  # as our own servers write them: saves the pass for calls
+        calls = None if likely_answers else _valid_calls(data, is_batch)
         if calls is not None:
             frame = Frame(is_batch, calls, [], calls)
         else:
-            answers = _answers_if_sound(data, is_batch)
+            answers = _valid_answers(data, is_batch)
             frame = Frame(is_batch, [], answers, []) if answers is not None else _read_again(data, is_batch)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise Fault(PARSE_ERROR, "Parse error", _explained(str(exc))) from exc
@@ -159,9 +147,14 @@ def _check_count(count: int, batch_max: int) -> None:
         raise Fault(INVALID_REQUEST, "Invalid Request", _explained(why, next="Send it in parts"))
 
 
-def _calls_if_sound(data: bytes, is_batch: bool) -> list[Call] | None:
+def _valid_calls(data: bytes, is_batch: bool) -> list[Call] | None:
     try:
-        calls = _call_batch.decode(data) if is_batch else [_call.decode(data)]
+        if not is_batch:
+            call = _call.decode(data)
+            if call.params is not UNSET and memoryview(call.params)[0] not in _PARAMS_STARTS:
+                return None
+            return [call] if call.id is UNSET or _is_id(call.id) else None
+        calls = _call_batch.decode(data)
     except msgspec.ValidationError:
         return None
     params = [call.params for call in calls if call.params is not UNSET]
@@ -169,12 +162,20 @@ def _calls_if_sound(data: bytes, is_batch: bool) -> list[Call] | None:
     return calls if _starts(params) <= _PARAMS_STARTS and _are_ids(ids) else None
 
 
-def _answers_if_sound(data: bytes, is_batch: bool) -> Sequence[Answer] | None:
+def _is_id(raw: Raw) -> bool:
+    id = memoryview(raw)
+    return id[0] in _ID_STARTS and len(id) <= ID_BYTES_MAX
+
+
+def _valid_answers(data: bytes, is_batch: bool) -> Sequence[Answer] | None:
     try:
         answers = _answer_batch.decode(data) if is_batch else [_answer.decode(data)]
     except msgspec.ValidationError:
         return None
-    return None if any((each.result is UNSET) is (each.error is UNSET) for each in answers) else answers
+    for answer in answers:
+        if (answer.result is UNSET) is (answer.error is UNSET):
+            return None
+    return answers
 
 
 def _are_ids(raws: Sequence[Raw]) -> bool:
@@ -182,7 +183,7 @@ def _are_ids(raws: Sequence[Raw]) -> bool:
 
 
 def _starts(raws: Sequence[Raw]) -> set[int]:
-    """The first bytes of JSON values: they tell the kind, since the decoder has already checked the syntax."""
+    """The first bytes of JSON values, which give their types: the decoder has already checked the syntax."""
     return {*map(itemgetter(0), map(_view, raws))}
 
 
@@ -223,7 +224,7 @@ def _read_again(data: bytes, is_batch: bool) -> Frame:
 
 
 def _read_member(raw: Raw) -> Call | Answer | bytes:
-    """A call, an answer, or the text that refuses what is neither."""
+    """A call, an answer, or the error text for a member that is neither."""
     try:
         found = _anything.decode(raw)
     except msgspec.ValidationError:
@@ -244,10 +245,10 @@ def _read_member(raw: Raw) -> Call | Answer | bytes:
 
 
 def _read_answer(raw: Raw, found: _Anything) -> Answer:
-    """Answers are not answered, or two ends could go on for ever: a broken one fails its call, if that can be told."""
-    sound = _answers_if_sound(raw, is_batch=False)
-    if sound is not None:
-        return sound[0]
+    """An answer is never answered, or two ends could go on for ever: an invalid one fails its call, if it has an id."""
+    valid = _valid_answers(raw, is_batch=False)
+    if valid is not None:
+        return valid[0]
     broken = ErrorObject(INTERNAL_ERROR, "the answer breaks the rules of JSON-RPC 2.0")
     return Answer(_decoded(_answer_id, found.id), error=broken, jsonrpc="2.0")
 
@@ -295,6 +296,7 @@ def params_of(call: Call, type: type[T]) -> T:
 
 
 _NO_PARAMS = Raw(b"{}")
+_any_params: msgspec.json.Decoder[list[Any] | dict[str, Any]] = msgspec.json.Decoder(list[Any] | dict[str, Any])
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}  # as many as there are types of params in the program
 
 
@@ -323,20 +325,28 @@ def _usage(type: Any) -> str:
     return f"It takes {needed or 'nothing'}" + (f" and optionally {optional}" if optional else "")
 
 
+def bind_params(call: Call, signature: inspect.Signature, *first: Any) -> inspect.BoundArguments:
+    """The params as arguments of a function, by name or by position, after `first`. Raises Fault if they do not fit."""
+    given = [] if call.params is msgspec.UNSET else _any_params.decode(call.params)
+    try:
+        return signature.bind(*first, **given) if isinstance(given, dict) else signature.bind(*first, *given)
+    except TypeError as exc:
+        why = str(exc)
+        raise Fault(INVALID_PARAMS, f"Invalid params: {why}", {"where": call.method, "why": why}) from exc
+
+
 # --- writing --------------------------------------------------------------------------------------------------------
 
 encode = msgspec.json.Encoder().encode
 
 
 class Result(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
-    """An answer on its way out."""
-
     result: Any
     id: Raw
 
 
 class Notice(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
-    """A notification on its way out. Some clients take any JSON value as params, so none is refused here."""
+    """A notification. Some clients take any JSON value as params, so none is refused here."""
 
     method: str
     params: Any
@@ -348,10 +358,109 @@ class _Refusal(msgspec.Struct, tag_field="jsonrpc", tag="2.0", gc=False):
 
 
 def error_text(id: Raw, fault: Fault) -> bytes:
-    """The answer that refuses a call. It never fails: an error that cannot be written is written without its data."""
+    """The error answer to a call. It never fails: an error that cannot be encoded goes without its data."""
     try:
         data = Raw(encode(fault.data)) if fault.data is not None else UNSET
         return encode(_Refusal(ErrorObject(fault.code, fault.message, data), id))
     except (TypeError, ValueError, RecursionError, OverflowError):
         message = fault.message.encode(errors="replace").decode()
         return encode(_Refusal(ErrorObject(fault.code, message), id))
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+# The first of these classes in an error's MRO gives its code.
+CODES: dict[type[HeadwaterError], int] = {
+    errors.UnauthorizedError: UNAUTHORIZED,
+    errors.SubscriptionActiveError: SUBSCRIPTION_ACTIVE,
+    errors.UnknownSubscriptionError: UNKNOWN_SUBSCRIPTION,
+    errors.UnknownDeadLetterError: UNKNOWN_SUBSCRIPTION,
+    errors.NotDeliveredError: NOT_DELIVERED,
+    errors.LeaseLostError: NOT_DELIVERED,
+    errors.InvalidTopicError: INVALID_TOPIC,
+    errors.InvalidPatternError: INVALID_TOPIC,
+    errors.TooLargeError: TOO_LARGE,
+    errors.OverloadedError: OVERLOADED,
+    errors.RequestTimeoutError: OVERLOADED,
+    errors.SubscriptionMismatchError: CONFLICT,
+    errors.InvalidInputError: INVALID_PARAMS,
+    errors.InvalidStateError: INVALID_PARAMS,
+    errors.HeadwaterError: INTERNAL_ERROR,
+}
+
+# The class of a code when the other end names no class. Any other code is a CallError.
+KINDS_OF_CODES: dict[int, type[HeadwaterError]] = {
+    UNAUTHORIZED: errors.UnauthorizedError,
+    SUBSCRIPTION_ACTIVE: errors.SubscriptionActiveError,
+    UNKNOWN_SUBSCRIPTION: errors.UnknownSubscriptionError,
+    NOT_DELIVERED: errors.NotDeliveredError,
+    INVALID_TOPIC: errors.InvalidTopicError,
+    TOO_LARGE: errors.TooLargeError,
+    OVERLOADED: errors.OverloadedError,
+    CONFLICT: errors.SubscriptionMismatchError,
+    INVALID_PARAMS: errors.InvalidInputError,
+}
+
+# A closed table: no other class is ever made from a name in a frame.
+KINDS_BY_NAME: dict[str, type[HeadwaterError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
+}
+
+# Directories of this machine are not disclosed to the other end; the file name is enough to identify a file.
+_FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"]+/)+")
+
+ERROR_TEXT_CHARS_MAX = 4_000  # of each text; an error that quotes its input does not send it back whole
+RETRY_AFTER = "retry_after"  # seconds, on an Overloaded that knows
+
+
+def fault_of(exc: Exception) -> Fault:
+    """The error that the caller gets. A foreign exception becomes "internal error": its text may hold secrets."""
+    if isinstance(exc, Fault):
+        return exc
+    if not isinstance(exc, HeadwaterError):
+        return Fault(INTERNAL_ERROR, "internal error")
+    mro = type(exc).__mro__
+    kind = next(each.__name__ for each in mro if each.__name__ in KINDS_BY_NAME)
+    details = {"kind": kind, "where": exc.where, "why": exc.why, "next": exc.next}
+    data: dict[str, Any] = {
+        name: _FOLDERS.sub("", text)[:ERROR_TEXT_CHARS_MAX] for name, text in details.items() if text
+    }
+    retry_after = getattr(exc, RETRY_AFTER, None)
+    if retry_after is not None:
+        data[RETRY_AFTER] = retry_after
+    if isinstance(exc, errors.CallError):  # passed on with the code of its origin
+        return Fault(exc.code, exc.why[:ERROR_TEXT_CHARS_MAX], data if exc.data is None else {**data, "data": exc.data})
+    return Fault(next(CODES[each] for each in mro if each in CODES), data.get("why", ""), data)
+
+
+def error_of(error: ErrorObject, where: str) -> HeadwaterError:
+    """The error of the other end as an exception: of the class that it names, else of the class of its code."""
+    data = _error_data(error)
+    details: dict[str, Any] = data if isinstance(data, dict) else {}
+    why, next = _text(details, "why") or error.message, _text(details, "next")
+    where = _text(details, "where") or where
+    kind = KINDS_BY_NAME.get(_text(details, "kind"))
+    if kind is errors.CallError:
+        return errors.CallError(why, where=where, next=next, code=error.code, data=details.get("data"))
+    kind = kind or KINDS_OF_CODES.get(error.code)
+    if kind is None:
+        return errors.CallError(why, where=where, next=next, code=error.code, data=data)
+    rebuilt = kind(why, where=where, next=next)
+    retry_after = details.get(RETRY_AFTER)
+    if isinstance(retry_after, (int, float)) and not isinstance(retry_after, bool):
+        setattr(rebuilt, RETRY_AFTER, retry_after)
+    return rebuilt
+
+
+def _error_data(error: ErrorObject) -> Any:
+    if error.data is msgspec.UNSET:
+        return None
+    try:
+        return msgspec.json.decode(error.data)
+    except (msgspec.DecodeError, RecursionError):  # such as a number out of any range
+        return None
+
+
+def _text(details: dict[str, Any], name: str) -> str:
+    text = details.get(name)
+    return text if isinstance(text, str) else ""

@@ -1,6 +1,6 @@
-"""One end of one JSON-RPC connection, server or client: texts in, calls and answers out, and the other way round.
+"""One end of a JSON-RPC connection, server or client: texts in, calls and answers out, and the reverse.
 
-Sans I/O and for one thread: the shell feeds what arrives to `receive_text` and sends what `texts_to_send` gives.
+Without I/O and for one thread: the caller feeds received texts to `receive_text` and sends those of `texts_to_send`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 from msgspec import UNSET
 
-from headwater.errors import InvalidData, InvalidOption, TooLarge
+from headwater.errors import InvalidDataError, InvalidOptionError, TooLargeError
 from headwater.protocol.jsonrpc import (
     BATCH_CALLS_MAX,
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
     METHOD_CHARS_MAX,
-    NOBODY,
+    NO_EXCHANGE,
     NULL_ID,
     PARSE_ERROR,
     TOO_LARGE,
     Answer,
-    AnswerSink,
     Call,
     ErrorObject,
     Fault,
     Frame,
+    NoExchange,
     Notice,
     Result,
     encode,
@@ -39,38 +39,30 @@ from headwater.protocol.jsonrpc import (
 LONG_REFUSAL_CHARS_MAX = 200  # of its message, when an error is too large for a frame and goes without its data
 
 
-class Exchange(AnswerSink):
-    """The calls of one inbound frame, and the one text that answers them, queued when the last of them is answered.
+class Exchange(NoExchange):
+    """The calls of one inbound frame, and the text that answers them, which is queued with the last answer.
 
-    The first answer to a call counts and later ones are dropped, so a time limit may refuse what a handler still works
-    on. A result that cannot be encoded raises TypeError or ValueError, and its call stays open.
+    The first answer to a call counts and later ones are dropped, so a timeout may refuse a call whose handler still
+    runs. A result that cannot be encoded raises TypeError or ValueError, and its call stays open.
     """
 
-    __slots__ = ("_answers", "_calls", "_is_batch", "_members", "_open", "_session")
+    __slots__ = ("_answers", "_is_batch", "_members", "_session", "calls", "open")
 
     def __init__(self, session: Session, frame: Frame) -> None:
+        self.calls: Sequence[Call] = frame.calls
+        """In the order of the frame, without its invalid members, which are refused already."""
+        self.open = 0
+        """How many calls have no answer yet."""
         self._session = session
         self._is_batch = frame.is_batch
-        self._calls = frame.calls
         self._members = frame.members
         self._answers: dict[Call, bytes] = {}
-        self._open = 0
         for call in frame.calls:
             if call.id is not UNSET:
                 call.exchange = self
-                self._open += 1
-        if not self._open:
+                self.open += 1
+        if not self.open:
             self._finish()
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """In the order of the frame. What was invalid in it is not among them and has been refused."""
-        return self._calls
-
-    @property
-    def open(self) -> int:
-        """How many calls still wait for an answer."""
-        return self._open
 
     def kept_bytes(self, call: Call) -> int:
         """Of its answer, which waits for those of the other calls."""
@@ -87,16 +79,15 @@ class Exchange(AnswerSink):
             self._keep(call, text)
 
     def answer_all(self, calls: Sequence[Call], results: Sequence[Any]) -> None:
-        """The same for many calls; in one pass if they are all of the frame's, in its order."""
+        """Answer many calls; in one pass if they are all calls of the frame, in its order."""
         if len(calls) != len(results):
             raise ValueError(f"{len(calls)} calls, but {len(results)} results")
-        ids = [call.id for call in calls if call.id is not UNSET]
-        if len(ids) == self._open and self._is_everything(calls):
-            text = encode(list(map(Result, results, ids)))
+        if self._is_batch and self._is_everything(calls):
+            text = encode(list(map(Result, results, [call.id for call in calls if call.id is not UNSET])))
             if len(text) <= self._session.outgoing_bytes_max:
                 for call in calls:
-                    call.exchange = NOBODY
-                self._open = 0
+                    call.exchange = NO_EXCHANGE
+                self.open = 0
                 self._session.queue_answers([text])
                 return
         texts = [self._text(call, result) for call, result in zip(calls, results, strict=True)]
@@ -104,8 +95,8 @@ class Exchange(AnswerSink):
             self._keep(call, text)
 
     def _is_everything(self, calls: Sequence[Call]) -> bool:
-        untouched = self._is_batch and self._members is self._calls and len(calls) == len(self._calls) == self._open
-        return untouched and all(map(is_, calls, self._calls))
+        untouched = self._members is self.calls and len(calls) == len(self.calls) == self.open
+        return untouched and all(map(is_, calls, self.calls))
 
     def _text(self, call: Call, result: Any) -> bytes:
         if call.id is UNSET:
@@ -119,22 +110,25 @@ class Exchange(AnswerSink):
 
     def _keep(self, call: Call, text: bytes) -> None:
         if call.exchange is not self:
-            if call.exchange is not NOBODY:
+            if call.exchange is not NO_EXCHANGE:
                 raise ValueError("this call belongs to another exchange")
             return
-        # From here on it has been answered. This also parts call and exchange, which otherwise only the garbage
-        # collector could, with the whole frame behind them.
-        call.exchange = NOBODY
+        # From here on the call counts as answered. Without this reference the frame is freed at once, and not by the
+        # garbage collector.
+        call.exchange = NO_EXCHANGE
+        self.open -= 1
+        if not self._is_batch:
+            self._session.queue_answers([text])
+            return
         self._answers[call] = text
-        self._open -= 1
-        if not self._open:
+        if not self.open:
             self._finish()
 
     def _finish(self) -> None:
         texts = [self._answers.get(member) if isinstance(member, Call) else member for member in self._members]
         given = [text for text in texts if text is not None]
         if self._is_batch:
-            # More than one array only if one would be too long: what was carried out must be answered all the same.
+            # More than one array only if one would be too long: a call that was carried out is always answered.
             packer = Packer(self._session.outgoing_bytes_max, len(given))
             packer.add_all(given)
             given = [_array(run) for run in packer.take()]
@@ -143,7 +137,7 @@ class Exchange(AnswerSink):
 
 
 class Packer:
-    """Gathers texts into runs, in their order: each run fits into one frame, as an array."""
+    """Gathers texts in order into runs; each run fits into one frame, as an array."""
 
     __slots__ = ("_run", "_run_bytes", "_run_max", "frame_bytes_max", "runs")
 
@@ -151,29 +145,29 @@ class Packer:
         self.frame_bytes_max = frame_bytes_max
         self._run_max = run_max
         self.runs: list[list[bytes]] = []
-        self._run: list[bytes] | None = None  # the one that still takes texts
+        self._run: list[bytes] | None = None  # the one that texts are added to
         self._run_bytes = 0
 
     def set_limits(self, frame_bytes_max: int, run_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
         self._run_max = run_max
 
-    def add(self, text: bytes) -> None:
-        size = len(text) + 1  # with its comma; the last one's is the closing bracket
-        run = self._run
-        if run is None or self._run_bytes + size > self.frame_bytes_max or len(run) >= self._run_max:
-            run = self._begin_run()
-        run.append(text)
-        self._run_bytes += size
-
     def add_all(self, texts: Sequence[bytes]) -> None:
-        size = sum(map(len, texts)) + len(texts)
-        if self._run is None and 1 + size <= self.frame_bytes_max and 0 < len(texts) <= self._run_max:
-            self._begin_run().extend(texts)
-            self._run_bytes += size
-            return
+        if len(texts) > 1 and self._run is None and len(texts) <= self._run_max:  # many at once fit as a rule
+            size = 1 + sum(map(len, texts)) + len(texts)
+            if size <= self.frame_bytes_max:
+                self._run, self._run_bytes = [*texts], size
+                self.runs.append(self._run)
+                return
         for text in texts:
-            self.add(text)
+            size = len(text) + 1  # with its comma; the last one's is the closing bracket
+            run = self._run
+            if run is None or self._run_bytes + size > self.frame_bytes_max or len(run) >= self._run_max:
+                self._run = run = []
+                self.runs.append(run)
+                self._run_bytes = 1
+            run.append(text)
+            self._run_bytes += size
 
     def add_alone(self, texts: Sequence[bytes]) -> None:
         self.runs.extend([text] for text in texts)
@@ -183,19 +177,13 @@ class Packer:
         runs, self.runs, self._run = self.runs, [], None
         return runs
 
-    def _begin_run(self) -> list[bytes]:
-        self._run = []
-        self.runs.append(self._run)
-        self._run_bytes = 1
-        return self._run
-
 
 def _array(run: list[bytes]) -> bytes:
     return b"[%b]" % b",".join(run)
 
 
 class Session:
-    """What has been sent and is not answered, what is to be sent, and how frames are read. See the module."""
+    """Reads frames, knows the calls without an answer, and queues the texts to send."""
 
     def __init__(
         self,
@@ -206,25 +194,25 @@ class Session:
         first_id: int = 1,
     ) -> None:
         if frame_bytes_max < FRAME_BYTES_MIN or batch_max < 1:
-            raise InvalidOption(f"a frame takes at least {FRAME_BYTES_MIN} bytes, a batch at least one call")
+            raise InvalidOptionError(f"a frame takes at least {FRAME_BYTES_MIN} bytes, a batch at least one call")
         self.frame_bytes_max = frame_bytes_max
         self.batch_max = batch_max
         self.strays = 0
-        """Answers to what was never asked, or was answered already."""
+        """Answers to no call, or to one that was answered already."""
         self.complaint: ErrorObject | None = None
-        """The last error with id null: the other end could not read a frame of ours, and cannot say which."""
+        """The last error with id null: the other end could not read a frame of ours."""
         self.on_outgoing: Callable[[], None] | None = None
-        """Called when there is something to send after there was nothing."""
+        """Called when the first text is queued."""
         self._next_id = first_id
         self._unanswered: set[int | str | float | None] = set()
         self._answers: list[bytes] = []
-        self._own_outgoing_bytes_max = outgoing_bytes_max or frame_bytes_max
-        self._packer = Packer(self._own_outgoing_bytes_max, batch_max)
+        self._own_outgoing_bytes_max = self.outgoing_bytes_max = outgoing_bytes_max or frame_bytes_max
+        self._packer = Packer(self.outgoing_bytes_max, batch_max)
 
     # --- inbound ---
 
     def receive_text(self, text: str | bytes) -> list[Exchange | Answer]:
-        """The calls of a frame as one Exchange, and the answers to our own calls. Never raises: what cannot be read is
+        """The calls of a frame as one Exchange, and the answers to our own calls. Never raises: an unreadable frame is
         answered with an error."""
         try:
             frame = read_frame(self._utf8(text), self.batch_max)
@@ -245,21 +233,16 @@ class Session:
         return found
 
     def _utf8(self, text: str | bytes) -> bytes:
-        self._check_length(len(text))
-        try:
-            if isinstance(text, bytes):
-                str(text, "utf-8")  # the decoder trusts what it skips
-                return text
-            data = text.encode()
-        except UnicodeError as exc:
-            told = {"where": "frame", "why": "the frame is not UTF-8", "next": "Send JSON in UTF-8"}
-            raise Fault(PARSE_ERROR, "Parse error", told) from exc
-        self._check_length(len(data))
-        return data
-
-    def _check_length(self, length: int) -> None:
-        if length > self.frame_bytes_max:
-            raise frame_too_long(self.frame_bytes_max)
+        if len(text) <= self.frame_bytes_max:
+            try:
+                data = text.encode() if isinstance(text, str) else text
+                str(data, "utf-8")  # the decoder does not check what it skips
+            except UnicodeError as exc:
+                details = {"where": "frame", "why": "the frame is not UTF-8", "next": "Send JSON in UTF-8"}
+                raise Fault(PARSE_ERROR, "Parse error", details) from exc
+            if len(data) <= self.frame_bytes_max:
+                return data
+        raise frame_too_long(self.frame_bytes_max)
 
     def _note_stray(self, answer: Answer) -> None:
         self.strays += 1
@@ -269,42 +252,40 @@ class Session:
     def queue_answers(self, texts: list[bytes]) -> None:
         """For exchanges: whole texts, sent as they are."""
         if texts:
-            was_idle = not self.has_something_to_send
+            was_idle = not (self._answers or self._packer.runs)
             self._answers.extend(texts)
-            self._tell(was_idle)
+            if was_idle and self.on_outgoing is not None:
+                self.on_outgoing()
 
     # --- outbound ---
 
-    @property
-    def outgoing_bytes_max(self) -> int:
-        return self._packer.frame_bytes_max
-
     def respect(self, *, frame_bytes_max: int, batch_max: int) -> None:
-        """Keep what is sent within what the other end said it takes, where that is less."""
-        self._packer.set_limits(
-            max(FRAME_BYTES_MIN, min(frame_bytes_max, self._own_outgoing_bytes_max)),
-            max(1, min(batch_max, self.batch_max)),
-        )
+        """Apply the limits of the other end, where they are lower."""
+        self.outgoing_bytes_max = max(FRAME_BYTES_MIN, min(frame_bytes_max, self._own_outgoing_bytes_max))
+        self._packer.set_limits(self.outgoing_bytes_max, max(1, min(batch_max, self.batch_max)))
 
     def call(self, method: str, params: Any = None, *, alone: bool = False, id: int | None = None) -> int:
         """Queue a call and return its id; a given id sends a call again. `alone` keeps it out of batches: its answer
-        may take long, and the others' would wait for it. Raises InvalidData or TooLarge, and then queues nothing."""
+        may take long, and those of the others would wait for it. Raises InvalidDataError or TooLargeError and queues
+        nothing."""
         number = self._next_id if id is None else id
         text = b'%b,"id":%d}' % (_encoded(method, params), number)
-        self._check_size(method, text)
+        if len(text) > self.outgoing_bytes_max:
+            raise self._too_large(method, text)
         self._next_id = max(self._next_id, number + 1)
         self._unanswered.add(number)
-        self._add(text, alone)
+        self._queue([text], batch=not alone)
         return number
 
     def forget(self, id: int) -> None:
-        """Nobody waits for this answer any more; when it comes, it is a stray."""
+        """Its answer is not awaited any more and counts as a stray."""
         self._unanswered.discard(id)
 
     def notify(self, method: str, params: Any = None, *, alone: bool = False) -> None:
         text = _encoded(method, params) + b"}"
-        self._check_size(method, text)
-        self._add(text, alone)
+        if len(text) > self.outgoing_bytes_max:
+            raise self._too_large(method, text)
+        self._queue([text], batch=not alone)
 
     def notify_many(self, notices: Sequence[Notice], *, batch: bool) -> None:
         """Many notifications at once: in arrays, or each in a frame of its own for clients that read no batches."""
@@ -313,14 +294,24 @@ class Session:
         try:
             texts = list(map(encode, notices))
         except (TypeError, ValueError, RecursionError, OverflowError) as exc:
-            raise InvalidData(f"params are not JSON: {exc}", where=notices[0].method) from exc
-        self._check_size(notices[0].method, max(texts, key=len))
-        was_idle = not self.has_something_to_send
+            raise InvalidDataError(f"params are not JSON: {exc}", where=notices[0].method) from exc
+        longest = max(texts, key=len)
+        if len(longest) > self.outgoing_bytes_max:
+            raise self._too_large(notices[0].method, longest)
+        self._queue(texts, batch=batch)
+
+    def _queue(self, texts: Sequence[bytes], *, batch: bool) -> None:
+        was_idle = not (self._answers or self._packer.runs)
         if batch:
             self._packer.add_all(texts)
         else:
             self._packer.add_alone(texts)
-        self._tell(was_idle)
+        if was_idle and self.on_outgoing is not None:
+            self.on_outgoing()
+
+    def _too_large(self, method: str, text: bytes) -> TooLargeError:
+        why = f"the call takes {len(text)} bytes, the limit of a frame is {self.outgoing_bytes_max}"
+        return TooLargeError(why, where=method, next="Send it in parts")
 
     @property
     def has_something_to_send(self) -> bool:
@@ -329,46 +320,33 @@ class Session:
     def texts_to_send(self) -> list[bytes]:
         """Answers first, then calls and notifications in their order, as few frames as the limits allow."""
         texts, self._answers = self._answers, []
-        texts.extend(_array(run) if len(run) > 1 else run[0] for run in self._packer.take())
+        if self._packer.runs:
+            for run in self._packer.take():
+                texts.append(_array(run) if len(run) > 1 else run[0])
         return texts
-
-    def _add(self, text: bytes, alone: bool) -> None:
-        was_idle = not (self._answers or self._packer.runs)
-        if alone:
-            self._packer.add_alone([text])
-        else:
-            self._packer.add(text)
-        self._tell(was_idle)
-
-    def _tell(self, was_idle: bool) -> None:
-        if was_idle and self.on_outgoing is not None:
-            self.on_outgoing()
-
-    def _check_size(self, method: str, text: bytes) -> None:
-        if len(text) > self.outgoing_bytes_max:
-            why = f"the call takes {len(text)} bytes, the limit of a frame is {self.outgoing_bytes_max}"
-            raise TooLarge(why, where=method, next="Send it in parts")
 
 
 def _encoded(method: str, params: Any) -> bytes:
-    """A call up to its id, without the closing brace."""
+    """A call up to its id, without its closing brace."""
     head = _head(method)
     if params is None:
         return head
     try:
         encoded = encode(params)
     except (TypeError, ValueError, RecursionError, OverflowError) as exc:
-        raise InvalidData(f"params are not JSON: {exc}", where=method, next="Send JSON values only") from exc
+        raise InvalidDataError(f"params are not JSON: {exc}", where=method, next="Send JSON values only") from exc
     if encoded[:1] not in (b"{", b"["):
-        raise InvalidData("params are neither an object nor an array", where=method, next="Pass an object or an array")
+        raise InvalidDataError(
+            "params are neither an object nor an array", where=method, next="Pass an object or an array"
+        )
     return b'%b,"params":%b' % (head, encoded)
 
 
 @functools.lru_cache(maxsize=1024)
 def _head(method: str) -> bytes:
     if not isinstance(method, str) or len(method) > METHOD_CHARS_MAX:
-        raise TooLarge(f"a method's name is text of up to {METHOD_CHARS_MAX} characters")
+        raise TooLargeError(f"a method's name is text of up to {METHOD_CHARS_MAX} characters")
     try:
         return b'{"jsonrpc":"2.0","method":%b' % encode(method)
     except UnicodeEncodeError as exc:
-        raise InvalidData("the method's name holds half a surrogate pair", next="Send text") from exc
+        raise InvalidDataError("the method's name holds half a surrogate pair", next="Send text") from exc

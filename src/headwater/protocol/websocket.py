@@ -1,7 +1,7 @@
-"""WebSocket, sans I/O: bytes in, whole messages out, and the other way round. For both ends.
+"""WebSocket without I/O, for both ends: bytes in, whole messages out, and the reverse.
 
-The frames are those of the `websockets` library. What it leaves to its shells is here: fragments are put together,
-and binary messages are refused where nobody takes them.
+The `websockets` library reads and writes the frames. What it leaves to its callers is here: fragments are joined, and
+binary messages are refused where they have no meaning.
 """
 
 from __future__ import annotations
@@ -19,40 +19,48 @@ from websockets.uri import parse_uri
 from headwater.protocol.jsonrpc import NULL_ID, error_text, frame_too_long
 
 SUBPROTOCOL = Subprotocol("jsonrpc")
-NORMAL, GOING_AWAY, VANISHED = int(CloseCode.NORMAL_CLOSURE), int(CloseCode.GOING_AWAY), int(CloseCode.ABNORMAL_CLOSURE)
+NORMAL = int(CloseCode.NORMAL_CLOSURE)
+GOING_AWAY = int(CloseCode.GOING_AWAY)
+VANISHED = int(CloseCode.ABNORMAL_CLOSURE)
+POLICY_VIOLATION = int(CloseCode.POLICY_VIOLATION)
+TRY_LATER = int(CloseCode.TRY_AGAIN_LATER)
 
 _CONTROL = (Opcode.PING, Opcode.PONG)
 
 
 class WebSocket:
-    """One end of a connection. Feed it with `receive`, and send what `data_to_send` gives after each call."""
+    """One end of a connection. Feed it with `receive_messages`, and send `data_to_send` after each call."""
 
     def __init__(self, protocol: ServerProtocol | ClientProtocol) -> None:
         self._protocol = protocol
-        self._fragments = bytearray()  # not a list, which would grow with empty ones for ever
+        self._fragments = bytearray()  # not a list, which empty fragments would grow for ever
         self._is_text = True
         self._is_refused = False
         self.takes_binary = False
         self.idle_frames = 0
-        """Frames that carried nothing, until the caller sets it back."""
+        """Frames without data; the caller resets it."""
         self.wants_eof = False
-        """After what is left to send, end the connection."""
-
-    def receive(self, data: bytes) -> list[bytes]:
-        """The texts that are complete with these bytes. What breaks the rules closes the connection."""
-        return [text for text, _ in self.receive_messages(data)]
+        """Close the connection after the data to send."""
+        self.response: Response | None = None
+        """The server's answer to the upgrade request of a client."""
 
     def receive_messages(self, data: bytes) -> list[tuple[bytes, bool]]:
-        """The same with binary messages, if they are taken, in order; True beside the texts."""
+        """The messages that are complete with these bytes, in order, with True for text and False for binary. Data that
+        violates the protocol closes the connection."""
         self._protocol.receive_data(data)
         messages: list[tuple[bytes, bool]] = []
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
-                self._take(event, messages)
+                if event.opcode is Opcode.TEXT and event.fin and event.data and not self._is_refused:  # as a rule
+                    messages.append((bytes(event.data), True))
+                else:
+                    self._take(event, messages)
+            elif isinstance(event, Response):
+                self.response = event
         return messages
 
     def _take(self, frame: Frame, messages: list[tuple[bytes, bool]]) -> None:
-        if self._is_refused:  # with the rest of what was refused
+        if self._is_refused:
             return
         if frame.opcode in _CONTROL or not frame.data:
             self.idle_frames += 1
@@ -73,15 +81,16 @@ class WebSocket:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of a message that is not complete."""
+        """Of a message that is not complete yet."""
         return len(self._protocol.reader.buffer) + len(self._fragments)
 
     def receive_eof(self) -> None:
         self._protocol.receive_eof()
 
-    def send(self, text: bytes) -> None:
-        if self.is_open:
-            self._protocol.send_text(text)
+    def send(self, texts: Sequence[bytes]) -> None:
+        if self._protocol.state is OPEN:
+            for text in texts:
+                self._protocol.send_text(text)
 
     def send_binary(self, data: bytes) -> None:
         if self.is_open:
@@ -96,7 +105,7 @@ class WebSocket:
             self._protocol.send_close(code, reason)
 
     def fail(self, code: int, reason: str) -> None:
-        """Close, and drop what still comes."""
+        """Close, and drop data that still arrives."""
         if self.is_open:
             self._fragments = bytearray()
             self._is_refused = True
@@ -114,7 +123,7 @@ class WebSocket:
 
     @property
     def close_code(self) -> int:
-        """The code the other end closed with, or 1006 if it said nothing."""
+        """The code that the other end closed with; 1006 without a close frame."""
         received = self._protocol.close_rcvd
         return VANISHED if received is None else received.code
 
@@ -142,13 +151,13 @@ class ServerSocket(WebSocket):
         super().__init__(self._server)
 
     def receive_request(self, head: bytes) -> Request | None:
-        """The upgrade request; None if it is not one. Not a byte behind the head, which belongs to `receive`."""
+        """The upgrade request; None if it is not one. Bytes after the head belong to `receive_messages`."""
         self._server.receive_data(head)
         return next((event for event in self._server.events_received() if isinstance(event, Request)), None)
 
     def accept(self, request: Request, *, speaks_rpc: bool = False) -> bool:
-        """Answer with 101, or with what is wrong with the request. `speaks_rpc`: the messages are those of JSON-RPC, so
-        its subprotocol is accepted, and a message over the limit is answered before the close."""
+        """Answer with 101, or with an error if the request is invalid. `speaks_rpc`: the messages are JSON-RPC, so its
+        subprotocol is accepted, and a message over the limit is answered with an error before the close."""
         self._server.speaks_rpc = speaks_rpc
         response = self._server.accept(request)
         self._server.send_response(response)
@@ -169,25 +178,14 @@ class ClientSocket(WebSocket):
         for name, value in headers.items():
             request.headers[name] = value
         self._client.send_request(request)
-        self.response: Response | None = None
-
-    def receive_messages(self, data: bytes) -> list[tuple[bytes, bool]]:
-        self._client.receive_data(data)
-        messages: list[tuple[bytes, bool]] = []
-        for event in self._client.events_received():
-            if isinstance(event, Response):
-                self.response = event
-            elif isinstance(event, Frame):
-                self._take(event, messages)
-        return messages
 
     @property
     def refusal(self) -> str | None:
-        """Why the server did not upgrade, if it did not."""
+        """Why the server refused the upgrade; None if it did not."""
         if self._client.handshake_exc is None:
             return None
         response = self.response
         if response is None:
             return str(self._client.handshake_exc)
-        said = bytes(response.body or b"").decode(errors="replace").strip()
-        return f"{response.status_code} {response.reason_phrase}" + (f": {said}" if said else "")
+        body = bytes(response.body or b"").decode(errors="replace").strip()
+        return f"{response.status_code} {response.reason_phrase}" + (f": {body}" if body else "")

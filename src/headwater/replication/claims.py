@@ -1,9 +1,8 @@
-"""Whose turn it is to push a replica: the server's side of the claims, pure.
+"""Claims of clients that take turns in pushing a replica: the server's side. Pure.
 
-Claims are politeness between clients that coordinate; what makes a push safe is that it is refused when its base is
-not the newest version. A claim lives to its end. A holder that is connected keeps it a little longer, and as long as
-its push runs, because it pushes at the very end of it. One that has gone has `RETURN_MS` to come back; then the claim
-dies, however long it was to last. No write or push is stopped here.
+Claims are advisory; the comparison of the base version ensures correctness. A connected holder keeps its claim a little
+longer than it asked for, and as long as its push runs, because it pushes at the very end. A disconnected holder has
+`RETURN_MS` to reconnect; then the claim ends, however long it was to last. No write or push is stopped here.
 """
 
 from __future__ import annotations
@@ -12,46 +11,46 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from headwater.replication.spans import DAY_MS
+from headwater.replication.timers import DAY_MS
 
-GRACE_MS = 10_000  # how much longer a connected holder keeps its claim, so that its push can begin
-RETURN_MS = 60_000  # for a holder whose connection is lost to come back
+GRACE_MS = 10_000  # that a connected holder keeps its claim after its end, so that its push can begin
+RETURN_MS = 60_000  # for a disconnected holder to reconnect
 CLAIM_MS_MAX = 25 * DAY_MS
 CLAIM_MS_MIN = 1
 
 
-Who = Hashable
-"""A client, over all its connections."""
+ClientIdentity = Hashable
+"""Of a client, over all its connections."""
 
 
-class Answer(NamedTuple):
-    """To a claim: yours for `remaining_ms`, or another's for about so long."""
+class ClaimAnswer(NamedTuple):
+    """Granted for `remaining_ms`, or held by another client for about so long."""
 
     granted: bool
     remaining_ms: int
 
 
-class ClaimDesk:
-    """The claims of one replica. A client may be joined several times: a lost connection is often noticed late."""
+class ClaimRegistry:
+    """The claims of one replica. A client may join several times: a lost connection is often noticed late."""
 
     def __init__(self) -> None:
-        self._joined: Counter[Who] = Counter()
-        self._pushing: Counter[Who] = Counter()
-        self._holder: Who | None = None
+        self._joined: Counter[ClientIdentity] = Counter()
+        self._pushing: Counter[ClientIdentity] = Counter()
+        self._holder: ClientIdentity | None = None
         self._ends_ms = 0
         self._gone_ms: int | None = None
-        """Since when the holder has no connection."""
+        """When the holder disconnected."""
 
-    def join(self, client: Who, now: int) -> int | None:
-        """A connection of this client begins; what remains of another's live claim."""
+    def join(self, client: ClientIdentity, now: int) -> int | None:
+        """A connection of this client begins; returns the rest of another client's claim."""
         remaining_ms = self.remaining_ms(now) if self.holder(now) not in (None, client) else None
         self._joined[client] += 1
         if self._holder == client:
             self._gone_ms = None
         return remaining_ms
 
-    def leave(self, client: Who, now: int) -> bool:
-        """A connection of this client ended. Whether it has a claim, which dies if it does not come back."""
+    def leave(self, client: ClientIdentity, now: int) -> bool:
+        """A connection of this client ended. Returns whether it holds a claim, which ends unless it reconnects."""
         self.holder(now)
         _one_less(self._joined, client)
         if self._holder != client or client in self._joined:
@@ -59,33 +58,33 @@ class ClaimDesk:
         self._gone_ms = now
         return True
 
-    def claim(self, client: Who, span_ms: int, now: int) -> Answer:
-        """The first wins; the holder may extend, never shorten: for that it releases."""
+    def claim(self, client: ClientIdentity, span_ms: int, now: int) -> ClaimAnswer:
+        """The first client wins; the holder may extend its claim, and shorten it only by a release."""
         holder = self.holder(now)
         if holder not in (None, client):
-            return Answer(False, self.remaining_ms(now))
+            return ClaimAnswer(False, self.remaining_ms(now))
         ends_ms = now + min(max(span_ms, CLAIM_MS_MIN), CLAIM_MS_MAX)
         self._ends_ms = ends_ms if holder is None else max(ends_ms, self._ends_ms)
         self._holder, self._gone_ms = client, None
-        return Answer(True, self._ends_ms - now)
+        return ClaimAnswer(True, self._ends_ms - now)
 
-    def release(self, client: Who, now: int) -> bool:
-        """Whether this client held the claim, which is free now."""
+    def release(self, client: ClientIdentity, now: int) -> bool:
+        """Returns whether this client held the claim, which is free now."""
         if self.holder(now) != client:
             return False
         self._holder = None
         return True
 
-    def push_began(self, client: Who, now: int) -> None:
+    def push_began(self, client: ClientIdentity, now: int) -> None:
         self.holder(now)
         self._pushing[client] += 1
 
-    def push_ended(self, client: Who, now: int) -> None:
+    def push_ended(self, client: ClientIdentity, now: int) -> None:
         self.holder(now)
         _one_less(self._pushing, client)
 
-    def holder(self, now: int) -> Who | None:
-        """Who has a live claim. Asked before every change of who is there, so that what ended does not come back."""
+    def holder(self, now: int) -> ClientIdentity | None:
+        """The client that holds the claim. Called before every change, so that an ended claim does not come back."""
         if self._holder is not None and now >= self._ends():
             late_by_ms = now - self._ends_ms
             connected = self._holder in self._joined
@@ -94,7 +93,7 @@ class ClaimDesk:
         return self._holder
 
     def remaining_ms(self, now: int) -> int:
-        """How long the live claim goes on for sure, 0 when there is none; of one past its end, when to ask again."""
+        """How long the claim lasts at least, 0 without one; past its end, when to ask again."""
         if self.holder(now) is None:
             return 0
         if now < (ends_ms := self._ends()):
@@ -108,7 +107,7 @@ class ClaimDesk:
         return min(self._ends_ms, self._gone_ms + RETURN_MS)
 
 
-def _one_less(counts: Counter[Who], client: Who) -> None:
+def _one_less(counts: Counter[ClientIdentity], client: ClientIdentity) -> None:
     counts[client] -= 1
     if counts[client] <= 0:
         del counts[client]

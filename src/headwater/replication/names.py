@@ -1,21 +1,21 @@
-"""Names: of replicas and versions, of the places that a sync goes from and to, and of what is said on the way."""
+"""Names of replicas and versions, and the places between which a sync copies: files and urls. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from headwater.errors import InvalidOption, InvalidTopic, UnknownReplica
+from headwater.errors import InvalidOptionError, InvalidTopicError, UnknownReplicaError
+from headwater.replication.protocol import PREFIX, SessionKind
 from headwater.topics import check_topic
 
 NAMESPACE_CHARS_MAX = 64
 NAME_CHARS_MAX = 128
 VERSION_DIGITS_MAX = 9
-RANGES_TOLD_MAX = 20  # of kept versions, in an error
+RANGES_SHOWN_MAX = 20  # of kept versions, in an error
 
 _NAMESPACE = re.compile(rf"[A-Za-z0-9_-]{{1,{NAMESPACE_CHARS_MAX}}}")
 _NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{NAME_CHARS_MAX - 1}}}")
@@ -29,16 +29,6 @@ _PORTS = {"ws": 80, "wss": 443}
 _MEANT = {"http": "ws", "https": "wss"}
 _HOW_REMOTE = "Write it as ws://host:port/namespace/name, with @3, @latest or @latest-2 behind for a version"
 
-# What both sides say in the texts of a session, and where sessions are.
-PREFIX = "/sapi/"
-CONFIG, MESSAGE, ABORT = "CONFIG=", "MESSAGE=", "ABORT="
-CLAIM, CHANGED, RELEASE, LATEST = "SQLRSYNC_CLAIM", "SQLRSYNC_CHANGED", "SQLRSYNC_RELEASE", "LATEST_VERSION"
-MESSAGE_CHARS_MAX = 4096
-
-Session = Literal["push", "pull", "subscribe"]
-ReportKind = Literal["network", "partial", "conflict", "local"]
-"""Of what went wrong at a client."""
-
 
 class ReplicaName(msgspec.Struct, frozen=True, order=True):
     """`namespace/name`. Nothing in it can be read as a path, a topic with empty tokens, or a version."""
@@ -48,30 +38,30 @@ class ReplicaName(msgspec.Struct, frozen=True, order=True):
 
     def __post_init__(self) -> None:
         if not _NAMESPACE.fullmatch(self.namespace):
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"{self.namespace[:80]!r} is no namespace of replicas",
                 next=f"Use 1 to {NAMESPACE_CHARS_MAX} letters, digits, - or _",
             )
         if not _NAME.fullmatch(self.name) or ".." in self.name or self.name.endswith("."):
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"{self.name[:160]!r} is no name of a replica",
                 next=f"Use 1 to {NAME_CHARS_MAX} letters, digits, -, _ or single dots; no dot first or last",
             )
         try:
             check_topic(self.topic)
-        except InvalidTopic as exc:
-            raise InvalidOption(f"{self.name!r} makes no topic: {exc.why}", next="Use fewer dots") from None
+        except InvalidTopicError as exc:
+            raise InvalidOptionError(f"{self.name!r} makes no topic: {exc.why}", next="Use fewer dots") from None
 
     @classmethod
     def parse(cls, text: str) -> ReplicaName:
         namespace, slash, name = text.partition("/")
         if not slash or "/" in name:
-            raise InvalidOption(f"{text[:200]!r} is no name of a replica", next="Write it as namespace/name")
+            raise InvalidOptionError(f"{text[:200]!r} is no name of a replica", next="Write it as namespace/name")
         return cls(namespace, name)
 
     @property
     def topic(self) -> str:
-        """Where each new version of it is told."""
+        """The topic of the messages about its versions."""
         return f"replica.{self.namespace}.{self.name}"
 
     @property
@@ -85,7 +75,7 @@ class ReplicaName(msgspec.Struct, frozen=True, order=True):
 
 
 class VersionName(msgspec.Struct, frozen=True):
-    """A version by its number, or by how far it lies behind the newest."""
+    """A version by its number, or by its distance from the newest."""
 
     number: int | None = None
     back: int = 0
@@ -95,25 +85,25 @@ class VersionName(msgspec.Struct, frozen=True):
         """`@3`, `@v3`, `@latest` or `@latest-2`; the @ may be left out."""
         found = _VERSION.fullmatch(text)
         if found is None:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"{text[:40]!r} names no version", next="Write @3 or @v3 (from 1 on), @latest or @latest-2"
             )
         number, back = found["number"], found["back"]
         return cls(int(number) if number else None, int(back or 0))
 
     def number_from(self, newest: int) -> int:
-        """The number that is meant, whether or not there is such a version."""
+        """The number of the version, which need not exist."""
         return newest - self.back if self.number is None else self.number
 
     def pick(self, newest: int, kept: Collection[int]) -> int:
-        """The number that is meant, if it is among the kept ones; `newest` is 0 while there is none."""
+        """The number of the version if it is kept, otherwise UnknownReplicaError; `newest` is 0 while there is none."""
         number = self.number_from(newest)
         if number in kept:
             return number
         if newest == 0:
-            raise UnknownReplica("there is no version yet", where=str(self), next="Push one first")
+            raise UnknownReplicaError("there is no version yet", where=str(self), next="Push one first")
         why = "there is no such version" if number < 1 or number > newest else f"version {number} is not kept any more"
-        raise UnknownReplica(why, where=str(self), next=f"Kept are {_ranges(kept)}; the newest is {newest}")
+        raise UnknownReplicaError(why, where=str(self), next=f"Kept are {_ranges(kept)}; the newest is {newest}")
 
     def __str__(self) -> str:
         if self.number is not None:
@@ -124,7 +114,7 @@ class VersionName(msgspec.Struct, frozen=True):
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """A replica on a server, and the version of it that is meant, if one was named."""
+    """A replica on a server, and a version of it if one was named."""
 
     url_base: str
     name: ReplicaName
@@ -132,11 +122,11 @@ class Remote(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """By which a client remembers what it synced with: without the version, and there are no secrets in it."""
+        """The url without the version, by which a client keeps its state. It holds no secrets."""
         return f"{self.url_base}/{self.name.path}"
 
-    def endpoint(self, session: Session) -> str:
-        """The url of a session. Only a pull names its version there; a push says its base in the session."""
+    def endpoint(self, session: SessionKind) -> str:
+        """The url of a session. Only a pull names its version there; a push sends its base in the session."""
         version = str(self.version) if session == "pull" and self.version is not None else ""
         return f"{self.url_base}{PREFIX}{session}/{self.name.path}{version}"
 
@@ -154,21 +144,21 @@ class Local(msgspec.Struct, frozen=True):
 
 
 def place_of(text: str) -> Local | Remote:
-    """What begins like a url is a server's; all else, however odd, is a path."""
+    """A text that begins like a url names a replica; all others are paths."""
     found = _URL.match(text)
     if found is None:
         if not text or "\0" in text:
-            raise InvalidOption("a path cannot be empty or hold a zero byte", next="Name a database file")
+            raise InvalidOptionError("a path cannot be empty or hold a zero byte", next="Name a database file")
         if slip := _SLIP.fullmatch(text):
             lacks = "slash" if ":" in text[: slip.start("rest")] else "colon"
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"this looks like a url that lacks a {lacks}", next=_meant(slip["scheme"], slip["rest"])
             )
         if host := _HOST.match(text):
             server = host[1] + (host[2] if host[2] != ":" else ":8765")
             path = text[host.end() :].lstrip("/")
-            raise InvalidOption(
-                "this looks like a place on another machine",
+            raise InvalidOptionError(
+                "this looks like a file on another machine",
                 where=text,
                 next=f"Did you mean ws://{server}/{path}? If it is a file here, write ./{text}",
             )
@@ -176,12 +166,12 @@ def place_of(text: str) -> Local | Remote:
     scheme = found["scheme"].lower()
     if scheme not in _PORTS:
         next = _meant(scheme, text[found.end() :]) if scheme in _MEANT else _HOW_REMOTE
-        raise InvalidOption(f"a replica is not reached by {scheme}://", next=next)
+        raise InvalidOptionError(f"a replica is not reached by {scheme}://", next=next)
     return _remote(scheme, text)
 
 
 def _meant(scheme: str, rest: str) -> str:
-    """What may hold a secret is not repeated."""
+    """A correction, unless the text may hold a secret."""
     host, _, _ = rest.partition("/")
     if "@" in host or "?" in rest:
         return _HOW_REMOTE
@@ -190,41 +180,43 @@ def _meant(scheme: str, rest: str) -> str:
 
 
 def split_version(text: str) -> tuple[str, VersionName | None]:
-    """`ns/name@3` in two; for what has no @, None."""
+    """Split `ns/name@3`; the version is None without an @."""
     path, at, version = text.partition("@")
     return path, VersionName.parse(f"@{version}") if at else None
 
 
 def _remote(scheme: str, text: str) -> Remote:
-    """What a url may hold besides the name could be a secret, so no error repeats it."""
+    """Errors do not repeat the parts of a url that could be a secret."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise InvalidOption("this url has no readable host and port", next=_HOW_REMOTE) from None
+        raise InvalidOptionError("this url has no readable host and port", next=_HOW_REMOTE) from None
     if "@" in parts.netloc:
-        raise InvalidOption("keys and passwords do not belong in a url", next="Give the key by --pushKey or --pullKey")
+        raise InvalidOptionError(
+            "keys and passwords do not belong in a url", next="Give the key by --pushKey or --pullKey"
+        )
     if parts.query or parts.fragment or "?" in text or "#" in text:
-        raise InvalidOption("the url of a replica ends with its name: no ? and no #", next=_HOW_REMOTE)
+        raise InvalidOptionError("the url of a replica ends with its name: no ? and no #", next=_HOW_REMOTE)
     if not host or any(character.isspace() for character in parts.netloc):
-        raise InvalidOption("this url has no readable host", next=_HOW_REMOTE)
+        raise InvalidOptionError("this url has no readable host", next=_HOW_REMOTE)
     path, version = split_version(parts.path)
     segments = path.removeprefix("/").split("/")
     if len(segments) != 2 or not all(segments):
         why = f"{path[:200]!r} is not namespace/name" if path.strip("/") else "this names a server and no replica"
-        raise InvalidOption(why, where=f"{scheme}://{parts.netloc}", next=_HOW_REMOTE)
+        raise InvalidOptionError(why, where=f"{scheme}://{parts.netloc}", next=_HOW_REMOTE)
     shown_host = f"[{host}]" if ":" in host else host
     shown_port = "" if port in (None, _PORTS[scheme]) else f":{port}"
     return Remote(f"{scheme}://{shown_host}{shown_port}", ReplicaName(*segments), version)
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """`1, 4-9`: the newest ranges, when there are very many."""
+    """`1, 4-9`; only the newest ranges if there are very many."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][1] == number - 1:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    told = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[-RANGES_TOLD_MAX:]]
-    return ", ".join(["…"] * (len(ranges) > RANGES_TOLD_MAX) + told) or "none"
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[-RANGES_SHOWN_MAX:]]
+    return ", ".join(["…"] * (len(ranges) > RANGES_SHOWN_MAX) + shown) or "none"

@@ -1,4 +1,4 @@
-"""What a push, pull or copy tells: while it runs, and when it is done."""
+"""The progress and the outcome of a push, pull or copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Progress(NamedTuple):
     sent: int
     received: int
     total_estimate: int
-    """Bytes that move at most: those of the whole database. What is there already does not move."""
+    """The size of the whole database, the most bytes that can move."""
     phase: Phase
 
 
@@ -24,9 +24,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     remote: str
     """Of a copy: the target."""
     version: int | None
-    """Of the replica, after it; none for a copy and for a dry push."""
+    """Of the replica, afterwards; None for a copy and for a dry push."""
     is_new: bool
-    """False: nothing had changed. Of a dry run: whether anything would."""
+    """False: nothing had changed."""
     base: int | None
     size: int
     pages: int
@@ -37,7 +37,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     changed_pages: int
     dbhash: str | None
     dry: bool
-    """Nothing was changed; `sent` or `received` and `changed_pages` are what would have moved."""
+    """Neither database was changed; the pages were transferred and discarded."""
     speedup: float = 0.0
     """The size of the database over the bytes that moved."""
 

@@ -1,9 +1,10 @@
-"""One push: the database here becomes the newest version of its replica, or nothing changes there."""
+"""One push: the local database becomes the newest version of its replica, or nothing changes on the server."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 import uuid
 from collections.abc import Coroutine
@@ -12,39 +13,48 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import DiskFull, HeadwaterError, InvalidOption, ReplicationFailed, VersionConflict
-from headwater.replication.asking import newest_of
-from headwater.replication.beside import Beside, Noted
-from headwater.replication.conflicts import (
-    Recognised,
-    another_replica,
-    half_pulled,
-    no_such_base,
-    nothing_written,
-    recognised,
-    stale,
+from headwater.errors import (
+    DiskFullError,
+    HeadwaterError,
+    InvalidOptionError,
+    ReplicationFailedError,
+    VersionConflictError,
 )
-from headwater.replication.database_file import settle, shape_aside
-from headwater.replication.first_page import rest_of_first_page
-from headwater.replication.link import CLOSED_EARLY, Link, Number, ReplicaID, abort_of, as_partial, is_cut
-from headwater.replication.names import ABORT, MESSAGE, MESSAGE_CHARS_MAX, Remote
+from headwater.replication.connection import (
+    CLOSED_EARLY,
+    ReplicaConnection,
+    abort_of,
+    as_partial,
+    is_cut,
+    newest_version,
+)
+from headwater.replication.integrity import HashProcess
+from headwater.replication.local_database import first_page_hash_of_copy, require_shape, settle
+from headwater.replication.names import Remote
 from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
-from headwater.replication.proof import Hashing
-from headwater.replication.rsync_stream import (
+from headwater.replication.protocol import (
+    ABORT,
+    MESSAGE,
+    MESSAGE_CHARS_MAX,
+    NewestVersion,
+    PushCommitted,
+    PushReady,
+)
+from headwater.replication.rsync import (
     BEGIN_BYTES,
     END,
-    LAST_BYTES,
+    END_BYTES,
     REPLICA_ERROR,
     TXN,
     OriginStream,
+    RsyncProcess,
     error_at_the_end,
 )
-from headwater.replication.snapshot import Snapshot, snapshot_aside
+from headwater.replication.snapshot import Snapshot, take_snapshot
+from headwater.replication.sync_state import SyncRecord, SyncState
 from headwater.replication.threads import thread_to_its_end
-from headwater.replication.tools import End
 
-LAST_WORD_S_MAX = 2.0  # for the server to say why, when its end has failed
-
+ABORT_S_MAX = 2.0  # for the server's reason to arrive, when its process has failed
 
 logger = logging.getLogger("headwater")
 
@@ -60,63 +70,48 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, message="")
 
 
-class Ready(msgspec.Struct, rename="camel"):
-    """The server's CONFIG before the pages."""
-
-    replica_id: ReplicaID | None = msgspec.field(name="replicaID", default=None)
-    base: Number = 0
-    ready: bool = False
-
-
-class Committed(msgspec.Struct, rename="camel"):
-    """The server's CONFIG after them."""
-
-    version: Number = msgspec.field(name="committedVersionID")
-    is_new: bool = False
-    changed_pages: Number = 0
-    replica_id: ReplicaID | None = msgspec.field(name="replicaID", default=None)
-
-
 async def push(local: str, remote: Remote, options: PushOptions, progress: OnProgress | None = None) -> Outcome:
-    """Raises VersionConflict when the replica has a newer version than the one this database comes from."""
-    if len(options.message) > MESSAGE_CHARS_MAX:
-        raise InvalidOption(f"a message has at most {MESSAGE_CHARS_MAX} characters", where=remote.key)
-    consent = _consent(remote)
-    with Beside(local) as beside:
-        noted = beside.noted(remote)
+    """Raises VersionConflictError when the replica has a newer version than the one this database comes from.
 
-        async def attempt(noted: Noted, *, is_first: bool) -> Outcome:
+    A dry run transfers the pages too; the server discards them."""
+    if len(options.message) > MESSAGE_CHARS_MAX:
+        raise InvalidOptionError(f"a message has at most {MESSAGE_CHARS_MAX} characters", where=remote.key)
+    named_base = _named_base(remote)
+    with SyncState(local) as state:
+        record = state.load(remote)
+
+        async def attempt(record: SyncRecord, *, is_first: bool) -> Outcome:
             async with AsyncExitStack() as stack:
-                pushing = _Push(local, remote, options, progress, beside, stack)
-                return await pushing.run(consent, noted, may_recognise=is_first)
+                pushing = _Push(local, remote, options, progress, state, stack)
+                return await pushing.run(named_base, record, may_recognise=is_first)
 
         try:
-            return await attempt(noted, is_first=True)
-        except Recognised as exc:
-            noted = exc.noted
-            logger.info("%s is known as version %d of %s", local, noted.base, remote.key)
-        except VersionConflict as exc:
-            is_gone = not exc.newest and noted.base > 0
-            if not is_gone or consent is not None:
+            return await attempt(record, is_first=True)
+        except _Recognised as exc:
+            record = exc.record
+            logger.info("%s is known as version %d of %s", local, record.base, remote.key)
+        except VersionConflictError as exc:
+            is_lost = not exc.newest and record.base > 0
+            if not is_lost or named_base is not None:
                 raise
-            # Where nothing is, nothing can be overwritten; a server that lost its disk is to be filled again.
+            # A replica without versions has nothing to overwrite: the server has lost its disk and is filled again.
             would = "would be" if options.dry else "is"
             logger.warning("the server has no version of %s any more: it %s pushed anew", remote.key, would)
-            noted = Noted()
+            record = SyncRecord()
         if not options.dry:
-            beside.note(remote, noted)
-        return await attempt(noted, is_first=False)
+            state.save(remote, record)
+        return await attempt(record, is_first=False)
 
 
-def _consent(remote: Remote) -> int | str | None:
-    """The base that the caller names, if any: `@4` or `@latest`."""
+def _named_base(remote: Remote) -> int | str | None:
+    """The base that the caller insists on, if any: `@4` or `@latest`."""
     version = remote.version
     if version is None:
         return None
     if version.number is not None:
         return int(version.number)
     if version.back:
-        raise InvalidOption(
+        raise InvalidOptionError(
             "a push is from a version by its number, or over the newest one",
             where=remote.key,
             next="Write @4 or @latest",
@@ -131,67 +126,68 @@ class _Push:
         remote: Remote,
         options: PushOptions,
         progress: OnProgress | None,
-        beside: Beside,
+        state: SyncState,
         stack: AsyncExitStack,
     ) -> None:
         self._local = local
         self._remote = remote
         self._options = options
         self._progress = progress
-        self._beside = beside
+        self._state = state
         self._stack = stack
-        self._link = Link(remote.endpoint("push"), key=options.key, ca=options.ca, client_id=options.client_id)
-        self._sent = 0
+        self._connection = ReplicaConnection(
+            remote.endpoint("push"), key=options.key, ca=options.ca, client_id=options.client_id
+        )
+        self._sent = OriginStream()
         self._received = 0
         self._size = 0
 
-    async def run(self, consent: int | str | None, noted: Noted, *, may_recognise: bool) -> Outcome:
+    async def run(self, named_base: int | str | None, record: SyncRecord, *, may_recognise: bool) -> Outcome:
         started_s = time.monotonic()
-        # While it is not known what became of a push, the next ones go by the same id: whichever the server takes, and
-        # be it the first one, late, it is known as ours.
-        push_id = noted.last_push_id or uuid.uuid4().hex
-        if consent is None and noted.pulling is not None:
-            raise half_pulled(self._remote, self._local)
-        self._tell("preparing")
-        await shape_aside(self._beside.database)  # what is no database is not the server's business
+        # While the result of a push is unknown, the next ones use the same id: whichever of them the server accepts,
+        # even the first one late, it is recognised as ours.
+        push_id = record.last_push_id or uuid.uuid4().hex
+        if named_base is None and record.pulling is not None:
+            raise _half_pulled(self._remote, self._local)
+        self._report("preparing")
+        await require_shape(self._state.database)  # refuses before the server is asked
         taken = await self._snapshot_and_connect()
         self._size = taken.size
+        self._sent = OriginStream(taken.page_size)
         hashing = None
         if taken.is_copy and not self._options.dry:
-            hashing = Hashing(taken.path)
+            hashing = HashProcess(taken.path)
             self._stack.push_async_callback(hashing.gone)
         if not taken.is_copy:
             self._stack.push_async_callback(settle, taken.path)
-        origin = await End.origin(taken.path)
+        origin = await RsyncProcess.origin(taken.path)
         self._stack.push_async_callback(origin.gone)
         try:
-            agreed = await self._ask(taken, noted, noted.base if consent is None else consent, push_id)
-        except VersionConflict as exc:
-            if consent is None and exc.newest:
-                raise await self._explained(exc, taken, noted, may_recognise) from exc
-            if isinstance(consent, int) and consent > exc.newest:
-                raise no_such_base(exc, consent, self._remote) from exc
+            agreed = await self._begin(taken, record, record.base if named_base is None else named_base, push_id)
+        except VersionConflictError as exc:
+            if named_base is None and exc.newest:
+                raise await self._explained(exc, taken, record, may_recognise) from exc
+            if isinstance(named_base, int) and named_base > exc.newest:
+                raise _no_such_base(exc, named_base, self._remote) from exc
             raise
-        head = await asyncio.to_thread(rest_of_first_page, taken)
-        if consent is None and noted.base and noted.replica_id not in (None, agreed.replica_id):
-            raise another_replica(agreed.base, self._remote)
+        head = None
+        if taken.is_copy:
+            head = await asyncio.to_thread(first_page_hash_of_copy, taken.path, taken.page_size)
+        if named_base is None and record.base and record.replica_id not in (None, agreed.replica_id):
+            raise _another_replica(agreed.base, self._remote)
         try:
             if self._options.dry:
-                stream = await self._count(origin)
-                is_alike = agreed.base == noted.base > 0 and head == noted.head is not None
-                # The counters of its first page are all that differs: of this the server makes no version.
-                pages = 0 if stream.pages == 1 and stream.has_first_page and is_alike else stream.pages
-                committed, dbhash = Committed(version=0, changed_pages=pages, is_new=pages > 0), None
+                committed, dbhash = await self._dry_run(origin, agreed, record, head), None
             else:
-                attempt = _attempt(noted, consent, agreed, push_id)
+                attempt = _attempt(record, named_base, agreed, push_id)
                 committed, dbhash = await self._move_and_commit(origin, hashing, attempt)
         except HeadwaterError as exc:
             raise as_partial(exc) from exc
         if not self._options.dry:
             replica_id = committed.replica_id or agreed.replica_id
-            result = Noted(replica_id=replica_id, base=committed.version, dbhash=dbhash, head=head)
-            # If a crash of the machine takes it back, the server knows the push by its id, which is on disk.
-            self._beside.note(self._remote, result, durable=False)
+            result = SyncRecord(replica_id=replica_id, base=committed.version, dbhash=dbhash, head=head)
+            # If a crash of the machine reverts it, the server recognises the push by its id, which is on disk.
+            self._state.save(self._remote, result, durable=False)
         return Outcome(
             kind="push",
             local=self._local,
@@ -202,7 +198,7 @@ class _Push:
             size=taken.size,
             pages=taken.pages,
             page_size=taken.page_size,
-            sent=self._sent,
+            sent=self._sent.bytes,
             received=self._received,
             seconds=time.monotonic() - started_s,
             changed_pages=committed.changed_pages,
@@ -210,172 +206,236 @@ class _Push:
             dry=self._options.dry,
         )
 
-    def _tell(self, phase: Phase) -> None:
+    def _report(self, phase: Phase) -> None:
         if self._progress is not None:
-            self._progress(Progress(self._sent, self._received, self._size, phase))
-
-    async def _explained(
-        self, conflict: VersionConflict, taken: Snapshot, noted: Noted, may_recognise: bool
-    ) -> VersionConflict | Recognised:
-        newest = await asyncio.to_thread(newest_of, self._remote, self._options.key, self._options.ca)
-        here = None
-        if taken.is_copy and (noted.dbhash or (newest is not None and newest.dbhash)):
-            hashing = Hashing(taken.path)
-            self._stack.push_async_callback(hashing.gone)
-            here = await asyncio.to_thread(hashing.result_if_any)
-        if may_recognise and newest is not None:
-            known = recognised(newest, here, noted, self._beside)
-            if known is not None:
-                return Recognised(known)
-        if noted.base and here is not None and here == noted.dbhash:
-            return nothing_written(conflict, noted.base, self._remote, self._local)
-        return stale(conflict, noted.base, self._remote)
-
-    async def _move_and_commit(
-        self, origin: End, hashing: Hashing | None, attempt: Noted
-    ) -> tuple[Committed, str | None]:
-        noting = asyncio.create_task(thread_to_its_end(self._beside.note, self._remote, attempt))
-        self._stack.push_async_callback(lambda: asyncio.gather(noting, return_exceptions=True))
-        await self._move(origin)
-        self._tell("finishing")
-        dbhash = await asyncio.to_thread(hashing.result_if_any) if hashing else None
-        await noting
-        return await self._complete(dbhash), dbhash
+            self._progress(Progress(self._sent.bytes, self._received, self._size, phase))
 
     async def _snapshot_and_connect(self) -> Snapshot:
-        """Both at once; when there is no connection, the snapshot is not waited for."""
-        copying = asyncio.create_task(snapshot_aside(self._beside.database, self._beside.snapshot_path))
+        """Both at once; without a connection the snapshot is cancelled."""
+        copying = asyncio.create_task(take_snapshot(self._state.database, self._state.snapshot_path))
         try:
-            await self._stack.enter_async_context(self._link)
+            await self._stack.enter_async_context(self._connection)
             return await copying
         finally:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
 
-    async def _ask(self, taken: Snapshot, noted: Noted, base: int | str, push_id: str) -> Ready:
+    async def _begin(self, taken: Snapshot, record: SyncRecord, base: int | str, push_id: str) -> PushReady:
         if self._options.message:
-            await self._link.send_text(MESSAGE + self._options.message)
-        await self._link.send_config(
+            await self._connection.send_text(MESSAGE + self._options.message)
+        await self._connection.send_config(
             {
                 "base": base,
                 "pushID": push_id,
-                "lastPushID": noted.last_push_id,
-                "baseHash": noted.dbhash if base == noted.base else None,
+                "lastPushID": record.last_push_id,
+                "baseHash": record.dbhash if base == record.base else None,
                 "pageSize": taken.page_size,
                 "pages": taken.pages,
                 "dry": self._options.dry,
             }
         )
-        agreed = await self._link.config(Ready)
+        agreed = await self._connection.config(PushReady)
         if not agreed.ready:
-            raise ReplicationFailed("the server is not ready", where=self._link.shown)
+            raise ReplicationFailedError("the server is not ready", where=self._connection.shown)
         return agreed
 
-    async def _move(self, origin: End) -> None:
-        """All pages; returns when our end has gone and is content."""
-        back = asyncio.create_task(self._hear(origin))
+    async def _explained(
+        self, conflict: VersionConflictError, taken: Snapshot, record: SyncRecord, may_recognise: bool
+    ) -> VersionConflictError | _Recognised:
+        newest = await asyncio.to_thread(newest_version, self._remote, self._options.key, self._options.ca)
+        here = None
+        if taken.is_copy and (record.dbhash or (newest is not None and newest.dbhash)):
+            hashing = HashProcess(taken.path)
+            self._stack.push_async_callback(hashing.gone)
+            here = await asyncio.to_thread(hashing.result_if_any)
+        if may_recognise and newest is not None:
+            known = _recognised(newest, here, record, self._state)
+            if known is not None:
+                return _Recognised(known)
+        if record.base and here is not None and here == record.dbhash:
+            return _nothing_written(conflict, record.base, self._remote, self._local)
+        return _stale(conflict, record.base, self._remote)
+
+    # --- the pages ----------------------------------------------------------------------------------------------
+
+    async def _dry_run(
+        self, origin: RsyncProcess, agreed: PushReady, record: SyncRecord, head: str | None
+    ) -> PushCommitted:
+        await self._move(origin)
+        await self._connection.send_config({"complete": True, "dry": True})
+        is_first_page_same = agreed.base == record.base > 0 and head == record.head is not None
+        pages = self._sent.changed_pages(is_first_page_same=is_first_page_same)
+        return PushCommitted(version=0, changed_pages=pages, is_new=pages > 0)
+
+    async def _move_and_commit(
+        self, origin: RsyncProcess, hashing: HashProcess | None, attempt: SyncRecord
+    ) -> tuple[PushCommitted, str | None]:
+        saving = asyncio.create_task(thread_to_its_end(self._state.save, self._remote, attempt))
+        self._stack.push_async_callback(lambda: asyncio.gather(saving, return_exceptions=True))
+        await self._move(origin)
+        self._report("finishing")
+        dbhash = await asyncio.to_thread(hashing.result_if_any) if hashing else None
+        await saving
+        return await self._complete(dbhash), dbhash
+
+    async def _move(self, origin: RsyncProcess) -> None:
+        """Send all pages; returns when the origin has exited without an error."""
+        receiving = asyncio.create_task(self._receive(origin))
         try:
-            await self._unless_aborted(self._speak(origin), back)
+            await self._unless_aborted(self._send(origin), receiving)
             try:
                 await origin.wait()
-            except ReplicationFailed as exc:
-                # It repeats what the server's end told it; the server itself may say it better.
-                await asyncio.wait({back}, timeout=LAST_WORD_S_MAX)
-                if back.done():
-                    await back
-                raise _at_the_server(exc.why, self._link.shown) from exc
-            if back.done():
-                await back
+            except ReplicationFailedError as exc:
+                # It repeats the error of the server's process; the server's ABORT may explain it better.
+                await asyncio.wait({receiving}, timeout=ABORT_S_MAX)
+                if receiving.done():
+                    await receiving
+                raise _at_the_server(exc.why, self._connection.shown) from exc
+            if receiving.done():
+                await receiving
         finally:
-            back.cancel()
-            await asyncio.gather(back, return_exceptions=True)
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
 
-    async def _unless_aborted(self, work: Coroutine[Any, Any, None], back: asyncio.Task[None]) -> None:
-        """Do it, unless the server ends the session first: then raise why."""
+    async def _unless_aborted(self, work: Coroutine[Any, Any, None], receiving: asyncio.Task[None]) -> None:
+        """Do the work; raises the server's reason if it ends the session first."""
         working = asyncio.create_task(work)
         try:
-            await self._link.first_of(working, back, lambda: self._sent + self._received)
-            if not working.done() or (back.done() and is_cut(working)):
-                await back
+            await self._connection.first_of(working, receiving, lambda: self._sent.bytes + self._received)
+            if not working.done() or (receiving.done() and is_cut(working)):
+                await receiving
             await working
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
 
-    async def _speak(self, origin: End) -> None:
+    async def _send(self, origin: RsyncProcess) -> None:
         head = tail = b""
         while data := await origin.read():
-            await self._link.send(data)
-            self._sent += len(data)
+            await self._connection.send(data)
+            self._sent.feed(data)
             head = head if len(head) == BEGIN_BYTES else (head + data[:BEGIN_BYTES])[:BEGIN_BYTES]
-            tail = (tail + data[-LAST_BYTES:])[-LAST_BYTES:]
+            tail = (tail + data[-END_BYTES:])[-END_BYTES:]
             if tail == bytes([TXN]) + head[-4:] + bytes([END]):
-                # It has said all, and goes when it knows that it will hear no more. Should a page happen to look like
-                # this, no harm is done: while pages are sent, an origin does not listen.
+                # The last message; the origin exits when its input is closed. If a page happens to end like this, no
+                # harm is done: while an origin sends pages, it does not read.
                 origin.close_input()
-            self._tell("moving")
+            self._report("moving")
 
-    async def _hear(self, origin: End) -> None:
+    async def _receive(self, origin: RsyncProcess) -> None:
         """Until cancelled; ends only by an error."""
         while True:
-            frame = await self._link.next()
+            frame = await self._connection.next()
             if isinstance(frame, bytes):
                 self._received += len(frame)
-                if origin.is_deaf:
-                    _refuse_last_words(frame, self._link.shown)
+                if origin.is_input_closed:
+                    _refuse_last_messages(frame, self._connection.shown)
                 await origin.write(frame)
             elif frame is None:
-                raise ReplicationFailed(CLOSED_EARLY, where=self._link.shown)
+                raise ReplicationFailedError(CLOSED_EARLY, where=self._connection.shown)
             elif frame.startswith(ABORT):
-                raise abort_of(frame, self._link.shown)
+                raise abort_of(frame, self._connection.shown)
 
-    async def _count(self, origin: End) -> OriginStream:
-        """Up to the first page as in earnest; then the pages are counted here and go nowhere."""
-        stream = OriginStream()
-        back = asyncio.create_task(self._hear(origin))
-        try:
-            await self._unless_aborted(self._speak_dry(origin, stream), back)
-        finally:
-            back.cancel()
-            await asyncio.gather(back, return_exceptions=True)
-        await self._link.send_config({"complete": True, "dry": True})
-        return stream
-
-    async def _speak_dry(self, origin: End, stream: OriginStream) -> None:
-        while not stream.ended and (data := await origin.read()):
-            through = stream.feed(data)
-            if through:
-                await self._link.send(through)
-            self._sent += len(data)
-        stream.finish()
-
-    async def _complete(self, dbhash: str | None) -> Committed:
-        await self._link.send_config({"complete": True, "dbhash": dbhash})
+    async def _complete(self, dbhash: str | None) -> PushCommitted:
+        await self._connection.send_config({"complete": True, "dbhash": dbhash})
         while True:
-            frame = await self._link.answer()
+            frame = await self._connection.answer()
             if frame is None:
-                raise ReplicationFailed("the server closed the session without an answer", where=self._link.shown)
+                raise ReplicationFailedError(
+                    "the server closed the session without an answer", where=self._connection.shown
+                )
             if isinstance(frame, str):
-                return self._link.config_of(frame, Committed)
+                return self._connection.config_of(frame, PushCommitted)
             self._received += len(frame)
-            _refuse_last_words(frame, self._link.shown)
+            _refuse_last_messages(frame, self._connection.shown)
 
 
-def _attempt(noted: Noted, consent: int | str | None, agreed: Ready, push_id: str) -> Noted:
-    """To be noted before the server hears that all is sent: should its answer be lost, the next push can say which it
-    was. With it goes the base that the server agreed to, but not one that the caller insisted on."""
-    if consent is None and agreed.base != noted.base:
-        return Noted(replica_id=agreed.replica_id, base=agreed.base, last_push_id=push_id)
-    return msgspec.structs.replace(noted, last_push_id=push_id)
+def _attempt(record: SyncRecord, named_base: int | str | None, agreed: PushReady, push_id: str) -> SyncRecord:
+    """Saved before the server learns that all pages are sent: if its answer is lost, the next push can name the id. The
+    base that the server agreed to is saved with it, but not one that the caller insisted on."""
+    if named_base is None and agreed.base != record.base:
+        return SyncRecord(replica_id=agreed.replica_id, base=agreed.base, last_push_id=push_id)
+    return msgspec.structs.replace(record, last_push_id=push_id)
 
 
-def _refuse_last_words(frame: bytes, where: str) -> None:
-    """What the server's end says after the last page can only be that it failed."""
+def _refuse_last_messages(frame: bytes, where: str) -> None:
+    """After the last page, the server's process can only send an error."""
     if frame:
         raise _at_the_server(error_at_the_end(frame, REPLICA_ERROR) or "it went on talking", where)
 
 
 def _at_the_server(why: str, where: str) -> HeadwaterError:
     if "disk is full" in why:
-        return DiskFull(f"the server's end said: {why}", where=where, next="Free some disk space on the server")
-    return ReplicationFailed(f"the server's end said: {why}", where=where)
+        return DiskFullError(f"the server's end said: {why}", where=where, next="Free some disk space on the server")
+    return ReplicationFailedError(f"the server's end said: {why}", where=where)
+
+
+# --- conflicts: the advice depends on the history of the database ---------------------------------------------------
+
+
+class _Recognised(Exception):
+    """The database is a known version, so perhaps there is no conflict."""
+
+    def __init__(self, record: SyncRecord) -> None:
+        super().__init__(f"version {record.base}")
+        self.record = record
+
+
+def _recognised(newest: NewestVersion, here: str | None, record: SyncRecord, state: SyncState) -> SyncRecord | None:
+    """A better record of a database whose own one is missing or out of date: the newest version if it has the same
+    content, so that nothing can be lost; otherwise the latest record under another address of this replica."""
+    if here is not None and here == newest.dbhash:
+        known = SyncRecord(replica_id=newest.replica_id, base=newest.version, dbhash=here)
+    else:
+        known = state.load_replica(newest.replica_id) or SyncRecord()
+    is_better = (known.base, known.dbhash) != (record.base, record.dbhash)
+    return known if known.base and is_better else None
+
+
+def _half_pulled(remote: Remote, local: str) -> ReplicationFailedError:
+    return ReplicationFailedError(
+        "a pull into this database was killed, so it is not known which version it comes from",
+        where=local,
+        next=f"Pull again, or push over the newest version: {remote.key}@latest",
+    )
+
+
+def _another_replica(newest: int, remote: Remote) -> VersionConflictError:
+    return VersionConflictError(
+        "this is another replica than the one that the database was synced with: it was made anew",
+        where=remote.key,
+        next=f"Pull it elsewhere and compare, or push over it: {remote.key}@latest",
+        newest=newest,
+    )
+
+
+def _no_such_base(conflict: VersionConflictError, base: int, remote: Remote) -> VersionConflictError:
+    newest = f"the newest is {conflict.newest}" if conflict.newest else "there is none yet"
+    next = f"Name the version that this database comes from, or push over the newest one: {remote.key}@latest"
+    if not conflict.newest:
+        next = f"Leave @{base} out"
+    return VersionConflictError(
+        f"there is no version {base}: {newest}", where=remote.key, next=next, newest=conflict.newest
+    )
+
+
+def _nothing_written(conflict: VersionConflictError, base: int, remote: Remote, local: str) -> VersionConflictError:
+    """The server has newer versions, and the database no changes."""
+    return VersionConflictError(
+        f"the newest version is {conflict.newest}, and this database is version {base} unchanged",
+        where=remote.key,
+        next=f"To have the newest here: headwater sync {remote.key} {shlex.quote(local)}; "
+        f"to make this one the newest: headwater sync {shlex.quote(local)} {remote.key}@latest",
+        newest=conflict.newest,
+    )
+
+
+def _stale(conflict: VersionConflictError, base: int, remote: Remote) -> VersionConflictError:
+    """Both sides may have changes."""
+    comes = f"comes from version {base}" if base else "was never synced with it"
+    return VersionConflictError(
+        f"the newest version is {conflict.newest}, and this database {comes}",
+        where=remote.key,
+        next=f"Pull it elsewhere and merge by hand, or push over it: {remote.key}@latest",
+        newest=conflict.newest,
+    )

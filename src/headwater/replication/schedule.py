@@ -1,7 +1,7 @@
-"""The brain of a push subscription: what to say to the server, and when to push. Pure.
+"""Decides for a push subscription what to send to the server, and when to push. Pure.
 
-Tell it what happened, then call `step`; do what it returns, and come back at `wake_ms` or when something happens. A
-push that was asked for has to be ended with `push_ended`, also when it could not even begin.
+Report events, then call `step`, do what it returns, and call it again at `wake_ms` or after the next event. Every
+`Push` has to be followed by `push_ended`, also if it could not begin.
 """
 
 from __future__ import annotations
@@ -11,44 +11,43 @@ from typing import NamedTuple
 
 from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.replication.claims import CLAIM_MS_MAX, GRACE_MS
-from headwater.replication.debounce import Debounce
-from headwater.replication.spans import Timers
+from headwater.replication.timers import Debounce, Timers
 
-LEAD_MS_MAX = 10_000  # how long before the end of a claim it is extended
-CLAIM_MS_LEAST = 1_000  # asked for when the push is due already
-ANSWER_MS_MAX = 10_000  # a claim that is not answered does not hold up a push for longer
-FIRST_CONNECTION_MS_MAX = 5_000  # how long the push at the start waits for a connection to claim through
-LATE_MS_MAX = GRACE_MS // 2  # past the end of a claim, a client that was held up still counts on it; the server on more
+LEAD_MS_MAX = 10_000  # before the end of a claim it is extended
+CLAIM_MS_LEAST = 1_000  # of a claim for a push that is due
+ANSWER_MS_MAX = 10_000  # an unanswered claim delays a push no longer
+FIRST_CONNECTION_MS_MAX = 5_000  # that the push at the start waits for a connection
+LATE_MS_MAX = GRACE_MS // 2  # past the end of a claim a client still relies on it; the server allows more
 
-# Of all that a subscription tries again. Jitter on top, so that clients cut off together do not come back together.
+# Of all retries of a subscription. The jitter spreads clients that were cut off together.
 BACKOFF = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=300_000, jitter=0.25)
 
 
 class Claim(NamedTuple):
-    """Say to the server: I shall push within this span. Also extends a claim."""
+    """Claim the next push, within this span; also extends a claim."""
 
     span_ms: int
 
 
 class Changed(NamedTuple):
-    """Say to the server, without a claim: there are changes, to be pushed after this span."""
+    """Announce changes without a claim; they will be pushed after this span."""
 
     span_ms: int
 
 
 class Push(NamedTuple):
-    """Begin a push, with a snapshot that is taken from now on."""
+    """Begin a push, with a snapshot taken from now on."""
 
 
 class Release(NamedTuple):
-    """Say to the server: others may."""
+    """Release the claim."""
 
 
 Action = Claim | Changed | Push | Release
 
 
 class _Free(NamedTuple):
-    """As far as we know, nobody's turn."""
+    """No known claim."""
 
 
 class _Asked(NamedTuple):
@@ -68,14 +67,14 @@ _FREE = _Free()
 
 
 class PushSchedule:
-    """`jitter` rolls a number in [0, 1). Times come from one clock that does not go backwards."""
+    """`jitter` returns a random number in [0, 1). Times come from one monotonic clock."""
 
     def __init__(self, timers: Timers, coordinate: bool, now: int, jitter: Callable[[], float]) -> None:
         self._coordinate = coordinate
         self._jitter = jitter
         self._debounce = Debounce(timers, now)
         self._lead_ms = min(LEAD_MS_MAX, timers.wait_idle_ms // 2)
-        # One that is wanted whether there are changes or not; None once it began. The first is that of the start.
+        # A push that is due even without changes, like that at the start; None once it began.
         self._wanted_ms: int | None = now + (FIRST_CONNECTION_MS_MAX if coordinate else 0)
         self._retry_ms: int | None = None
         self._failures = 0
@@ -84,12 +83,12 @@ class PushSchedule:
         self._turn: _Free | _Asked | _Mine | _Theirs = _FREE
         self._claim_ends_ms = now
         self._next_claim_ms = now
-        self._held = False  # the server may count us as the holder
+        self._held = False  # the server may regard this client as the holder
         self._give_back = False
-        self._told_changed = False
+        self._announced_changes = False
         self._wake_ms: int | None = now
 
-    # --- what happened ----------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------------
 
     def wrote(self, now: int) -> None:
         self._debounce.wrote(now)
@@ -100,7 +99,7 @@ class PushSchedule:
         self._pushing = False
         if ok:
             self._failures, self._retry_ms = 0, None
-            self._told_changed = False
+            self._announced_changes = False
         else:
             self._failures += 1
             self._retry_ms = now + backoff_ms(BACKOFF, self._failures, self._jitter())
@@ -109,23 +108,23 @@ class PushSchedule:
             self._turn = _FREE
 
     def want_push(self, now: int) -> None:
-        """One that begins from now on, whatever the timers say."""
+        """Push without waiting for the timers."""
         self._wanted_ms, self._retry_ms = now, None
 
     def connected(self, now: int) -> None:
-        """There is a connection to claim through. A push that is wanted has no more to wait for."""
+        """A requested push waited for this."""
         self._connected = True
         self._turn = _FREE
         if self._wanted_ms is not None:
             self._wanted_ms = min(self._wanted_ms, now)
 
     def disconnected(self, now: int) -> None:
-        """What others claim is not heard any more, so it does not hold us up either."""
+        """Claims of other clients are unknown now, so they delay nothing."""
         self._connected = False
         self._turn = _FREE
 
     def granted(self, now: int) -> None:
-        if self._connected and self._held:  # not one that was given back before its answer came
+        if self._connected and self._held:  # not for a claim that was released before its answer came
             self._turn = _Mine(self._claim_ends_ms)
 
     def claimed_by_other(self, now: int, span_ms: int) -> None:
@@ -137,30 +136,30 @@ class PushSchedule:
         if isinstance(self._turn, _Theirs):
             self._turn = _FREE
 
-    # --- what to do -------------------------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------------------------
 
     @property
     def has_changes(self) -> bool:
-        """That no push has taken along."""
+        """Unpushed ones."""
         return self._debounce.dirty or self._pushing or self._retry_ms is not None
 
     @property
     def owes_push(self) -> bool:
-        """One that was wanted has not come through."""
+        """A requested push has not succeeded yet."""
         return self._wanted_ms is not None or self._pushing or self._retry_ms is not None
 
     @property
     def retry_ms(self) -> int | None:
-        """When a push that failed is tried again."""
+        """When a failed push is tried again."""
         return self._retry_ms
 
     @property
     def failures(self) -> int:
-        """Pushes that failed in a row."""
+        """In a row."""
         return self._failures
 
     def wake_ms(self) -> int | None:
-        """When to call `step` again if nothing happens; after a step always later than it."""
+        """When to call `step` again without an event; always later than the last step."""
         return self._wake_ms
 
     def step(self, now: int) -> list[Action]:
@@ -177,21 +176,21 @@ class PushSchedule:
         if self._pushing or ready_ms is None:
             return None
         if not self._coordinate:
-            self._say_changed(now, ready_ms, actions)
+            self._announce(now, ready_ms, actions)
         elif self._connected:
             return self._take_turn(now, ready_ms, actions)
         return self._push_when_ready(now, ready_ms, actions)
 
     def _ready_ms(self) -> int | None:
-        """When to push, if nobody else is about to."""
+        """When to push, without regard to other clients."""
         if self._retry_ms is not None:
             return self._retry_ms
         return self._debounce.due_ms() if self._wanted_ms is None else self._wanted_ms
 
-    def _say_changed(self, now: int, ready_ms: int, actions: list[Action]) -> None:
-        if self._debounce.dirty and self._wanted_ms is None and not self._told_changed:
+    def _announce(self, now: int, ready_ms: int, actions: list[Action]) -> None:
+        if self._debounce.dirty and self._wanted_ms is None and not self._announced_changes:
             actions.append(Changed(max(0, ready_ms - now)))
-            self._told_changed = True
+            self._announced_changes = True
 
     def _take_turn(self, now: int, ready_ms: int, actions: list[Action]) -> int | None:
         turn = self._turn = self._turn_at(now)
@@ -207,7 +206,7 @@ class PushSchedule:
                 return min(extend_ms, ready_ms)
             self._turn = _Mine(self._claim(now, ready_ms, actions))
             return ready_ms
-        # A turn is not kept through a backoff: others may have more luck.
+        # A claim is not held during a backoff: another client may succeed.
         claim_ms = max(self._next_claim_ms, self._retry_ms or 0)
         if now < claim_ms:
             return claim_ms
@@ -225,7 +224,7 @@ class PushSchedule:
         return turn
 
     def _claim(self, now: int, ready_ms: int, actions: list[Action]) -> int:
-        """Ask for the time until the push; returns its end."""
+        """Claim the time until the push; returns its end."""
         span_ms = max(ready_ms - now, CLAIM_MS_LEAST)
         actions.append(Claim(span_ms))
         self._claim_ends_ms = now + span_ms

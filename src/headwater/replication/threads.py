@@ -1,4 +1,4 @@
-"""Work on threads and in tasks. A thread cannot be called back: whoever is cancelled waits for the one it sent."""
+"""Work on threads and in tasks. A thread cannot be cancelled, so a cancelled caller waits for it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ P = ParamSpec("P")
 
 
 class Threads:
-    """Where what blocks is done; whoever is cancelled waits for it."""
+    """A pool for blocking work; a cancelled caller waits for its end."""
 
     def __init__(self, most: int) -> None:
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="headwater-replicas")
 
     async def do(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        return await self.do_or_undo(_nothing, work, *args, **options)
+        return await self.do_or_undo(lambda _: None, work, *args, **options)
 
     async def do_or_undo(
         self, undo: Callable[[T], None], work: Callable[P, T], *args: P.args, **options: P.kwargs
     ) -> T:
-        """`undo`: what is done to the outcome when it came too late for the caller."""
+        """`undo` is called with the result if the caller was cancelled meanwhile."""
         loop = asyncio.get_running_loop()
         doing = loop.run_in_executor(self._pool, lambda: work(*args, **options))
         try:
@@ -41,12 +41,8 @@ class Threads:
         self._pool.shutdown(wait=False)
 
 
-def _nothing(_: object) -> None:
-    pass
-
-
 async def stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
-    """Work on a thread that heeds `stop`, which is set when this is cancelled."""
+    """Await work on a thread that heeds `stop`, which is set when this is cancelled."""
     working = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(working)
@@ -57,10 +53,12 @@ async def stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
 
 
 async def thread_to_its_end(work: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
-    """For what writes: when this is cancelled, however often, it still waits. Whoever is cancelled takes away what the
-    thread works with, and says what became of it."""
+    """For work that writes: when this is cancelled, however often, it still waits, because the caller then removes the
+    files that the thread works with, and reports the outcome."""
     loop = asyncio.get_running_loop()
-    working = loop.run_in_executor(None, functools.partial(work, *values, **named))  # no task: only we could cancel it
+    working = loop.run_in_executor(
+        None, functools.partial(work, *values, **named)
+    )  # not a task, which others could cancel
     cancelled: asyncio.CancelledError | None = None
     while not working.done():
         try:
@@ -68,13 +66,13 @@ async def thread_to_its_end(work: Callable[P, T], *values: P.args, **named: P.kw
         except asyncio.CancelledError as exc:
             cancelled = exc
     if cancelled is not None:
-        working.exception()  # else it would be told as one that nobody has looked at
+        working.exception()  # retrieved, so that asyncio does not log it
         raise cancelled
     return working.result()
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """All of it, each beside the others; the first failure ends the rest."""
+    """Run all concurrently; the first failure ends the rest."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -86,18 +84,8 @@ async def together(*work: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Also when cancelled meanwhile, which is then heard afterwards."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await wait_out(task)
-        raise
-
-
 async def wait_out(*doing: asyncio.Future[Any]) -> None:
-    """Until all of it is done, however often the caller is cancelled: files that a thread works on must stay."""
+    """Wait for all of them, however often the caller is cancelled: files that a thread works on must stay."""
     while left := [each for each in doing if not each.done()]:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait(left)

@@ -1,1 +1,1 @@
-"""A log served to others: who may connect, what they may do, and how the wire meets the broker."""
+"""A server of a log: authentication, JSON-RPC methods, HTTP pages and mounts on one port."""

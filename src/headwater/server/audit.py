@@ -1,8 +1,8 @@
-"""The audit trail: which client was refused, and which one changed what.
+"""The audit trail: refusals of clients, and changes that clients made.
 
 Each event is one line in the log, and one JSON object a line in the file of `server.audit`. A thread of its own appends
-them, so that a slow or full disk delays no client; what it could not write is counted, and the count is the first line
-when writing works again. A file that was renamed (by logrotate) is left alone, and a new one is made.
+them, so that a slow or full disk delays no client. Lines that could not be written are counted, and the count is the
+first line when writing works again. A file that was renamed (by logrotate) is left alone, and a new one is made.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import Closed, HeadwaterError, InvalidConfiguration, StoreError
-from headwater.message import iso
+from headwater.errors import ClosedError, HeadwaterError, InvalidConfigurationError, StoreError
+from headwater.formats import iso
 from headwater.ports.clock import Clock
 from headwater.protocol.jsonrpc import Fault
-from headwater.server.logger import logger
-from headwater.server.rate import Bucket
+from headwater.server.budget import RateLimit
+from headwater.server.logging import logger
 
 TEXT_CHARS_MAX = 200  # of one value: clients choose some of them
 LISTED_MAX = 20  # of a list
@@ -39,58 +39,58 @@ CLIENTS_MAX = 1_000
 
 
 class Audit:
-    """Records may be made on the event loop only."""
+    """Called on the event loop only."""
 
     def __init__(self, path: str | None, clock: Clock, now_s: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._now_s = now_s
         self._file = None if path is None else AuditFile(path, clock)
-        self._of_all = Bucket(REFUSED_PER_SECOND_OF_ALL, REFUSED_BURST_OF_ALL, now_s)
-        self._by_client: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
+        self._of_all = RateLimit(REFUSED_PER_SECOND_OF_ALL, REFUSED_BURST_OF_ALL, now_s)
+        self._by_client: OrderedDict[tuple[str, str], RateLimit] = OrderedDict()
         self._left_out = 0
 
-    def record(self, event: str, who: Mapping[str, str], **details: Any) -> None:
-        """`who`: address, token (its id) and label, as far as they are known."""
-        self._write(event, who, details, is_refusal=False)
+    def record(self, event: str, identity: Mapping[str, str], **details: Any) -> None:
+        """`identity`: address, token (its id) and label, as far as they are known."""
+        self._write(event, identity, details, is_refusal=False)
 
     @contextmanager
-    def change(self, event: str, who: Mapping[str, str], **details: Any) -> Iterator[None]:
-        """Record what is done within. If it is given up (by its time limit, or because its client has hung up), or the
-        store fails, it may have been done all the same: its outcome is unknown. What is refused changes nothing."""
+    def change(self, event: str, identity: Mapping[str, str], **details: Any) -> Iterator[None]:
+        """Record the change made by the block. If it is cancelled (by its timeout, or because its client disconnected),
+        or the store fails, the outcome is unknown: the change may have been made. A refused change is not recorded."""
         try:
             yield
         except BaseException as exc:
-            if isinstance(exc, StoreError | Closed) or not isinstance(exc, HeadwaterError | Fault):
-                self.record(event, who, outcome="unknown", **details)
+            if isinstance(exc, StoreError | ClosedError) or not isinstance(exc, HeadwaterError | Fault):
+                self.record(event, identity, outcome="unknown", **details)
             raise
-        self.record(event, who, outcome="done", **details)
+        self.record(event, identity, outcome="done", **details)
 
-    def refused(self, event: str, who: Mapping[str, str], **details: Any) -> None:
-        """The same for a refusal, of which there may be very many."""
-        if self._bucket((who.get("address", ""), who.get("token", ""))).take(1) or self._of_all.take(1):
+    def refused(self, event: str, identity: Mapping[str, str], **details: Any) -> None:
+        """Record a refusal, within the rate of refusals."""
+        if self._bucket((identity.get("address", ""), identity.get("token", ""))).take(1) or self._of_all.take(1):
             self._left_out += 1
             return
         if self._left_out:
             details["left_out"], self._left_out = self._left_out, 0
-        self._write(event, who, details, is_refusal=True)
+        self._write(event, identity, details, is_refusal=True)
 
-    def _bucket(self, client: tuple[str, str]) -> Bucket:
-        bucket = self._by_client.pop(client, None) or Bucket(REFUSED_PER_SECOND, REFUSED_BURST, self._now_s)
+    def _bucket(self, client: tuple[str, str]) -> RateLimit:
+        bucket = self._by_client.pop(client, None) or RateLimit(REFUSED_PER_SECOND, REFUSED_BURST, self._now_s)
         self._by_client[client] = bucket
         if len(self._by_client) > CLIENTS_MAX:
             self._by_client.popitem(last=False)
         return bucket
 
-    def _write(self, event: str, who: Mapping[str, str], details: Mapping[str, Any], *, is_refusal: bool) -> None:
-        said = {name: _short(value) for name, value in details.items() if value not in (None, "", [], ())}
-        line = {**{name: _short(value) for name, value in who.items() if value}, **said}
+    def _write(self, event: str, identity: Mapping[str, str], details: Mapping[str, Any], *, is_refusal: bool) -> None:
+        given = {name: _short(value) for name, value in details.items() if value not in (None, "", [], ())}
+        line = {**{name: _short(value) for name, value in identity.items() if value}, **given}
         log = logger.warning if is_refusal else logger.info
         log("audit: %(event)s", {"event": event}, extra=line)
         if self._file is not None:
             self._file.append(_line(self._clock, event, line))
 
     def close(self) -> None:
-        """Blocks until what was recorded is written, but not for long."""
+        """Blocks until all events are written, for CLOSE_S at most."""
         if self._file is not None:
             self._file.close()
 
@@ -104,7 +104,7 @@ class AuditFile:
         try:
             self._descriptor = self._open()
         except OSError as exc:
-            raise InvalidConfiguration(
+            raise InvalidConfigurationError(
                 f"the audit trail cannot be written ({exc.strerror})",
                 where=path,
                 next="Set server.audit to a file that this user may write",
@@ -113,7 +113,7 @@ class AuditFile:
         self._lost = 0
         self._lock = threading.Lock()  # for that number
         self._is_torn = False  # the last line in the file has no end
-        self._complained = False
+        self._is_reported = False
         self._thread = threading.Thread(target=self._run, name="headwater-audit", daemon=True)
         self._thread.start()
 
@@ -149,7 +149,7 @@ class AuditFile:
         os.close(self._descriptor)
 
     def _write(self, lines: list[bytes]) -> None:
-        """As many as there is room for. A line that was cut off is ended before the next one, and counted as lost."""
+        """As many as there is room for. A line that was cut off counts as lost, and a line break ends it."""
         with self._lock:
             lost, self._lost = self._lost, 0
         try:
@@ -163,12 +163,12 @@ class AuditFile:
             while lines:
                 self._append(lines[0])
                 del lines[0]
-            self._complained = False
+            self._is_reported = False
         except OSError as exc:
             with self._lock:
                 self._lost += lost + len(lines)
-            if not self._complained:
-                self._complained = True
+            if not self._is_reported:
+                self._is_reported = True
                 logger.error("the audit trail loses lines (%(why)s)", {"why": exc.strerror})
 
     def _append(self, line: bytes) -> None:

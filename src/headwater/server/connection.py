@@ -1,4 +1,4 @@
-"""One client: its frames in and out, its limits, and the calls it is waiting for."""
+"""One client: its frames, its rights and limits, and calls in both directions; and what all clients share."""
 
 from __future__ import annotations
 
@@ -6,47 +6,61 @@ import asyncio
 import inspect
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from types import GeneratorType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import UNSET, Raw
 from msgspec.json import decode
 
-from headwater.broker.core import Tenant
+from headwater.broker.background import SOURCE
 from headwater.broker.flow import run_async
-from headwater.broker.lanes import SOURCE
-from headwater.errors import HeadwaterError, Overloaded, RequestTimeout, TooLarge, Unauthorized
+from headwater.broker.log import LocalLog
+from headwater.broker.subscribe import Tenant
+from headwater.errors import HeadwaterError, OverloadedError, RequestTimeoutError, TooLargeError, UnauthorizedError
 from headwater.ports.records import SubscriptionRecord
-from headwater.protocol.faults import error_of, fault_of
-from headwater.protocol.jsonrpc import FRAME_BYTES_MIN, INTERNAL_ERROR, Answer, Call, Fault, params_of
+from headwater.protocol.jsonrpc import (
+    FRAME_BYTES_MIN,
+    INTERNAL_ERROR,
+    Answer,
+    Call,
+    Fault,
+    error_of,
+    fault_of,
+    params_of,
+)
+from headwater.protocol.methods import LostNotice
 from headwater.protocol.session import Exchange, Session
-from headwater.protocol.wire import LostNotice
-from headwater.server.budget import Account
-from headwater.server.logger import logger
-from headwater.server.parts import POLICY_VIOLATION, TOO_MANY_OF_A_TOKEN, Parts
-from headwater.server.publishing import publish_batch_call, publish_calls
-from headwater.server.rate import Bucket
-from headwater.server.registry import CallContext, Middleware, Outcome, ShortCircuit
-from headwater.server.scopes import EVERYTHING, Scopes, not_allowed
+from headwater.protocol.websocket import GOING_AWAY, POLICY_VIOLATION
+from headwater.server.audit import Audit
+from headwater.server.auth import EVERYTHING, Grant, Scopes, not_allowed
+from headwater.server.budget import RateLimit
+from headwater.server.live import LiveHub
+from headwater.server.logging import logger
+from headwater.server.pages import Metrics
+from headwater.server.publish import start_batch, start_publishes
+from headwater.server.registry import CallContext, Middleware, Outcome, Registry, ShortCircuit
 from headwater.server.shapes import SpecificationShapes
 from headwater.server.subscriptions import Subscriptions
-from headwater.server.tokens import Grant
+from headwater.settings import Settings
 from headwater.topics import Pattern, check_topic, parse_pattern
 
-TOPICS_CHECKED_MAX = 10_000  # how many topics a connection remembers it may publish to
-OUTGOING_BYTES_MAX = 8 * 1024 * 1024  # of a frame: any one message fits, however its payload is written
-WAITING_MAX = 1_000  # calls to one client that have not been answered
-GOING_AWAY = 1001
-IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe"})  # they wait for nothing
-UNTIMED = frozenset({"rpc.fetch"})  # it has a wait of its own
+if TYPE_CHECKING:
+    from headwater.server.listener import WebSocketTransport
+
+TOPICS_CHECKED_MAX = 10_000  # topics whose publish right a connection caches
+OUTGOING_BYTES_MAX = 8 * 1024 * 1024  # of a frame: any one message fits, however its payload is escaped
+WAITING_MAX = 1_000  # calls to one client without an answer
+IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe"})  # they never wait
+UNTIMED = frozenset({"rpc.fetch"})  # it has a timeout of its own
 CANCELLED = Fault(INTERNAL_ERROR, "the connection ended before it was done")
-REVOKED_CLOSE_S = 2.0  # for the answer to the close; nothing else passes by then
+REVOKED_CLOSE_S = 2.0  # for the answer to the close
+TOO_MANY_OF_A_TOKEN = "the token has as many connections as one may have"
 NOT_ITS_OWN = "the token that the connection has now may not have it"
-LARGE = frozenset(  # their answers may be, so that few are read at a time
+LARGE = frozenset(  # methods with large answers, of which few are read at a time
     {"rpc.topics", "rpc.subscriptions", "rpc.stats", "rpc.dead_letters", "rpc.dead_letters.get"}
     | {"rpc.dead_letters.stats", "rpc.dead_letters.export", "rpc.dead_letters.import"}
 )
@@ -54,36 +68,91 @@ LARGE_AT_ONCE_MAX = 2
 LARGE_BYTES = 1024 * 1024  # reserved for one of them
 
 
-class Wire(Protocol):
-    """What carries frames to and from the client."""
+class ServerContext:
+    """What all connections of a server share."""
 
-    def send(self, texts: Sequence[bytes]) -> None: ...
+    def __init__(
+        self,
+        core: LocalLog,
+        registry: Registry,
+        settings: Settings,
+        metrics: Metrics,
+        authenticate: Callable[[str], Grant | None] | None,
+        version: str,
+        audit: Audit,
+    ) -> None:
+        self.core = core
+        self.registry = registry
+        self.limits = settings.limits
+        self.subscription_timeout = settings.log.subscription_timeout
+        self.metrics = metrics
+        self.needs_token = authenticate is not None
+        self.authenticate = authenticate or (lambda _: None)
+        self.version = version
+        self.connections: set[Connection] = set()
+        self.closing: set[asyncio.Task[None]] = set()  # of connections that release what they held
+        self.audit = audit
+        self.live = LiveHub(core, metrics)
+        self._publishers: dict[str, Connection] = {}
+        self.writing_large = asyncio.Lock()
+        self._by_owner: dict[str, set[Connection]] = {}  # the owner of their token
 
-    def buffered_bytes(self) -> int: ...
+    def on_connect(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if connection.grant is not None:
+            self.add_to_owner(connection)
+        self.metrics.connections.inc()
+        self.metrics.connected.inc()
+        logger.debug("client connected", extra=connection.identity)
 
-    def hold(self, bytes: int) -> None:
-        """So many bytes more, or less, of frames with calls that have no answer."""
+    def on_disconnect(self, connection: Connection, *, vanished: bool) -> None:
+        self.connections.discard(connection)
+        self.remove_from_owner(connection)
+        self.metrics.connections.dec()
+        seconds = round(connection.loop.time() - connection.since_s, 3)
+        logger.debug("client left", extra={**connection.identity, "seconds": seconds, "vanished": vanished})
+        task = asyncio.ensure_future(connection.release_all(vanished=vanished))
+        self.closing.add(task)
+        task.add_done_callback(self.closing.discard)
 
-    def reserve(self, bytes: int) -> None:
-        """So many bytes more, or less, that are being read to be sent."""
+    def connections_of(self, owner: str) -> Collection[Connection]:
+        """The connections of a token, or of all tokens with its label."""
+        return self._by_owner.get(owner, ())
 
-    @property
-    def outbound(self) -> Account:
-        """Of what is reserved, and what was sent and not read."""
+    def add_to_owner(self, connection: Connection) -> None:
+        self._by_owner.setdefault(connection.owner, set()).add(connection)
 
-    def pause_reading(self) -> None: ...
+    def remove_from_owner(self, connection: Connection) -> None:
+        own = self._by_owner.get(connection.owner, set())
+        own.discard(connection)
+        if not own:
+            self._by_owner.pop(connection.owner, None)
 
-    def resume_reading(self) -> None: ...
+    def register_publisher(self, given: str, connection: Connection) -> None:
+        """A publisher has one connection, and a new one closes the earlier one: its messages under way would otherwise
+        be stored after they were sent again on the new one. Names are kept by owner, so that tokens do not share them:
+        no label has a line break, so the first one ends the owner."""
+        self.release_publisher(connection)
+        name = given if connection.grant is None else f"{connection.grant.owner}\n{given}"
+        before = self._publishers.get(name)
+        if before is not None:
+            before.publisher = None
+            before.close(POLICY_VIOLATION, "this publisher has connected anew")
+        self._publishers[name] = connection
+        connection.publisher = name
 
-    def close(self, code: int, reason: str, within_s: float = ...) -> None: ...
+    def release_publisher(self, connection: Connection) -> None:
+        name, connection.publisher = connection.publisher, None
+        if name is not None and self._publishers.get(name) is connection:
+            del self._publishers[name]
 
 
 def _never() -> None:
-    """Waiting is never in vain."""
+    """Waiting always helps."""
 
 
 class OpenFrame:
-    """A frame with calls that have no answer yet, and what was reserved for their answers."""
+    """A frame with calls that have no answer yet, and the bytes reserved for their answers."""
 
     __slots__ = ("bytes", "calls", "reserved_bytes")
 
@@ -96,18 +165,18 @@ class OpenFrame:
 class Connection:
     def __init__(
         self,
-        parts: Parts,
-        wire: Wire,
+        context: ServerContext,
+        transport: WebSocketTransport,
         address: str,
         grant: Grant | None,
         shapes: type[SpecificationShapes] = SpecificationShapes,
     ) -> None:
-        limits = parts.limits
-        self.parts = parts
-        self.core = parts.core
+        limits = context.limits
+        self.context = context
+        self.core = context.core
         self.loop = asyncio.get_running_loop()
         self.session = Session(
-            frame_bytes_max=max(limits.frame_bytes, FRAME_BYTES_MIN),  # where less is allowed, the door sees to it
+            frame_bytes_max=max(limits.frame_bytes, FRAME_BYTES_MIN),  # a lower limit is applied by the listener
             batch_max=limits.batch_calls,
             outgoing_bytes_max=OUTGOING_BYTES_MAX,
         )
@@ -116,15 +185,17 @@ class Connection:
         self.shapes = shapes(self.subscriptions)
         self.grant = grant
         self.publisher: str | None = None
-        self.takes_batches = False  # whether several calls and notifications may go in one frame
+        self.takes_batches = False  # several calls and notifications may go in one frame
         self.is_gone = False
-        self._wire = wire
+        self.since_s = self.loop.time()
+        self._transport = transport
         self._address = address
-        self._bucket = Bucket(limits.requests_per_second, limits.burst)
+        per_second = limits.requests_per_second
+        self._rate = RateLimit(per_second, limits.burst) if per_second else None
         self._working = 0  # calls that have no answer yet
-        self._open: dict[Exchange, OpenFrame] = {}  # the frames they came in
-        self._reserved: dict[asyncio.Task[Any], int] = {}  # bytes of outbound room, by who answers a call
-        self._rooms: deque[asyncio.Future[None]] = deque()  # those that wait for some
+        self._open: dict[Exchange, OpenFrame] = {}  # the frames of those calls
+        self._reserved: dict[asyncio.Task[Any], int] = {}  # bytes of outbound room, by the task that answers a call
+        self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._large = asyncio.Semaphore(LARGE_AT_ONCE_MAX)
         self._is_paused = False
         self._draining: asyncio.Event | None = None  # set when the last call is answered
@@ -133,16 +204,22 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[int, asyncio.Future[Raw]] = {}
         self._may_publish: set[str] = set()
+        if self.is_unauthenticated:
+            self.loop.call_later(limits.authenticate_timeout, self._close_unauthenticated)
 
-    # --- who it is ----------------------------------------------------------------------------------------------
+    def _close_unauthenticated(self) -> None:
+        if self.is_unauthenticated:
+            self.close(POLICY_VIOLATION, "no token came in time")
+
+    # --- identity and rights ------------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
         return self._address
 
     @property
-    def is_stranger(self) -> bool:
-        return self.grant is None and self.parts.needs_token
+    def is_unauthenticated(self) -> bool:
+        return self.grant is None and self.context.needs_token
 
     @property
     def is_busy(self) -> bool:
@@ -157,8 +234,8 @@ class Connection:
         return "" if self.grant is None else self.grant.label
 
     @property
-    def who(self) -> dict[str, str]:
-        """For the logs."""
+    def identity(self) -> dict[str, str]:
+        """For logs and the audit trail."""
         return {
             "address": self._address,
             "label": self.label,
@@ -169,8 +246,8 @@ class Connection:
     def scopes(self) -> Scopes:
         if self.grant is not None:
             return self.grant.scopes
-        if self.parts.needs_token:
-            raise Unauthorized(
+        if self.context.needs_token:
+            raise UnauthorizedError(
                 "this server wants a token",
                 where=self._address,
                 next="Send it as 'Authorization: Bearer …', or call rpc.authenticate first",
@@ -179,27 +256,27 @@ class Connection:
 
     def authenticate(self, grant: Grant | None) -> None:
         if grant is None:
-            raise Unauthorized("the token is unknown or expired", where=self._address, next="Ask for a new one")
+            raise UnauthorizedError("the token is unknown or expired", where=self._address, next="Ask for a new one")
         if grant.owner != self.owner:
-            most = self.parts.limits.connections_per_token
-            if len(self.parts.holders(grant.owner)) >= most:
+            most = self.context.limits.connections_per_token
+            if len(self.context.connections_of(grant.owner)) >= most:
                 next = "Close some of them, or raise limits.connections_per_token"
-                raise Overloaded(f"{TOO_MANY_OF_A_TOKEN}: {most}", where=self._address, next=next)
-            self.parts.remove_holder(self)
+                raise OverloadedError(f"{TOO_MANY_OF_A_TOKEN}: {most}", where=self._address, next=next)
+            self.context.remove_from_owner(self)
         before, self.grant = self.grant, grant
-        self.parts.add_holder(self)
+        self.context.add_to_owner(self)
         self._may_publish.clear()
         if before is not None and before.owner != grant.owner:
-            self.parts.forget_publisher(self)
-        for pattern in self.parts.live.patterns(self):
+            self.context.release_publisher(self)
+        for pattern in self.context.live.patterns(self):
             if not self.scopes.may_read(pattern):
-                self.parts.live.remove(self, pattern.text)
+                self.context.live.remove(self, pattern.text)
                 self.notify("rpc.lost", LostNotice("", NOT_ITS_OWN, pattern.text))
         self.subscriptions.drop_forbidden(NOT_ITS_OWN)
 
     def require_method(self, name: str) -> None:
-        """Refuse a call that its token has no right for, whatever it asks for, before middleware sees it."""
-        method = self.parts.registry.get(name)
+        """Refuse a call of a method that the token has no right for at all, before middleware sees it."""
+        method = self.context.registry.get(name)
         if method is not None and not method.needs.rights:
             return
         scopes = self.scopes  # a client that has not authenticated gets no further
@@ -244,7 +321,7 @@ class Connection:
         spec = record.spec
         if not self.may_use(record.id, parse_pattern(spec.pattern, spec.dialect), spec.owner):
             if self.scopes.may_consume(record.id):
-                raise Unauthorized(
+                raise UnauthorizedError(
                     "the subscription belongs to another token",
                     where=record.id,
                     next="Use another name, or a token with the manage right for its topics",
@@ -253,17 +330,17 @@ class Connection:
 
     @property
     def tenant(self) -> Tenant | None:
-        """On whose behalf it subscribes; None where there are no tokens."""
+        """The owner of its subscriptions; None where there are no tokens."""
         if self.grant is None:
             return None
-        return Tenant(self.grant.owner, self.require_use, self.parts.limits.subscriptions_per_token)
+        return Tenant(self.grant.owner, self.require_use, self.context.limits.subscriptions_per_token)
 
     def fault_for(self, exc: BaseException, method: str) -> Fault:
-        """What the client is told; a refusal for want of a right is recorded."""
-        if isinstance(exc, Unauthorized):
-            is_stranger = self.grant is None or method == "rpc.authenticate"
-            event = "authentication.refused" if is_stranger else "right.refused"
-            self.parts.audit.refused(event, self.who, method=method, why=exc.why, where=exc.where)
+        """The error for the client; a missing right is recorded in the audit trail."""
+        if isinstance(exc, UnauthorizedError):
+            is_unauthenticated = self.grant is None or method == "rpc.authenticate"
+            event = "authentication.refused" if is_unauthenticated else "right.refused"
+            self.context.audit.refused(event, self.identity, method=method, why=exc.why, where=exc.where)
         if isinstance(exc, Fault):
             return exc
         if not isinstance(exc, HeadwaterError):
@@ -283,61 +360,62 @@ class Connection:
         calls = exchange.calls
         self._working += len(calls)
         self._open[exchange] = OpenFrame(len(calls), bytes)
-        self._wire.hold(bytes)
-        self._read_or_not()
-        retry_after = self._bucket.take(len(calls))
-        if retry_after:
+        self._transport.hold(bytes)
+        self._update_reading()
+        if self._rate is not None and (retry_after := self._rate.take(len(calls))):
             self._refuse_all(exchange, retry_after)
             return
-        # What nobody wants to look into is begun here and now, in the order of the frame.
-        in_place = not self.parts.registry.middleware
+        # Without middleware these calls start here, in the order of the frame.
+        in_place = not self.context.registry.middleware
         publishes: list[Call] = []
         for call in calls:
             if in_place and call.method == "rpc.publish":
                 publishes.append(call)
                 continue
             if publishes:
-                publish_calls(self, exchange, publishes)
+                start_publishes(self, exchange, publishes)
                 publishes = []
             if in_place and call.method == "rpc.publish.batch":
-                publish_batch_call(self, exchange, call)
+                start_batch(self, exchange, call)
             elif in_place and call.method in IN_PLACE:
-                self._do_in_place(exchange, call)
+                self._answer_at_once(exchange, call)
             else:
                 task = self.loop.create_task(self._work(exchange, call))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         if publishes:
-            publish_calls(self, exchange, publishes)
+            start_publishes(self, exchange, publishes)
 
     def _refuse_all(self, exchange: Exchange, retry_after: float) -> None:
-        error = Overloaded("too many calls a second", where=self._address, next=f"Try again in {retry_after:.1f} s")
+        error = OverloadedError(
+            "too many calls a second", where=self._address, next=f"Try again in {retry_after:.1f} s"
+        )
         fault = fault_of(error)
         fault.data = {**(fault.data or {}), "retry_after": round(retry_after, 3)}
         for call in exchange.calls:
             exchange.refuse(call, fault)
-        self.parts.metrics.count_calls("limited", "refused", len(exchange.calls))
+        self.context.metrics.count_calls("limited", "refused", len(exchange.calls))
         self.finished(len(exchange.calls), exchange)
 
     def finished(self, count: int, exchange: Exchange) -> None:
-        """So many calls of a frame have been answered."""
+        """So many calls of a frame are answered."""
         self._working -= count
         frame = self._open[exchange]
         frame.calls -= count
         if not frame.calls:
             del self._open[exchange]
-            self._wire.hold(-frame.bytes)
+            self._transport.hold(-frame.bytes)
             if frame.reserved_bytes:
                 self.flush()
-                self.give_room_back(frame.reserved_bytes)
-        self._read_or_not()
+                self.release_room(frame.reserved_bytes)
+        self._update_reading()
         if self._draining is not None and not self._working:
             self._draining.set()
 
-    def _do_in_place(self, exchange: Exchange, call: Call) -> None:
+    def _answer_at_once(self, exchange: Exchange, call: Call) -> None:
         try:
             self.require_method(call.method)
-            method = self.parts.registry.find(call.method)
+            method = self.context.registry.find(call.method)
             assert method.params is not None
             exchange.answer(call, method.run(self, params_of(call, method.params)))
             outcome = "done"
@@ -345,17 +423,17 @@ class Connection:
             exchange.refuse(call, self.fault_for(exc, call.method))
             outcome = "refused"
         self.finished(1, exchange)
-        self.parts.metrics.count_calls(call.method, outcome, 1)
+        self.context.metrics.count_calls(call.method, outcome, 1)
 
     async def _work(self, exchange: Exchange, call: Call) -> None:
         began = time.perf_counter()
-        SOURCE.set(self if self.grant is None else self.grant.owner)  # also of what the call leaves running
+        SOURCE.set(self if self.grant is None else self.grant.owner)  # also of tasks that outlive the call
         outcome = Outcome(fault=Fault(-32603, "the server stopped before it was done"))
         try:
             async with self._large if call.method in LARGE else nullcontext():
                 if call.method in LARGE:
                     await self.writable()
-                    refuse = partial(self._refuse_what_waits_for_itself, call)
+                    refuse = partial(self._refuse_self_wait, call)
                     self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES, refuse))
                 outcome = await self._through_middleware(call)
             if outcome.fault is None:
@@ -363,34 +441,34 @@ class Connection:
         except HeadwaterError as exc:
             outcome = Outcome(fault=fault_of(exc))
         except (TypeError, ValueError) as exc:  # a result that is not JSON
-            told = {"method": call.method, "why": str(exc)}
-            logger.error("method %(method)s gave a result that is not JSON: %(why)s", told, extra=self.who)
+            details = {"method": call.method, "why": str(exc)}
+            logger.error("method %(method)s gave a result that is not JSON: %(why)s", details, extra=self.identity)
             outcome = Outcome(fault=fault_of(exc))
         finally:
             if outcome.fault is not None:
                 exchange.refuse(call, outcome.fault)
             self._reserve_for_answer(exchange, call)
             self.finished(1, exchange)
-            name = call.method if self.parts.registry.knows(call.method) else "unknown"
-            self.parts.metrics.observe_call(name, outcome.fault is None, time.perf_counter() - began)
+            name = call.method if self.context.registry.knows(call.method) else "unknown"
+            self.context.metrics.observe_call(name, outcome.fault is None, time.perf_counter() - began)
 
-    def _refuse_what_waits_for_itself(self, call: Call) -> None:
-        """The answers of a batch go out together, so that none of them makes room for the next."""
+    def _refuse_self_wait(self, call: Call) -> None:
+        """The answers of a batch are sent together, so none of them makes room for the next."""
         kept_bytes = sum(frame.reserved_bytes for frame in self._open.values())
-        if kept_bytes + LARGE_BYTES > max(self.parts.limits.outbound_bytes, LARGE_BYTES):
-            raise TooLarge(
+        if kept_bytes + LARGE_BYTES > max(self.context.limits.outbound_bytes, LARGE_BYTES):
+            raise TooLargeError(
                 "the answers to a batch take too much together", where=call.method, next="Ask for less at once"
             )
 
     def _reserve_for_answer(self, exchange: Exchange, call: Call) -> None:
-        """As much as the answer takes while it waits for the others of its batch; the last one is sent at once."""
+        """The bytes of the answer, while it waits for the others of its batch; the last one is sent at once."""
         task, frame = asyncio.current_task(), self._open[exchange]
         reserved_bytes = 0 if task is None else self._reserved.pop(task, 0)
         if not reserved_bytes:  # as a rule
             return
         kept_bytes = reserved_bytes if frame.calls == 1 else min(reserved_bytes, exchange.kept_bytes(call))
         frame.reserved_bytes += kept_bytes
-        self.give_room_back(reserved_bytes - kept_bytes)
+        self.release_room(reserved_bytes - kept_bytes)
 
     async def _through_middleware(self, call: Call) -> Outcome:
         context = CallContext(call, self)
@@ -401,17 +479,18 @@ class Connection:
             outcome = await self._before_and_call(context, call, passed)
         except Exception as exc:
             outcome = Outcome(fault=self.fault_for(exc, call.method))
-        finally:  # also when the client has gone
+        finally:  # also when the client has disconnected
             for middleware in reversed(passed):
                 try:
                     await middleware.after(context, outcome)
                 except Exception:
-                    logger.exception("a middleware failed after %(method)s", {"method": call.method}, extra=self.who)
+                    logger.exception(
+                        "a middleware failed after %(method)s", {"method": call.method}, extra=self.identity
+                    )
         return outcome
 
     async def _before_and_call(self, context: CallContext, call: Call, passed: list[Middleware]) -> Outcome:
-        is_stranger = self.grant is None and self.parts.needs_token
-        for middleware in () if is_stranger else self.parts.registry.middleware:
+        for middleware in () if self.is_unauthenticated else self.context.registry.middleware:
             passed.append(middleware)
             short = await middleware.before(context)
             if isinstance(short, ShortCircuit):
@@ -419,21 +498,23 @@ class Connection:
         return Outcome(await self._invoke(call, context))
 
     async def _invoke(self, call: Call, context: CallContext) -> Any:
-        method = self.parts.registry.find(call.method)
-        seconds = None if call.method in UNTIMED else self.parts.limits.request_timeout
+        method = self.context.registry.find(call.method)
+        seconds = None if call.method in UNTIMED else self.context.limits.request_timeout
         try:
             async with asyncio.timeout(seconds):
                 params = call if method.params is None else params_of(call, method.params)
-                audit = self.parts.audit
-                with audit.change(call.method, self.who, **_told(params)) if method.audited else nullcontext():
+                audit = self.context.audit
+                with audit.change(call.method, self.identity, **_audited(params)) if method.audited else nullcontext():
                     outcome = method.run(context if method.params is None else self, params)
                     if isinstance(outcome, GeneratorType):
                         outcome = await run_async(outcome)
                     elif inspect.isawaitable(outcome):
                         outcome = await outcome
                     return outcome
+        except HeadwaterError:
+            raise
         except TimeoutError as exc:
-            raise RequestTimeout(
+            raise RequestTimeoutError(
                 f"not done within {seconds:g} s", where=call.method, next="Ask for less at once, or try again"
             ) from exc
 
@@ -446,104 +527,109 @@ class Connection:
         texts = self.session.texts_to_send()
         if self.is_gone:
             return
-        self._wire.send(texts)
-        if self.is_full:  # who does not read its answers gets no more of them: it is not listened to either
+        self._transport.send(texts)
+        if self.is_full:  # a client that does not read its answers is not read from
             self._writable.clear()
-            self._read_or_not()
+            self._update_reading()
 
     @property
     def is_full(self) -> bool:
-        """More is waiting to be read by the client than is good, for it or for all."""
-        return self._wire.buffered_bytes() > self.parts.limits.outbound_bytes or not self._wire.outbound.may_grow
+        """The client has too much to read, for its own limit or for that of all."""
+        return (
+            self._transport.buffered_bytes() > self.context.limits.outbound_bytes
+            or not self._transport.outbound.may_grow
+        )
 
     def has_room(self, bytes: int) -> bool:
-        """Whether so much may be sent that nothing was reserved for."""
-        return not self.is_full and self._wire.outbound.fits(bytes)
+        """Whether so many bytes may be sent without a reservation."""
+        return not self.is_full and self._transport.outbound.fits(bytes)
 
     def on_drained(self) -> None:
         if not self.is_full:
             self._writable.set()
-            self._read_or_not()
-            self._pass_room_on()
+            self._update_reading()
+            self._wake_room_waiter()
 
     async def room(self, bytes: int, least_bytes: int, refuse: Callable[[], None] = _never) -> int:
-        """Wait until so many bytes may be read to be sent, or `least_bytes` where there is no more room than that.
-        `refuse` raises where waiting is in vain."""
+        """Reserve so many outbound bytes, or fewer down to `least_bytes`; wait until there is room for those. `refuse`
+        raises where waiting cannot help."""
         while (room_bytes := self._room_bytes(least_bytes)) < least_bytes:
             refuse()
             waiter = self.loop.create_future()
-            self._rooms.append(waiter)
+            self._room_waiters.append(waiter)
             try:
                 await waiter
             except BaseException:
-                if waiter in self._rooms:
-                    self._rooms.remove(waiter)
+                if waiter in self._room_waiters:
+                    self._room_waiters.remove(waiter)
                 else:
-                    self._pass_room_on()
+                    self._wake_room_waiter()
                 raise
         bytes = min(bytes, room_bytes)
-        self._wire.reserve(bytes)
-        self._pass_room_on()  # there may be room for the next one as well
+        self._transport.reserve(bytes)
+        self._wake_room_waiter()  # there may be room for the next one as well
         return bytes
 
     def _room_bytes(self, least_bytes: int) -> int:
         if self.is_gone:
-            return 2 * self.parts.limits.outbound_bytes
-        account = self._wire.outbound
-        own_bytes = self.parts.limits.outbound_bytes - account.bytes
+            return 2 * self.context.limits.outbound_bytes
+        account = self._transport.outbound
+        own_bytes = self.context.limits.outbound_bytes - account.bytes
         if not account.bytes:
             own_bytes = max(own_bytes, least_bytes)
         return own_bytes if own_bytes >= least_bytes and account.may_take else 0
 
     def keep_room(self, bytes: int) -> None:
-        """Until the call that is being answered by this task has its answer on the way."""
+        """Keep reserved bytes until the answer of this task's call is sent."""
         task = asyncio.current_task()
         assert task is not None
         self._reserved[task] = self._reserved.get(task, 0) + bytes
 
-    def give_room_back(self, bytes: int) -> None:
+    def release_room(self, bytes: int) -> None:
         if not self.is_gone:
-            self._wire.reserve(-bytes)
-        self._pass_room_on()
+            self._transport.reserve(-bytes)
+        self._wake_room_waiter()
 
-    def _pass_room_on(self) -> None:
-        while self._rooms:
-            waiter = self._rooms.popleft()
+    def _wake_room_waiter(self) -> None:
+        while self._room_waiters:
+            waiter = self._room_waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 return
 
-    def _read_or_not(self) -> None:
-        """Calls are read while there are few unanswered ones, and while the answers are read."""
-        most = self.parts.limits.requests_in_flight
+    def _update_reading(self) -> None:
+        """Reads calls while few are unanswered, and while the client reads its answers."""
+        most = self.context.limits.requests_in_flight
         too_many = self._working > (most // 2 if self._is_paused else most)
         pause = too_many or not self._writable.is_set() or self._draining is not None
         if pause is not self._is_paused:
             self._is_paused = pause
             if pause:
-                self._wire.pause_reading()
+                self._transport.pause_reading()
             else:
-                self._wire.resume_reading()
+                self._transport.resume_reading()
 
     async def writable(self) -> None:
-        """Wait until the client has read most of what was sent to it."""
+        """Wait until the client has read most of the data sent to it."""
         await self._writable.wait()
 
     # --- calls to the client ------------------------------------------------------------------------------------
 
     async def call(self, method: str, params: Any = None, *, timeout: float | None = None) -> Any:
         if self.is_gone:
-            raise RequestTimeout("the client has gone", where=self._address)
+            raise RequestTimeoutError("the client has gone", where=self._address)
         if len(self._waiting) >= WAITING_MAX:
-            raise Overloaded(f"{WAITING_MAX} calls to this client have no answer yet", where=self._address)
+            raise OverloadedError(f"{WAITING_MAX} calls to this client have no answer yet", where=self._address)
         future: asyncio.Future[Raw] = self.loop.create_future()
         number = self.session.call(method, params, alone=not self.takes_batches)
         self._waiting[number] = future
         try:
-            async with asyncio.timeout(self.parts.limits.request_timeout if timeout is None else timeout):
+            async with asyncio.timeout(self.context.limits.request_timeout if timeout is None else timeout) as limit:
                 return decode(await future)
         except TimeoutError as exc:
-            raise RequestTimeout("the client did not answer in time", where=method) from exc
+            if not limit.expired():  # the client disconnected
+                raise
+            raise RequestTimeoutError("the client did not answer in time", where=method) from exc
         finally:
             self._waiting.pop(number, None)
             self.session.forget(number)
@@ -565,45 +651,48 @@ class Connection:
     def close(self, code: int, reason: str) -> None:
         if not self.is_gone:
             self.flush()
-            self._wire.close(code, reason)
+            self._transport.close(code, reason)
 
-    def cut_off(self, reason: str) -> None:
-        """All that came by its token ends now: calls under way, subscriptions, what is live."""
+    def revoke(self, reason: str) -> None:
+        """The token was revoked: calls under way, subscriptions and live subscriptions end now."""
         for task in self._tasks:
             task.cancel()
-        self.parts.live.remove_all(self)
-        self.parts.forget_publisher(self)
-        self.subscriptions.end()
+        self.context.live.remove_all(self)
+        self.context.release_publisher(self)
+        self.subscriptions.drop_all()
         self.flush()
-        self._wire.close(POLICY_VIOLATION, reason, REVOKED_CLOSE_S)
+        self._transport.close(POLICY_VIOLATION, reason, REVOKED_CLOSE_S)
 
     async def drain(self) -> None:
-        """Take no more work: deliver nothing more, let what runs finish, send the answers, say goodbye."""
+        """Stop reading calls and delivering, finish running calls, send their answers, and close with 1001."""
         self._draining = asyncio.Event()
-        self._read_or_not()
+        self._update_reading()
         await self.subscriptions.stop_delivering()
         if self._working:
             await self._draining.wait()
         self.close(GOING_AWAY, "the server is going away")
 
-    async def gone(self, *, vanished: bool) -> None:
-        """The connection is no more: give back what it held."""
+    def on_closed(self, *, vanished: bool) -> None:
+        self.context.on_disconnect(self, vanished=vanished)
+
+    async def release_all(self, *, vanished: bool) -> None:
+        """After the disconnect: release subscriptions and fail calls to the client."""
         self.is_gone = True
         self._writable.set()
-        for waiter in self._rooms:
+        for waiter in self._room_waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self.parts.live.remove_all(self)
-        self.parts.forget_publisher(self)
+        self.context.live.remove_all(self)
+        self.context.release_publisher(self)
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(RequestTimeout("the client has gone", where=self._address))
+                future.set_exception(RequestTimeoutError("the client has gone", where=self._address))
         await self.subscriptions.close(vanished=vanished)
         for task in list(self._tasks):
             task.cancel()
 
 
-def _told(params: Any) -> dict[str, Any]:
-    """What an audited call was asked to do; of what it brings, only how much."""
+def _audited(params: Any) -> dict[str, Any]:
+    """The params of an audited call; of imported lines, only their number."""
     fields = msgspec.structs.asdict(params)
     return {name: len(value) if name == "lines" else value for name, value in fields.items()}

@@ -1,7 +1,7 @@
-"""Live subscriptions: what is published goes to whoever listens at that moment, and nobody keeps count.
+"""Live subscriptions: messages go to the clients that are subscribed at that moment, without acks and state.
 
 One reader follows the log for all connections. A client that does not read fast enough misses messages, which is
-counted; who must not miss any takes a durable subscription.
+counted; a durable subscription misses none.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import asyncio
 from contextvars import Context
 from typing import TYPE_CHECKING
 
-from headwater.broker.core import Core
 from headwater.broker.flow import run_async
-from headwater.broker.tail import Tail
-from headwater.errors import Closed, HeadwaterError, TooLarge
+from headwater.broker.log import LocalLog
+from headwater.broker.tail_consumer import TailConsumer
+from headwater.errors import ClosedError, HeadwaterError, TooLargeError
 from headwater.ports.records import SubscriptionSpec
-from headwater.server.logger import logger
-from headwater.server.metrics import Metrics
-from headwater.server.shapes import Heard
+from headwater.server.logging import logger
+from headwater.server.pages import Metrics
+from headwater.server.shapes import LiveMessage
 from headwater.topics import Pattern, TopicTrie
 
 if TYPE_CHECKING:
@@ -25,92 +25,92 @@ if TYPE_CHECKING:
 
 PAGE = 500
 SLICE_BYTES = 256 * 1024  # of data sent to one client before looking whether it has room for more
-TOLD_BYTES_LEAST = 1024  # what a client costs that is sent next to nothing
+CLIENT_BYTES_MIN = 1024  # the cost of a client that is sent almost nothing
 RETRY_S = 1.0
 
 
-class Listener:
+class LiveSubscription:
     __slots__ = ("after", "connection", "pattern")
 
     def __init__(self, connection: Connection, pattern: Pattern, after: int) -> None:
         self.connection = connection
         self.pattern = pattern
-        self.after = after  # the reader may be behind the log: what was there before is not for this one
+        self.after = after  # the reader may be behind the log: earlier messages are not for this subscription
 
 
 class LiveHub:
-    def __init__(self, core: Core, metrics: Metrics) -> None:
+    def __init__(self, core: LocalLog, metrics: Metrics) -> None:
         self._core = core
         self._metrics = metrics
-        self._trie: TopicTrie[Listener] = TopicTrie()
-        self._listeners: dict[Connection, dict[str, Listener]] = {}
+        self._trie: TopicTrie[LiveSubscription] = TopicTrie()
+        self._subscriptions: dict[Connection, dict[str, LiveSubscription]] = {}
         self._follower: asyncio.Task[None] | None = None
-        self._tail: Tail | None = None
+        self._tail: TailConsumer | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self._listeners.values()))
+        return sum(map(len, self._subscriptions.values()))
 
     def add_all(self, connection: Connection, patterns: list[Pattern]) -> None:
-        """All or none. When this returns, what is published from now on is heard."""
+        """All or none. When this returns, messages published from now on are delivered."""
         if connection.is_gone:
             return
-        mine = self._listeners.setdefault(connection, {})
-        most = connection.parts.limits.subscriptions_per_connection
-        if len(mine.keys() | {pattern.text for pattern in patterns}) > most:
-            raise TooLarge(f"more than {most} live subscriptions on one connection", next="Use wider patterns")
+        own = self._subscriptions.setdefault(connection, {})
+        most = connection.context.limits.subscriptions_per_connection
+        if len(own.keys() | {pattern.text for pattern in patterns}) > most:
+            raise TooLargeError(f"more than {most} live subscriptions on one connection", next="Use wider patterns")
         self._follow()
         after = self._core.engine.wakeups.announced
         for pattern in patterns:
-            if pattern.text not in mine:
-                listener = mine[pattern.text] = Listener(connection, pattern, after)
-                self._trie.add(pattern, listener)
+            if pattern.text not in own:
+                subscription = own[pattern.text] = LiveSubscription(connection, pattern, after)
+                self._trie.add(pattern, subscription)
 
     def remove(self, connection: Connection, pattern: str) -> bool:
-        listener = self._listeners.get(connection, {}).pop(pattern, None)
-        if listener is None:
+        subscription = self._subscriptions.get(connection, {}).pop(pattern, None)
+        if subscription is None:
             return False
-        self._trie.remove(listener.pattern, listener)
+        self._trie.remove(subscription.pattern, subscription)
         return True
 
     def remove_all(self, connection: Connection) -> None:
-        for listener in self._listeners.pop(connection, {}).values():
-            self._trie.remove(listener.pattern, listener)
+        for subscription in self._subscriptions.pop(connection, {}).values():
+            self._trie.remove(subscription.pattern, subscription)
 
     def patterns(self, connection: Connection) -> list[Pattern]:
-        return [listener.pattern for listener in self._listeners.get(connection, {}).values()]
+        return [subscription.pattern for subscription in self._subscriptions.get(connection, {}).values()]
 
     def _follow(self) -> None:
         if self._tail is None:
             engine = self._core.engine
-            self._tail = Tail(engine, "live", SubscriptionSpec(">"), engine.wakeups.announced)
+            self._tail = TailConsumer(engine, "live", SubscriptionSpec(">"), engine.wakeups.announced)
             self._follower = asyncio.create_task(self._run(self._tail), context=Context())  # of no source
 
-    async def _run(self, tail: Tail) -> None:
+    async def _run(self, tail: TailConsumer) -> None:
         while True:
             try:
                 found = await run_async(tail.take(PAGE, None))
-            except Closed:
+            except ClosedError:
                 return
             except HeadwaterError as exc:
                 logger.warning("the live feed tries again: %s", exc)
                 await asyncio.sleep(RETRY_S)
                 continue
-            by_connection: dict[Connection, list[Heard]] = {}
+            by_connection: dict[Connection, list[LiveMessage]] = {}
             for claimed in found:
-                for listener in self._trie.match(claimed.message.topic):
-                    if claimed.message.seq > listener.after:
-                        heard = Heard(claimed.message, listener.pattern)
-                        by_connection.setdefault(listener.connection, []).append(heard)
-            told_bytes = 0
-            for connection, all_heard in by_connection.items():
-                mine = self._listeners.get(connection, {})  # it may have ended since
-                wanted = [heard for heard in all_heard if heard.pattern.text in mine]
-                sent = _tell(connection, wanted)
+                for subscription in self._trie.match(claimed.message.topic):
+                    if claimed.message.seq > subscription.after:
+                        each = LiveMessage(claimed.message, subscription.pattern)
+                        by_connection.setdefault(subscription.connection, []).append(each)
+            sent_bytes = 0
+            for connection, matching in by_connection.items():
+                own = self._subscriptions.get(connection, {})  # they may have ended since
+                wanted = [each for each in matching if each.pattern.text in own]
+                sent = _send_all(connection, wanted)
                 self._metrics.count_live(sent, len(wanted) - sent)
-                told_bytes += sum(heard.message.size for heard in wanted) + TOLD_BYTES_LEAST
-                if told_bytes >= SLICE_BYTES:
-                    told_bytes = 0
-                    await asyncio.sleep(0)  # others wait meanwhile
+                sent_bytes += sum(each.message.size for each in wanted) + CLIENT_BYTES_MIN
+                if sent_bytes >= SLICE_BYTES:
+                    sent_bytes = 0
+                    await asyncio.sleep(0)  # for the other connections
 
     async def close(self) -> None:
         if self._tail is not None:
@@ -119,25 +119,25 @@ class LiveHub:
             await asyncio.gather(self._follower, return_exceptions=True)
 
 
-def _tell(connection: Connection, heard: list[Heard]) -> int:
-    """As many as it has room for, a slice at a time."""
+def _send_all(connection: Connection, each: list[LiveMessage]) -> int:
+    """As many as the connection has room for, a slice at a time."""
     at = sent = 0
-    while at < len(heard):
+    while at < len(each):
         end, size = at, 0
-        while end < len(heard) and size < SLICE_BYTES:
-            size += heard[end].message.size
+        while end < len(each) and size < SLICE_BYTES:
+            size += each[end].message.size
             end += 1
         if not connection.has_room(size):
             break
-        sent += _send(connection, heard[at:end])
+        sent += _send(connection, each[at:end])
         at = end
         connection.flush()
     return sent
 
 
-def _send(connection: Connection, heard: list[Heard]) -> int:
+def _send(connection: Connection, each: list[LiveMessage]) -> int:
     try:
-        connection.session.notify_many(connection.shapes.live(heard), batch=connection.takes_batches)
-        return len(heard)
-    except TooLarge:  # no frame takes it; put into the log by hand, since nobody can publish it
-        return sum(_send(connection, [each]) for each in heard) if len(heard) > 1 else 0
+        connection.session.notify_many(connection.shapes.live(each), batch=connection.takes_batches)
+        return len(each)
+    except TooLargeError:  # no frame takes it: inserted by hand, because no client can publish it
+        return sum(_send(connection, [each]) for each in each) if len(each) > 1 else 0

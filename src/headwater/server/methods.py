@@ -1,4 +1,4 @@
-"""The server's own methods by name: what each takes, and what it does."""
+"""The `rpc.*` methods of the server: for each its params, its implementation and the right that it needs."""
 
 from __future__ import annotations
 
@@ -10,42 +10,41 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from headwater.broker import claims, dead_letters
-from headwater.broker.dead_letters import LetterFilter, LetterStatistics, Redriven
+from headwater.broker import dead_letters, deliveries
+from headwater.broker.dead_letters import LetterFilter, LetterStatistics, RedriveResult
 from headwater.broker.flow import Flow, run_async
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
-from headwater.errors import HeadwaterError, InvalidOption, TooLarge, Unauthorized
+from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
 from headwater.message import NAME_CHARS_MAX
 from headwater.ports.records import RetentionPolicy
 from headwater.ports.store import Reader
-from headwater.protocol import wire
-from headwater.server import publishing
+from headwater.protocol import methods as rpc
+from headwater.server.auth import Scopes, not_allowed, parse_any_spelling
+from headwater.server.publish import PUBLISHER_CHARS_MAX, publish, publish_batch
 from headwater.server.registry import Method, Needs
-from headwater.server.scopes import Scopes, not_allowed, parse_any_spelling
-from headwater.server.subscriptions import start_of
+from headwater.server.subscriptions import OK, seqs_of, start_of
 from headwater.topics import Dialect, Pattern, check_topic, parse_pattern
 
 if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
-LETTERS_MAX = 1_000  # dead letters in one answer
-OK = {"ok": True}
+DEAD_LETTERS_MAX = 1_000  # dead letters in one answer
 
 
 # --- beginning ------------------------------------------------------------------------------------------------------
 
 
-def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
-    authenticated = not connection.is_stranger
-    if params.publisher is not None and authenticated:  # a stranger must not take the name of somebody who is known
-        if not 1 <= len(params.publisher) <= publishing.PUBLISHER_CHARS_MAX:
-            raise InvalidOption(f"a publisher's name has 1 to {publishing.PUBLISHER_CHARS_MAX} characters")
-        connection.parts.take_publisher(params.publisher, connection)
+def hello(connection: Connection, params: rpc.Hello) -> rpc.Welcome:
+    authenticated = not connection.is_unauthenticated
+    if params.publisher is not None and authenticated:  # an unauthenticated client must not take the name of another
+        if not 1 <= len(params.publisher) <= PUBLISHER_CHARS_MAX:
+            raise InvalidOptionError(f"a publisher's name has 1 to {PUBLISHER_CHARS_MAX} characters")
+        connection.context.register_publisher(params.publisher, connection)
     connection.takes_batches = connection.shapes.reads_batches
-    limits = connection.parts.limits
-    return wire.Welcome(
+    limits = connection.context.limits
+    return rpc.Welcome(
         server="headwater",
-        version=connection.parts.version,
+        version=connection.context.version,
         log=connection.core.name.rsplit("/", 1)[-1] if authenticated else "",
         salt=connection.core.engine.store.salt if authenticated else 0,
         frame_bytes_max=limits.frame_bytes,
@@ -54,58 +53,58 @@ def hello(connection: Connection, params: wire.Hello) -> wire.Welcome:
     )
 
 
-def authenticate(connection: Connection, params: wire.Authenticate) -> dict[str, bool]:
-    connection.authenticate(connection.parts.authenticate(params.token))
+def authenticate(connection: Connection, params: rpc.Authenticate) -> dict[str, bool]:
+    connection.authenticate(connection.context.authenticate(params.token))
     return {"authenticated": True}
 
 
 # --- live -----------------------------------------------------------------------------------------------------------
 
 
-def subscribe_live(connection: Connection, params: wire.Topic) -> Any:
-    [pattern] = _listen(connection, [params.topic])
+def subscribe_live(connection: Connection, params: rpc.Topic) -> Any:
+    [pattern] = _subscribe_live(connection, [params.topic])
     return connection.shapes.subscribed_live(pattern)
 
 
-def subscribe_live_batch(connection: Connection, params: wire.Topics) -> dict[str, Any]:
-    _listen(connection, params.topics)
+def subscribe_live_batch(connection: Connection, params: rpc.Topics) -> dict[str, Any]:
+    _subscribe_live(connection, params.topics)
     return {"subscribed": params.topics}
 
 
-def _listen(connection: Connection, topics: list[str]) -> list[Pattern]:
+def _subscribe_live(connection: Connection, topics: list[str]) -> list[Pattern]:
     patterns = [parse_any_spelling(topic) for topic in topics]
     for pattern in patterns:
         connection.require_read(pattern)
-    connection.parts.live.add_all(connection, patterns)
+    connection.context.live.add_all(connection, patterns)
     return patterns
 
 
-def unsubscribe_live(connection: Connection, params: wire.Topic) -> Any:
-    was_subscribed = connection.parts.live.remove(connection, params.topic)
+def unsubscribe_live(connection: Connection, params: rpc.Topic) -> Any:
+    was_subscribed = connection.context.live.remove(connection, params.topic)
     return connection.shapes.unsubscribed_live(params.topic, was_subscribed)
 
 
-def unsubscribe_live_batch(connection: Connection, params: wire.Topics) -> dict[str, list[str]]:
-    return {"unsubscribed": [topic for topic in params.topics if connection.parts.live.remove(connection, topic)]}
+def unsubscribe_live_batch(connection: Connection, params: rpc.Topics) -> dict[str, list[str]]:
+    return {"unsubscribed": [topic for topic in params.topics if connection.context.live.remove(connection, topic)]}
 
 
 # --- durable subscriptions ------------------------------------------------------------------------------------------
 
 
-async def subscribe(connection: Connection, params: wire.Subscribe) -> Any:
+async def subscribe(connection: Connection, params: rpc.Subscribe) -> Any:
     return connection.shapes.subscribed(await connection.subscriptions.begin(params))
 
 
-async def subscribe_batch(connection: Connection, params: wire.SubscribeBatch) -> Any:
+async def subscribe_batch(connection: Connection, params: rpc.SubscribeBatch) -> Any:
     return connection.shapes.subscribed_all(await connection.subscriptions.begin_all(params))
 
 
-async def release(connection: Connection, params: wire.Release) -> Any:
+async def unsubscribe(connection: Connection, params: rpc.Unsubscribe) -> Any:
     await connection.subscriptions.release(params.subscription_id, params.seen)
     return connection.shapes.released(params.subscription_id)
 
 
-async def release_batch(connection: Connection, params: wire.SubscriptionIds) -> Any:
+async def unsubscribe_batch(connection: Connection, params: rpc.SubscriptionIds) -> Any:
     for id in params.subscription_ids:
         connection.subscriptions.find(id)
     for id in params.subscription_ids:
@@ -113,10 +112,9 @@ async def release_batch(connection: Connection, params: wire.SubscriptionIds) ->
     return connection.shapes.released_all(params.subscription_ids)
 
 
-def acknowledge(connection: Connection, params: wire.Acknowledge) -> Flow[Any]:
-    """One seq that cannot be acked does not keep the others from being acked; the answer names it. If none can be, the
-    call is refused."""
-    seqs = _seqs(params)
+def acknowledge(connection: Connection, params: rpc.Acknowledge) -> Flow[Any]:
+    """Acks each seq that can be acked; the answer names the others. If none can be acked, the call is refused."""
+    seqs = seqs_of(params)
     late: list[int] = []
     if params.strict:
         yield from connection.subscriptions.acknowledge_strictly(params.subscription_id, seqs)
@@ -130,14 +128,8 @@ def acknowledge(connection: Connection, params: wire.Acknowledge) -> Flow[Any]:
     return connection.shapes.acknowledged(params, late)
 
 
-def _seqs(params: wire.Acknowledge) -> list[int]:
-    if (params.sequence_id is None) == (params.sequence_ids is None):
-        raise InvalidOption("give either sequence_id or sequence_ids", where=params.subscription_id)
-    return [params.sequence_id] if params.sequence_id is not None else params.sequence_ids or []
-
-
-async def acknowledge_batch(connection: Connection, params: wire.AcknowledgeBatch) -> Any:
-    """Each for itself: one that fails does not keep the others from being acked."""
+async def acknowledge_batch(connection: Connection, params: rpc.AcknowledgeBatch) -> Any:
+    """Each one separately: one that fails does not affect the others."""
     by_subscription: dict[str, list[int]] = {}
     for each in params.acknowledgments:
         by_subscription.setdefault(each.subscription_id, []).append(each.sequence_id)
@@ -151,52 +143,23 @@ async def acknowledge_batch(connection: Connection, params: wire.AcknowledgeBatc
     return connection.shapes.acknowledged_all(params.acknowledgments, refused)
 
 
-def nack(connection: Connection, params: wire.Settle) -> Flow[dict[str, bool]]:
-    yield from connection.subscriptions.nack(params)
-    return OK
+# --- operating subscriptions ----------------------------------------------------------------------------------------
 
 
-def reject(connection: Connection, params: wire.Settle) -> Flow[dict[str, bool]]:
-    yield from connection.subscriptions.reject(params)
-    return OK
-
-
-def extend(connection: Connection, params: wire.Settle) -> Flow[dict[str, bool]]:
-    yield from connection.subscriptions.extend(params)
-    return OK
-
-
-async def fetch(connection: Connection, params: wire.Fetch) -> Any:
-    return await connection.subscriptions.fetch(params)
-
-
-def end_fetches(connection: Connection, params: wire.SubscriptionId) -> dict[str, bool]:
-    connection.subscriptions.end_fetches(params.subscription_id)
-    return OK
-
-
-def give_back(connection: Connection, params: wire.GiveBack) -> Flow[dict[str, bool]]:
-    yield from connection.subscriptions.give_back(params.subscription_id, params.sequence_ids)
-    return OK
-
-
-# --- looking after subscriptions ------------------------------------------------------------------------------------
-
-
-def subscription(connection: Connection, params: wire.SubscriptionId) -> Flow[Any]:
+def subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[Any]:
     with _hiding(connection, params.subscription_id, "rpc.subscription"):
         connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
     info = yield from connection.core.subscription_info(params.subscription_id)
     return info
 
 
-def remove_subscription(connection: Connection, params: wire.SubscriptionId) -> Flow[dict[str, bool]]:
+def remove_subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[dict[str, bool]]:
     with _hiding(connection, params.subscription_id, "rpc.subscription.remove"):
-        yield from connection.core.unsubscribe(params.subscription_id, connection.require_use)
+        yield from connection.core.delete_subscription(params.subscription_id, connection.require_use)
     return OK
 
 
-def seek(connection: Connection, params: wire.Seek) -> Flow[dict[str, int]]:
+def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int]]:
     id, start = params.subscription_id, start_of(params.start)
     with _hiding(connection, id, "rpc.seek"):
         position = yield from connection.core.seek(id, start, connection.require_use)
@@ -205,32 +168,32 @@ def seek(connection: Connection, params: wire.Seek) -> Flow[dict[str, int]]:
 
 @contextmanager
 def _hiding(connection: Connection, id: str, method: str) -> Iterator[None]:
-    """What the token may not use is to it as if it were not there."""
+    """A subscription that the token may not use is reported as unknown."""
     try:
         yield
-    except Unauthorized as exc:
+    except UnauthorizedError as exc:
         connection.fault_for(exc, method)  # which records it
-        raise claims.unknown(id) from exc
+        raise deliveries.unknown(id) from exc
 
 
-# --- looking: what the token may read or manage, and nothing of the rest ----------------------------------------------
+# --- inspecting: only what the token may read or manage ---------------------------------------------------------------
 
 
-def topic_max_seq(connection: Connection, params: wire.Topic) -> Flow[dict[str, int]]:
+def topic_max_seq(connection: Connection, params: rpc.Topic) -> Flow[dict[str, int]]:
     if not connection.scopes.may_look_at(check_topic(params.topic)):
         raise not_allowed("read or manage", params.topic)
     last = yield from connection.core.topic_max_seq(params.topic)
     return {"sequence_id": last}
 
 
-def last_seq(connection: Connection, params: wire.Nothing) -> Flow[dict[str, int]]:
+def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[dict[str, int]]:
     last = yield from connection.core.last_seq()
     return {"sequence_id": last}
 
 
-def topics(connection: Connection, params: wire.TopicPage) -> Flow[msgspec.Raw]:
-    if not 1 <= params.limit <= wire.TOPICS_MAX:
-        raise TooLarge(f"limit lies between 1 and {wire.TOPICS_MAX:,}, not {params.limit}", next="Page with after")
+def topics(connection: Connection, params: rpc.TopicPage) -> Flow[msgspec.Raw]:
+    if not 1 <= params.limit <= rpc.TOPICS_MAX:
+        raise TooLargeError(f"limit lies between 1 and {rpc.TOPICS_MAX:,}, not {params.limit}", next="Page with after")
     scopes, engine = connection.scopes, connection.core.engine
 
     def page(reader: Reader) -> msgspec.Raw:
@@ -243,11 +206,11 @@ def topics(connection: Connection, params: wire.TopicPage) -> Flow[msgspec.Raw]:
 
 
 def _encoded(answer: Any) -> msgspec.Raw:
-    """On the thread that reads: a large answer would keep the event loop, and with it all others, waiting."""
+    """On the thread of the reader: encoding a large answer on the event loop would delay all clients."""
     return msgspec.Raw(msgspec.json.encode(answer))
 
 
-def subscriptions(connection: Connection, params: wire.Nothing) -> Flow[msgspec.Raw]:
+def subscriptions(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
     def seen(reader: Reader) -> msgspec.Raw:
@@ -268,7 +231,7 @@ def _usable(scopes: Scopes, owner: str | None, found: list[SubscriptionInfo]) ->
     ]
 
 
-def statistics(connection: Connection, params: wire.Nothing) -> Flow[msgspec.Raw]:
+def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
     def seen(reader: Reader) -> msgspec.Raw:
@@ -279,27 +242,27 @@ def statistics(connection: Connection, params: wire.Nothing) -> Flow[msgspec.Raw
                 last_seq=found.last_seq,
                 messages=sum(each.count for each in topics),
                 bytes=sum(each.bytes for each in topics),
-                topics=topics[: wire.TOPICS_MAX],
+                topics=topics[: rpc.TOPICS_MAX],
                 subscriptions=_usable(scopes, owner, found.subscriptions),
-                topics_left_out=max(0, len(topics) - wire.TOPICS_MAX),
+                topics_left_out=max(0, len(topics) - rpc.TOPICS_MAX),
             )
         )
 
     return core.shared_read(("rpc.stats", scopes, owner), seen)
 
 
-def health(connection: Connection, params: wire.Nothing) -> Flow[Any]:
+def health(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
     return connection.core.health()
 
 
-def housekeep(connection: Connection, params: wire.Nothing) -> Flow[Any]:
-    return connection.core.housekeep()
+def housekeep(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
+    return connection.core.run_maintenance()
 
 
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
-def retain(connection: Connection, params: wire.Retain) -> Flow[dict[str, bool]]:
+def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
     dialect = _dialect(params.dialect)
     connection.require_manage(parse_pattern(params.topic, dialect))
     yield from connection.core.retain(
@@ -313,80 +276,80 @@ def retain(connection: Connection, params: wire.Retain) -> Flow[dict[str, bool]]
     return OK
 
 
-def unretain(connection: Connection, params: wire.Unretain) -> Flow[dict[str, bool]]:
+def unretain(connection: Connection, params: rpc.Unretain) -> Flow[dict[str, bool]]:
     dialect = _dialect(params.dialect)
     connection.require_manage(parse_pattern(params.topic, dialect))
-    removed = yield from connection.core.unretain(params.topic, dialect)
+    removed = yield from connection.core.delete_retention(params.topic, dialect)
     return {"removed": removed}
 
 
-def retention(connection: Connection, params: wire.Nothing) -> Flow[list[RetentionPolicy]]:
+def retention(connection: Connection, params: rpc.Nothing) -> Flow[list[RetentionPolicy]]:
     found = yield from connection.core.retention()
     return [each for each in found if connection.scopes.may_manage(parse_pattern(each.pattern, each.dialect))]
 
 
 def _dialect(given: str) -> Dialect:
     if given not in ("nats", "amqp"):
-        raise InvalidOption(f"dialect must be nats or amqp, not {given!r}")
+        raise InvalidOptionError(f"dialect must be nats or amqp, not {given!r}")
     return given  # type: ignore[return-value]
 
 
-# --- dead letters: those of the topics that the token may manage ------------------------------------------------------
+# --- dead letters of topics that the token may manage -----------------------------------------------------------------
 
 
-def letters(connection: Connection, params: wire.Letters) -> Flow[list[Any]]:
-    """As many as an answer takes; the next page is after the last of them, and an empty one is the end."""
+def list_dead_letters(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[list[Any]]:
+    """As many as fit into an answer; the next page starts after the last of them, and an empty one is the end."""
     _check_limit(params)
     found = yield from connection.core.dead_letters.page(params.after, params.limit, **_filter(connection, params))
     return [dead_letters.to_wire(letter) for letter in found.letters]
 
 
-def _check_limit(params: wire.Letters) -> None:
-    if not 1 <= params.limit <= LETTERS_MAX:
-        raise TooLarge(f"limit lies between 1 and {LETTERS_MAX}, not {params.limit}", next="Page with after")
+def _check_limit(params: rpc.DeadLetterFilter) -> None:
+    if not 1 <= params.limit <= DEAD_LETTERS_MAX:
+        raise TooLargeError(f"limit lies between 1 and {DEAD_LETTERS_MAX}, not {params.limit}", next="Page with after")
 
 
-def letter(connection: Connection, params: wire.LetterId) -> Flow[Any]:
+def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[Any]:
     found = yield from connection.core.dead_letters.get(params.id)
     if not connection.scopes.manages(found.message.topic):
         raise dead_letters.unknown(params.id)  # as if it were not there
     return dead_letters.to_wire(found)
 
 
-def _filter(connection: Connection, params: wire.Letters) -> LetterFilter:
-    """Without a topic, it asks for those of every topic."""
+def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> LetterFilter:
+    """Without a topic, the filter is for every topic."""
     names = ("ids", "subscription", "topic", "type", "reason", "error")
     for name in names:
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
-            raise TooLarge(f"{name} has more than {NAME_CHARS_MAX} characters")
+            raise TooLargeError(f"{name} has more than {NAME_CHARS_MAX} characters")
     connection.require_manage(parse_pattern(">" if params.topic is None else params.topic))
     return cast(LetterFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
 
 
-def letter_statistics(connection: Connection, params: wire.Letters) -> Flow[LetterStatistics]:
+def dead_letter_statistics(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[LetterStatistics]:
     return connection.core.dead_letters.statistics(**_filter(connection, params))
 
 
-def redrive(connection: Connection, params: wire.Letters) -> Flow[Redriven]:
-    """To their subscription again: the message was published before. To a topic: it is published anew."""
+def redrive(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[RedriveResult]:
+    """To their subscription without publishing again; to a topic by publishing the message there."""
     chosen = _filter(connection, params)
     if params.to_topic is not None:
         connection.require_publish(params.to_topic)
     return connection.core.dead_letters.redrive(params.to_topic, **chosen)
 
 
-def purge(connection: Connection, params: wire.Letters) -> Flow[int]:
+def purge(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[int]:
     return connection.core.dead_letters.purge(**_filter(connection, params))
 
 
-def export(connection: Connection, params: wire.Letters) -> Flow[dead_letters.Exported]:
+def export(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[dead_letters.Exported]:
     _check_limit(params)
     return connection.core.dead_letters.export(params.after, params.limit, **_filter(connection, params))
 
 
-def import_(connection: Connection, params: wire.ImportLetters) -> Flow[int]:
-    """A letter whose message is not in the log is redriven with what was imported: so it is published by its import."""
+def import_(connection: Connection, params: rpc.ImportDeadLetters) -> Flow[int]:
+    """A redrive publishes an imported dead letter whose message is not in the log, so an import needs that right."""
 
     def allow(topic: str) -> None:
         connection.require_publish(topic)
@@ -409,48 +372,53 @@ ADMIN = Needs(("admin",), "the server")
 
 def _methods() -> dict[str, Method]:
     methods = {
-        "rpc.hello": Method(wire.Hello, hello, OPEN),
-        "rpc.authenticate": Method(wire.Authenticate, authenticate, OPEN),
-        **publishing.METHODS,
-        "rpc.subscribe": Method(wire.Topic, subscribe_live, LISTEN),
-        "rpc.unsubscribe": Method(wire.Topic, unsubscribe_live, HELD),
-        "rpc.subscribe.batch": Method(wire.Topics, subscribe_live_batch, LISTEN),
-        "rpc.unsubscribe.batch": Method(wire.Topics, unsubscribe_live_batch, HELD),
-        "rpc.subscribe.persistent": Method(wire.Subscribe, subscribe, DURABLE),
-        "rpc.subscribe.persistent.batch": Method(wire.SubscribeBatch, subscribe_batch, DURABLE),
-        "rpc.unsubscribe.persistent": Method(wire.Release, release, HELD),
-        "rpc.unsubscribe.persistent.batch": Method(wire.SubscriptionIds, release_batch, HELD),
-        "rpc.acknowledge.persistent": Method(wire.Acknowledge, acknowledge, HELD),
-        "rpc.acknowledge.persistent.batch": Method(wire.AcknowledgeBatch, acknowledge_batch, HELD),
-        "rpc.nack": Method(wire.Settle, nack, HELD),
-        "rpc.reject": Method(wire.Settle, reject, HELD),
-        "rpc.extend": Method(wire.Settle, extend, HELD),
-        "rpc.fetch": Method(wire.Fetch, fetch, HELD),
-        "rpc.fetch.end": Method(wire.SubscriptionId, end_fetches, HELD),
-        "rpc.release": Method(wire.GiveBack, give_back, HELD),
-        "rpc.subscription": Method(wire.SubscriptionId, subscription, OWN),
-        "rpc.subscription.remove": Method(wire.SubscriptionId, remove_subscription, OWN, audited=True),
-        "rpc.seek": Method(wire.Seek, seek, OWN, audited=True),
-        "rpc.topic_max_seq": Method(wire.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
-        "rpc.last_seq": Method(wire.Nothing, last_seq, Needs(("read", "manage"), "anything")),
-        "rpc.topics": Method(wire.TopicPage, topics, LOOK),
-        "rpc.subscriptions": Method(wire.Nothing, subscriptions, LIST_OWN),
-        "rpc.stats": Method(wire.Nothing, statistics, LOOK),
-        "rpc.health": Method(wire.Nothing, health, ADMIN),
-        "rpc.housekeep": Method(wire.Nothing, housekeep, ADMIN),
-        "rpc.retain": Method(wire.Retain, retain, MANAGE, audited=True),
-        "rpc.unretain": Method(wire.Unretain, unretain, MANAGE, audited=True),
-        "rpc.retention": Method(wire.Nothing, retention, Needs(("manage",), "what is shown: nothing else is")),
-        "rpc.dead_letters": Method(wire.Letters, letters, DEAD),
-        "rpc.dead_letters.get": Method(wire.LetterId, letter, Needs(("manage",), "its topic")),
-        "rpc.dead_letters.stats": Method(wire.Letters, letter_statistics, DEAD),
-        "rpc.dead_letters.redrive": Method(
-            wire.Letters, redrive, Needs(("manage",), f"{DEAD.of}; and `publish` of `to_topic`"), audited=True
+        "rpc.hello": Method(rpc.Hello, hello, OPEN),
+        "rpc.authenticate": Method(rpc.Authenticate, authenticate, OPEN),
+        "rpc.publish": Method(rpc.Publish, publish, Needs(("publish",), "the topic")),
+        "rpc.publish.batch": Method(rpc.PublishBatch, publish_batch, Needs(("publish",), "each topic")),
+        "rpc.subscribe": Method(rpc.Topic, subscribe_live, LISTEN),
+        "rpc.unsubscribe": Method(rpc.Topic, unsubscribe_live, HELD),
+        "rpc.subscribe.batch": Method(rpc.Topics, subscribe_live_batch, LISTEN),
+        "rpc.unsubscribe.batch": Method(rpc.Topics, unsubscribe_live_batch, HELD),
+        "rpc.subscribe.persistent": Method(rpc.Subscribe, subscribe, DURABLE),
+        "rpc.subscribe.persistent.batch": Method(rpc.SubscribeBatch, subscribe_batch, DURABLE),
+        "rpc.unsubscribe.persistent": Method(rpc.Unsubscribe, unsubscribe, HELD),
+        "rpc.unsubscribe.persistent.batch": Method(rpc.SubscriptionIds, unsubscribe_batch, HELD),
+        "rpc.acknowledge.persistent": Method(rpc.Acknowledge, acknowledge, HELD),
+        "rpc.acknowledge.persistent.batch": Method(rpc.AcknowledgeBatch, acknowledge_batch, HELD),
+        "rpc.nack": Method(rpc.Settle, lambda connection, params: connection.subscriptions.nack(params), HELD),
+        "rpc.reject": Method(rpc.Settle, lambda connection, params: connection.subscriptions.reject(params), HELD),
+        "rpc.extend": Method(rpc.Settle, lambda connection, params: connection.subscriptions.extend(params), HELD),
+        "rpc.fetch": Method(rpc.Fetch, lambda connection, params: connection.subscriptions.fetch(params), HELD),
+        "rpc.fetch.end": Method(
+            rpc.SubscriptionId, lambda connection, params: connection.subscriptions.end_fetches(params), HELD
         ),
-        "rpc.dead_letters.purge": Method(wire.Letters, purge, DEAD, audited=True),
-        "rpc.dead_letters.export": Method(wire.Letters, export, DEAD),
+        "rpc.release": Method(
+            rpc.Release, lambda connection, params: connection.subscriptions.release_messages(params), HELD
+        ),
+        "rpc.subscription": Method(rpc.SubscriptionId, subscription, OWN),
+        "rpc.subscription.remove": Method(rpc.SubscriptionId, remove_subscription, OWN, audited=True),
+        "rpc.seek": Method(rpc.Seek, seek, OWN, audited=True),
+        "rpc.topic_max_seq": Method(rpc.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
+        "rpc.last_seq": Method(rpc.Nothing, last_seq, Needs(("read", "manage"), "anything")),
+        "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
+        "rpc.subscriptions": Method(rpc.Nothing, subscriptions, LIST_OWN),
+        "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
+        "rpc.health": Method(rpc.Nothing, health, ADMIN),
+        "rpc.housekeep": Method(rpc.Nothing, housekeep, ADMIN),
+        "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),
+        "rpc.unretain": Method(rpc.Unretain, unretain, MANAGE, audited=True),
+        "rpc.retention": Method(rpc.Nothing, retention, Needs(("manage",), "what is shown: nothing else is")),
+        "rpc.dead_letters": Method(rpc.DeadLetterFilter, list_dead_letters, DEAD),
+        "rpc.dead_letters.get": Method(rpc.DeadLetterId, get_dead_letter, Needs(("manage",), "its topic")),
+        "rpc.dead_letters.stats": Method(rpc.DeadLetterFilter, dead_letter_statistics, DEAD),
+        "rpc.dead_letters.redrive": Method(
+            rpc.DeadLetterFilter, redrive, Needs(("manage",), f"{DEAD.of}; and `publish` of `to_topic`"), audited=True
+        ),
+        "rpc.dead_letters.purge": Method(rpc.DeadLetterFilter, purge, DEAD, audited=True),
+        "rpc.dead_letters.export": Method(rpc.DeadLetterFilter, export, DEAD),
         "rpc.dead_letters.import": Method(
-            wire.ImportLetters, import_, Needs(("manage",), "each topic; and `publish` of it"), audited=True
+            rpc.ImportDeadLetters, import_, Needs(("manage",), "each topic; and `publish` of it"), audited=True
         ),
     }
     methods.update(_other_spellings(methods))
@@ -458,7 +426,7 @@ def _methods() -> dict[str, Method]:
 
 
 def _other_spellings(methods: dict[str, Method]) -> dict[str, Method]:
-    """With underscores, as some clients write them; there a batch is a bare array."""
+    """With underscores, as some clients write them; there the params of a batch are a bare array."""
     verbs = {"subscribe": "subscribe", "acknowledge": "ack", "unsubscribe": "unsubscribe"}
     spelled: dict[str, Method] = {}
     for dotted, short in verbs.items():
@@ -482,7 +450,7 @@ def _from_array(method: Method) -> Callable[[Connection, Any], Any]:
         try:
             converted = msgspec.convert({name: items}, params)
         except msgspec.ValidationError as exc:
-            raise InvalidOption(str(exc), where="params") from exc
+            raise InvalidOptionError(str(exc), where="params") from exc
         return method.run(connection, converted)
 
     return run

@@ -1,4 +1,4 @@
-"""The methods that can be called, and what every call passes through on its way to one."""
+"""The registry of methods, and the middleware that every call passes through."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from headwater.errors import InvalidOption
-from headwater.protocol.calling import bind_params
-from headwater.protocol.jsonrpc import METHOD_NOT_FOUND, Call, Fault
-from headwater.server.scopes import Right
+from headwater.errors import InvalidOptionError
+from headwater.protocol.jsonrpc import METHOD_NOT_FOUND, Call, Fault, bind_params
+
+if TYPE_CHECKING:
+    from headwater.server.auth import Right  # `import headwater` needs this module, and should not load tokens
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,7 +47,7 @@ class CallContext:
         self.metadata: dict[str, Any] = {}
 
     def in_thread(self) -> CallContext:
-        """The same call for a synchronous method; its peer's verbs block."""
+        """The same call for a synchronous method, whose peer blocks."""
         other = CallContext(self._call, PeerInThread(self.peer, asyncio.get_running_loop()))
         other.metadata = self.metadata
         return other
@@ -65,7 +66,7 @@ class CallContext:
 
 
 class PeerInThread:
-    """The peer of a call that a synchronous method has: its verbs may be used from that method's thread, and block."""
+    """The peer of a call to a synchronous method, for use on that method's thread; its methods block."""
 
     def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
         self._peer = peer
@@ -104,8 +105,8 @@ class Middleware:
 
 
 class Needs(NamedTuple):
-    """The right that a call needs. One of `rights` lets it begin; then what it asks for must be covered, as `of` says
-    in the table of docs/server.md. No rights: open to clients that have not authenticated."""
+    """The right that a call needs: one of `rights` to begin with, and it must cover what `of` says in the table of
+    docs/server.md. No rights: open to clients that have not authenticated."""
 
     rights: tuple[Right, ...]
     of: str
@@ -120,7 +121,7 @@ class Method(NamedTuple):
     """Each call that was done is recorded in the audit trail."""
 
 
-OF_THE_APPLICATION = Needs(("call",), "the method's name")
+APPLICATION = Needs(("call",), "the method's name")
 
 
 class Registry:
@@ -145,10 +146,12 @@ class Registry:
         """Offer a function as a method: params by name or by position become its arguments. One that is not a
         coroutine function runs in a thread, beside the event loop."""
         if name.startswith("rpc."):
-            raise InvalidOption("names that begin with rpc. are the server's own", where=name, next="Use another name")
+            raise InvalidOptionError(
+                "names that begin with rpc. are the server's own", where=name, next="Use another name"
+            )
         if name in self._methods:
-            raise InvalidOption("there is a method of this name already", where=name)
-        self._methods[name] = Method(None, self._as_method(function), OF_THE_APPLICATION)
+            raise InvalidOptionError("there is a method of this name already", where=name)
+        self._methods[name] = Method(None, self._as_method(function), APPLICATION)
 
     def _as_method(self, function: Callable[..., Any]) -> Callable[[CallContext, Call], Any]:
         """Turn JSON-RPC params into the arguments of a plain function."""
@@ -168,8 +171,8 @@ class Registry:
 
 
 class MethodThreads:
-    """For synchronous methods: so many threads at most, and a call beyond them waits for one of them to end. A call
-    that was given up (by its time limit, or by its client) keeps its thread until the method returns."""
+    """Runs synchronous methods on up to `threads_max` threads; a call beyond them waits. A cancelled call (by its
+    timeout, or by its client) keeps its thread until the method returns."""
 
     def __init__(self, threads_max: int) -> None:
         self._free = asyncio.Semaphore(threads_max)
@@ -200,11 +203,11 @@ class MethodThreads:
             with contextlib.suppress(RuntimeError):  # the server has stopped, and its loop is closed
                 loop.call_soon_threadsafe(done, result, error)
 
-        # A daemon, so that a method that never returns does not keep the process from ending.
+        # A daemon, so that a method that never returns does not keep the process alive.
         context = contextvars.copy_context()
         try:
             threading.Thread(target=context.run, args=(work,), name="headwater-method", daemon=True).start()
-        except BaseException:  # such as: the system has no more of them
+        except BaseException:  # such as: the system has no more threads
             self._free.release()
             raise
         found = await outcome

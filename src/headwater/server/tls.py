@@ -1,4 +1,4 @@
-"""The server's certificate, and whose certificates its clients must show; read again when the files change."""
+"""The server's certificate, and the authorities of client certificates; read again when the files change."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import ssl
 from typing import Any
 
-from headwater.configuration import ServerSettings
-from headwater.errors import InvalidConfiguration
-from headwater.server.logger import logger
+from headwater.errors import InvalidConfigurationError
+from headwater.server.logging import logger
+from headwater.settings import ServerSettings
 
 
 class Certificates(ssl.SSLContext):
-    """A listener keeps the context that it began with; this one has each connection made by the newest."""
+    """A listener keeps the context that it started with; this one makes each connection with the newest one."""
 
     _settings: ServerSettings
     _newest: ssl.SSLContext
@@ -20,7 +20,7 @@ class Certificates(ssl.SSLContext):
 
     @classmethod
     def read(cls, settings: ServerSettings) -> Certificates | None:
-        """None where the server speaks no TLS."""
+        """None without TLS."""
         if settings.tls_certificate is None:
             return None
         made = cls(ssl.PROTOCOL_TLS_SERVER)
@@ -28,14 +28,14 @@ class Certificates(ssl.SSLContext):
         return made
 
     def refresh(self) -> None:
-        """Connections that are there go on as they are; of a certificate that cannot be used nothing is taken."""
+        """Existing connections keep their certificate; an unusable one is ignored."""
         seen = _signature(self._settings)
         if seen == self._seen:
             return
         self._seen = seen
         try:
             self._newest = _context(self._settings)
-        except InvalidConfiguration as exc:
+        except InvalidConfigurationError as exc:
             logger.warning("the certificate read before stays in use: %s", exc)
         else:
             logger.info("the certificate was renewed", extra={"certificate": self._settings.tls_certificate})
@@ -66,7 +66,7 @@ def _context(settings: ServerSettings) -> ssl.SSLContext:
         # A password, or it would ask for one at a terminal.
         context.load_cert_chain(settings.tls_certificate or "", settings.tls_key, password="")
     except (OSError, ssl.SSLError) as exc:
-        raise InvalidConfiguration(
+        raise InvalidConfigurationError(
             f"the certificate or its key cannot be used ({exc})",
             where=settings.tls_certificate or "",
             next="Set server.tls_certificate and server.tls_key to PEM files that belong together",
@@ -75,7 +75,7 @@ def _context(settings: ServerSettings) -> ssl.SSLContext:
         try:
             context.load_verify_locations(settings.tls_client_ca)
         except (OSError, ssl.SSLError) as exc:
-            raise InvalidConfiguration(
+            raise InvalidConfigurationError(
                 f"the certificates of authorities cannot be read ({exc})",
                 where=settings.tls_client_ca,
                 next="Set server.tls_client_ca to a PEM file",

@@ -1,7 +1,7 @@
-"""A span of OpenTelemetry for every call, where the setting `server.tracing` says so.
+"""An OpenTelemetry span for every call, if the setting `server.tracing` is on.
 
-What a call publishes names where it comes from: the span of `rpc.publish` is the child of its message's traceparent,
-that of `rpc.publish.batch` links to those of its messages. All other calls begin a trace of their own.
+The span of `rpc.publish` is the child of its message's traceparent; that of `rpc.publish.batch` links to those of its
+messages. All other calls begin a trace of their own.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -19,7 +19,7 @@ from headwater.broker.tracing import context_of, links_to
 from headwater.server.registry import CallContext, Middleware, Outcome
 from headwater.version import VERSION
 
-UNKNOWN_METHOD = "_OTHER"  # as the conventions name it: what strangers make up must not become names of spans
+UNKNOWN_METHOD = "_OTHER"  # as the conventions name it: unknown names of clients must not become names of spans
 _BEGUN = "headwater.tracing"  # in a call's metadata: its span, until that has ended
 
 
@@ -36,7 +36,7 @@ class _Batch(msgspec.Struct):
 
 
 class CallTracing(Middleware):
-    """`knows`: which names are those of methods."""
+    """`knows`: whether there is a method of this name."""
 
     def __init__(self, knows: Callable[[str], bool]) -> None:
         self._tracer = trace.get_tracer("headwater.server", VERSION)
@@ -53,7 +53,7 @@ class CallTracing(Middleware):
         }
         span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes, links)
         call.metadata[_BEGUN] = span
-        context.attach(trace.set_span_in_context(span))  # for good: the task ends with the call
+        context.attach(trace.set_span_in_context(span))  # never detached: the task ends with the call
 
     async def after(self, call: CallContext, outcome: Outcome) -> None:
         span = call.metadata.pop(_BEGUN)
@@ -70,11 +70,11 @@ def _origin(call: CallContext) -> tuple[Context, list[Link]]:
     params: Any = call._call.params
     try:
         if call.method == "rpc.publish":
-            return context_of(_said_by(_message.decode(params))), []
+            return context_of(_traceparent(_message.decode(params))), []
         if call.method == "rpc.publish.batch":
-            return Context(), links_to(map(_said_by, _batch.decode(params).messages))
+            return Context(), links_to(map(_traceparent, _batch.decode(params).messages))
     except (msgspec.DecodeError, TypeError, RecursionError):
-        pass  # the method itself says what is wrong with its params
+        pass  # the method itself reports invalid params
     return Context(), []
 
 
@@ -82,5 +82,5 @@ _message = msgspec.json.Decoder(_Message)
 _batch = msgspec.json.Decoder(_Batch)
 
 
-def _said_by(message: _Message) -> str | None:
+def _traceparent(message: _Message) -> str | None:
     return message.traceparent or (message.headers.traceparent if message.headers is not None else None)

@@ -17,13 +17,13 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 from headwater.errors import (
-    CombinedWildcard,
-    EmptyPattern,
-    EmptyToken,
-    InvalidOption,
-    InvalidPattern,
-    MixedWildcards,
-    MultiWildcardNotLast,
+    CombinedWildcardError,
+    EmptyPatternError,
+    EmptyTokenError,
+    InvalidOptionError,
+    InvalidPatternError,
+    MixedWildcardsError,
+    MultiWildcardNotLastError,
 )
 from headwater.topics.topic import (
     TOPIC_BYTES_MAX,
@@ -77,7 +77,7 @@ class Pattern:
             prefix += "."
         is_all = self.parts in ((MANY,), (ONE, MANY))
 
-        write = object.__setattr__  # the dataclass is frozen, for everyone but its own construction
+        write = object.__setattr__  # the dataclass is frozen after its construction
         write(self, "literal_prefix", prefix)
         write(self, "is_exact", not rest)
         write(self, "is_all", is_all)
@@ -93,26 +93,26 @@ class Pattern:
 
 
 def parse_pattern(text: str, dialect: Dialect = "nats") -> Pattern:
-    """Read `text` in the given spelling, or raise the InvalidPattern that says what is wrong with it."""
+    """Read `text` in the given spelling, or raise the InvalidPatternError that says what is wrong with it."""
     if dialect not in ("nats", "amqp"):
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"there is no dialect {quoted(dialect)}",
             where=f"pattern {quoted(text)}",
             next="Use 'nats' or 'amqp'",
         )
     where = f"{dialect} pattern {quoted(text)}"
     if not isinstance(text, str):
-        raise InvalidPattern(
+        raise InvalidPatternError(
             f"a pattern is a string, not {type(text).__name__}",
             where=where,
             next="Pass dot-separated text such as 'orders.*'",
         )
     if not text:
         everything = ">" if dialect == "nats" else "#"
-        raise EmptyPattern("it is empty", where=where, next=f"To match every topic use {everything!r}")
+        raise EmptyPatternError("it is empty", where=where, next=f"To match every topic use {everything!r}")
     if flaw := flaw_of_any_spelling(text):
         why, next_step = flaw
-        raise InvalidPattern(why, where=where, next=next_step)
+        raise InvalidPatternError(why, where=where, next=next_step)
     # A member of a (str, Enum) formats as its member name, so keep the text alone.
     text = str.__str__(text)
     tokens = text.split(".")
@@ -149,14 +149,14 @@ def _parse_nats(tokens: list[str], where: str) -> Iterator[Part]:
     for position, token in enumerate(tokens, start=1):
         if token == ">":
             if position < len(tokens):
-                raise MultiWildcardNotLast(
+                raise MultiWildcardNotLastError(
                     "'>' stands for the whole rest of a topic, so nothing can follow it",
                     where=where,
                     next="End the pattern there, or use the dialect amqp, whose '#' may stand anywhere",
                 )
             if "*" in tokens:
                 in_amqp = ".".join([*tokens[:-1], "*", "#"])
-                raise MixedWildcards(
+                raise MixedWildcardsError(
                     "'*' and '>' do not go together",
                     where=where,
                     next=f"Keep one of them, or use the dialect amqp and write {in_amqp!r}",
@@ -180,18 +180,20 @@ def _one_or_plain(token: str, wildcards: str, where: str, next_if_foreign: str) 
     if token == "*":
         return ONE
     if not token:
-        raise EmptyToken(
+        raise EmptyTokenError(
             "a token is empty", where=where, next="Put text or a wildcard before, between and after the dots"
         )
     for character in token:
         if character in wildcards:
-            raise CombinedWildcard(
+            raise CombinedWildcardError(
                 f"{character!r} is only part of the token {quoted(token)}",
                 where=where,
                 next=f"A wildcard stands for whole tokens: write {character!r} alone between dots",
             )
         if character in WILDCARD_CHARACTERS:
-            raise InvalidPattern(f"the token {quoted(token)} holds {character!r}", where=where, next=next_if_foreign)
+            raise InvalidPatternError(
+                f"the token {quoted(token)} holds {character!r}", where=where, next=next_if_foreign
+            )
     return token
 
 
@@ -261,3 +263,66 @@ def _moves(parts: Parts, position: int) -> Iterator[tuple[Part, int]]:
 
 def _bytes_min(part: Part) -> int:
     return len(part.encode()) if isinstance(part, str) else 1
+
+
+def covers(wide: Pattern, narrow: Pattern) -> bool:
+    """Whether every topic that `narrow` matches is matched by `wide`, in whatever dialect each is written.
+
+    Topics are taken to be of any length. Where nothing but the limits on topics would make it true, the answer
+    is False, which for a permission is the safe side.
+
+    The worst topics for `wide` can be named. Where `narrow` has a wildcard, a token that `wide` does not mention
+    is the worst, since only a wildcard takes it. That leaves how many tokens each MANY of `narrow` stands for, and
+    there one of two choices is always the worst:
+
+    - so many that nothing spelled out in `wide` can reach across, or
+    - none at all, when `wide` has got so far that any tokens will do, and must take others that it needs later.
+
+    So no topics are tried: the two lists are compared part by part, in time that grows with their product.
+    """
+    if wide.is_all:  # also where `#` is asked of `>`, which differ in the empty topic only, and there is none
+        return True
+    asked = narrow.parts
+    first, *others = _blocks(wide.parts)
+    if not others:
+        return MANY not in asked and _end_of(first, asked, 0) == len(asked)
+    *middle, last = others
+    body_size = len(asked) - len(last)
+    # The last block has to take the end of every topic. It begins with a plain token, as all behind a MANY do, so a
+    # MANY among those parts can push it out of place; and then it finds too few of them.
+    if body_size < 0 or _end_of(last, asked, body_size) is None:
+        return False
+    body = asked[:body_size]
+    end = _end_of(first, body, 0)
+    for block in middle:
+        if end is None:
+            return False
+        # The leftmost place leaves most to the blocks that follow.
+        ends = (_end_of(block, body, start) for start in range(end, len(body)))
+        end = next((found for found in ends if found is not None), None)
+    return end is not None
+
+
+def _blocks(parts: Parts) -> list[Parts]:
+    """What stands before, between and after the MANYs."""
+    blocks: list[list[Part]] = [[]]
+    for part in parts:
+        if part is MANY:
+            blocks.append([])
+        else:
+            blocks[-1].append(part)
+    return [tuple(block) for block in blocks]
+
+
+def _end_of(block: Parts, asked: Parts, start: int) -> int | None:
+    """Where `block` ends if it takes what is asked from `start` on; None if some topic keeps it from that."""
+    at = start
+    for index, part in enumerate(block):
+        if at < len(asked) and asked[at] is MANY:
+            if any(later is not ONE for later in block[index:]):
+                return None
+            at += 1
+        if at == len(asked) or part not in (ONE, asked[at]):
+            return None
+        at += 1
+    return at

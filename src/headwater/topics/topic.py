@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from headwater.errors import InvalidTopic
+from headwater.errors import InvalidTopicError
 
 TOPIC_BYTES_MAX = 256
 TOPIC_TOKENS_MAX = 32
@@ -20,10 +20,10 @@ _UNWRITABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` as a plain string, or raise InvalidTopic saying what is wrong with it."""
+    """Return `topic` as a plain string, or raise InvalidTopicError saying what is wrong with it."""
     # Outside the cache, which would answer an unhashable argument with a bare TypeError.
     if not isinstance(topic, str):
-        raise InvalidTopic(
+        raise InvalidTopicError(
             f"a topic is a string, not {type(topic).__name__}",
             where=f"topic {quoted(topic)}",
             next="Pass dot-separated text such as 'orders.new'",
@@ -35,7 +35,7 @@ def check_topic(topic: str) -> str:
 def _checked(topic: str) -> str:
     if flaw := _flaw(topic):
         why, next_step = flaw
-        raise InvalidTopic(why, where=f"topic {quoted(topic)}", next=next_step)
+        raise InvalidTopicError(why, where=f"topic {quoted(topic)}", next=next_step)
     # A member of a (str, Enum) formats as its member name, so hand on the text alone.
     return str.__str__(topic)
 

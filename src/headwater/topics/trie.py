@@ -1,4 +1,4 @@
-"""Who wants this topic? Many patterns of both spellings, asked at once."""
+"""Which of many patterns, of both dialects, match a topic."""
 
 from __future__ import annotations
 

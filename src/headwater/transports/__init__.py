@@ -1,2 +1,2 @@
 """Carriers of copies to other systems, one file per target; and three that wrap others: several at once, a circuit
-breaker, batches. Nothing here is imported before it is used, so that no target costs those who have another."""
+breaker, batches. Each is imported when it is used, so that only its users need its packages."""

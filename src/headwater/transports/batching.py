@@ -1,12 +1,10 @@
-"""A transport that sends in batches, for those who would rather wait a little than send each message alone.
+"""A transport that sends in batches instead of each message alone.
 
 It weakens the port's promise, by choice: `publish` and `publish_many` return when a message is in this process's
-buffer. What was given has arrived when `flush`, `publish_and_wait` or `close` returns. After a crash (kill -9, a power
-cut) the caller knows no more than that; short of one, nothing in the buffer is lost without being told: what could not
-be sent stays in it for the next try and `on_unsent` hears of it, a full buffer refuses, `close` raises Unsent, and at
-the interpreter's exit the buffer is sent or its ids are logged. Where not even a crash may lose any, feed the transport
-with a forwarder.
-"""
+buffer. It has arrived when `flush`, `publish_and_wait` or `close` returns. A crash (kill -9, a power cut) loses the
+buffer. Every other loss is reported: what could not be sent stays in the buffer for the next try and `on_unsent` is
+called, a full buffer refuses, `close` raises UnsentError, and at the interpreter's exit the buffer is sent or its ids
+are logged. Where not even a crash may lose a message, feed the transport with a forwarder."""
 
 from __future__ import annotations
 
@@ -17,12 +15,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from headwater.errors import Closed, HeadwaterError, InvalidInput, InvalidOption, TooLarge, TransportFailed, Unsent
-from headwater.message import BATCH_MESSAGES_MAX, Message, Span, check_whole, span_ms
+from headwater.errors import (
+    HeadwaterError,
+    InvalidInputError,
+    InvalidOptionError,
+    TooLargeError,
+    TransportFailedError,
+    UnsentError,
+)
+from headwater.formats import Span, span_ms
+from headwater.message import BATCH_MESSAGES_MAX, Message, check_whole
 from headwater.ports.clock import Clock
-from headwater.ports.transport import Following, Handle, Subscribable, Transport
-from headwater.transports.base import BaseTransport, Holder
-from headwater.transports.lines import publish_only
+from headwater.ports.transport import Transport
+from headwater.transports.base import HasMessage, WrappingTransport
 
 logger = logging.getLogger("headwater")
 
@@ -36,13 +41,12 @@ LOGGED_IDS_MAX = 1_000
 OnUnsent = Callable[[Sequence[Message], Exception], None]
 
 
-class BatchingTransport(BaseTransport):
+class BatchingTransport(WrappingTransport):
     """Sends when `size` messages are waiting, or the first has waited for `wait`; after a failure, `wait` later.
 
-    `on_unsent(messages, error)` is told of each failed try, on the thread that tried; the messages are still in the
-    buffer then, except those that the target refuses as such (InvalidInput): these are set aside, not to keep the rest
-    back, and the next `flush` or `close` raises Unsent with them.
-    """
+    `on_unsent(messages, error)` is called after each failed try, on the thread that tried. The messages are still in
+    the buffer then, except one that the target refuses as such (InvalidInputError): it leaves the buffer, so that it
+    does not hold up the rest, and the next `flush` or `close` raises UnsentError with it."""
 
     buffers = True
 
@@ -56,27 +60,24 @@ class BatchingTransport(BaseTransport):
         max_buffered: int = BUFFERED_DEFAULT,
         on_unsent: OnUnsent | None = None,
     ) -> None:
-        self.inner = inner
-        self.name = inner.name
-        self.recognises_ids = inner.recognises_ids
+        super().__init__(inner)
         self._size = check_whole("size", size, 1, BATCH_MESSAGES_MAX)
         self._wait_ms = span_ms(wait, "wait")
         if not 1 <= self._wait_ms <= WAIT_S_MAX * 1000:
-            raise InvalidOption(f"wait lies between a millisecond and a day, not {wait!r}", where=self.name)
+            raise InvalidOptionError(f"wait must be between a millisecond and a day, not {wait!r}", where=self.name)
         self._max_buffered = check_whole("max_buffered", max_buffered, self._size, BUFFERED_MAX)
         self._clock = clock
         self._on_unsent = on_unsent
         self._changed = threading.Condition()
         self._sending = threading.Lock()  # one batch at a time, so that their order stays; taken before `_changed`
         self._buffer: deque[tuple[Message, int]] = deque()  # with the time it was given
-        self._refused: list[tuple[Message, InvalidInput]] = []
+        self._refused: list[tuple[Message, InvalidInputError]] = []
         self._given = 0
         self._done = 0  # of those given, in their order: sent or refused
         self._alone = 0  # how many of the next go one by one, to find the one that the target refuses
         self._failed_ms: int | None = None
         self._last_error: Exception | None = None
-        self._closed = False  # takes no more
-        self._closing = False
+        self._closing = False  # `_closed`: accepts no more
         self._ended = False
         clock.on_advance(self._look_again)
         # Each has its own, not one for all: last opened is first emptied, and so before its target closes.
@@ -85,20 +86,16 @@ class BatchingTransport(BaseTransport):
         self._thread.start()
 
     @property
-    def connected(self) -> bool:
-        return self.inner.connected
-
-    @property
     def pending(self) -> int:
         """How many are in the buffer."""
         return len(self._buffer)
 
     def _publish(self, messages: Sequence[Message]) -> None:
-        """Put them into the buffer, all or none. Raises TransportFailed if it is full: the target has been away, or is
-        slower than the publishers."""
+        """Puts them into the buffer, all or none. Raises TransportFailedError if it is full: the target has been away,
+        or is slower than the publishers."""
         self._put(messages)
 
-    def publish_and_wait(self, message: Message | Holder) -> None:
+    def publish_and_wait(self, message: Message | HasMessage) -> None:
         """Returns when the message has arrived, with all that were given before it; raises if it did not. After a
         failure it still is in the buffer, unless the target refused it as such."""
         given = self._message_of(message)
@@ -110,22 +107,16 @@ class BatchingTransport(BaseTransport):
                     raise error
 
     def flush(self) -> None:
-        """Send all that was given until now. Raises what the target says, or Unsent with what it refuses for good."""
+        """Sends all that was given until now. Raises the target's error, or UnsentError with what it refuses for
+        good."""
         self._send_up_to(self._given)
         with self._changed:
             refused, self._refused = self._refused, []
         if refused:
             raise self._unsent([message for message, _ in refused], refused[0][1])
 
-    def subscribe(
-        self, pattern: str, handle: Handle, *, group: str | None = None, consumer: str | None = None
-    ) -> Following:
-        if not isinstance(self.inner, Subscribable):
-            raise publish_only(type(self.inner).__name__, self.name, "Subscribe at its target")
-        return self.inner.subscribe(pattern, handle, group=group, consumer=consumer)
-
     def close(self) -> None:
-        """One that was interrupted may be repeated: what is in the buffer is there until it is sent or told."""
+        """Sends the buffer; raises UnsentError with what could not be sent. May be repeated if it was interrupted."""
         with self._changed:
             if self._ended or self._closing:
                 return
@@ -137,7 +128,7 @@ class BatchingTransport(BaseTransport):
             self._closing = False
 
     def _empty_and_end(self) -> None:
-        if self._thread is not threading.current_thread():  # it may be on_unsent who closes
+        if self._thread is not threading.current_thread():  # on_unsent may call close
             self._thread.join()
         failure: Exception | None = None
         try:
@@ -151,7 +142,7 @@ class BatchingTransport(BaseTransport):
             failure = failure or self._refused[0][1]
         try:
             self.inner.close()
-        except Unsent as exc:
+        except UnsentError as exc:
             left += [message for message in exc.messages if isinstance(message, Message)]
             failure = failure or exc
         finally:
@@ -162,19 +153,18 @@ class BatchingTransport(BaseTransport):
 
     def _put(self, messages: Sequence[Message]) -> int:
         with self._changed:
-            if self._closed:
-                raise Closed("this transport is closed", where=self.name)
+            self._check_open()
             if len(messages) > self._max_buffered:
-                raise TooLarge(
+                raise TooLargeError(
                     f"{len(messages)} messages at once, the buffer takes {self._max_buffered}",
                     where=self.name,
                     next="Publish it in parts, or raise max_buffered",
                 )
             held = len(self._buffer) + len(self._refused)
             if held + len(messages) > self._max_buffered:
-                told = f", and the target says: {_why(self._last_error)}" if self._last_error else ""
-                raise TransportFailed(
-                    f"the buffer holds {held} of {self._max_buffered} messages{told}",
+                reason = f": {_why(self._last_error)}" if self._last_error else ""
+                raise TransportFailedError(
+                    f"the buffer holds {held} of {self._max_buffered} messages{reason}",
                     where=self.name,
                     next="Publish again when the target has taken some, or flush() to hear what is wrong",
                 ) from self._last_error
@@ -185,7 +175,7 @@ class BatchingTransport(BaseTransport):
             return self._given
 
     def _send_up_to(self, number: int) -> None:
-        """Returns when everything up to the given number has been sent, by whomever."""
+        """Returns when everything up to the given number has been sent, by any thread."""
         while self._done < number:
             self._send_batch()
 
@@ -198,14 +188,14 @@ class BatchingTransport(BaseTransport):
                 return
             error = self._try(batch)
         if error is not None:
-            self._tell(batch, error)
-            if not isinstance(error, InvalidInput):
+            self._report(batch, error)
+            if not isinstance(error, InvalidInputError):
                 raise error
 
     def _try(self, batch: list[Message]) -> Exception | None:
         try:
             self.inner.publish_many(batch)
-        except InvalidInput as exc:
+        except InvalidInputError as exc:
             with self._changed:
                 if len(batch) > 1:
                     self._alone = len(batch)
@@ -228,8 +218,8 @@ class BatchingTransport(BaseTransport):
         self._done += count
         self._alone = max(0, self._alone - count)
 
-    def _tell(self, batch: list[Message], error: Exception) -> None:
-        fate = "set aside" if isinstance(error, InvalidInput) else "kept for the next try"
+    def _report(self, batch: list[Message], error: Exception) -> None:
+        fate = "refused for good" if isinstance(error, InvalidInputError) else "kept for the next try"
         logger.warning("%s: %d message(s) not sent, %s: %s", self.name, len(batch), fate, error)
         if self._on_unsent is not None:
             try:
@@ -237,8 +227,8 @@ class BatchingTransport(BaseTransport):
             except Exception:
                 logger.exception("%s: on_unsent failed", self.name)
 
-    def _unsent(self, messages: list[Message], failure: Exception | None) -> Unsent:
-        unsent = Unsent(
+    def _unsent(self, messages: list[Message], failure: Exception | None) -> UnsentError:
+        unsent = UnsentError(
             f"{len(messages)} message(s) did not get out: {_why(failure)}",
             where=self.name,
             next="They are in `messages` of this error",
@@ -254,7 +244,7 @@ class BatchingTransport(BaseTransport):
             try:
                 self._send_batch()
             except Exception:
-                continue  # told already
+                continue  # reported already
 
     def _wait_until_due(self) -> bool:
         """False: it is closed."""
@@ -281,7 +271,7 @@ class BatchingTransport(BaseTransport):
     def _empty_at_exit(self) -> None:
         try:
             self.close()
-        except Unsent as exc:
+        except UnsentError as exc:
             ids = [message.id for message in exc.messages[:LOGGED_IDS_MAX] if isinstance(message, Message)]
             logger.critical("%s: lost at exit, because it was not closed: %s; ids: %s", self.name, exc.why, ids)
         except Exception:

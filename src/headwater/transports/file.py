@@ -1,7 +1,7 @@
-"""JSON lines in a file: appended, synced per batch, rotated by size and by age.
+"""Messages as JSON lines: in a file, appended, synced per batch, rotated by size and by age; or on a stream of text.
 
 A full file is renamed to `<path>.000001`, `<path>.000002`, …: numbers that only grow. One rename per rotation, so a
-crash leaves nothing half renamed; and the order of files hangs on no clock, as it would with times in their names.
+crash leaves nothing half renamed; and the order of files depends on no clock, as it would with times in their names.
 """
 
 from __future__ import annotations
@@ -10,27 +10,67 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shlex
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Never
+from typing import BinaryIO, TextIO
+from urllib.parse import unquote
 
-from headwater.errors import Closed, HeadwaterError, InvalidData, InvalidOption, TransportFailed
-from headwater.message import Message, Span, check_whole, span_ms
+import msgspec
+
+from headwater.errors import (
+    ClosedError,
+    HeadwaterError,
+    InvalidDataError,
+    InvalidOptionError,
+    TooLargeError,
+    TransportFailedError,
+)
+from headwater.formats import Span, span_ms
+from headwater.message import Message, MessageDocument, check_whole, from_document, to_document
 from headwater.ports.clock import Clock
-from headwater.ports.transport import Handle
 from headwater.transports.base import BaseTransport
-from headwater.transports.lines import LINE_BEGIN, LINE_BYTES_MAX, from_line, publish_only, to_line
 
 logger = logging.getLogger("headwater")
 
+LINE_BYTES_MAX = 8 * 1024 * 1024  # a payload at its limit that no parser reads, written as text, grows sixfold
+LINE_BEGIN = b'{"seq":'
 MAX_BYTES_LEAST = 1
 MAX_BYTES_MOST = 2**50
 KEEP_MAX = 999_999
 ROTATED_DIGITS = 6
 WRITE_BYTES = 4 * 1024 * 1024
 TAIL_BLOCK = 64 * 1024
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(MessageDocument).decode
+
+
+def to_line(message: Message) -> bytes:
+    """The message as one JSON document that ends its line. Raises TooLargeError."""
+    line: bytes = _encode(to_document(message))
+    if b"\n" in line:  # white space between values written by hand; within text it is always escaped
+        line = msgspec.json.format(line, indent=-1)
+    if len(line) >= LINE_BYTES_MAX:
+        raise TooLargeError(
+            f"{len(line)} bytes in one line, the limit is {LINE_BYTES_MAX}", where=f"message {message.id}"
+        )
+    return line + b"\n"
+
+
+def from_line(line: bytes, where: str = "line") -> Message:
+    """The message of one line. Raises InvalidDataError, which names `where` the line is."""
+    if len(line) > LINE_BYTES_MAX:
+        raise InvalidDataError(f"over {LINE_BYTES_MAX} bytes without an end", where=where)
+    try:
+        return from_document(_decode(line))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        raise InvalidDataError(
+            f"this is no message ({exc})", where=where, next="Repair or remove the line; the others are whole"
+        ) from exc
 
 
 class FileTransport(BaseTransport):
@@ -39,6 +79,7 @@ class FileTransport(BaseTransport):
     lines are on disk, or already when the system has them."""
 
     recognises_ids = False
+    read_instead = "Read the file with headwater.transports.file.read_lines"
 
     def __init__(
         self,
@@ -58,14 +99,12 @@ class FileTransport(BaseTransport):
         if keep is not None:
             check_whole("keep", keep, 1, KEEP_MAX)
         if not isinstance(sync, bool):
-            raise InvalidOption(f"sync is True or False, not {sync!r}", where=self.name)
+            raise InvalidOptionError(f"sync is True or False, not {sync!r}", where=self.name)
         self._max_bytes = max_bytes
         self._max_age_ms = None if max_age is None else span_ms(max_age, "max_age")
         self._keep = keep
         self._sync = sync
         self._lock = threading.Lock()
-        self._closed = False
-        self._connected = True
         self._torn = False
         with self._translated():
             self._side = self._lock_side_file()
@@ -75,24 +114,28 @@ class FileTransport(BaseTransport):
                 os.close(self._side)
                 raise
 
-    @property
-    def connected(self) -> bool:
-        return self._connected and not self._closed
+    @classmethod
+    def _address(cls, url: str) -> tuple[str]:
+        host, path = "", url[len("file:") :]
+        if path.startswith("//"):
+            host, slash, path = path[2:].partition("/")
+            path = slash + path
+        if host not in ("", "localhost"):
+            raise InvalidOptionError(
+                f"a file on {host!r} cannot be reached", where="file:", next="Write file:///path/to.jsonl"
+            )
+        if path in ("", "/"):
+            raise InvalidOptionError("the path is missing", where=url, next="Write file:///path/to.jsonl")
+        return (unquote(path),)
 
     def _publish(self, messages: Sequence[Message]) -> None:
         lines = list(map(to_line, messages))
         with self._lock:
-            if self._closed:
-                raise Closed("this transport is closed", where=self.name)
+            self._check_open()
             if not lines:
                 return
             with self._translated():
                 self._append(lines)
-
-    def subscribe(
-        self, pattern: str, handle: Handle, *, group: str | None = None, consumer: str | None = None
-    ) -> Never:
-        raise publish_only("FileTransport", self.name, "Read the file with headwater.transports.file.read_lines")
 
     def close(self) -> None:
         with self._lock:
@@ -105,7 +148,7 @@ class FileTransport(BaseTransport):
 
     def _append(self, lines: list[bytes]) -> None:
         if self._was_moved_away():
-            self._open_anew()
+            self._reopen()
         if self._torn:
             self._heal(self._file)
             self._torn = False
@@ -155,13 +198,13 @@ class FileTransport(BaseTransport):
         number = 1 + (number_of(earlier[-1]) if earlier else 0)
         moved = self._path.with_name(f"{self._path.name}.{number:0{ROTATED_DIGITS}d}")
         os.rename(self._path, moved)
-        self._open_anew()
+        self._reopen()
         if self._keep is not None:
             for old in [*earlier, moved][: -self._keep]:
                 old.unlink(missing_ok=True)
 
     def _was_moved_away(self) -> bool:
-        """Whether somebody else rotated or removed it."""
+        """Whether another program rotated or removed it."""
         try:
             return not os.path.samestat(os.stat(self._path), os.fstat(self._file))
         except FileNotFoundError:
@@ -169,7 +212,7 @@ class FileTransport(BaseTransport):
 
     # --- opening ------------------------------------------------------------------------------------------------
 
-    def _open_anew(self) -> None:
+    def _reopen(self) -> None:
         """The file that is called so now, in place of the one that was."""
         before, self._file = self._file, self._opened()
         os.close(before)
@@ -195,7 +238,7 @@ class FileTransport(BaseTransport):
         if not tail.strip(b"\0"):  # a power cut can leave room without content
             whole = False
         elif not LINE_BEGIN.startswith(tail[: len(LINE_BEGIN)]):
-            raise TransportFailed(
+            raise TransportFailedError(
                 "its last line has no end and is none of ours; nothing was changed",
                 where=self.name,
                 next="Choose another path, or end the line",
@@ -215,7 +258,7 @@ class FileTransport(BaseTransport):
             fcntl.flock(side, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             os.close(side)
-            raise TransportFailed(
+            raise TransportFailedError(
                 "another transport writes this file", where=self.name, next="Give each a path of its own, or close it"
             ) from exc
         return side
@@ -242,7 +285,7 @@ class FileTransport(BaseTransport):
             mend = "Its lines are whole; mend that and publish again"
             if isinstance(exc, FileNotFoundError) and not directory.exists():
                 mend = f"mkdir -p {shlex.quote(str(directory))}"
-            raise TransportFailed(exc.strerror or str(exc), where=self.name, next=mend) from exc
+            raise TransportFailedError(exc.strerror or str(exc), where=self.name, next=mend) from exc
         except HeadwaterError:
             self._connected = False
             raise
@@ -250,8 +293,8 @@ class FileTransport(BaseTransport):
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[Message]:
-    """All messages of a FileTransport's files, oldest first, also while it writes and rotates them. Raises InvalidData
-    that says which line is corrupt."""
+    """All messages of a FileTransport's files, oldest first, also while it writes and rotates them. Raises
+    InvalidDataError that names the corrupt line."""
     active = Path(path)
     done = 0
     while True:
@@ -301,7 +344,7 @@ def _messages(lines: BinaryIO, path: Path, *, growing: bool) -> Iterator[Message
         if not line.endswith(b"\n") and len(line) <= LINE_BYTES_MAX:
             if growing:  # it is being written, or its writer died; the next to open the file sees to it
                 return
-            raise InvalidData("half a line", where=where)
+            raise InvalidDataError("half a line", where=where)
         yield from_line(line, where)
 
 
@@ -323,7 +366,7 @@ def _unended(file: int, size: int) -> bytes:
 def _is_whole(line: bytes) -> bool:
     try:
         from_line(line)
-    except InvalidData:
+    except InvalidDataError:
         return False
     return True
 
@@ -334,3 +377,58 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class StdoutTransport(BaseTransport):
+    """One JSON document per line, flushed per batch. The stream is the caller's: `close` leaves it open."""
+
+    recognises_ids = False
+    read_instead = "Read the lines at the other end of the pipe"
+
+    def __init__(self, stream: TextIO | None = None, name: str = "stdout") -> None:
+        self.name = name
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    @classmethod
+    def _address(cls, url: str) -> tuple[()]:
+        return ()
+
+    def _publish(self, messages: Sequence[Message]) -> None:
+        text = b"".join(map(to_line, messages)).decode()
+        with self._lock:
+            self._check_open()
+            if not text:
+                return
+            try:
+                self._write(text)
+            except BrokenPipeError as exc:
+                self._closed = True  # a pipe gets no new reader
+                raise ClosedError("its reader is gone", where=self.name) from exc
+            except (OSError, ValueError) as exc:  # a closed stream is a ValueError
+                self._connected = False
+                raise TransportFailedError(
+                    f"the stream took no more ({exc or type(exc).__name__})",
+                    where=self.name,
+                    next="See whether its reader is still there",
+                ) from exc
+            self._connected = True
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _write(self, text: str) -> None:
+        stream = sys.stdout if self._stream is None else self._stream
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:  # not UTF-8; the same JSON can be written in ASCII
+            stream.write(_BEYOND_ASCII.sub(_escaped, text))
+        stream.flush()
+
+
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -13,11 +13,11 @@ from child_processes import children_of
 from served import RunningServer
 from websockets.asyncio.server import ServerConnection, serve
 
-from headwater.replication.copying import copy
 from headwater.replication.names import Remote, place_of
 from headwater.replication.outcome import Outcome
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.push import PushOptions, push
+from headwater.replication.sync import copy
 
 CLIENT = "here:1"
 

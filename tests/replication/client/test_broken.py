@@ -14,25 +14,26 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from headwater.errors import (
-    Corrupt,
-    DiskFull,
+    CorruptError,
+    DiskFullError,
     HeadwaterError,
-    InvalidOption,
-    Overloaded,
-    ReplicationFailed,
-    TooLarge,
-    Unauthorized,
-    UnknownReplica,
-    Unreachable,
-    VersionConflict,
+    InvalidOptionError,
+    OverloadedError,
+    ReplicationFailedError,
+    TooLargeError,
+    UnauthorizedError,
+    UnknownReplicaError,
+    UnreachableError,
+    VersionConflictError,
 )
-from headwater.replication import link, snapshot
-from headwater.replication.beside import Beside, Noted
-from headwater.replication.link import WHY_CHARS_MAX, Link, is_partial
+from headwater.replication import connection as client_connection
+from headwater.replication import snapshot
+from headwater.replication.connection import WHY_CHARS_MAX, ReplicaConnection, is_partial
 from headwater.replication.names import place_of
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.push import PushOptions, push
-from headwater.replication.tools import End
+from headwater.replication.rsync import RsyncProcess
+from headwater.replication.sync_state import SyncRecord, SyncState
 
 PUSH, PULL = PushOptions(client_id="here:1", key="hwpush_x"), PullOptions(client_id="here:1")
 READY = 'CONFIG={"replicaID":"r","replicaPath":"ns/app.db","base":0,"ready":true}'
@@ -44,7 +45,7 @@ async def vanish(connection: ServerConnection) -> None:
     connection.transport.abort()
 
 
-async def cut_off(connection: ServerConnection, end: End) -> None:
+async def cut_off(connection: ServerConnection, end: RsyncProcess) -> None:
     """Move what the two ends say until a good part of the pages is over; then be gone."""
     moved = 0
 
@@ -73,7 +74,13 @@ async def cut_off(connection: ServerConnection, end: End) -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, InvalidOption), (401, Unauthorized), (403, Unauthorized), (404, UnknownReplica), (503, Overloaded)],
+    [
+        (400, InvalidOptionError),
+        (401, UnauthorizedError),
+        (403, UnauthorizedError),
+        (404, UnknownReplicaError),
+        (503, OverloadedError),
+    ],
 )
 def test_a_refusal_at_the_door(
     make: Any,
@@ -111,7 +118,7 @@ def test_a_refusal_at_the_door(
 def test_nobody_listens(make: Any, tmp_path: Path) -> None:
     database = make()
     remote: Any = place_of("ws://127.0.0.1:9/ns/app.db")
-    with pytest.raises(Unreachable, match="nobody listens"):
+    with pytest.raises(UnreachableError, match="connection refused"):
         asyncio.run(push(database.path, remote, PUSH))
     assert os.listdir(tmp_path) == ["app.db"]
 
@@ -119,12 +126,12 @@ def test_nobody_listens(make: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("abort", "kind"),
     [
-        ("VERSION_CONFLICT:4", VersionConflict),
-        ("TOO_LARGE:over 10 GiB", TooLarge),
-        ("DISK_FULL:no room", DiskFull),
-        ("CORRUPT:row 7", Corrupt),
-        ("BUSY:8 pushes", Overloaded),
-        ("FAILED:an end said no", ReplicationFailed),
+        ("VERSION_CONFLICT:4", VersionConflictError),
+        ("TOO_LARGE:over 10 GiB", TooLargeError),
+        ("DISK_FULL:no room", DiskFullError),
+        ("CORRUPT:row 7", CorruptError),
+        ("BUSY:8 pushes", OverloadedError),
+        ("FAILED:an end said no", ReplicationFailedError),
     ],
 )
 @pytest.mark.parametrize("after_pages", [False, True])
@@ -158,13 +165,13 @@ def test_a_connection_cut_in_the_middle_of_a_push(
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
-        end = await End.replica(database.path + "-scratch")
+        end = await RsyncProcess.replica(database.path + "-scratch")
         await connection.send(READY)
         await cut_off(connection, end)
 
     async def session() -> None:
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailed, match="cut off in the middle") as told:
+            with pytest.raises(ReplicationFailedError, match="cut off in the middle") as told:
                 await push(database.path, remote, PUSH)
             assert is_partial(told.value)
 
@@ -180,8 +187,8 @@ def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
     database = make()
     told: list[dict[str, Any]] = []
 
-    def full(beside: Beside, remote: Any, noted: Noted, *, durable: bool = True) -> None:
-        raise DiskFull("no room", where=beside.directory)
+    def full(beside: SyncState, remote: Any, noted: SyncRecord, *, durable: bool = True) -> None:
+        raise DiskFullError("no room", where=beside.directory)
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
@@ -192,13 +199,13 @@ def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
     async def session() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailed, match="cut off in the middle"):
+            with pytest.raises(ReplicationFailedError, match="cut off in the middle"):
                 await push(database.path, remote, PUSH)
         gc.collect()
 
-    monkeypatch.setattr(Beside, "note", full)
+    monkeypatch.setattr(SyncState, "save", full)
     asyncio.run(session())
-    assert not [context for context in told if isinstance(context.get("exception"), DiskFull)]
+    assert not [context for context in told if isinstance(context.get("exception"), DiskFullError)]
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])
@@ -209,13 +216,13 @@ def test_a_pull_cut_off_leaves_no_new_file_and_an_old_one_as_it_was(
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
-        end = await End.origin(source.path)
+        end = await RsyncProcess.origin(source.path)
         await connection.send(OFFER)
         await cut_off(connection, end)
 
     async def session(path: str) -> None:
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailed) as told:
+            with pytest.raises(ReplicationFailedError) as told:
                 await asyncio.wait_for(pull(remote, path, PullOptions(client_id="here:1", overwrite=True)), 20)
             assert is_partial(told.value)
 
@@ -262,7 +269,7 @@ def test_an_abort_with_an_odd_text_is_fit_for_a_terminal(make: Any, misbehaving:
 
     async def session() -> None:
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailed) as told:
+            with pytest.raises(ReplicationFailedError) as told:
                 await push(make().path, remote, PUSH)
             assert str(told.value).isprintable()
             assert len(str(told.value)) < 2 * WHY_CHARS_MAX
@@ -275,7 +282,7 @@ def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving: Any) 
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
-        end = await End.replica(database.path + "-scratch")
+        end = await RsyncProcess.replica(database.path + "-scratch")
         await connection.send(READY)
         async for frame in connection:
             if isinstance(frame, str):
@@ -288,7 +295,7 @@ def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving: Any) 
 
     async def session() -> None:
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailed, match="not as expected"):
+            with pytest.raises(ReplicationFailedError, match="not as expected"):
                 await asyncio.wait_for(push(database.path, remote, PUSH), 20)
 
     asyncio.run(session())
@@ -298,20 +305,22 @@ def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving: Any) 
 def test_a_server_that_says_nothing_is_given_up(
     make: Any, misbehaving: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str | None
 ) -> None:
-    patience_s = link.SILENCE_S_MAX if says else 0.2
+    patience_s = client_connection.SILENCE_S_MAX if says else 0.2
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
         if says:
             await connection.send(OFFER if "/pull/" in connection.request.path else says)  # type: ignore[union-attr]
-            monkeypatch.setattr(link, "SILENCE_S_MAX", 0.2)  # not before: however late that comes, it is heard
+            monkeypatch.setattr(
+                client_connection, "SILENCE_S_MAX", 0.2
+            )  # not before: however late that comes, it is heard
         await connection.wait_closed()
 
     async def session() -> None:
         async with misbehaving(answer) as remote:
             for work in (push(make().path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
-                monkeypatch.setattr(link, "SILENCE_S_MAX", patience_s)
-                with pytest.raises(HeadwaterError, match="said nothing") as told:
+                monkeypatch.setattr(client_connection, "SILENCE_S_MAX", patience_s)
+                with pytest.raises(HeadwaterError, match="sent nothing") as told:
                     await asyncio.wait_for(work, 20)
                 assert is_partial(told.value) == bool(says)
 
@@ -327,13 +336,13 @@ def test_what_a_server_said_before_it_closed_is_told_though_sending_failed_first
     client.push(database)
     database.write("more")
     is_cut = asyncio.Event()
-    real = Link.next
+    real = ReplicaConnection.next
 
-    async def send(link: Link, data: bytes) -> None:
+    async def send(link: ReplicaConnection, data: bytes) -> None:
         is_cut.set()
-        raise Unreachable("the server closed the connection: 1000", where=link.shown)
+        raise UnreachableError("the server closed the connection: 1000", where=link.shown)
 
-    async def next(link: Link) -> str | bytes | None:
+    async def next(link: ReplicaConnection) -> str | bytes | None:
         coming, cut = asyncio.ensure_future(real(link)), asyncio.ensure_future(is_cut.wait())
         await asyncio.wait({coming, cut}, return_when=asyncio.FIRST_COMPLETED)
         cut.cancel()
@@ -343,16 +352,16 @@ def test_what_a_server_said_before_it_closed_is_told_though_sending_failed_first
         await asyncio.sleep(0)  # later than the other heard of it
         return "ABORT=TOO_LARGE:so it said"
 
-    monkeypatch.setattr(Link, "send", send)
-    monkeypatch.setattr(Link, "next", next)
-    with pytest.raises(TooLarge, match="so it said"):
+    monkeypatch.setattr(ReplicaConnection, "send", send)
+    monkeypatch.setattr(ReplicaConnection, "next", next)
+    with pytest.raises(TooLargeError, match="so it said"):
         client.push(database) if way == "push" else client.pull("ns/app.db@1", "copy.db")
 
 
 async def test_a_connection_that_closes_while_a_frame_is_sent_is_a_broken_one() -> None:
     """asyncio's transport then fails with an AttributeError inside `websockets`."""
-    session = Link("ws://127.0.0.1:1/sapi/push/ns/app.db", key=None, ca=None, client_id="here:1")
+    session = ReplicaConnection("ws://127.0.0.1:1/sapi/push/ns/app.db", key=None, ca=None, client_id="here:1")
     transport = Mock(is_closing=Mock(return_value=True), abort=Mock(side_effect=AttributeError("call_soon")))
     session._socket = Mock(send=AsyncMock(side_effect=AttributeError("call_soon")), transport=transport)
-    with pytest.raises(Unreachable, match="the connection broke"):
+    with pytest.raises(UnreachableError, match="the connection broke"):
         await session.send(b"pages")

@@ -9,7 +9,7 @@ import pytest
 from small_disk import fill, small_file_system
 
 import headwater
-from headwater.errors import DiskFull
+from headwater.errors import DiskFullError
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_pull_and_a_copy_into_no_room(client: Any, make: Any, small: Path, mod
         fill(small)
     there = sorted(small.iterdir())
     for source in (f"{client.url}/ns/app.db", database.path):
-        with pytest.raises(DiskFull) as told:
+        with pytest.raises(DiskFullError) as told:
             headwater.sync(source, small / "new.db")
         assert (told.value.where, told.value.next[:20]) == (str(small / "new.db"), "Free some disk space")
         assert sorted(small.iterdir()) == there
@@ -38,7 +38,7 @@ def test_a_pull_that_grows_a_file_beyond_its_disk_leaves_it_as_it_was(client: An
     headwater.sync(f"{client.url}/ns/app.db", small / "copy.db")
     content = (small / "copy.db").read_bytes()
     client.push(make("large.db", rows=8_000), "ns/app.db@latest")
-    with pytest.raises(DiskFull) as told:
+    with pytest.raises(DiskFullError) as told:
         headwater.sync(f"{client.url}/ns/app.db", small / "copy.db")
     assert told.value.where == str(small / "copy.db")
     assert (small / "copy.db").read_bytes() == content
@@ -51,7 +51,7 @@ def test_a_pull_that_grows_a_file_beyond_its_disk_leaves_it_as_it_was(client: An
 def test_a_push_from_a_full_disk(client: Any, make: Any, small: Path, mode: str) -> None:
     shutil.copy(make(mode=mode, rows=100).path, small / "app.db")
     filler = fill(small)
-    with pytest.raises(DiskFull) as told:
+    with pytest.raises(DiskFullError) as told:
         headwater.sync(small / "app.db", f"{client.url}/ns/app.db")
     assert "Free some disk space" in told.value.next
     filler.unlink()

@@ -12,17 +12,17 @@ import pytest
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
-from headwater.errors import ReplicationError, ReplicationFailed, Unreachable
-from headwater.replication import link
+from headwater.errors import ReplicationError, ReplicationFailedError, UnreachableError
+from headwater.replication import connection as client_connection
 from headwater.replication import pull as pulling
-from headwater.replication.beside import Beside, Noted
-from headwater.replication.link import Link
+from headwater.replication.connection import ReplicaConnection
+from headwater.replication.integrity import dbhash
 from headwater.replication.names import Remote
-from headwater.replication.proof import dbhash
 from headwater.replication.pull import PullOptions, pull
 from headwater.replication.push import PushOptions, push
-from headwater.replication.synchronise import new_client_id
-from headwater.replication.tools import End
+from headwater.replication.rsync import RsyncProcess
+from headwater.replication.sync import new_client_id
+from headwater.replication.sync_state import SyncRecord, SyncState
 
 PUSH, PULL = PushOptions(client_id="here:1", key="hwpush_x"), PullOptions(client_id="here:1")
 READY = {"replicaID": "r", "base": 0, "ready": True}
@@ -48,7 +48,7 @@ def test_a_server_that_points_elsewhere_is_not_followed(make: Any, misbehaving: 
 
                 async with misbehaving(visited, process_request=point) as remote:
                     for work in (push(database.path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
-                        with pytest.raises(Unreachable, match=r"answered 302.*elsewhere"):
+                        with pytest.raises(UnreachableError, match=r"answered 302.*not followed"):
                             await asyncio.wait_for(work, PATIENCE_S)
 
     asyncio.run(session())
@@ -78,7 +78,7 @@ def test_what_no_server_means_is_refused_before_it_is_noted(
     async def session() -> None:
         async with misbehaving(answer) as remote:
             for work in (push(database.path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
-                with pytest.raises(ReplicationFailed, match="not as expected"):
+                with pytest.raises(ReplicationFailedError, match="not as expected"):
                     await asyncio.wait_for(work, PATIENCE_S)
 
     asyncio.run(session())
@@ -88,7 +88,7 @@ def test_what_no_server_means_is_refused_before_it_is_noted(
 @pytest.mark.parametrize("newest", ["", "four", "-1", "9" * 30])
 def test_a_conflict_with_no_version_does_not_make_one_forget_the_base(make: Any, misbehaving: Any, newest: str) -> None:
     database = make()
-    known = Noted(replica_id="r", base=3)
+    known = SyncRecord(replica_id="r", base=3)
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
@@ -97,27 +97,27 @@ def test_a_conflict_with_no_version_does_not_make_one_forget_the_base(make: Any,
 
     async def session() -> Remote:
         async with misbehaving(answer) as remote:
-            with Beside(database.path) as beside:
-                beside.note(remote, known)
+            with SyncState(database.path) as beside:
+                beside.save(remote, known)
             with pytest.raises(ReplicationError):
                 await asyncio.wait_for(push(database.path, remote, PUSH), PATIENCE_S)
             return remote
 
     remote = asyncio.run(session())
-    assert Beside(database.path).noted(remote) == known
+    assert SyncState(database.path).load(remote) == known
 
 
 def test_a_server_that_never_says_good_bye_is_left(
     make: Any, misbehaving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulling, "GOOD_BYE_S_MAX", 0.2, raising=False)
+    monkeypatch.setattr(pulling, "CLOSING_S_MAX", 0.2, raising=False)
     database, copy = make(), str(tmp_path / "copy.db")
     offer = {**OFFER, "dbhash": dbhash(database.path)}
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
         await connection.send(f"CONFIG={json.dumps(offer)}")
-        end = await End.origin(database.path)
+        end = await RsyncProcess.origin(database.path)
 
         async def forth() -> None:
             while data := await end.read():
@@ -136,24 +136,24 @@ def test_a_server_that_never_says_good_bye_is_left(
 
     async def session() -> Remote:
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailed, match="good-bye"):
+            with pytest.raises(ReplicationFailedError, match="did not close"):
                 await asyncio.wait_for(pull(remote, copy, PULL), PATIENCE_S)
             return remote
 
     remote = asyncio.run(session())
     assert dbhash(copy) == offer["dbhash"]  # it has all come
-    assert Beside(copy).noted(remote).base == 1
+    assert SyncState(copy).load(remote).base == 1
 
 
 def test_a_server_that_does_not_listen_is_left(misbehaving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "SILENCE_S_MAX", 0.2)
+    monkeypatch.setattr(client_connection, "SILENCE_S_MAX", 0.2)
 
     async def deaf(connection: ServerConnection) -> None:
         connection.transport.pause_reading()
         await connection.wait_closed()
 
     async def say(remote: Remote) -> None:
-        async with Link(remote.endpoint("push"), key=None, ca=None, client_id="here:1") as opened:
+        async with ReplicaConnection(remote.endpoint("push"), key=None, ca=None, client_id="here:1") as opened:
             sending = asyncio.create_task(opened.send(bytes(50_000_000)))
             await asyncio.sleep(0)
             try:
@@ -163,7 +163,7 @@ def test_a_server_that_does_not_listen_is_left(misbehaving: Any, monkeypatch: py
 
     async def session() -> None:
         async with misbehaving(deaf, close_timeout=0.1) as remote:
-            with pytest.raises(Unreachable, match="not listened"):
+            with pytest.raises(UnreachableError, match="has not read"):
                 await asyncio.wait_for(say(remote), PATIENCE_S)
 
     asyncio.run(session())

@@ -11,15 +11,15 @@ import pytest
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
-from headwater.errors import Locked, ReplicationFailed
-from headwater.replication import shell as shell_module
-from headwater.replication.beside import Beside, Noted
-from headwater.replication.copying import copy
+from headwater.errors import LockedError, ReplicationFailedError
+from headwater.replication import local_database as shell_module
+from headwater.replication.integrity import dbhash
+from headwater.replication.local_database import Shell
 from headwater.replication.names import Remote, place_of
-from headwater.replication.proof import dbhash
 from headwater.replication.pull import PullOptions, pull
-from headwater.replication.shell import Shell
-from headwater.replication.tools import End
+from headwater.replication.rsync import RsyncProcess
+from headwater.replication.sync import copy
+from headwater.replication.sync_state import SyncRecord, SyncState
 
 PULL = PullOptions(client_id="here:1")
 
@@ -29,7 +29,7 @@ class Replicating:
 
     def __init__(self, origin: Any, version: int) -> None:
         self._origin = origin
-        self.noted = Noted(replica_id="r", base=version, dbhash=dbhash(origin.path))
+        self.noted = SyncRecord(replica_id="r", base=version, dbhash=dbhash(origin.path))
         self.after_commit = asyncio.Event()
 
     async def __call__(self, connection: ServerConnection) -> None:
@@ -37,7 +37,7 @@ class Replicating:
         noted = self.noted
         said = f'"replicaID":"r","version":{noted.base},"dbhash":"{noted.dbhash}"'
         await connection.send(f'CONFIG={{{said},"size":1,"pageSize":4096,"pages":1}}')
-        end = await End.origin(self._origin.path)
+        end = await RsyncProcess.origin(self._origin.path)
 
         async def forth() -> None:
             while data := await end.read():
@@ -64,7 +64,7 @@ class Replicating:
 def noted_old(make: Any) -> Any:
     """A database with what is noted of it: version 5, while the server offers version 2."""
     database = make("copy.db", rows=500)
-    return database, Noted(replica_id="r", base=5, dbhash=dbhash(database.path))
+    return database, SyncRecord(replica_id="r", base=5, dbhash=dbhash(database.path))
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -73,27 +73,27 @@ def test_a_connection_that_breaks_after_the_commit_does_not_make_the_note_untrue
 ) -> None:
     """Our end has committed, and nobody has heard of it yet."""
     database, before = noted_old
-    read = End.read
+    read = RsyncProcess.read
 
-    async def session() -> tuple[Noted, Noted]:
+    async def session() -> tuple[SyncRecord, SyncRecord]:
         server = Replicating(make(), 2)
 
-        async def late(end: End) -> bytes:
+        async def late(end: RsyncProcess) -> bytes:
             data = await read(end)
             if not data and end._where == database.path:
                 (pulling.cancel if is_cancelled else server.after_commit.set)()
                 await asyncio.Event().wait()  # for ever
             return data
 
-        monkeypatch.setattr(End, "read", late)
+        monkeypatch.setattr(RsyncProcess, "read", late)
         async with misbehaving(server) as remote:
             note(database.path, remote, before)
             pulling = asyncio.create_task(pull(remote, database.path, PULL))
             await asyncio.wait({pulling})
             if not is_cancelled:
-                with pytest.raises(ReplicationFailed, match="cut off in the middle"):
+                with pytest.raises(ReplicationFailedError, match="cut off in the middle"):
                     pulling.result()
-            return Beside(database.path).noted(remote), server.noted
+            return SyncState(database.path).load(remote), server.noted
 
     found, offered = asyncio.run(session())
     assert dbhash(database.path) == offered.dbhash
@@ -109,18 +109,18 @@ def test_a_pull_that_is_cancelled_before_it_wrote_is_not_noted_as_one_that_did(
 ) -> None:
     database, before = noted_old
     is_noting, may_go_on = threading.Event(), threading.Event()
-    real = Beside.note
+    real = SyncState.save
 
-    def slowly(beside: Beside, remote: Remote, noted: Noted, *, durable: bool = True) -> None:
+    def slowly(beside: SyncState, remote: Remote, noted: SyncRecord, *, durable: bool = True) -> None:
         if noted.pulling is not None:
             is_noting.set()
             assert may_go_on.wait(60)
         real(beside, remote, noted, durable=durable)
 
-    async def session() -> Noted:
+    async def session() -> SyncRecord:
         async with misbehaving(Replicating(make(), 2)) as remote:
             note(database.path, remote, before)
-            monkeypatch.setattr(Beside, "note", slowly)
+            monkeypatch.setattr(SyncState, "save", slowly)
             pulling = asyncio.create_task(pull(remote, database.path, PULL))
             assert await asyncio.to_thread(is_noting.wait, 60)
             pulling.cancel()
@@ -130,7 +130,7 @@ def test_a_pull_that_is_cancelled_before_it_wrote_is_not_noted_as_one_that_did(
             await asyncio.wait({pulling})
             assert pulling.cancelled()
             await asyncio.get_running_loop().shutdown_default_executor()  # whatever is still at work on a thread
-            return Beside(database.path).noted(remote)
+            return SyncState(database.path).load(remote)
 
     assert asyncio.run(session()) == before
 
@@ -176,7 +176,7 @@ def test_what_is_written_before_content_of_another_page_size_is_put_in_place_is_
     client.pull("ns/app.db", "copy.db")
     database.run("pragma journal_mode = delete; pragma page_size = 4096; vacuum")
     client.push(database)
-    noted = Beside(str(tmp_path / "copy.db")).noted(client.remote())
+    noted = SyncState(str(tmp_path / "copy.db")).load(client.remote())
     database.path = str(tmp_path / "copy.db")
     ask = Shell.ask
 
@@ -187,13 +187,13 @@ def test_what_is_written_before_content_of_another_page_size_is_put_in_place_is_
         return ask(shell, sql)
 
     monkeypatch.setattr(Shell, "ask", a_moment_later)
-    with pytest.raises(Locked, match="wrote it meanwhile"):
+    with pytest.raises(LockedError, match="wrote it meanwhile"):
         client.pull("ns/app.db", "copy.db")
     assert database.run("select note from t where id = 7") == [("never pushed",)]
     assert database.run("pragma journal_mode") == [(mode,)]
-    assert Beside(database.path).noted(client.remote()) == noted
+    assert SyncState(database.path).load(client.remote()) == noted
 
 
-def note(path: str, remote: Remote, noted: Noted) -> None:
-    with Beside(path) as beside:
-        beside.note(remote, noted)
+def note(path: str, remote: Remote, noted: SyncRecord) -> None:
+    with SyncState(path) as beside:
+        beside.save(remote, noted)

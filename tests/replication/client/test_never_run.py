@@ -19,13 +19,11 @@ from served import RunningServer
 
 import headwater
 from headwater.cli import main
-from headwater.errors import HeadwaterError, NotADatabase
-from headwater.replication.database_file import remove_if_empty, settle, shape_of
-from headwater.replication.first_page import first_page_of
-from headwater.replication.proof import check_integrity, dbhash
-from headwater.replication.shell import Shell
+from headwater.errors import HeadwaterError, NotADatabaseError
+from headwater.replication.integrity import check_integrity, dbhash
+from headwater.replication.local_database import Shell, first_page_hash, remove_if_empty, settle, shape_of
+from headwater.replication.rsync import RsyncProcess
 from headwater.replication.snapshot import snapshot
-from headwater.replication.tools import End
 
 NAMES = ("notes.sql", "notes.txt", "notes", "-notes.sql", "notes.zip", "file:notes.sql", "notes.db")
 
@@ -112,7 +110,7 @@ ENTRIES: dict[str, Callable[[str, str], object]] = {
 PARTS: dict[str, Callable[[str], object]] = {
     "shape": shape_of,
     "snapshot": lambda path: snapshot(path, "into.db"),
-    "first page": first_page_of,
+    "first page": first_page_hash,
     "hash": dbhash,
     "hash, live": lambda path: dbhash(path, live=True),
     "check": check_integrity,
@@ -192,7 +190,7 @@ def test_a_database_may_have_any_name(name: str, url: str, marker: Path) -> None
 def test_an_archive_is_no_database(name: str, marker: Path) -> None:
     with zipfile.ZipFile(name, "w") as archive:
         archive.writestr("a", "b")
-    with pytest.raises(NotADatabase):
+    with pytest.raises(NotADatabaseError):
         shape_of(name)
 
 
@@ -209,13 +207,13 @@ def test_what_begins_like_no_database_is_refused_before_sqlite_opens_it(
     def opened(*given: object) -> str:
         raise AssertionError("a tool was started")
 
-    monkeypatch.setattr("headwater.replication.shell.binary", opened)
-    monkeypatch.setattr("headwater.replication.tools.binary", opened)
+    monkeypatch.setattr("headwater.replication.local_database.tool_path", opened)
+    monkeypatch.setattr("headwater.replication.rsync.tool_path", opened)
     path = script("notes.sql")
-    with pytest.raises(NotADatabase, match="no SQLite database"):
+    with pytest.raises(NotADatabaseError, match="no SQLite database"):
         shape_of(path)
-    with pytest.raises(NotADatabase):
-        asyncio.run(End.origin(path))
+    with pytest.raises(NotADatabaseError):
+        asyncio.run(RsyncProcess.origin(path))
 
 
 def test_an_empty_file_is_an_empty_database(url: str, marker: Path) -> None:
@@ -223,7 +221,7 @@ def test_an_empty_file_is_an_empty_database(url: str, marker: Path) -> None:
     for name in ("empty.sql", "empty.txt", "empty"):
         Path(name).touch()
         assert shape_of(name) is None
-        with pytest.raises(NotADatabase, match="empty"):
+        with pytest.raises(NotADatabaseError, match="empty"):
             headwater.sync(here(name), f"{url}/ns/empty.db")
         headwater.sync("app.db", here(name))
         assert rows(name) == 50

@@ -9,12 +9,19 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
-from headwater.errors import Locked, NotADatabase, ReplicationFailed, UnknownReplica, Unreachable, UnsyncedChanges
-from headwater.replication.beside import Beside
-from headwater.replication.link import Link, is_partial
-from headwater.replication.proof import check_integrity, dbhash
-from headwater.replication.pull import Offer
-from headwater.replication.tools import End
+from headwater.errors import (
+    LockedError,
+    NotADatabaseError,
+    ReplicationFailedError,
+    UnknownReplicaError,
+    UnreachableError,
+    UnsyncedChangesError,
+)
+from headwater.replication.connection import ReplicaConnection, is_partial
+from headwater.replication.integrity import check_integrity, dbhash
+from headwater.replication.protocol import PullOffer
+from headwater.replication.rsync import RsyncProcess
+from headwater.replication.sync_state import SyncState
 
 
 @pytest.fixture
@@ -47,6 +54,16 @@ def test_a_pull_makes_a_file_and_keeps_it_up_to_date(client: Any, pushed: Any, t
     assert dbhash(copy) == first.dbhash
 
 
+def test_a_change_of_a_single_page_is_new(client: Any, pushed: Any) -> None:
+    """In WAL mode no counter of the first page changes with it."""
+    client.pull("ns/app.db", "copy.db")
+    pushed.write("something else")
+    client.push(pushed)
+    for dry in (True, False):
+        pulled = client.pull("ns/app.db", "copy.db", dry=dry)
+        assert (pulled.is_new, 1 <= pulled.changed_pages <= 2) == (True, True)
+
+
 def test_a_pulled_database_can_be_pushed_from_there(client: Any, pushed: Any, make: Any, tmp_path: Path) -> None:
     client.pull("ns/app.db", "copy.db")
     pushed.path = str(tmp_path / "copy.db")
@@ -58,10 +75,10 @@ def test_what_was_never_pushed_is_not_overwritten(client: Any, pushed: Any, make
     stranger = make("stranger.db")
     stranger.write("a stranger")
     before = dbhash(stranger.path)
-    with pytest.raises(UnsyncedChanges, match="never synced"):
+    with pytest.raises(UnsyncedChangesError, match="never synced"):
         client.pull("ns/app.db", "stranger.db")
     pushed.write("not pushed")
-    with pytest.raises(UnsyncedChanges, match="changed since version 2"):
+    with pytest.raises(UnsyncedChangesError, match="changed since version 2"):
         client.pull("ns/app.db", "app.db")
     assert dbhash(stranger.path) == before
     assert client.pull("ns/app.db", "stranger.db", overwrite=True).version == 2
@@ -91,11 +108,11 @@ def test_a_dry_pull_changes_nothing_and_tells_what_would_move(client: Any, pushe
 def test_what_is_not_there_is_told_and_no_file_is_made(client: Any, pushed: Any, tmp_path: Path) -> None:
     files = sorted(os.listdir(tmp_path))
     for name in ("ns/other.db", "ns/app.db@3", "ns/app.db@latest-2"):
-        with pytest.raises(UnknownReplica):
+        with pytest.raises(UnknownReplicaError):
             client.pull(name, "copy.db")
     assert sorted(os.listdir(tmp_path)) == files
     (tmp_path / "text.db").write_text("no database, but a text that is longer than a header " * 20)
-    with pytest.raises(NotADatabase):
+    with pytest.raises(NotADatabaseError):
         client.pull("ns/app.db", "text.db", overwrite=True)
 
 
@@ -109,7 +126,7 @@ def test_a_database_that_needs_its_application_can_be_synced(client: Any, tmp_pa
     pushed = client.push(Own)
     assert (pushed.version, pushed.dbhash) == (1, None)
     client.pull("ns/app.db", "copy.db")
-    with pytest.raises(UnsyncedChanges, match="functions of its application"):
+    with pytest.raises(UnsyncedChangesError, match="functions of its application"):
         client.pull("ns/app.db", "copy.db")
 
 
@@ -122,18 +139,18 @@ def test_what_is_written_after_the_comparison_is_not_overwritten_either(
     client.pull("ns/app.db", "copy.db")
     database.write()
     client.push(database)
-    real = End.replica
+    real = RsyncProcess.replica
 
-    async def a_moment_later(path: str) -> End:
+    async def a_moment_later(path: str) -> RsyncProcess:
         copy.write("never pushed")
         return await real(path)
 
     with monkeypatch.context() as late:
-        late.setattr(End, "replica", a_moment_later)
-        with pytest.raises(Locked, match="wrote it meanwhile") as told:
+        late.setattr(RsyncProcess, "replica", a_moment_later)
+        with pytest.raises(LockedError, match="wrote it meanwhile") as told:
             client.pull("ns/app.db", "copy.db")
         assert not is_partial(told.value)
-    with pytest.raises(UnsyncedChanges, match="changed since version 1"):
+    with pytest.raises(UnsyncedChangesError, match="changed since version 1"):
         client.pull("ns/app.db", "copy.db")
     assert copy.run("select note from t where id = 7") == [("never pushed",)]
 
@@ -141,14 +158,14 @@ def test_what_is_written_after_the_comparison_is_not_overwritten_either(
 def test_a_file_that_somebody_else_makes_meanwhile_stays(
     client: Any, pushed: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = End.replica
+    real = RsyncProcess.replica
 
-    async def a_moment_later(path: str) -> End:
+    async def a_moment_later(path: str) -> RsyncProcess:
         make("copy.db", rows=10)
         return await real(path)
 
-    monkeypatch.setattr(End, "replica", a_moment_later)
-    with pytest.raises(Locked, match="wrote it meanwhile"):
+    monkeypatch.setattr(RsyncProcess, "replica", a_moment_later)
+    with pytest.raises(LockedError, match="wrote it meanwhile"):
         client.pull("ns/app.db", "copy.db")
     pushed.path = pushed.path.replace("app.db", "copy.db")
     assert pushed.run("select count(*) from t") == [(10,)]
@@ -157,7 +174,7 @@ def test_a_file_that_somebody_else_makes_meanwhile_stays(
 def test_a_database_that_somebody_is_writing_is_left_alone(client: Any, pushed: Any) -> None:
     with closing(apsw.Connection(pushed.path)) as writer:
         writer.execute("begin immediate")
-        with pytest.raises(Locked, match="somebody is writing"):
+        with pytest.raises(LockedError, match="a program is writing"):
             client.pull("ns/app.db@1", "app.db")
     pushed.write("the third")
     assert client.push(pushed).version == 3  # for it still comes from the second
@@ -165,10 +182,10 @@ def test_a_database_that_somebody_is_writing_is_left_alone(client: Any, pushed: 
 
 def test_after_a_killed_pull_a_push_is_refused_and_a_pull_mends_it(client: Any, pushed: Any) -> None:
     """It comes from the old version or from the new one, and only its content tells."""
-    with Beside(pushed.path) as beside:
-        noted = beside.noted(client.remote())
-        beside.note(client.remote(), replace(noted, dbhash="0" * 40, pulling=dbhash(pushed.path)))
-    with pytest.raises(ReplicationFailed, match="not known which version"):
+    with SyncState(pushed.path) as beside:
+        noted = beside.load(client.remote())
+        beside.save(client.remote(), replace(noted, dbhash="0" * 40, pulling=dbhash(pushed.path)))
+    with pytest.raises(ReplicationFailedError, match="not known which version"):
         client.push(pushed)
     assert client.pull("ns/app.db@1", "app.db").version == 1
     assert client.pull("ns/app.db", "app.db").version == 2
@@ -181,15 +198,15 @@ def test_a_pull_whose_good_bye_fails_is_remembered(
 ) -> None:
     client.pull("ns/app.db@1", "copy.db")
 
-    async def broken(link: Link, config: object) -> None:
+    async def broken(link: ReplicaConnection, config: object) -> None:
         if config == {"complete": True}:
-            raise Unreachable("the connection broke", where=link.url)
+            raise UnreachableError("the connection broke", where=link.url)
         await real(link, config)
 
-    real = Link.send_config
+    real = ReplicaConnection.send_config
     with monkeypatch.context() as breaking:
-        breaking.setattr(Link, "send_config", broken)
-        with pytest.raises(ReplicationFailed, match="cut off"):
+        breaking.setattr(ReplicaConnection, "send_config", broken)
+        with pytest.raises(ReplicationFailedError, match="cut off"):
             client.pull("ns/app.db", "copy.db")
     assert dbhash(str(tmp_path / "copy.db")) == dbhash(pushed.path)
     pushed.path = str(tmp_path / "copy.db")
@@ -201,19 +218,19 @@ def test_a_pull_that_is_not_what_was_pushed_leaves_no_new_file_and_warns_of_an_o
     client: Any, pushed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.pull("ns/app.db@1", "old.db")
-    real = Link.config_of
+    real = ReplicaConnection.config_of
 
-    def another(link: Link, frame: str, kind: type) -> Any:
+    def another(link: ReplicaConnection, frame: str, kind: type) -> Any:
         said = real(link, frame, kind)
-        return replace(said, dbhash="0" * 40) if kind is Offer else said
+        return replace(said, dbhash="0" * 40) if kind is PullOffer else said
 
-    monkeypatch.setattr(Link, "config_of", another)
+    monkeypatch.setattr(ReplicaConnection, "config_of", another)
     files = sorted(os.listdir(tmp_path))
-    with pytest.raises(ReplicationFailed, match="not the content of version 2") as told:
+    with pytest.raises(ReplicationFailedError, match="not the content of version 2") as told:
         client.pull("ns/app.db", "copy.db")
     assert f"headwater replica verify {client.url}/ns/app.db@2" in told.value.next
     assert sorted(os.listdir(tmp_path)) == files
-    with pytest.raises(ReplicationFailed, match=r"do not trust it.*replica verify.*--overwrite"):
+    with pytest.raises(ReplicationFailedError, match=r"do not trust it.*replica verify.*--overwrite"):
         client.pull("ns/app.db", "old.db")
 
 

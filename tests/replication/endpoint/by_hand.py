@@ -16,13 +16,13 @@ import apsw.sqlite_extra
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from headwater.configuration import load_settings
 from headwater.ports.clock import Clock
 from headwater.replication.host.endpoint import ReplicaEndpoint
-from headwater.replication.host.policy import Policy
-from headwater.replication.host.shelf import Shelf
-from headwater.replication.host.visit import IDLE_S
-from headwater.server.serving import Server
+from headwater.replication.host.session import IDLE_S
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import RetentionPolicy
+from headwater.server.server import Server
+from headwater.settings import load_settings
 from headwater.wiring import open_core
 
 PATIENCE_S = 20.0
@@ -58,12 +58,12 @@ class Hosted:
             flags["server.tokens"] = str(tokens)
         settings = load_settings(config=None, profile=None, flags=flags, environment={}, directory=str(directory))
 
-        def make_shelf(clock: Clock) -> Shelf:
+        def make_store(clock: Clock) -> ReplicaStore:
             more = {} if checkpoint is None else {"checkpoint": checkpoint}
-            return Shelf(self.replicas, Policy(), clock, bytes_max=bytes_max, **more)
+            return ReplicaStore(self.replicas, RetentionPolicy(), clock, bytes_max=bytes_max, **more)
 
-        self.endpoint = ReplicaEndpoint(make_shelf, bytes_max=bytes_max, pushes_max=pushes_max, idle_s=idle_s)
-        self.server = Server(lambda: open_core(log), settings, annexes=[self.endpoint])
+        self.endpoint = ReplicaEndpoint(make_store, bytes_max=bytes_max, pushes_max=pushes_max, idle_s=idle_s)
+        self.server = Server(lambda: open_core(log), settings, mounts=[self.endpoint])
 
     async def __aenter__(self) -> Self:
         await self.server.start()
@@ -73,9 +73,9 @@ class Hosted:
         await self.server.stop()
 
     @property
-    def shelf(self) -> Shelf:
-        assert self.endpoint._hosting is not None
-        return self.endpoint._hosting.shelf
+    def store(self) -> ReplicaStore:
+        assert self.endpoint._context is not None
+        return self.endpoint._context.store
 
     def files(self) -> list[str]:
         """What lies in the data directory of replicas, but for the catalogue."""
@@ -107,12 +107,14 @@ class Hosted:
         """The last word of the server: a CONFIG, or the text of an ABORT."""
         key, client = words.pop("key", None), words.pop("client", "hand:1")
         async with self.session(f"push/{name}", key=key, client=client) as session:
-            return await session.push(database, **words)
+            last = await session.push(database, **words)
+            await session.closed()  # only then its slot is free again
+            return last
 
-    async def pull(self, database: Path, name: str = NAME, *, key: str | None = None, dry: bool = False) -> Json:
+    async def pull(self, database: Path, name: str = NAME, *, key: str | None = None) -> Json:
         """What the server says of the version; the file is the same then."""
         async with self.session(f"pull/{name}", key=key) as session:
-            return await session.pull(database, dry=dry)
+            return await session.pull(database)
 
 
 class Session:
@@ -221,39 +223,13 @@ class Session:
 
     # --- pulling ------------------------------------------------------------------------------------------------
 
-    async def pull(self, database: Path, *, dry: bool = False) -> Json:
-        await self.send({"dry": dry})
+    async def pull(self, database: Path) -> Json:
+        await self.send({})
         offer = await self.config()
-        if dry:
-            return offer | await self._would_move(database)
         await self.move("--replica", "x", str(database))
         await self.send({"complete": True})
         assert await self.closed() == 1000
         return offer
-
-    async def _would_move(self, database: Path) -> Json:
-        end = await asyncio.create_subprocess_exec(
-            apsw.sqlite_extra.path("sqlite3_rsync"),
-            "--replica",
-            "x",
-            str(database),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert end.stdin is not None
-        assert end.stdout is not None
-
-        async def speak(stdout: asyncio.StreamReader) -> None:
-            while data := await stdout.read(FRAME_BYTES):
-                await self.send(data)
-
-        speaking = asyncio.create_task(speak(end.stdout))
-        while isinstance(frame := await self.recv(), bytes):
-            end.stdin.write(frame)
-        end.kill()
-        await end.wait()
-        await asyncio.gather(speaking, return_exceptions=True)
-        return json.loads(frame.removeprefix("CONFIG="))
 
 
 def announcement(database: Path) -> dict[str, Json]:

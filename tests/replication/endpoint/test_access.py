@@ -1,4 +1,4 @@
-"""Who may: names, keys and tokens at the door; reports and lists over plain HTTP."""
+"""ClientIdentity may: names, keys and tokens at the door; reports and lists over plain HTTP."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from by_hand import NAME, Hosted, make_database
 
-from headwater.replication.host import listing
+from headwater.replication.host import endpoint
 from headwater.replication.names import ReplicaName
-from headwater.server.scopes import Scopes
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import Scopes, TokenFile
 
-Hosting = Callable[..., Hosted]
+StartHost = Callable[..., Hosted]
 REPLICA = ReplicaName("ns", "app.db")
 
 
@@ -69,16 +68,16 @@ async def http(
         ("subscribe/ns/app.db@1", 404),
     ],
 )
-async def test_names_are_checked_before_anything_is_opened(hosted: Hosting, path: str, status: int) -> None:
+async def test_names_are_checked_before_anything_is_opened(hosted: StartHost, path: str, status: int) -> None:
     async with hosted() as server:
         assert await server.refused(path.replace(" ", "%20")) == status
         assert server.files() == []
 
 
-async def test_a_replica_with_keys_asks_for_them(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+async def test_a_replica_with_keys_asks_for_them(hosted: StartHost, database: Path, tmp_path: Path) -> None:
     async with hosted() as server:
-        push_key, pull_key = server.shelf.create_key(REPLICA, "push"), server.shelf.create_key(REPLICA, "pull")
-        others = server.shelf.create_key(ReplicaName("ns", "other"), "push")
+        push_key, pull_key = server.store.create_key(REPLICA, "push"), server.store.create_key(REPLICA, "pull")
+        others = server.store.create_key(ReplicaName("ns", "other"), "push")
         for session in ("push", "pull", "subscribe"):
             for stranger in (None, "hw_unknown", others):
                 assert await server.refused(f"{session}/{NAME}", stranger) == 401
@@ -90,12 +89,12 @@ async def test_a_replica_with_keys_asks_for_them(hosted: Hosting, database: Path
         assert await server.refused("push/ns/free.db") == 101  # one without keys is everybody's
         assert (await http(server, f"versions/{NAME}"))[0] == 401
         assert (await http(server, f"versions/{NAME}", key=pull_key))[0] == 200
-        server.shelf.revoke_key(REPLICA, pull_key.split("_")[1])
+        server.store.catalogue.remove_key(REPLICA, pull_key.split("_")[1])
         assert await server.refused(f"pull/{NAME}", pull_key) == 401
 
 
 async def test_a_server_with_tokens_goes_by_the_topic_of_the_replica(
-    hosted: Hosting, database: Path, tmp_path: Path
+    hosted: StartHost, database: Path, tmp_path: Path
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     ours = tokens.create("ours", Scopes(publish=("replica.ns.>",), read=("replica.ns.>",), consume=("*",)), now_ms=1)
@@ -114,10 +113,10 @@ async def test_a_server_with_tokens_goes_by_the_topic_of_the_replica(
             told = await reading.config()
             assert told["keyType"] == "token"
             assert "warning" in told
-        push_key = server.shelf.create_key(REPLICA, "push")
+        push_key = server.store.create_key(REPLICA, "push")
         assert (await server.push(database, base=1, key=push_key, pushID="push-2"))["isNew"] is False
         assert await server.refused("push/ns/new.db", push_key) == 401  # it opens one replica only
-        replica = server.shelf.get(REPLICA)
+        replica = server.store.catalogue.get(REPLICA)
         assert (await http(server, replica.id, report(), key=other))[0] == 403
         assert (await http(server, replica.id, report()))[0] == 401
         assert (await http(server, "0" * 16, report()))[0] == 401
@@ -131,12 +130,12 @@ def report(**more: Any) -> bytes:
     return json.dumps({"kind": "network", "error": "no route", "since": "2025-01-01T00:00:00Z", **more}).encode()
 
 
-async def test_reports_are_kept(hosted: Hosting, database: Path) -> None:
+async def test_reports_are_kept(hosted: StartHost, database: Path) -> None:
     async with hosted() as server:
         replica_id = (await server.push(database))["replicaID"]
         assert await http(server, replica_id, report()) == (204, b"")
         assert await http(server, NAME, report(kind="partial")) == (204, b"")
-        kept = server.shelf.reports(REPLICA)
+        kept = server.store.catalogue.reports(REPLICA)
         assert [json.loads(each.document)["kind"] for each in kept] == ["partial", "network"]
         assert json.loads(kept[0].document)["since"] == "2025-01-01T00:00:00Z"
         assert kept[0].client == "hand:1"
@@ -154,11 +153,11 @@ async def test_reports_are_kept(hosted: Hosting, database: Path) -> None:
             ("../../etc", report(), 404),
         ):
             assert (await http(server, path, body))[0] == status, (path, body[:40])
-        assert len(server.shelf.reports(REPLICA)) == 3
+        assert len(server.store.catalogue.reports(REPLICA)) == 3
         assert (await http(server, replica_id))[0] == 405
 
 
-async def test_versions_are_listed_newest_first(hosted: Hosting, database: Path) -> None:
+async def test_versions_are_listed_newest_first(hosted: StartHost, database: Path) -> None:
     async with hosted() as server:
         first = await server.push(database, message="one")
         status, body = await http(server, f"versions/{NAME}")
@@ -182,22 +181,22 @@ async def listed(server: Hosted, path: str = "replicas", key: str | None = None)
     return [each["replica"] for each in json.loads(body)["replicas"]] if status == 200 else status
 
 
-async def test_a_list_of_replicas_has_what_a_key_opens_and_no_others(hosted: Hosting, database: Path) -> None:
+async def test_a_list_of_replicas_has_what_a_key_opens_and_no_others(hosted: StartHost, database: Path) -> None:
     async with hosted() as server:
         assert await listed(server) == []
         await server.push(database, message="one")
-        pull_key = server.shelf.create_key(ReplicaName("ns", "closed"), "pull")
-        push_key = server.shelf.create_key(ReplicaName("other", "closed"), "push")
+        pull_key = server.store.create_key(ReplicaName("ns", "closed"), "pull")
+        push_key = server.store.create_key(ReplicaName("other", "closed"), "push")
         assert await listed(server) == [NAME]
         assert await listed(server, "replicas/other") == []
         assert await listed(server, key=pull_key) == ["ns/closed"]
         assert await listed(server, "replicas/other", key=push_key) == ["other/closed"]
         assert await listed(server, "replicas/ns", key=push_key) == 401
-        server.shelf.revoke_key(ReplicaName("ns", "closed"), pull_key.split("_")[1])
+        server.store.catalogue.remove_key(ReplicaName("ns", "closed"), pull_key.split("_")[1])
         assert await listed(server, key=pull_key) == 401
         _, body = await http(server, "replicas/ns")
         [found] = json.loads(body)["replicas"]
-        replica = server.shelf.get(REPLICA)
+        replica = server.store.catalogue.get(REPLICA)
         assert found["newest"] == server.messages()[0][2]
         assert (found["replicaID"], found["versions"]) == (replica.id, 1)
         assert found["storedBytes"] == replica.stored_bytes
@@ -210,7 +209,7 @@ async def test_a_list_of_replicas_has_what_a_key_opens_and_no_others(hosted: Hos
         assert (await http(server, "replicas/app", report()))[0] == 404  # a report of a replica in it
 
 
-async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: Hosting, tmp_path: Path) -> None:
+async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: StartHost, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     every = tokens.create("all", Scopes(read=("replica.>",), consume=("*",)), now_ms=1)
     one = tokens.create("one", Scopes(read=("replica.ns.a",), consume=("*",)), now_ms=1)
@@ -219,8 +218,8 @@ async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: Hostin
         assert await listed(server, key=every) == []
         assert await listed(server, key=one) == 403
         for name in ("a", "b"):
-            server.shelf.create(ReplicaName("ns", name))
-        key = server.shelf.create_key(ReplicaName("ns", "b"), "pull")
+            server.store.create(ReplicaName("ns", name))
+        key = server.store.create_key(ReplicaName("ns", "b"), "pull")
         assert await listed(server, key=every) == ["ns/a", "ns/b"]
         assert await listed(server, "replicas/none", key=every) == []
         assert await listed(server, key=one) == ["ns/a"]
@@ -232,14 +231,14 @@ async def test_a_list_of_replicas_has_what_a_token_allows_to_pull(hosted: Hostin
 
 
 async def test_a_list_of_replicas_that_is_too_long_is_cut_and_says_so(
-    hosted: Hosting, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "LISTED_MAX", 3)
-    monkeypatch.setattr(listing, "PAGE", 2)
+    monkeypatch.setattr(endpoint, "LISTED_MAX", 3)
+    monkeypatch.setattr(endpoint, "LISTING_PAGE", 2)
     async with hosted() as server:
         for name in ("a/1", "a/2", "a-b/1", "b/2", "b/3", "b/4"):
-            server.shelf.create(ReplicaName.parse(name))
-        server.shelf.create_key(ReplicaName.parse("a/2"), "pull")
+            server.store.create(ReplicaName.parse(name))
+        server.store.create_key(ReplicaName.parse("a/2"), "pull")
         for path, names, is_cut in (
             ("replicas", ["a/1", "a-b/1", "b/2"], True),
             ("replicas/a", ["a/1"], False),
@@ -251,7 +250,9 @@ async def test_a_list_of_replicas_that_is_too_long_is_cut_and_says_so(
             assert answer["isCut"] == is_cut
 
 
-async def test_versions_are_listed_from_one_back_so_that_none_is_out_of_reach(hosted: Hosting, database: Path) -> None:
+async def test_versions_are_listed_from_one_back_so_that_none_is_out_of_reach(
+    hosted: StartHost, database: Path
+) -> None:
     async with hosted() as server:
         await server.push(database)
         await server.push(make_database(database.with_name("more.db"), 20), base=1, pushID="push-2")
@@ -262,7 +263,7 @@ async def test_versions_are_listed_from_one_back_so_that_none_is_out_of_reach(ho
             assert (await http(server, f"versions/{NAME}{upto}"))[0] == 400, upto
 
 
-async def test_who_may_push_and_not_pull_may_report(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+async def test_who_may_push_and_not_pull_may_report(hosted: StartHost, database: Path, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     pusher = tokens.create("pusher", Scopes(publish=("replica.ns.>",)), now_ms=1)
     async with hosted(tokens=tmp_path / "tokens.json") as server:
@@ -273,7 +274,7 @@ async def test_who_may_push_and_not_pull_may_report(hosted: Hosting, database: P
 
 
 async def test_a_version_that_is_asked_for_by_number_is_audited(
-    hosted: Hosting, database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hosted: StartHost, database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     token = tokens.create("ops", Scopes(publish=("replica.>",), read=("replica.>",)), now_ms=1)

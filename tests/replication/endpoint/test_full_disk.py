@@ -12,12 +12,12 @@ import pytest
 from by_hand import Hosted, rows_of, write
 from small_disk import fill, small_file_system
 
-from headwater.errors import DiskFull
+from headwater.errors import DiskFullError
 from headwater.ports.clock import SystemClock
 from headwater.replication.host import disk
-from headwater.replication.host.policy import Policy
-from headwater.replication.host.shelf import Shelf
-from headwater.replication.host.visit import abort_of
+from headwater.replication.host.session import abort_of
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import RetentionPolicy
 from headwater.replication.names import ReplicaName
 
 NAME = "ns/app.db"
@@ -57,13 +57,13 @@ async def test_the_newest_version_comes_from_a_full_disk_and_an_older_one_says_w
         assert server.files() == ["1.pages", "2.db"]
     # Nor is there room for what the catalogue needs beside it, without the server.
     leave_no_room(small_disk, also_names=False)
-    with Shelf(small_disk, Policy(), SystemClock()).open() as shelf:
-        shelf.restore(ReplicaName.parse(NAME), 2, tmp_path / "by-hand.db")
+    with ReplicaStore(small_disk, RetentionPolicy(), SystemClock()).open() as store:
+        store.restore(ReplicaName.parse(NAME), 2, tmp_path / "by-hand.db")
     assert rows_of(tmp_path / "by-hand.db") == rows_of(database)
 
 
 def test_a_full_disk_is_told_as_that_of_the_server() -> None:
-    no_room = disk.error_of(OSError(28, "No space left on device"), "/srv/replicas")
-    for error in (no_room, DiskFull("database or disk is full"), DiskFull("the server's disk is full")):
+    no_space = disk.error_of(OSError(28, "No space left on device"), "/srv/replicas")
+    for error in (no_space, DiskFullError("database or disk is full"), DiskFullError("the server's disk is full")):
         abort = abort_of(error)
         assert (abort.code, "server" in abort.why, "/srv" in abort.why) == ("DISK_FULL", True, False)

@@ -1,4 +1,4 @@
-"""Who may not any more, who waits for too much to end, and a log or a disk that does not take it."""
+"""ClientIdentity may not any more, who waits for too much to end, and a log or a disk that does not take it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from by_hand import NAME, PATIENCE_S, Hosted, children, make_database, rows_of, 
 from websockets.exceptions import ConnectionClosed
 
 from headwater.delivery.retry import RetryPolicy
-from headwater.errors import DiskFull, Locked, StoreError, UnknownReplica
-from headwater.replication.host import announcing, pulling, pushing, room
-from headwater.replication.host.shelf import Shelf
+from headwater.errors import DiskFullError, LockedError, StoreError, UnknownReplicaError
+from headwater.replication.host import disk, events, pull, push
+from headwater.replication.host.catalogue import Catalogue
+from headwater.replication.host.store import ReplicaStore
 from headwater.replication.names import ReplicaName
-from headwater.replication.tools import start
-from headwater.server.scopes import Scopes
-from headwater.server.tokens import TokenFile
+from headwater.replication.sqlite_tools import start
+from headwater.server.auth import Scopes, TokenFile
 
-Hosting = Callable[..., Hosted]
+StartHost = Callable[..., Hosted]
 REPLICA = ReplicaName("ns", "app.db")
 
 
@@ -39,7 +39,7 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("how", ["key revoked", "token revoked", "closed meanwhile"])
 async def test_a_push_that_may_not_any_more_when_it_is_complete_is_no_version(
-    hosted: Hosting, database: Path, tmp_path: Path, how: str
+    hosted: StartHost, database: Path, tmp_path: Path, how: str
 ) -> None:
     key, options = None, {}
     if how == "token revoked":
@@ -48,37 +48,37 @@ async def test_a_push_that_may_not_any_more_when_it_is_complete_is_no_version(
         options = {"tokens": tmp_path / "tokens.json"}
     async with hosted(**options) as server:
         if how == "key revoked":
-            key = server.shelf.create_key(REPLICA, "push")
+            key = server.store.create_key(REPLICA, "push")
         async with server.session(f"push/{NAME}", key=key) as session:
             if how == "closed meanwhile":  # it was nobody's when the push came, and is somebody's when it begins
-                server.shelf.create_key(REPLICA, "push")
+                server.store.create_key(REPLICA, "push")
             await session.begin(database)
             await session.move("--origin", str(database), "x")
             if how == "key revoked":
-                server.shelf.revoke_key(REPLICA, str(key).split("_")[1])
+                server.store.catalogue.remove_key(REPLICA, str(key).split("_")[1])
             elif how == "token revoked":
                 tokens.revoke(str(key).split("_")[1])
             assert "may not push any more" in await session.complete()
-        replica = server.shelf.find(REPLICA)
+        replica = server.store.catalogue.find(REPLICA)
         assert replica is None or replica.newest == 0
         await until(lambda: server.files() == [] and children() == 0)
 
 
-async def test_who_may_not_push_any_more_claims_no_more(hosted: Hosting) -> None:
+async def test_who_may_not_push_any_more_claims_no_more(hosted: StartHost) -> None:
     async with hosted() as server:
-        key = server.shelf.create_key(REPLICA, "push")
+        key = server.store.create_key(REPLICA, "push")
         async with server.session(f"subscribe/{NAME}", key=key) as session:
             await session.send({"coordinate": True})
             await session.config()
             assert await session.text() == "LATEST_VERSION 0"
             await session.send("SQLRSYNC_CLAIM 5")
             assert await session.text() == "SQLRSYNC_CLAIM"
-            server.shelf.revoke_key(REPLICA, key.split("_")[1])
+            server.store.catalogue.remove_key(REPLICA, key.split("_")[1])
             await session.send("SQLRSYNC_CLAIM 9")
             assert (await session.text()).startswith("ABORT=UNAUTHORIZED:")
 
 
-async def test_words_that_go_too_deep_are_told_so(hosted: Hosting) -> None:
+async def test_words_that_go_too_deep_are_told_so(hosted: StartHost) -> None:
     async with hosted() as server, server.session(f"push/{NAME}") as session:
         await session.send('CONFIG={"x":' + "[" * 10_000 + "]" * 10_000 + "}")
         assert "CONFIG is not as expected" in await session.text()
@@ -88,7 +88,7 @@ async def test_words_that_go_too_deep_are_told_so(hosted: Hosting) -> None:
 
 
 async def test_a_server_that_cannot_wait_leaves_a_complete_push_to_its_end_and_the_directory_locked_until_then(
-    hosted: Hosting, database: Path
+    hosted: StartHost, database: Path
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
@@ -104,7 +104,7 @@ async def test_a_server_that_cannot_wait_leaves_a_complete_push_to_its_end_and_t
         await session.send({"complete": True})
         await until(reached.is_set)
         await server.server.stop()
-        with pytest.raises(Locked):
+        with pytest.raises(LockedError):
             await hosted().server.start()
         go_on.set()
         assert impatient.endpoint._closing is not None
@@ -118,11 +118,11 @@ async def test_a_server_that_cannot_wait_leaves_a_complete_push_to_its_end_and_t
 
 
 async def test_versions_are_announced_in_order_and_a_replica_that_is_refused_keeps_no_other_waiting(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcing, "BACKOFF", RetryPolicy(base_ms=60_000, cap_ms=60_000))
+    monkeypatch.setattr(events, "BACKOFF", RetryPolicy(base_ms=60_000, cap_ms=60_000))
     async with hosted() as server:
-        announcer = server.endpoint._hosting.announcer  # type: ignore[union-attr]
+        announcer = server.endpoint._context.announcer  # type: ignore[union-attr]
         publish, refused = announcer._publish, {"replica.ns.app.db", "replica.ns.bad"}
 
         async def sometimes(topic: str, data: Any, id: str) -> None:
@@ -138,20 +138,20 @@ async def test_versions_are_announced_in_order_and_a_replica_that_is_refused_kee
         await server.push(database, base=1, pushID="push-2")
         told = [(topic, data["version"]) for topic, _, data in server.messages()]
         assert told == [("replica.ns.app.db", 1), ("replica.ns.app.db", 2)]
-        assert [replica.name.name for replica, _ in server.shelf.unannounced()] == ["bad"]
+        assert [replica.name.name for replica, _ in server.store.catalogue.unannounced()] == ["bad"]
 
 
 async def test_the_last_room_of_the_disk_is_left_to_the_log(
-    hosted: Hosting, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 1 << 40
-    monkeypatch.setattr(pushing, "LOOK_BYTES", 1_000)
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
+    monkeypatch.setattr(push, "SPACE_CHECK_BYTES", 1_000)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
     async with hosted() as server:
         await server.push(database)
         write(database, 1_000)
         await server.push(database, base=1, pushID="push-2")
-        free = room.ROOM_KEPT_BYTES + 1_000
+        free = disk.FREE_BYTES_MIN + 1_000
         write(database, 1_000)
         assert (await server.push(database, base=2, pushID="push-3")).startswith("ABORT=DISK_FULL:")
         async with server.session(f"pull/{NAME}@1") as session:  # would have to be put together
@@ -161,7 +161,7 @@ async def test_the_last_room_of_the_disk_is_left_to_the_log(
         free = 1 << 40
         async with server.session(f"push/{NAME}") as session:  # others take the room while the pages come
             await session.begin(database, base=2, pushID="push-4")
-            free = room.ROOM_KEPT_BYTES - 1
+            free = disk.FREE_BYTES_MIN - 1
             await session.move("--origin", str(database), "x", in_vain=True)
             assert session.aborted.startswith("ABORT=DISK_FULL:")
         await until(lambda: server.files() == ["1.pages", "2.db"] and children() == 0)
@@ -172,12 +172,12 @@ async def test_the_last_room_of_the_disk_is_left_to_the_log(
 
 
 async def test_a_push_or_a_pull_that_drips_gives_its_slot_back(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with hosted(pushes_max=1) as server:
         await server.push(database)
         await until(lambda: not server.endpoint._sessions)
-        for module in (pushing, pulling):
+        for module in (push, pull):
             monkeypatch.setattr(module, "patience_s", lambda *_: 0.1)
         async with server.session(f"push/{NAME}") as session:
             assert await server.refused(f"push/{NAME}") == 503
@@ -193,7 +193,7 @@ async def test_a_push_or_a_pull_that_drips_gives_its_slot_back(
         assert server.files() == ["1.db"]
 
 
-async def test_what_a_client_lets_our_end_complain_about_fills_no_disk(hosted: Hosting, database: Path) -> None:
+async def test_what_a_client_lets_our_end_complain_about_fills_no_disk(hosted: StartHost, database: Path) -> None:
     """An end of `sqlite3_rsync` prints what it is told to, into a file of ours."""
     words = b"x" * 100_000
     async with hosted() as server:
@@ -212,24 +212,24 @@ async def test_what_a_client_lets_our_end_complain_about_fills_no_disk(hosted: H
                 for _ in range(100):
                     await session.send(b"\x66" + struct.pack(">I", len(words)) + words)
             assert (await session.text()).startswith("ABORT=FAILED:")
-        found = await asyncio.to_thread(server.shelf.totals)
+        found = await asyncio.to_thread(server.store.catalogue.totals)
         assert found.versions == 1
 
 
 async def test_a_push_needs_room_for_the_copy_that_it_is_written_into(
-    hosted: Hosting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = make_database(tmp_path / "large.db", 2_000)
     async with hosted() as server:
         await server.push(large)
-        free = room.ROOM_KEPT_BYTES + large.stat().st_size // 2
-        monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
+        free = disk.FREE_BYTES_MIN + large.stat().st_size // 2
+        monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
         async with server.session(f"push/{NAME}") as session:
             assert (await session.begin(large, base=1, pushID="push-2", pages=1)).startswith("ABORT=DISK_FULL:")
 
 
 async def test_two_that_are_about_to_take_room_do_not_take_the_same(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
@@ -238,8 +238,8 @@ async def test_two_that_are_about_to_take_room_do_not_take_the_same(
             begun.set()
             assert go_on.wait(PATIENCE_S)
 
-    free = room.ROOM_KEPT_BYTES + database.stat().st_size * 3 // 2
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
+    free = disk.FREE_BYTES_MIN + database.stat().st_size * 3 // 2
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
     async with hosted(checkpoint=checkpoint) as server:
         async with server.session(f"push/{NAME}") as one, server.session("push/ns/other") as other:
             beginning = asyncio.create_task(one.begin(database))
@@ -251,16 +251,16 @@ async def test_two_that_are_about_to_take_room_do_not_take_the_same(
 
 
 async def test_a_change_that_cannot_be_noted_ends_no_subscription(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noting = threading.Event()
 
     def full(*given: object) -> None:
         noting.set()
-        raise DiskFull("no room")
+        raise DiskFullError("no room")
 
     async with hosted() as server, server.session(f"subscribe/{NAME}") as session:
-        monkeypatch.setattr(Shelf, "note_change", full)
+        monkeypatch.setattr(ReplicaStore, "record_change", full)
         await session.send({})
         await session.config()
         assert await session.text() == "LATEST_VERSION 0"
@@ -279,12 +279,12 @@ def test_what_kills_our_end_leaves_no_image_of_its_memory() -> None:
 
 
 async def test_a_push_that_begins_while_the_newest_is_replaced_and_forgotten_goes_on(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*given: object) -> None:
-        raise UnknownReplica("it has no version 1")
+        raise UnknownReplicaError("it has no version 1")
 
     async with hosted() as server:
         await server.push(database)
-        monkeypatch.setattr(Shelf, "version", gone)
+        monkeypatch.setattr(Catalogue, "get_version", gone)
         assert (await server.push(database, base=1, pushID="push-2"))["isNew"] is False

@@ -19,13 +19,12 @@ from by_hand import NAME, Hosted, announcement, children, make_database, rows_of
 from child_processes import children_of
 from websockets.exceptions import InvalidStatus
 
-from headwater.replication import tools
-from headwater.replication.host import endpoint, pushing
+from headwater.replication import rsync, sqlite_tools
+from headwater.replication.host import endpoint, push
 from headwater.replication.names import ReplicaName
-from headwater.server.scopes import Scopes
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import Scopes, TokenFile
 
-Hosting = Callable[..., Hosted]
+StartHost = Callable[..., Hosted]
 REPLICA = ReplicaName("ns", "app.db")
 
 
@@ -60,7 +59,7 @@ async def why_refused(server: Hosted, path: str, key: str | None = None) -> tupl
 
 @pytest.mark.parametrize("way", ["push", "pull"])
 async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
-    hosted: Hosting, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    hosted: StartHost, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(endpoint, "PULLS_MAX", 4)
     tokens = TokenFile(tmp_path / "tokens.json")
@@ -87,7 +86,7 @@ async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
 
 
 async def test_a_replica_has_three_quarters_of_the_slots_whoever_comes(
-    hosted: Hosting, database: Path, tmp_path: Path
+    hosted: StartHost, database: Path, tmp_path: Path
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     scopes = Scopes(publish=("replica.>",), read=("replica.>",))
@@ -103,7 +102,7 @@ async def test_a_replica_has_three_quarters_of_the_slots_whoever_comes(
         assert (await server.push(database, "ns/other", key=three))["committedVersionID"] == 1
 
 
-async def test_without_tokens_an_address_is_the_holder_whatever_it_sends_as_one(hosted: Hosting) -> None:
+async def test_without_tokens_an_address_is_the_holder_whatever_it_sends_as_one(hosted: StartHost) -> None:
     async with (
         hosted(pushes_max=4) as server,
         server.session("push/ns/a", key="x1"),
@@ -116,9 +115,9 @@ async def test_without_tokens_an_address_is_the_holder_whatever_it_sends_as_one(
 
 
 async def test_a_check_that_takes_too_long_is_ended_and_says_so(
-    hosted: Hosting, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools, "CPU_S_MIN", 1.0)
+    monkeypatch.setattr(sqlite_tools, "CPU_S_MIN", 1.0)
     async with hosted() as server:
         said = await server.push(endless(tmp_path / "endless.db"))
         assert said.startswith("ABORT=FAILED:to check it takes more than 1 s of a processor and 512 MiB")
@@ -128,13 +127,13 @@ async def test_a_check_that_takes_too_long_is_ended_and_says_so(
 
 @pytest.mark.parametrize("how", ["vanishes", "is revoked", "server stops"])
 async def test_a_check_ends_with_its_client_and_with_the_server(
-    hosted: Hosting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    hosted: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(pushing, "STOP_S", 0.1)
+    monkeypatch.setattr(push, "STOP_S", 0.1)
     monkeypatch.setattr(endpoint, "RIGHTS_S", 0.1)
     database = endless(tmp_path / "endless.db")
     async with hosted() as server:
-        key = server.shelf.create_key(REPLICA, "push")
+        key = server.store.create_key(REPLICA, "push")
         async with server.session(f"push/{NAME}", key=key) as session:
             await session.begin(database)
             await session.move("--origin", str(database), "x")
@@ -144,7 +143,7 @@ async def test_a_check_ends_with_its_client_and_with_the_server(
             if how == "vanishes":
                 session.vanish()
             elif how == "is revoked":
-                server.shelf.revoke_key(REPLICA, key.split("_")[1])
+                server.store.catalogue.remove_key(REPLICA, key.split("_")[1])
                 assert "ABORT=" in await session.text()
             else:
                 await server.server.stop()
@@ -153,7 +152,7 @@ async def test_a_check_ends_with_its_client_and_with_the_server(
         assert server.files() == []
 
 
-async def test_what_breaks_a_check_constraint_is_no_version(hosted: Hosting, tmp_path: Path) -> None:
+async def test_what_breaks_a_check_constraint_is_no_version(hosted: StartHost, tmp_path: Path) -> None:
     path = tmp_path / "checked.db"
     with contextlib.closing(apsw.Connection(str(path))) as connection:
         connection.execute("CREATE TABLE t (a CHECK (a > 0)); PRAGMA ignore_check_constraints = ON")
@@ -166,7 +165,7 @@ async def test_what_breaks_a_check_constraint_is_no_version(hosted: Hosting, tmp
 
 
 async def test_who_says_nothing_gives_its_slot_back_in_either_direction(
-    hosted: Hosting, database: Path, tmp_path: Path
+    hosted: StartHost, database: Path, tmp_path: Path
 ) -> None:
     async with hosted(idle_s=0.5, pushes_max=1) as server:
         await server.push(database)
@@ -189,7 +188,7 @@ async def test_who_says_nothing_gives_its_slot_back_in_either_direction(
 
 
 async def test_clients_that_name_themselves_alike_or_not_at_all_have_claims_of_their_own(
-    hosted: Hosting, tmp_path: Path
+    hosted: StartHost, tmp_path: Path
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     scopes = Scopes(publish=("replica.>",), read=("replica.>",))
@@ -217,7 +216,7 @@ async def test_clients_that_name_themselves_alike_or_not_at_all_have_claims_of_t
 
 
 async def test_a_claim_dies_when_its_holder_does_not_come_back_and_those_who_wait_are_told(
-    hosted: Hosting, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.replication.claims.RETURN_MS", 300)
     path = f"subscribe/{NAME}"
@@ -240,7 +239,7 @@ async def test_a_claim_dies_when_its_holder_does_not_come_back_and_those_who_wai
 
 
 @pytest.mark.parametrize("slash", ["%2f", "%2F", "%5c", "%5C", "%252f", "%255c", "\\"])
-async def test_an_encoded_slash_is_no_slash(hosted: Hosting, database: Path, slash: str) -> None:
+async def test_an_encoded_slash_is_no_slash(hosted: StartHost, database: Path, slash: str) -> None:
     async with hosted() as server:
         await server.push(database)
         for path in (
@@ -269,7 +268,7 @@ def modes(directory: Path) -> dict[str, int]:
     return {name: mode for name, mode in found.items() if mode & 0o077}
 
 
-async def test_what_the_server_keeps_is_its_user_s_alone(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+async def test_what_the_server_keeps_is_its_user_s_alone(hosted: StartHost, database: Path, tmp_path: Path) -> None:
     seen: list[dict[str, int]] = []
     before = os.umask(0o000)
     try:
@@ -294,7 +293,7 @@ async def test_what_the_server_keeps_is_its_user_s_alone(hosted: Hosting, databa
 
 
 async def test_no_answer_names_a_directory_of_the_server(
-    hosted: Hosting, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[Any] = []
     async with hosted() as server:
@@ -328,7 +327,7 @@ async def test_no_answer_names_a_directory_of_the_server(
         await hear(f"push/{NAME}", begin)
         (home / "2.db").unlink()
         await hear(f"pull/{NAME}", {"dry": False})
-        monkeypatch.setattr(tools, "binary", lambda name: str(tmp_path / "nothing"))
+        monkeypatch.setattr(rsync, "tool_path", lambda name: str(tmp_path / "nothing"))
         await hear("push/ns/other", {**announcement(database)})
     assert len(answers) > 8
     told = [each if isinstance(each, bytes) else str(each).encode() for each in answers]
@@ -336,21 +335,21 @@ async def test_no_answer_names_a_directory_of_the_server(
 
 
 async def test_our_end_cannot_tell_where_it_is(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An end of `sqlite3_rsync` tells the other one what it could not open."""
     heard = b""
     async with hosted() as server:
         await server.push(database)
         begun = threading.Event()
-        make = pushing.make_private
+        make = push.make_private
 
         def spoiled(path: str) -> None:
             Path(path).unlink(missing_ok=True)
             Path(path).mkdir()
             begun.set()
 
-        monkeypatch.setattr(pushing, "make_private", spoiled)
+        monkeypatch.setattr(push, "make_private", spoiled)
         async with server.session("push/ns/other") as session:
             await session.send(announcement(database))
             with contextlib.suppress(Exception):
@@ -359,7 +358,7 @@ async def test_our_end_cannot_tell_where_it_is(
                     frame = await session.recv()
                     heard += frame if isinstance(frame, bytes) else frame.encode()
         assert begun.is_set()
-        monkeypatch.setattr(pushing, "make_private", make)
+        monkeypatch.setattr(push, "make_private", make)
     assert b"ABORT=" in heard
     assert os.fsencode(server.directory) not in heard
     assert rows_of(database)

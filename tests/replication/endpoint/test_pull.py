@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from by_hand import NAME, Hosted, children, rows_of, until, write
 
-from headwater.replication.host import endpoint, pulling
+from headwater.replication.host import endpoint, pull
 
-Hosting = Callable[..., Hosted]
+StartHost = Callable[..., Hosted]
 
 
-async def test_old_versions_come_as_they_were(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+async def test_old_versions_come_as_they_were(hosted: StartHost, database: Path, tmp_path: Path) -> None:
     async with hosted() as server:
         expected = []
         for base in range(4):
@@ -33,30 +33,30 @@ async def test_old_versions_come_as_they_were(hosted: Hosting, database: Path, t
         await until(lambda: server.files() == ["1.pages", "2.pages", "3.pages", "4.db"] and children() == 0)
 
 
-async def test_a_pull_over_an_older_copy_and_a_dry_one_that_only_counts(
-    hosted: Hosting, database: Path, tmp_path: Path
-) -> None:
+async def test_a_pull_over_an_older_copy_moves_what_differs(hosted: StartHost, database: Path, tmp_path: Path) -> None:
     async with hosted() as server:
         await server.push(database)
         await server.pull(tmp_path / "back.db")
         write(database, 5)
         await server.push(database, base=1, pushID="push-2")
-        before = (tmp_path / "back.db").read_bytes()
-        told = await server.pull(tmp_path / "back.db", dry=True)
-        assert (tmp_path / "back.db").read_bytes() == before
-        assert 0 < told["wouldMove"]["pages"] < told["pages"]
-        assert told["wouldMove"]["bytes"] == told["wouldMove"]["pages"] * (4096 + 5)
         await server.pull(tmp_path / "back.db")
         assert rows_of(tmp_path / "back.db") == rows_of(database)
-        told = await server.pull(tmp_path / "back.db", dry=True)
-        assert told["wouldMove"]["pages"] <= 1  # the replica counts its own changes in the first page
+
+
+async def test_a_dry_pull_is_left_to_the_client(hosted: StartHost, database: Path) -> None:
+    """A server that ignored it would send pages to a client that expects none."""
+    async with hosted() as server:
+        await server.push(database)
+        async with server.session(f"pull/{NAME}") as session:
+            await session.send({"dry": True})
+            assert (await session.text()).startswith("ABORT=FAILED:a dry run is made by the client")
 
 
 @pytest.mark.parametrize("how", ["vanishes", "lies", "says too much"])
 async def test_a_pull_that_goes_wrong_leaves_nothing_on_the_server(
-    hosted: Hosting, database: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulling, "SLACK_BYTES", 1000)
+    monkeypatch.setattr(pull, "SLACK_BYTES", 1000)
     async with hosted() as server:
         await server.push(database)
         async with server.session(f"pull/{NAME}") as session:
@@ -75,7 +75,7 @@ async def test_a_pull_that_goes_wrong_leaves_nothing_on_the_server(
         await until(lambda: not server.endpoint._sessions)
 
 
-async def test_an_end_that_complains_to_ours_is_no_complete_pull(hosted: Hosting, database: Path) -> None:
+async def test_an_end_that_complains_to_ours_is_no_complete_pull(hosted: StartHost, database: Path) -> None:
     async with hosted() as server:
         await server.push(database)
         async with server.session(f"pull/{NAME}") as session:
@@ -86,7 +86,7 @@ async def test_an_end_that_complains_to_ours_is_no_complete_pull(hosted: Hosting
             assert "sorry" in await session.text()
 
 
-async def test_only_so_many_pull_at_once(hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_pull_at_once(hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "PULLS_MAX", 1)
     async with hosted() as server:
         await server.push(database)
@@ -94,7 +94,7 @@ async def test_only_so_many_pull_at_once(hosted: Hosting, database: Path, monkey
             assert await server.refused(f"pull/{NAME}") == 503
 
 
-async def test_a_server_that_stops_ends_pulls(hosted: Hosting, database: Path) -> None:
+async def test_a_server_that_stops_ends_pulls(hosted: StartHost, database: Path) -> None:
     async with hosted() as server:
         await server.push(database)
         async with server.session(f"pull/{NAME}") as session:

@@ -25,11 +25,11 @@ from websockets.frames import Frame, Opcode
 
 from headwater.delivery.retry import RetryPolicy
 from headwater.errors import StoreError
-from headwater.replication.host import announcing, pushing
+from headwater.replication.host import events, push
 from headwater.replication.names import ReplicaName
-from headwater.replication.tools import End
+from headwater.replication.rsync import RsyncProcess
 
-Hosting = Callable[..., Hosted]
+StartHost = Callable[..., Hosted]
 REPLICA = ReplicaName("ns", "app.db")
 
 
@@ -43,7 +43,7 @@ async def nothing_left(server: Hosted, *files: str) -> None:
 
 @pytest.mark.parametrize(("page_size", "wal"), [(4096, False), (512, True), (65536, False)])
 async def test_a_push_makes_a_version_that_is_the_database(
-    hosted: Hosting, tmp_path: Path, page_size: int, wal: bool
+    hosted: StartHost, tmp_path: Path, page_size: int, wal: bool
 ) -> None:
     database = make_database(tmp_path / "app.db", page_size=page_size, wal=wal)
     async with hosted() as server:
@@ -65,7 +65,7 @@ async def test_a_push_makes_a_version_that_is_the_database(
 
 
 async def test_the_next_push_moves_what_changed_and_the_same_again_makes_no_version(
-    hosted: Hosting, database: Path
+    hosted: StartHost, database: Path
 ) -> None:
     async with hosted() as server:
         first = await server.push(database)
@@ -83,7 +83,7 @@ async def test_the_next_push_moves_what_changed_and_the_same_again_makes_no_vers
         await nothing_left(server, "2.db", "1.pages")
 
 
-async def test_a_push_from_another_base_is_refused_before_a_page_moves(hosted: Hosting, database: Path) -> None:
+async def test_a_push_from_another_base_is_refused_before_a_page_moves(hosted: StartHost, database: Path) -> None:
     async with hosted() as server:
         assert await server.push(database, base=3) == "ABORT=VERSION_CONFLICT:0"
         await server.push(database)
@@ -95,7 +95,7 @@ async def test_a_push_from_another_base_is_refused_before_a_page_moves(hosted: H
 
 
 async def test_of_two_pushes_from_one_base_the_second_is_refused_at_its_end(
-    hosted: Hosting, database: Path, tmp_path: Path
+    hosted: StartHost, database: Path, tmp_path: Path
 ) -> None:
     other = make_database(tmp_path / "other.db", 7)
     async with hosted() as server:
@@ -109,7 +109,7 @@ async def test_of_two_pushes_from_one_base_the_second_is_refused_at_its_end(
         await nothing_left(server, "1.db")
 
 
-async def test_when_the_answer_was_lost_the_next_push_goes_on_from_there(hosted: Hosting, database: Path) -> None:
+async def test_when_the_answer_was_lost_the_next_push_goes_on_from_there(hosted: StartHost, database: Path) -> None:
     checked = threading.Event()
     async with hosted(checkpoint=lambda step: step == "checked" and checked.set()) as server:
         async with server.session(f"push/{NAME}") as session:
@@ -118,7 +118,7 @@ async def test_when_the_answer_was_lost_the_next_push_goes_on_from_there(hosted:
             await session.send({"complete": True})
             await until(checked.is_set)
             session.vanish()
-        await until(lambda: server.shelf.find(REPLICA) is not None)
+        await until(lambda: server.store.catalogue.find(REPLICA) is not None)
         write(database, 3)
         assert await server.push(database, base=0, pushID="next") == "ABORT=VERSION_CONFLICT:1"
         told = await server.push(database, base=0, pushID="next", lastPushID="lost")
@@ -126,7 +126,7 @@ async def test_when_the_answer_was_lost_the_next_push_goes_on_from_there(hosted:
         await until(lambda: len(server.messages()) == 2)
 
 
-async def test_a_dry_push_leaves_nothing(hosted: Hosting, database: Path) -> None:
+async def test_a_dry_push_leaves_nothing(hosted: StartHost, database: Path) -> None:
     async with hosted() as server:
         async with server.session(f"push/{NAME}") as session:
             assert (await session.begin(database, dry=True))["ready"] is True
@@ -137,18 +137,18 @@ async def test_a_dry_push_leaves_nothing(hosted: Hosting, database: Path) -> Non
             await session.move("--origin", str(database), "x")
             assert (await session.complete()).startswith("ABORT=FAILED:")
         await nothing_left(server)
-        assert server.shelf.find(REPLICA) is None
+        assert server.store.catalogue.find(REPLICA) is None
 
 
 # --- announcing -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_version_that_cannot_be_announced_stands_and_is_announced_later(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcing, "BACKOFF", RetryPolicy(base_ms=10, cap_ms=10))
+    monkeypatch.setattr(events, "BACKOFF", RetryPolicy(base_ms=10, cap_ms=10))
     async with hosted() as server:
-        announcer = server.endpoint._hosting.announcer  # type: ignore[union-attr]
+        announcer = server.endpoint._context.announcer  # type: ignore[union-attr]
         publish, refusals = announcer._publish, [StoreError("no"), StoreError("not yet")]
 
         async def sometimes(topic: str, data: Any, id: str) -> None:
@@ -158,15 +158,15 @@ async def test_a_version_that_cannot_be_announced_stands_and_is_announced_later(
 
         announcer._publish = sometimes
         assert (await server.push(database))["committedVersionID"] == 1
-        await until(lambda: len(server.messages()) == 1 and not server.shelf.unannounced())
+        await until(lambda: len(server.messages()) == 1 and not server.store.catalogue.unannounced())
 
 
 @pytest.mark.parametrize("was_published", [True, False])
 async def test_what_a_crash_left_unannounced_is_announced_once_at_the_next_start(
-    hosted: Hosting, database: Path, was_published: bool
+    hosted: StartHost, database: Path, was_published: bool
 ) -> None:
     async with hosted() as server:
-        announcer = server.endpoint._hosting.announcer  # type: ignore[union-attr]
+        announcer = server.endpoint._context.announcer  # type: ignore[union-attr]
         publish = announcer._publish
 
         async def then_die(topic: str, data: Any, id: str) -> None:
@@ -178,7 +178,7 @@ async def test_what_a_crash_left_unannounced_is_announced_once_at_the_next_start
         await server.push(database)
         assert len(server.messages()) == was_published
     async with hosted() as server:
-        await until(lambda: not server.shelf.unannounced())
+        await until(lambda: not server.store.catalogue.unannounced())
         [(_, _, data)] = server.messages()
         assert data["version"] == 1
 
@@ -188,7 +188,7 @@ async def test_what_a_crash_left_unannounced_is_announced_once_at_the_next_start
 
 @pytest.mark.parametrize("how", ["between frames", "in mid-frame", "before the pages", "closed in order"])
 async def test_a_push_that_is_cut_off_leaves_nothing_and_the_next_one_succeeds(
-    hosted: Hosting, database: Path, tmp_path: Path, how: str
+    hosted: StartHost, database: Path, tmp_path: Path, how: str
 ) -> None:
     async with hosted() as server:
         await server.push(database)
@@ -215,7 +215,7 @@ async def test_a_push_that_is_cut_off_leaves_nothing_and_the_next_one_succeeds(
 
 
 async def test_a_server_that_stops_aborts_a_push_that_runs_and_tells_its_client(
-    hosted: Hosting, database: Path
+    hosted: StartHost, database: Path
 ) -> None:
     async with hosted() as server, server.session(f"push/{NAME}") as session:
         await session.begin(database)
@@ -226,7 +226,7 @@ async def test_a_server_that_stops_aborts_a_push_that_runs_and_tells_its_client(
         assert children() == 0
 
 
-async def test_a_server_that_stops_finishes_a_push_that_is_complete(hosted: Hosting, database: Path) -> None:
+async def test_a_server_that_stops_finishes_a_push_that_is_complete(hosted: StartHost, database: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     def checkpoint(step: str) -> None:
@@ -253,7 +253,7 @@ async def test_a_server_that_stops_finishes_a_push_that_is_complete(hosted: Host
 
 @pytest.mark.parametrize("step", ["begun", "checked", "version named"])
 async def test_a_full_disk_is_told_and_leaves_the_newest_version_whole(
-    hosted: Hosting, database: Path, tmp_path: Path, step: str
+    hosted: StartHost, database: Path, tmp_path: Path, step: str
 ) -> None:
     full: list[str] = []
 
@@ -275,7 +275,7 @@ async def test_a_full_disk_is_told_and_leaves_the_newest_version_whole(
 
 
 async def test_a_database_larger_than_allowed_is_refused_by_what_it_says_and_by_what_it_sends(
-    hosted: Hosting, tmp_path: Path
+    hosted: StartHost, tmp_path: Path
 ) -> None:
     database = make_database(tmp_path / "app.db", 30_000)
     async with hosted(bytes_max=500_000) as server:
@@ -289,10 +289,12 @@ async def test_a_database_larger_than_allowed_is_refused_by_what_it_says_and_by_
 
 
 async def test_what_our_end_writes_has_a_limit_too(
-    hosted: Hosting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = make_database(tmp_path / "app.db", 30_000)
-    monkeypatch.setattr(pushing, "End", lambda *given, **named: End(*given, **{**named, "file_bytes": 100_000}))
+    monkeypatch.setattr(
+        push, "RsyncProcess", lambda *given, **named: RsyncProcess(*given, **{**named, "file_bytes": 100_000})
+    )
     async with hosted() as server, server.session(f"push/{NAME}") as session:
         await session.begin(database)
         await session.move("--origin", str(database), "x", in_vain=True)
@@ -300,7 +302,7 @@ async def test_what_our_end_writes_has_a_limit_too(
         await nothing_left(server)
 
 
-async def test_why_our_end_gave_up_is_told(hosted: Hosting, database: Path, tmp_path: Path) -> None:
+async def test_why_our_end_gave_up_is_told(hosted: StartHost, database: Path, tmp_path: Path) -> None:
     other = make_database(tmp_path / "other.db", page_size=8192)
     async with hosted() as server:
         await server.push(database)
@@ -339,7 +341,7 @@ LIES: dict[str, list[str | bytes | dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_client_that_lies_is_told_so_and_leaves_nothing(hosted: Hosting, database: Path, lie: str) -> None:
+async def test_a_client_that_lies_is_told_so_and_leaves_nothing(hosted: StartHost, database: Path, lie: str) -> None:
     async with hosted() as server:
         await server.push(database)
         async with server.session(f"push/{NAME}") as session:
@@ -360,16 +362,16 @@ async def test_a_client_that_lies_is_told_so_and_leaves_nothing(hosted: Hosting,
         assert len(server.messages()) == 1
 
 
-async def test_a_first_version_without_pages_makes_no_replica(hosted: Hosting, database: Path) -> None:
+async def test_a_first_version_without_pages_makes_no_replica(hosted: StartHost, database: Path) -> None:
     async with hosted() as server:
         async with server.session(f"push/{NAME}") as session:
             await session.begin(database)
             assert (await session.complete()).startswith("ABORT=FAILED:")
         await nothing_left(server)
-        assert server.shelf.find(REPLICA) is None
+        assert server.store.catalogue.find(REPLICA) is None
 
 
-async def test_a_client_that_says_nothing_is_let_go(hosted: Hosting, database: Path) -> None:
+async def test_a_client_that_says_nothing_is_let_go(hosted: StartHost, database: Path) -> None:
     async with hosted(idle_s=0.3) as server:
         async with server.session(f"push/{NAME}") as session:
             assert (await session.text()).startswith("ABORT=FAILED:nothing came")
@@ -379,7 +381,7 @@ async def test_a_client_that_says_nothing_is_let_go(hosted: Hosting, database: P
         await nothing_left(server)
 
 
-async def test_only_so_many_push_at_once(hosted: Hosting, database: Path) -> None:
+async def test_only_so_many_push_at_once(hosted: StartHost, database: Path) -> None:
     async with hosted(pushes_max=1) as server:
         async with server.session(f"push/{NAME}") as session:
             await session.begin(database)

@@ -11,12 +11,11 @@ import pytest
 from by_hand import NAME, PATIENCE_S, Hosted, children, make_database, until
 
 from headwater.replication.host import endpoint
-from headwater.replication.host.visit import Abort, Visit
+from headwater.replication.host.session import Abort, ReplicaSession
 from headwater.replication.names import ReplicaName
-from headwater.server.scopes import Scopes
-from headwater.server.tokens import TokenFile
+from headwater.server.auth import Scopes, TokenFile
 
-Hosting = Callable[..., Hosted]
+StartHost = Callable[..., Hosted]
 REPLICA = ReplicaName("ns", "app.db")
 
 
@@ -33,7 +32,7 @@ def database(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("what", ["push", "pull", "subscribe"])
 @pytest.mark.parametrize("how", ["key revoked", "token revoked", "closed meanwhile"])
 async def test_what_runs_is_ended_and_its_client_told_why(
-    hosted: Hosting, database: Path, tmp_path: Path, what: str, how: str
+    hosted: StartHost, database: Path, tmp_path: Path, what: str, how: str
 ) -> None:
     key: str | None = None
     tokens = TokenFile(tmp_path / "tokens.json")
@@ -43,7 +42,7 @@ async def test_what_runs_is_ended_and_its_client_told_why(
         options = {"tokens": tmp_path / "tokens.json"}
     async with hosted(**options) as server:
         if how == "key revoked":
-            key = server.shelf.create_key(REPLICA, "push")
+            key = server.store.create_key(REPLICA, "push")
         await server.push(database, key=key)
         before = server.files()
         async with server.session(f"{what}/{NAME}", key=key) as session:
@@ -53,11 +52,11 @@ async def test_what_runs_is_ended_and_its_client_told_why(
             if what == "subscribe":
                 assert await session.text() == "LATEST_VERSION 1"
             if how == "key revoked":
-                server.shelf.revoke_key(REPLICA, str(key).split("_")[1])
+                server.store.catalogue.remove_key(REPLICA, str(key).split("_")[1])
             elif how == "token revoked":
                 tokens.revoke(str(key).split("_")[1])
             else:
-                server.shelf.create_key(REPLICA, "push")
+                server.store.create_key(REPLICA, "push")
             assert (await session.text()).startswith(f"ABORT=UNAUTHORIZED:this client may not {what} any more")
             assert await session.closed() == 1000
         await until(lambda: not server.endpoint._sessions)
@@ -65,9 +64,9 @@ async def test_what_runs_is_ended_and_its_client_told_why(
         assert await server.refused(f"{what}/{NAME}", key) == 401
 
 
-async def test_it_ends_nobody_elses(hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_ends_nobody_elses(hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    look = endpoint._unwelcome
+    look = endpoint._unauthorized
 
     def counted(guests: Any) -> Any:
         nonlocal looks
@@ -76,10 +75,10 @@ async def test_it_ends_nobody_elses(hosted: Hosting, database: Path, monkeypatch
             raise OSError("a look that fails is made again")
         return look(guests)
 
-    monkeypatch.setattr(endpoint, "_unwelcome", counted)
+    monkeypatch.setattr(endpoint, "_unauthorized", counted)
     async with hosted() as server:
-        push_key, other = server.shelf.create_key(REPLICA, "push"), server.shelf.create_key(REPLICA, "pull")
-        revoked = server.shelf.create_key(REPLICA, "pull")
+        push_key, other = server.store.create_key(REPLICA, "push"), server.store.create_key(REPLICA, "pull")
+        revoked = server.store.create_key(REPLICA, "pull")
         async with (
             server.session(f"subscribe/{NAME}", key=other) as stays,
             server.session(f"subscribe/{NAME}", key=revoked) as goes,
@@ -90,42 +89,42 @@ async def test_it_ends_nobody_elses(hosted: Hosting, database: Path, monkeypatch
                 await session.config()
                 assert await session.text() == "LATEST_VERSION 0"
             await pushing.begin(database)
-            server.shelf.revoke_key(REPLICA, revoked.split("_")[1])
+            server.store.catalogue.remove_key(REPLICA, revoked.split("_")[1])
             assert (await goes.text()).startswith("ABORT=UNAUTHORIZED:")
             await pushing.move("--origin", str(database), "x")
             assert (await pushing.complete())["committedVersionID"] == 1
             assert await stays.text() == "LATEST_VERSION 1"
 
 
-async def test_a_push_whose_key_goes_while_it_is_checked_is_no_version(hosted: Hosting, database: Path) -> None:
+async def test_a_push_whose_key_goes_while_it_is_checked_is_no_version(hosted: StartHost, database: Path) -> None:
     key = ""
 
     def revoke(step: str) -> None:
         if step == "checked":
-            server.shelf.revoke_key(REPLICA, key.split("_")[1])
+            server.store.catalogue.remove_key(REPLICA, key.split("_")[1])
 
     async with hosted(checkpoint=revoke) as server:
-        key = server.shelf.create_key(REPLICA, "push")
+        key = server.store.create_key(REPLICA, "push")
         assert "may not push any more" in await server.push(database, key=key)
-        assert server.shelf.get(REPLICA).newest == 0
+        assert server.store.catalogue.get(REPLICA).newest == 0
         await until(lambda: server.files() == [])
 
 
 async def test_a_push_that_is_a_version_already_is_told_so(
-    hosted: Hosting, database: Path, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, is_withdrawn, withdraw = "", threading.Event(), Visit.withdraw
+    key, is_withdrawn, withdraw = "", threading.Event(), ReplicaSession.revoke
 
-    def withdrawn(visit: Visit, abort: Abort) -> None:
+    def withdrawn(visit: ReplicaSession, abort: Abort) -> None:
         withdraw(visit, abort)
         is_withdrawn.set()
 
     def revoke(step: str) -> None:
         if step == "committed":
-            server.shelf.revoke_key(REPLICA, key.split("_")[1])
+            server.store.catalogue.remove_key(REPLICA, key.split("_")[1])
             assert is_withdrawn.wait(PATIENCE_S)
 
-    monkeypatch.setattr(Visit, "withdraw", withdrawn)
+    monkeypatch.setattr(ReplicaSession, "revoke", withdrawn)
     async with hosted(checkpoint=revoke) as server:
-        key = server.shelf.create_key(REPLICA, "push")
+        key = server.store.create_key(REPLICA, "push")
         assert (await server.push(database, key=key))["committedVersionID"] == 1

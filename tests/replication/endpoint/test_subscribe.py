@@ -12,11 +12,11 @@ from by_hand import NAME, Hosted, Session, until, write
 
 from headwater import ManualClock
 from headwater.replication.claims import GRACE_MS
-from headwater.replication.host import subscribing
-from headwater.replication.host.gathering import Gatherings
+from headwater.replication.host import subscribe
+from headwater.replication.host.subscribe import SubscriberRegistry
 from headwater.replication.names import ReplicaName
 
-Hosting = Callable[..., Hosted]
+StartHost = Callable[..., Hosted]
 REPLICA = ReplicaName("ns", "app.db")
 COORDINATE = {"coordinate": True, "waitIdle": 60, "minInterval": 60, "maxInterval": 86400}
 
@@ -36,7 +36,7 @@ class Room:
         return session
 
 
-async def test_versions_are_told_at_once_and_as_they_come(hosted: Hosting, database: Path) -> None:
+async def test_versions_are_told_at_once_and_as_they_come(hosted: StartHost, database: Path) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
         early = await Room(server, stack).enter("early", coordinate=False)
         assert await early.config() == {"replicaID": None, "keyType": "none"}
@@ -53,21 +53,21 @@ async def test_versions_are_told_at_once_and_as_they_come(hosted: Hosting, datab
             assert await session.text() == "LATEST_VERSION 2"
 
 
-async def test_versions_are_told_in_order_and_anew_when_the_replica_is_another(hosted: Hosting) -> None:
+async def test_versions_are_told_in_order_and_anew_when_the_replica_is_another(hosted: StartHost) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
         session = await Room(server, stack).enter("a", coordinate=False)
         await session.config()
         assert await session.text() == "LATEST_VERSION 0"
-        gatherings = server.endpoint._hosting.gatherings  # type: ignore[union-attr]
-        replica = server.shelf.create(REPLICA)
+        registry = server.endpoint._context.subscribers  # type: ignore[union-attr]
+        replica = server.store.create(REPLICA)
         for number in (1, 3, 2, 4):
-            gatherings.tell_version(replica, number)
-        server.shelf.remove(REPLICA)
-        gatherings.tell_version(server.shelf.create(REPLICA), 1)
+            registry.announce_version(replica, number)
+        server.store.remove(REPLICA)
+        registry.announce_version(server.store.create(REPLICA), 1)
         assert [await session.text() for _ in range(4)] == [f"LATEST_VERSION {number}" for number in (1, 3, 4, 1)]
 
 
-async def test_two_claim_and_the_first_has_it_until_it_releases(hosted: Hosting, database: Path) -> None:
+async def test_two_claim_and_the_first_has_it_until_it_releases(hosted: StartHost, database: Path) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
         room = Room(server, stack)
         a, b = await room.enter("a"), await room.enter("b")
@@ -105,7 +105,7 @@ async def test_two_claim_and_the_first_has_it_until_it_releases(hosted: Hosting,
         assert await aloof.closed() == 1001
 
 
-async def test_a_claim_outlives_its_holder(hosted: Hosting) -> None:
+async def test_a_claim_outlives_its_holder(hosted: StartHost) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
         gone = await Room(server, stack).enter("gone")
         await gone.send("SQLRSYNC_CLAIM 60")
@@ -120,20 +120,20 @@ async def test_a_claim_outlives_its_holder(hosted: Hosting) -> None:
 
 
 async def test_when_a_claim_has_ended_and_nobody_is_there_all_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.replication.host.gathering.FORGET_S_MIN", 0.0)
+    monkeypatch.setattr("headwater.replication.host.subscribe.CLEANUP_S_MIN", 0.0)
     clock = ManualClock(0)
-    gatherings, gone = Gatherings(clock), Silent()
-    gatherings.join(REPLICA, gone).claim(gone, 1)
-    gatherings.leave(REPLICA, gone)
-    assert len(gatherings) == 1
-    clock.advance(1)
-    await until(lambda: len(gatherings) == 0)
+    registry, gone = SubscriberRegistry(clock), Silent()
+    registry.join(REPLICA, gone).claim(gone, 1)
+    registry.leave(REPLICA, gone)
+    assert len(registry) == 1
+    clock.advance(0.001)
+    await until(lambda: len(registry) == 0)
 
 
-async def test_a_claim_goes_on_as_long_as_the_push_of_its_holder(hosted: Hosting, database: Path) -> None:
+async def test_a_claim_goes_on_as_long_as_the_push_of_its_holder(hosted: StartHost, database: Path) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
-        gatherings, clock = server.endpoint._hosting.gatherings, ManualClock(0)  # type: ignore[union-attr]
-        gatherings._clock = clock
+        registry, clock = server.endpoint._context.subscribers, ManualClock(0)  # type: ignore[union-attr]
+        registry._clock = clock
         room = Room(server, stack)
         a, b = await room.enter("a"), await room.enter("b")
         for session in (a, b):
@@ -144,17 +144,17 @@ async def test_a_claim_goes_on_as_long_as_the_push_of_its_holder(hosted: Hosting
         assert await b.text() == "SQLRSYNC_CLAIM 1"
         async with server.session(f"push/{NAME}", client="a") as pushing:
             await pushing.begin(database)
-            clock.advance(1_000 + GRACE_MS)
+            clock.advance((1_000 + GRACE_MS) / 1000)
             await b.send("SQLRSYNC_CLAIM 60")
             assert _seconds(await b.text()) == GRACE_MS / 1000  # then it may ask again
-        await until(lambda: not server.endpoint._hosting.gatherings._of(REPLICA).pushes)  # type: ignore[union-attr]
+        await until(lambda: not server.endpoint._context.subscribers._of(REPLICA).pushes)  # type: ignore[union-attr]
         await b.send("SQLRSYNC_CLAIM 60")
         assert await b.text() == "SQLRSYNC_CLAIM"
 
 
-async def test_a_pull_key_with_timers_is_warned_and_takes_part_in_no_claims(hosted: Hosting) -> None:
+async def test_a_pull_key_with_timers_is_warned_and_takes_part_in_no_claims(hosted: StartHost) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
-        push_key, pull_key = server.shelf.create_key(REPLICA, "push"), server.shelf.create_key(REPLICA, "pull")
+        push_key, pull_key = server.store.create_key(REPLICA, "push"), server.store.create_key(REPLICA, "pull")
         room = Room(server, stack)
         puller, pusher = await room.enter("puller", key=pull_key), await room.enter("pusher", key=push_key)
         told = await puller.config()
@@ -184,7 +184,7 @@ async def test_a_pull_key_with_timers_is_warned_and_takes_part_in_no_claims(host
         "CONFIG={}",
     ],
 )
-async def test_what_is_no_word_of_a_subscription_ends_it(hosted: Hosting, said: str | bytes) -> None:
+async def test_what_is_no_word_of_a_subscription_ends_it(hosted: StartHost, said: str | bytes) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
         session = await Room(server, stack).enter("a")
         await session.config()
@@ -195,9 +195,9 @@ async def test_what_is_no_word_of_a_subscription_ends_it(hosted: Hosting, said: 
 
 
 async def test_who_says_too_much_is_heard_slowly_and_not_forgotten(
-    hosted: Hosting, monkeypatch: pytest.MonkeyPatch
+    hosted: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscribing, "WORDS_A_SECOND_MAX", 5)
+    monkeypatch.setattr(subscribe, "FRAMES_A_SECOND_MAX", 5)
     async with hosted() as server, AsyncExitStack() as stack:
         session = await Room(server, stack).enter("a")
         await session.config()
@@ -214,21 +214,21 @@ def _seconds(text: str) -> float:
 
 
 class Silent:
-    who, claims = "a", True
+    identity, coordinates = "a", True
 
-    def tell(self, text: str) -> None: ...
+    def send(self, text: str) -> None: ...
 
 
 async def test_claims_that_their_holders_left_behind_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.replication.host.gathering.GATHERINGS_MAX", 10)
-    gatherings, loop = Gatherings(ManualClock(0)), asyncio.get_running_loop()
+    monkeypatch.setattr("headwater.replication.host.subscribe.REPLICAS_MAX", 10)
+    registry, loop = SubscriberRegistry(ManualClock(0)), asyncio.get_running_loop()
     for number in range(100):
         follower = Silent()
         name = ReplicaName("ns", f"app-{number % 20}")
-        gatherings.join(name, follower).claim(follower, 1_000_000)
-        gatherings.leave(name, follower)
-    assert len(gatherings) == 10
+        registry.join(name, follower).claim(follower, 1_000_000)
+        registry.leave(name, follower)
+    assert len(registry) == 10
     assert len([timer for timer in loop._scheduled if not timer.cancelled()]) <= 11  # type: ignore[attr-defined]
-    for gathering in gatherings._by_name.values():
+    for gathering in registry._by_name.values():
         assert gathering.timer is not None
         gathering.timer.cancel()

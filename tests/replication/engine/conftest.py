@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import pytest
 
-from headwater.replication.tools import binary
+from headwater.replication.sqlite_tools import tool_path
 
 WRITER = """
 import apsw, os, random, sys, time
@@ -94,7 +94,7 @@ def moves_in(path: str) -> int:
 
 def plain_copy(origin: str, replica: str) -> str:
     """What `sqlite3_rsync` itself makes of it."""
-    subprocess.run([binary("sqlite3_rsync"), origin, replica], check=True, timeout=60)
+    subprocess.run([tool_path("sqlite3_rsync"), origin, replica], check=True, timeout=60)
     return replica
 
 

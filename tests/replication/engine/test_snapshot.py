@@ -12,10 +12,9 @@ from typing import Any
 import apsw
 import pytest
 
-from headwater.errors import DiskFull, Locked, NotADatabase, ReplicationFailed
+from headwater.errors import DiskFullError, LockedError, NotADatabaseError, ReplicationFailedError
 from headwater.replication import snapshot as snapshots
-from headwater.replication.database_file import remove_database, replace_content, shape_of
-from headwater.replication.shell import Shell
+from headwater.replication.local_database import Shell, remove_database, replace_content, shape_of
 from headwater.replication.snapshot import snapshot
 
 MODES = ("wal", "delete")
@@ -24,21 +23,14 @@ SELECT_MAX = 1024  # descriptors that `select` can take
 BLOCKED_S_MAX = 10.0  # a shared machine is slow at times; who is locked out for good waits for 20 s
 
 
-OTHERWISE = (("in steps", "delete"), ("without cp", "wal"), ("without cp", "delete"))
-
-
 @pytest.fixture
-def otherwise(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the database were large, or there were no `cp`."""
-    if how == "without cp":
-        monkeypatch.setattr(snapshots.shutil, "which", lambda _: None)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the database were too large to lock out its writers while it is copied."""
     monkeypatch.setattr(snapshots, "LOCKED_BYTES_MAX", 0)
-    monkeypatch.setattr(snapshots, "BLOCK_BYTES", 4096)
-    monkeypatch.setattr(snapshots, "STEP_BYTES", 25 * 4096)
 
 
 @pytest.fixture
-def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "_free_bytes", lambda _: 0)
 
 
@@ -61,10 +53,16 @@ def test_a_snapshot_under_a_hammering_writer_holds_whole_transactions(
     hammered(make(mode=mode), str(tmp_path / "snapshot.db"), hammer, look)
 
 
-@pytest.mark.usefixtures("otherwise")
-@pytest.mark.parametrize(("how", "mode"), OTHERWISE)
-def test_so_does_one_that_is_made_otherwise(make: Any, hammer: Any, look: Any, tmp_path: Any, mode: str) -> None:
-    hammered(make(mode=mode), str(tmp_path / "snapshot.db"), hammer, look)
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("unlocked_s", [None, 0.0])
+def test_so_does_one_of_a_large_database(
+    make: Any, hammer: Any, look: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, unlocked_s: float | None
+) -> None:
+    """Whether or not it is copied in time between the writes."""
+    if unlocked_s is not None:
+        monkeypatch.setattr(snapshots, "UNLOCKED_S_MIN", unlocked_s)
+        monkeypatch.setattr(snapshots, "UNLOCKED_BYTES_A_SECOND", 1 << 60)
+    hammered(make(mode="delete"), str(tmp_path / "snapshot.db"), hammer, look)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -79,11 +77,12 @@ def test_a_snapshot_is_what_sqlite3_rsync_itself_copies(
     assert look.left(taken.path) == ["snapshot.db"]
 
 
-@pytest.mark.usefixtures("otherwise")
-@pytest.mark.parametrize(("how", "mode"), OTHERWISE)
-def test_made_otherwise_it_is_the_same_with_the_cookie_of_the_schema(
-    make: Any, look: Any, tmp_path: Any, mode: str
+@pytest.mark.parametrize(("is_large", "mode"), [(False, "wal"), (False, "delete"), (True, "delete")])
+def test_a_snapshot_has_the_cookie_of_the_schema(
+    make: Any, look: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, is_large: bool, mode: str
 ) -> None:
+    if is_large:
+        monkeypatch.setattr(snapshots, "LOCKED_BYTES_MAX", 0)
     path = make(mode=mode)
     with closing(apsw.Connection(path)) as connection:
         for n in range(20):
@@ -106,35 +105,12 @@ def test_what_is_in_the_log_only_is_in_the_snapshot(make: Any, look: Any, tmp_pa
         assert look.moves(taken.path) == 1
 
 
-def test_a_log_that_begins_anew_during_the_copy_makes_it_begin_anew(
-    make: Any, look: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make()
-    copies: list[str] = []
-    real = snapshots._run
-    with closing(apsw.Connection(path)) as connection:
-        connection.wal_autocheckpoint(0)
-        connection.execute("insert into moves values(1); update told set moves = 1")
-        connection.execute("pragma wal_checkpoint").fetchall()
-
-        def run(command: list[str], into: str, stop: threading.Event) -> None:
-            if not copies:  # all of the log is in the file, so the next write is at its beginning
-                connection.execute("begin; insert into moves values(2); update told set moves = 2; commit")
-            copies.append(command[2])
-            real(command, into, stop)
-
-        monkeypatch.setattr(snapshots, "_run", run)
-        taken = snapshot(path, str(tmp_path / "snapshot.db"))
-    assert copies == [path, path + "-wal"] * 2
-    assert look.moves(taken.path) == 2
-
-
-@pytest.mark.usefixtures("no_room")
+@pytest.mark.usefixtures("no_space")
 def test_without_room_a_wal_database_is_pushed_as_it_is_and_another_is_not(make: Any, tmp_path: Any) -> None:
     path = make()
     taken = snapshot(path, str(tmp_path / "snapshot.db"))
     assert (taken.path, taken.is_copy) == (path, False)
-    with pytest.raises(DiskFull, match="no room for a copy"):
+    with pytest.raises(DiskFullError, match="no room for a copy"):
         snapshot(make("other.db", mode="delete"), str(tmp_path / "snapshot.db"))
     assert not (tmp_path / "snapshot.db").exists()
 
@@ -149,21 +125,19 @@ def test_what_is_no_database_is_refused(tmp_path: Any) -> None:
         ("text.db", "no SQLite"),
         (".", "not a f"),
     ):
-        with pytest.raises(NotADatabase, match=why):
+        with pytest.raises(NotADatabaseError, match=why):
             snapshot(str(tmp_path / name), into)
     assert not os.path.exists(into)
     assert shape_of(str(tmp_path / "missing.db")) is None
     assert shape_of(str(tmp_path / "empty.db")) is None
 
 
-def test_a_stopped_snapshot_leaves_nothing(make: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_snapshot_leaves_nothing(make: Any, tmp_path: Any) -> None:
     stop = threading.Event()
     stop.set()
-    for which in (snapshots.shutil.which, lambda _: None):
-        monkeypatch.setattr(snapshots.shutil, "which", which)
-        with pytest.raises(ReplicationFailed, match="stopped"):
-            snapshot(make(f"{id(which)}.db"), str(tmp_path / "snapshot.db"), stop)
-        assert not (tmp_path / "snapshot.db").exists()
+    with pytest.raises(ReplicationFailedError, match="stopped"):
+        snapshot(make(), str(tmp_path / "snapshot.db"), stop)
+    assert not (tmp_path / "snapshot.db").exists()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -192,9 +166,9 @@ def test_content_that_cannot_be_put_in_place_leaves_all_as_it_was(
 
     def refuse() -> None:
         if refused:
-            raise Locked("somebody wrote it")
+            raise LockedError("somebody wrote it")
 
-    with pytest.raises(Locked if refused else NotADatabase), Shell(target) as shell:
+    with pytest.raises(LockedError if refused else NotADatabaseError), Shell(target) as shell:
         replace_content(source, shell, refuse)
     assert os.path.exists(source) == refused  # what is not there is not made, empty, and copied
     with closing(apsw.Connection(target)) as connection:
@@ -267,16 +241,6 @@ def test_a_database_may_have_any_name_and_a_link_to_it(make: Any, look: Any, tmp
     assert look.moves(str(tmp_path / "other.db")) == 1
 
 
-def test_a_full_disk_is_known_in_every_language(make: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "cp"
-    own.write_text('#!/bin/sh\n[ "$LC_ALL" = C ] && echo "No space left on device" || echo "Kein Platz"; exit 1')
-    own.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    with pytest.raises(DiskFull):
-        snapshot(make(mode="delete"), str(tmp_path / "snapshot.db"))
-
-
 def test_a_stale_number_of_pages_in_the_header_does_not_travel(make: Any, look: Any, tmp_path: Any) -> None:
     path, into = make(mode="delete"), str(tmp_path / "snapshot.db")
     with open(path, "r+b") as file:  # as SQLite 3.6 leaves it: only the counter of changes moves
@@ -287,27 +251,28 @@ def test_a_stale_number_of_pages_in_the_header_does_not_travel(make: Any, look: 
         assert int.from_bytes(file.read(32)[28:], "big") == taken.pages == os.path.getsize(path) // taken.page_size
 
 
-@pytest.mark.parametrize("how", ["as it lies", "in steps"])
+@pytest.mark.parametrize("is_large", [False, True])
 def test_a_database_that_is_replaced_during_the_copy_is_copied_anew(
-    make: Any, look: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, how: str
+    make: Any, look: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    """The locks are on the old file, so the new one would be copied while somebody writes it."""
-    if how == "in steps":
+    """The log of the new file could be read with the old one."""
+    if is_large:
         monkeypatch.setattr(snapshots, "LOCKED_BYTES_MAX", 0)
     path, other = make(mode="delete"), make("other.db", mode="delete", rows=5000)
     expected = look.content(other)
-    copies = []
-    real = snapshots._run
+    copies = 0
+    real = snapshots._run_backup
 
-    def run(command: list[str], into: str, stop: threading.Event) -> None:
-        if not copies:
+    def run(source: Shell, into: str, timeout_s: float | None = None) -> None:
+        nonlocal copies
+        copies += 1
+        if copies == 1:
             os.replace(other, path)
-        copies.append(command[0])
-        real(command, into, stop)
+        real(source, into, timeout_s)
 
-    monkeypatch.setattr(snapshots, "_run", run)
+    monkeypatch.setattr(snapshots, "_run_backup", run)
     taken = snapshot(path, str(tmp_path / "snapshot.db"))
-    assert len(copies) == 2
+    assert copies == 2
     assert look.content(taken.path) == expected
 
 
@@ -315,22 +280,21 @@ def test_a_database_that_is_replaced_all_the_time_is_given_up(
     make: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, made = make(mode="delete"), [0]
-    real = snapshots._run
+    real = snapshots._run_backup
 
-    def run(command: list[str], into: str, stop: threading.Event) -> None:
+    def run(source: Shell, into: str, timeout_s: float | None = None) -> None:
         made[0] += 1
         os.replace(make(f"other{made[0]}.db", mode="delete"), path)
-        real(command, into, stop)
+        real(source, into, timeout_s)
 
-    monkeypatch.setattr(snapshots, "_run", run)
-    with pytest.raises(Locked, match="in its place"):
+    monkeypatch.setattr(snapshots, "_run_backup", run)
+    with pytest.raises(LockedError, match="in its place"):
         snapshot(path, str(tmp_path / "snapshot.db"))
     assert not (tmp_path / "snapshot.db").exists()
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_copy_of_a_file_that_nobody_may_write_can_be_settled(make: Any, tmp_path: Any, mode: str) -> None:
-    """`cp` gives the copy the mode of the original; who is not root could not write it then."""
+def test_a_copy_of_a_read_only_file_is_private_and_writable(make: Any, tmp_path: Any, mode: str) -> None:
     path = make(mode=mode)
     os.chmod(path, 0o444)
     taken = snapshot(path, str(tmp_path / "snapshot.db"))

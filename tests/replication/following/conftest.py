@@ -12,8 +12,8 @@ from served import RunningServer
 
 from headwater.replication.names import place_of
 from headwater.replication.outcome import Outcome
-from headwater.replication.spans import Timers
-from headwater.replication.synchronise import Keys, Sync, new_client_id
+from headwater.replication.sync import Keys, Sync, new_client_id
+from headwater.replication.timers import Timers
 
 
 @pytest.fixture

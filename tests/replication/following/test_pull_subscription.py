@@ -11,12 +11,12 @@ from served import RunningServer
 from websockets.asyncio.server import ServerConnection, serve
 
 import headwater
-from headwater.errors import InvalidOption, UnsyncedChanges
+from headwater.errors import InvalidOptionError, UnsyncedChangesError
 from headwater.ports.clock import SystemClock
-from headwater.replication.beside import Beside
-from headwater.replication.host.policy import Policy
-from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import RetentionPolicy
 from headwater.replication.names import ReplicaName
+from headwater.replication.sync_state import SyncState
 
 
 async def push(database: Database, remote: str) -> None:
@@ -79,7 +79,7 @@ async def test_changes_of_its_own_are_not_overwritten(
     copy.write("mine")
     await push(database, remote)
     async with follow(remote, copy.path) as running:
-        with pytest.raises(UnsyncedChanges):
+        with pytest.raises(UnsyncedChangesError):
             await running.next()
     assert names_in(copy.path) == ["mine"]
 
@@ -89,16 +89,16 @@ async def test_push_timers_with_a_pull_key_are_warned_about_and_ignored(
 ) -> None:
     remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
     await push(database, remote)
-    with Shelf(tmp_path / "server" / "log.db-replicas", Policy(), SystemClock()).open() as shelf:
-        key = shelf.create_key(ReplicaName("shop", "app.db"), "pull")
+    with ReplicaStore(tmp_path / "server" / "log.db-replicas", RetentionPolicy(), SystemClock()).open() as store:
+        key = store.create_key(ReplicaName("shop", "app.db"), "pull")
     async with follow(remote, copy, pull_key=key, given={"waitIdle": 600.0}) as running:
         assert (await running.next()).version == 1
     assert "waitIdle" in caplog.text
 
 
 def remove_replica(server_directory: Path) -> None:
-    with Shelf(server_directory / "log.db-replicas", Policy(), SystemClock()).open() as shelf:
-        shelf.remove(ReplicaName("shop", "app.db"))
+    with ReplicaStore(server_directory / "log.db-replicas", RetentionPolicy(), SystemClock()).open() as store:
+        store.remove(ReplicaName("shop", "app.db"))
 
 
 @pytest.mark.parametrize("line", ["open", "down"])
@@ -126,7 +126,7 @@ async def test_another_sync_of_the_copy_is_waited_for(
 ) -> None:
     remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
     await push(database, remote)
-    with Beside(str(copy)):
+    with SyncState(str(copy)):
         async with follow(remote, copy) as running, asyncio.timeout(PATIENCE_S):
             while "another sync of this database is running" not in caplog.text:
                 assert not running.task.done()
@@ -178,7 +178,7 @@ async def test_a_server_that_is_stopped_as_a_pull_begins_does_not_end_it(follow:
 
 @pytest.mark.parametrize("version", ["@1", "@latest-1"])
 async def test_an_older_version_cannot_be_followed(follow: Follow, tmp_path: Path, version: str) -> None:
-    with pytest.raises(InvalidOption, match="newest"):
+    with pytest.raises(InvalidOptionError, match="newest"):
         async with follow(f"ws://127.0.0.1:1/shop/app.db{version}", tmp_path / "copy.db"):
             pass
 
@@ -188,7 +188,7 @@ async def test_a_directory_that_is_not_there_is_said_at_the_start_and_waited_for
 ) -> None:
     remote, away = f"{server.url}/shop/app.db", tmp_path / "away"
     await push(database, remote)
-    with pytest.raises(InvalidOption, match=f"mkdir -p {away}"):
+    with pytest.raises(InvalidOptionError, match=f"mkdir -p {away}"):
         async with follow(remote, away / "copy.db"):
             pass
     away.mkdir()

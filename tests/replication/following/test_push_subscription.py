@@ -16,21 +16,21 @@ from served import RunningServer
 from server_process import ServerProcess
 
 import headwater
-from headwater.errors import InvalidOption, NotADatabase, Unreachable, VersionConflict
+from headwater.errors import InvalidOptionError, NotADatabaseError, UnreachableError, VersionConflictError
 from headwater.ports.clock import SystemClock
-from headwater.replication import push_subscription
-from headwater.replication.host.policy import Policy
-from headwater.replication.host.shelf import Shelf
+from headwater.replication import subscription
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import RetentionPolicy
 from headwater.replication.names import ReplicaName
 from headwater.replication.outcome import Outcome
 from headwater.replication.push import push as push_once
-from headwater.replication.spans import Timers
+from headwater.replication.timers import Timers
 
 NAME = ReplicaName("shop", "app.db")
 
 
-def shelf_of(server_directory: Path) -> Shelf:
-    return Shelf(server_directory / "log.db-replicas", Policy(), SystemClock()).open()
+def shelf_of(server_directory: Path) -> ReplicaStore:
+    return ReplicaStore(server_directory / "log.db-replicas", RetentionPolicy(), SystemClock()).open()
 
 
 async def test_it_pushes_at_the_start_and_after_each_quiet_second(
@@ -48,8 +48,8 @@ async def test_it_pushes_at_the_start_and_after_each_quiet_second(
     assert [outcome.version for outcome in running.seen if outcome.is_new] == [1, 2, 3]
     headwater.sync(remote, tmp_path / "pulled.db")
     assert names_in(tmp_path / "pulled.db") == ["first", "later 2", "later 3"]
-    with shelf_of(tmp_path / "server") as shelf:
-        assert [version.message for version in shelf.versions(NAME)] == ["", "", "by hand"]
+    with shelf_of(tmp_path / "server") as store:
+        assert [version.message for version in store.catalogue.versions(NAME)] == ["", "", "by hand"]
 
 
 async def test_writes_in_a_row_are_one_push(
@@ -128,15 +128,15 @@ async def test_a_last_push_that_does_not_come_through_is_not_waited_for_for_ever
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(push_subscription, "LAST_PUSH_S_MAX", 0.9)  # the first try fails at once, the next is in 1 s
+    monkeypatch.setattr(subscription, "LAST_PUSH_S_MAX", 0.9)  # the first try fails at once, the next is in 1 s
 
     async def in_vain(*_: Any) -> Outcome:
-        raise Unreachable("nobody listens there")
+        raise UnreachableError("nobody listens there")
 
     remote = f"{server.url}/shop/app.db"
     async with follow(database.path, remote, timers=Timers.of("1h"), push_on_exit=True) as running:
         await running.next()
-        monkeypatch.setattr(push_subscription, "push", in_vain)
+        monkeypatch.setattr(subscription, "push", in_vain)
         await running.stop()
     assert "will be tried again in 1s: " in caplog.text
     assert "not pushed" in caplog.text
@@ -167,13 +167,13 @@ async def test_what_another_pushed_meanwhile_ends_it_and_is_reported(
         other.write("by another")
         await asyncio.to_thread(headwater.sync, other.path, f"{remote}@latest")
         database.write("mine")
-        with pytest.raises(VersionConflict) as refused:
+        with pytest.raises(VersionConflictError) as refused:
             await running.next()
     assert refused.value.newest == 2
-    with shelf_of(tmp_path / "server") as shelf:
-        [report] = shelf.reports(NAME)
+    with shelf_of(tmp_path / "server") as store:
+        [report] = store.catalogue.reports(NAME)
         assert json.loads(report.document)["kind"] == "conflict"
-        assert shelf.get(NAME).newest == 2
+        assert store.catalogue.get(NAME).newest == 2
 
 
 async def test_a_push_cut_off_in_the_middle_is_reported_and_made_again(
@@ -188,9 +188,9 @@ async def test_a_push_cut_off_in_the_middle_is_reported_and_made_again(
             database.write("y" * 500_000)
             again = await running.reached(2)
             assert (again.version, again.is_new) == (2, True)
-    with shelf_of(tmp_path / "server") as shelf:
-        assert [json.loads(report.document)["kind"] for report in shelf.reports(NAME)] == ["partial"]
-        assert all(shelf.verify(NAME, number).ok for number in (1, 2))
+    with shelf_of(tmp_path / "server") as store:
+        assert [json.loads(report.document)["kind"] for report in store.catalogue.reports(NAME)] == ["partial"]
+        assert all(store.verify(NAME, number).ok for number in (1, 2))
 
 
 async def test_a_server_that_is_away_is_waited_for(server: RunningServer, database: Database, follow: Follow) -> None:
@@ -237,7 +237,7 @@ async def test_a_passing_fault_of_the_operating_system_is_waited_out(
             raise faults.pop()
         return await push_once(*arguments)
 
-    monkeypatch.setattr("headwater.replication.push_subscription.push", push)
+    monkeypatch.setattr("headwater.replication.subscription.push", push)
     async with follow(database.path, f"{server.url}/shop/app.db") as running:
         assert (await running.next()).version == 1
     assert not faults
@@ -247,11 +247,11 @@ async def test_a_wrong_path_ends_it_at_once(
     server: RunningServer, follow: Follow, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote = f"{server.url}/shop/app.db"
-    with pytest.raises(InvalidOption, match="no such file"):
+    with pytest.raises(InvalidOptionError, match="no such file"):
         async with follow(tmp_path / "mistyped.db", remote):
             pass
     (tmp_path / "text.db").write_text("no database, but a text that is longer than a header " * 20)
-    with pytest.raises(NotADatabase):
+    with pytest.raises(NotADatabaseError):
         async with follow(tmp_path / "text.db", remote):
             pass
     assert "not pushed" not in caplog.text
@@ -262,11 +262,11 @@ async def test_without_taking_turns_it_tells_the_server_of_changes(
 ) -> None:
     async with follow(database.path, f"{server.url}/shop/app.db") as running:
         await running.next()
-        with shelf_of(tmp_path / "server") as shelf:
-            assert shelf.get(NAME).changed_ms is None
+        with shelf_of(tmp_path / "server") as store:
+            assert store.catalogue.get(NAME).changed_ms is None
             database.write("second")
             await running.next()
-            assert shelf.get(NAME).changed_ms is not None
+            assert store.catalogue.get(NAME).changed_ms is not None
 
 
 async def test_a_push_whose_server_was_killed_is_reported_when_it_is_back(
@@ -286,6 +286,6 @@ async def test_a_push_whose_server_was_killed_is_reported_when_it_is_back(
             proxy.heal()
             server.start()
             assert (await running.next()).version == 2
-    with shelf_of(tmp_path / "server") as shelf:
-        assert [json.loads(report.document)["kind"] for report in shelf.reports(NAME)] == ["partial"]
+    with shelf_of(tmp_path / "server") as store:
+        assert [json.loads(report.document)["kind"] for report in store.catalogue.reports(NAME)] == ["partial"]
     server.stop()

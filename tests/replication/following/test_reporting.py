@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import ReplicationFailed, Unreachable, VersionConflict
-from headwater.replication import reporting
-from headwater.replication.link import as_partial
+from headwater.errors import ReplicationFailedError, UnreachableError, VersionConflictError
+from headwater.replication import subscription
+from headwater.replication.connection import as_partial
 from headwater.replication.names import Remote, ReplicaName
-from headwater.replication.reporting import Reporter
+from headwater.replication.subscription import Reporter
 
 REMOTE = Remote("ws://127.0.0.1:1", ReplicaName("shop", "app.db"))
 
@@ -26,13 +26,13 @@ async def test_the_last_one_goes_out_at_the_end_also_behind_another(
         asked.append(json.loads(body)["kind"])
         may_go_on.wait(10)
         if not is_there:
-            raise Unreachable("nobody listens there")
+            raise UnreachableError("nobody listens there")
         return b""
 
-    monkeypatch.setattr(reporting, "ask", ask)
+    monkeypatch.setattr(subscription, "http_request", ask)
     reporter = Reporter(REMOTE, None, None)
-    reporter.note_failure(0, as_partial(ReplicationFailed("cut off")))
-    reporter.note_failure(1, VersionConflict("stale", newest=2))
+    reporter.note_failure(0, as_partial(ReplicationFailedError("cut off")))
+    reporter.note_failure(1, VersionConflictError("stale", newest=2))
     may_go_on.set()
     await reporter.flush()
     assert asked == ["partial", "conflict"]

@@ -13,13 +13,12 @@ from followed import PATIENCE_S, Database, Follow, names_in
 from served import RunningServer
 
 import headwater
-from headwater.errors import VersionConflict
+from headwater.errors import VersionConflictError
 from headwater.replication import schedule
-from headwater.replication.line import SubscriptionLine, Told
-from headwater.replication.link import Link
+from headwater.replication.connection import ReplicaConnection, SubscribeInfo, SubscriptionConnection
 from headwater.replication.names import Remote, place_of
-from headwater.replication.push_subscription import PushSubscription
-from headwater.replication.spans import Timers
+from headwater.replication.subscription import PushSubscription
+from headwater.replication.timers import Timers
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "claims.json").read_text())
 
@@ -30,7 +29,7 @@ class Overheard:
     def __init__(self) -> None:
         self.words: asyncio.Queue[str] = asyncio.Queue()
 
-    def on_connected(self, told: Told) -> None:
+    def on_connected(self, told: SubscribeInfo) -> None:
         self.words.put_nowait("connected")
 
     def on_disconnected(self) -> None: ...
@@ -56,8 +55,11 @@ def claims_follow_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def overhearing(remote: str) -> AsyncIterator[Overheard]:
     place, overheard = place_of(remote), Overheard()
     assert isinstance(place, Remote)
-    line = SubscriptionLine(
-        place, {"coordinate": True}, overheard, lambda url: Link(url, key=None, ca=None, client_id="listener")
+    line = SubscriptionConnection(
+        place,
+        {"coordinate": True},
+        overheard,
+        lambda url: ReplicaConnection(url, key=None, ca=None, client_id="listener"),
     )
     listening = asyncio.create_task(line.run())
     try:
@@ -105,7 +107,7 @@ async def test_one_that_does_not_coordinate_goes_first_and_the_stale_one_is_refu
         assert outcome.version == 2
         assert isinstance(holder.subscription, PushSubscription)
         holder.subscription.push_soon()
-        with pytest.raises(VersionConflict) as refused:
+        with pytest.raises(VersionConflictError) as refused:
             await holder.next()
         assert refused.value.newest == 2
 
@@ -122,7 +124,7 @@ async def test_the_vector_of_a_stale_push(server: RunningServer, database: Datab
     database.write("4")
     assert (await asyncio.to_thread(headwater.sync, database.path, remote)).version == 4
     held_by_c.write("mine")
-    with pytest.raises(VersionConflict) as refused:
+    with pytest.raises(VersionConflictError) as refused:
         await asyncio.to_thread(headwater.sync, held_by_c.path, remote)
     assert refused.value.newest == 4
     assert names_in(held_by_c.path) == ["1", "2", "3", "mine"]
@@ -163,6 +165,6 @@ async def test_numbers_that_come_again_are_not_taken_for_the_same_versions(tmp_p
         connection.execute("INSERT INTO item (name) VALUES ('theirs')")
     assert (await asyncio.to_thread(headwater.sync, theirs, remote)).version == 2
     mine.write("based on the version 2 that was lost")
-    with pytest.raises(VersionConflict):
+    with pytest.raises(VersionConflictError):
         await asyncio.to_thread(headwater.sync, mine.path, remote)
     server.stop()

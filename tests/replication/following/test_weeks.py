@@ -18,8 +18,8 @@ from followed import PATIENCE_S, Database, Follow, Running
 from served import RunningServer
 
 from headwater.delivery.retry import RetryPolicy
-from headwater.replication import line, pull_subscription, schedule, spans
-from headwater.replication.spans import Timers
+from headwater.replication import connection, schedule, subscription, timers
+from headwater.replication.timers import Timers
 
 ROUNDS = [pytest.param(15), pytest.param(400, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 WARM_UP = 5  # turns that fill pools and caches
@@ -33,8 +33,8 @@ OURS = ("headwater", "websockets")
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Timers:
     """No pauses worth the name, and no log: pytest would keep all of it."""
     monkeypatch.setattr(logging.getLogger("headwater"), "disabled", True)
-    monkeypatch.setattr(spans, "WAIT_IDLE_MS_MIN", 1)
-    for module in (pull_subscription, line, schedule):
+    monkeypatch.setattr(timers, "WAIT_IDLE_MS_MIN", 1)
+    for module in (subscription, connection, schedule):
         monkeypatch.setattr(module, "BACKOFF", RetryPolicy(base_ms=10, factor=1.0, cap_ms=10))
     return Timers(1, 1, 1_000)
 

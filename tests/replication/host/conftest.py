@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from headwater import ManualClock
-from headwater.replication.host.policy import Policy
-from headwater.replication.host.records import Accepted, Facts
-from headwater.replication.host.scratch import Scratch
-from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.accept import Scratch
+from headwater.replication.host.catalogue import Accepted, PushFacts
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import RetentionPolicy
 from headwater.replication.names import ReplicaName
 
 Edit = Callable[[sqlite3.Connection], object]
@@ -35,15 +35,15 @@ class Pusher:
             edit(connection)
             connection.execute("COMMIT")
 
-    def begin(self, shelf: Shelf, base: object = "latest", **options: object) -> Scratch:
+    def begin(self, store: ReplicaStore, base: object = "latest", **options: object) -> Scratch:
         given = {"push_id": uuid.uuid4().hex, "client": "laptop:1", "page_size": 512} | options
-        return shelf.begin(self.name, base=base, **given)  # type: ignore[arg-type]
+        return store.pushes.begin(self.name, base=base, **given)  # type: ignore[arg-type]
 
-    def push(self, shelf: Shelf, number: int, rows: int = 20, **facts: object) -> Accepted:
+    def push(self, store: ReplicaStore, number: int, rows: int = 20, **facts: object) -> Accepted:
         """A version in which row `number` says so; the first has some rows besides."""
-        scratch = self.begin(shelf)
+        scratch = self.begin(store)
         self.write(scratch.path, self.edit(number, rows))
-        return shelf.accept(scratch, Facts(**facts))  # type: ignore[arg-type]
+        return store.pushes.accept(scratch, PushFacts(**facts))  # type: ignore[arg-type]
 
     def edit(self, number: int, rows: int = 20) -> Edit:
         def apply(connection: sqlite3.Connection) -> None:
@@ -54,11 +54,11 @@ class Pusher:
 
         return apply
 
-    def bytes_of(self, shelf: Shelf, number: int) -> bytes:
-        with shelf.open_version(self.name, number) as made:
+    def bytes_of(self, store: ReplicaStore, number: int) -> bytes:
+        with store.open_version(self.name, number) as made:
             return Path(made.path).read_bytes()
 
-    def files(self, shelf_or_directory: Shelf | Path) -> list[str]:
+    def files(self, shelf_or_directory: ReplicaStore | Path) -> list[str]:
         """All that lies in the directories of replicas."""
         directory = Path(getattr(shelf_or_directory, "directory", shelf_or_directory))
         homes = [each for each in directory.iterdir() if each.is_dir()]
@@ -81,22 +81,22 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_shelf(directory: Path, clock: ManualClock) -> Iterator[Callable[..., Shelf]]:
+def open_shelf(directory: Path, clock: ManualClock) -> Iterator[Callable[..., ReplicaStore]]:
     """To be served, unless told otherwise; closed at the end of the test."""
-    opened: list[Shelf] = []
+    opened: list[ReplicaStore] = []
 
-    def call(*, serve: bool = True, policy: Policy | None = None, **options: object) -> Shelf:
-        shelf = Shelf(directory, policy or Policy(), clock, **options).open(serve=serve)  # type: ignore[arg-type]
-        opened.append(shelf)
-        return shelf
+    def call(*, serve: bool = True, policy: RetentionPolicy | None = None, **options: object) -> ReplicaStore:
+        store = ReplicaStore(directory, policy or RetentionPolicy(), clock, **options).open(serve=serve)  # type: ignore[arg-type]
+        opened.append(store)
+        return store
 
     yield call
-    for shelf in opened:
-        shelf.close()
+    for store in opened:
+        store.close()
 
 
 @pytest.fixture
-def shelf(open_shelf: Callable[..., Shelf]) -> Shelf:
+def store(open_shelf: Callable[..., ReplicaStore]) -> ReplicaStore:
     return open_shelf()
 
 

@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from headwater import ManualClock
-from headwater.errors import DiskFull, InputOutput
-from headwater.replication.host import room
-from headwater.replication.host.policy import Policy
-from headwater.replication.host.records import Facts
-from headwater.replication.host.shelf import Shelf
+from headwater.errors import DiskFullError, InputOutputError
+from headwater.replication.host import disk
+from headwater.replication.host.catalogue import PushFacts
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import RetentionPolicy
 
 BEFORE_COMMIT = ["begun", "checked", "delta named", "version named", "directory synced"]
 AFTER_COMMIT = ["committed", "old file removed", "versions forgotten"]
@@ -28,42 +28,42 @@ FIRST_STEPS = [step for step in [*BEFORE_COMMIT, *AFTER_COMMIT] if step not in (
 InAProcess = Callable[[Callable[[], object]], int]
 
 
-def serve(directory: Path, checkpoint: Callable[[str], object] = lambda step: None) -> Shelf:
-    shelf = Shelf(directory, Policy(keep_last=2), ManualClock(), checkpoint=checkpoint).open(serve=True)  # type: ignore[arg-type]
-    assert shelf.recover().damaged == []
-    return shelf
+def serve(directory: Path, checkpoint: Callable[[str], object] = lambda step: None) -> ReplicaStore:
+    store = ReplicaStore(directory, RetentionPolicy(keep_last=2), ManualClock(), checkpoint=checkpoint).open(serve=True)  # type: ignore[arg-type]
+    assert store.recover().damaged == []
+    return store
 
 
-def announce_all(shelf: Shelf) -> None:
-    for replica, version in shelf.unannounced():
-        shelf.announced(replica.id, version.number)
+def announce_all(store: ReplicaStore) -> None:
+    for replica, version in store.catalogue.unannounced():
+        store.catalogue.announced(replica.id, version.number)
 
 
 def push_some(directory: Path, pusher, versions: int) -> None:
-    with serve(directory) as shelf:
+    with serve(directory) as store:
         for number in range(1, versions + 1):
-            pusher.push(shelf, number)
-        announce_all(shelf)
+            pusher.push(store, number)
+        announce_all(store)
 
 
 def push_and_die(directory: Path, pusher, number: int, step: str, die: Callable[[], object]) -> None:
-    with serve(directory, lambda at: die() if at == step else None) as shelf:
-        pusher.push(shelf, number)
+    with serve(directory, lambda at: die() if at == step else None) as store:
+        pusher.push(store, number)
 
 
 def check_after(directory: Path, pusher, step: str, versions: int, pushed: int) -> None:
     """`versions` were accepted before the push number `pushed` that was cut off after `step`."""
     newest = pushed if step in AFTER_COMMIT else versions
-    with serve(directory) as shelf:
-        numbers = shelf.numbers(pusher.name) if newest else []
+    with serve(directory) as store:
+        numbers = store.catalogue.numbers(pusher.name) if newest else []
         assert numbers[-1:] == ([newest] if newest else [])
-        assert all(shelf.verify(pusher.name, number).ok for number in numbers)
+        assert all(store.verify(pusher.name, number).ok for number in numbers)
         wanted = sorted([f"{number}.pages" for number in numbers[:-1]] + [f"{newest}.db"] * bool(newest))
-        assert pusher.files(shelf) == wanted
+        assert pusher.files(store) == wanted
         assert len([each for each in os.scandir(directory) if each.is_dir()]) == bool(newest)
-        accepted = pusher.push(shelf, newest + 10)
+        accepted = pusher.push(store, newest + 10)
         assert (accepted.version.number, accepted.is_new) == (newest + 1, True)
-        assert all(shelf.verify(pusher.name, number).ok for number in shelf.numbers(pusher.name))
+        assert all(store.verify(pusher.name, number).ok for number in store.catalogue.numbers(pusher.name))
 
 
 @pytest.mark.parametrize("step", [*BEFORE_COMMIT, *AFTER_COMMIT])
@@ -162,7 +162,7 @@ def test_without_power_after_any_step_of_a_first_push(
 
 @pytest.mark.parametrize("step", BEFORE_COMMIT)
 @pytest.mark.parametrize(
-    ("number", "error"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, InputOutput)]
+    ("number", "error"), [(errno.ENOSPC, DiskFullError), (errno.EDQUOT, DiskFullError), (errno.EIO, InputOutputError)]
 )
 def test_a_disk_that_says_no_at_any_step_changes_nothing(
     directory: Path, pusher, step: str, number: int, error: type[Exception]
@@ -173,30 +173,30 @@ def test_a_disk_that_says_no_at_any_step_changes_nothing(
         if says_no and at == step:
             raise OSError(number, os.strerror(number))
 
-    with serve(directory, checkpoint) as shelf:
-        pusher.push(shelf, 1)
-        pusher.push(shelf, 2)
-        before = pusher.files(shelf), [pusher.bytes_of(shelf, each) for each in (1, 2)]
+    with serve(directory, checkpoint) as store:
+        pusher.push(store, 1)
+        pusher.push(store, 2)
+        before = pusher.files(store), [pusher.bytes_of(store, each) for each in (1, 2)]
         says_no = True
         with pytest.raises(error):
-            pusher.push(shelf, 3)
-        assert (pusher.files(shelf), [pusher.bytes_of(shelf, each) for each in (1, 2)]) == before
+            pusher.push(store, 3)
+        assert (pusher.files(store), [pusher.bytes_of(store, each) for each in (1, 2)]) == before
         says_no = False
-        assert pusher.push(shelf, 4).version.number == 3
-        assert all(shelf.verify(pusher.name, each).ok for each in shelf.numbers(pusher.name))
+        assert pusher.push(store, 4).version.number == 3
+        assert all(store.verify(pusher.name, each).ok for each in store.catalogue.numbers(pusher.name))
 
 
 def test_a_full_disk_while_the_newest_version_is_copied(directory: Path, pusher, in_a_process: InAProcess) -> None:
-    with serve(directory) as shelf:
-        pusher.push(shelf, 1, rows=1500)
-        size = shelf.version(pusher.name, 1).size
+    with serve(directory) as store:
+        pusher.push(store, 1, rows=1500)
+        size = store.catalogue.get_version(pusher.name, 1).size
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, resource.RLIM_INFINITY))
-        with serve(directory) as shelf:
-            with pytest.raises(DiskFull):
-                pusher.begin(shelf)
-            assert pusher.files(shelf) == ["1.db"]
+        with serve(directory) as store:
+            with pytest.raises(DiskFullError):
+                pusher.begin(store)
+            assert pusher.files(store) == ["1.db"]
 
     assert in_a_process(work) == 0
     check_after(directory, pusher, "begun", versions=1, pushed=2)
@@ -204,18 +204,18 @@ def test_a_full_disk_while_the_newest_version_is_copied(directory: Path, pusher,
 
 def test_a_full_disk_while_a_delta_is_written(directory: Path, pusher, in_a_process: InAProcess) -> None:
     """A small database with other pages takes the place of a large one: the delta is the large one, whole."""
-    with serve(directory) as shelf:
-        pusher.push(shelf, 1, rows=1500)
-        size = shelf.version(pusher.name, 1).size
+    with serve(directory) as store:
+        pusher.push(store, 1, rows=1500)
+        size = store.catalogue.get_version(pusher.name, 1).size
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, resource.RLIM_INFINITY))
-        with serve(directory) as shelf:
-            scratch = pusher.begin(shelf, page_size=1024)
+        with serve(directory) as store:
+            scratch = pusher.begin(store, page_size=1024)
             pusher.write(scratch.path, pusher.edit(2), page_size=1024)
-            with pytest.raises(DiskFull):
-                shelf.accept(scratch, Facts())
-            assert pusher.files(shelf) == ["1.db"]
+            with pytest.raises(DiskFullError):
+                store.pushes.accept(scratch, PushFacts())
+            assert pusher.files(store) == ["1.db"]
 
     assert in_a_process(work) == 0
     check_after(directory, pusher, "checked", versions=1, pushed=2)
@@ -225,17 +225,17 @@ def test_a_delta_leaves_the_last_room_of_the_disk_to_others(
     directory: Path, pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 1 << 40
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
-    with serve(directory) as shelf:
-        pusher.push(shelf, 1)
-        scratch = pusher.begin(shelf)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
+    with serve(directory) as store:
+        pusher.push(store, 1)
+        scratch = pusher.begin(store)
         pusher.write(scratch.path, pusher.edit(2))
-        free = room.ROOM_KEPT_BYTES - 1
-        with pytest.raises(DiskFull):
-            shelf.accept(scratch, Facts())
-        assert pusher.files(shelf) == ["1.db"]
+        free = disk.FREE_BYTES_MIN - 1
+        with pytest.raises(DiskFullError):
+            store.pushes.accept(scratch, PushFacts())
+        assert pusher.files(store) == ["1.db"]
         free = 1 << 40
-        assert pusher.push(shelf, 2).version.number == 2
+        assert pusher.push(store, 2).version.number == 2
 
 
 def test_a_commit_that_fails_leaves_the_old_version_the_newest(
@@ -245,15 +245,15 @@ def test_a_commit_that_fails_leaves_the_old_version_the_newest(
     from headwater.replication.host.catalogue import Catalogue
 
     def fail(*_: object, **__: object) -> None:
-        raise InputOutput("the disk did not answer")
+        raise InputOutputError("the disk did not answer")
 
-    with serve(directory) as shelf:
-        pusher.push(shelf, 1)
+    with serve(directory) as store:
+        pusher.push(store, 1)
         with monkeypatch.context() as patched:
-            patched.setattr(Catalogue, "accept", fail)
-            with pytest.raises(InputOutput):
-                pusher.push(shelf, 2)
-        assert pusher.files(shelf) == ["1.db", "1.pages", "2.db"]
-        assert shelf.verify(pusher.name, 1).ok
-        assert pusher.push(shelf, 3).version.number == 2
+            patched.setattr(Catalogue, "commit_version", fail)
+            with pytest.raises(InputOutputError):
+                pusher.push(store, 2)
+        assert pusher.files(store) == ["1.db", "1.pages", "2.db"]
+        assert store.verify(pusher.name, 1).ok
+        assert pusher.push(store, 3).version.number == 2
     check_after(directory, pusher, "committed", versions=1, pushed=2)

@@ -10,26 +10,26 @@ from typing import NoReturn
 
 import pytest
 
-from headwater.errors import DiskFull
-from headwater.replication.host import disk, reading
-from headwater.replication.host.records import Facts
-from headwater.replication.host.shelf import Shelf
-from headwater.replication.host.verifying import Verdict
-from headwater.replication.proof import dbhash
+from headwater.errors import DiskFullError
+from headwater.replication.host import disk, versions
+from headwater.replication.host.catalogue import PushFacts
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.verify import Verdict
+from headwater.replication.integrity import dbhash
 
 
 def findings(verdict: Verdict) -> dict[str, str]:
-    return {check.what: check.said for check in verdict.checks if not check.ok}
+    return {check.what: check.details for check in verdict.checks if not check.ok}
 
 
 @pytest.fixture
-def home(shelf: Shelf, pusher) -> Path:
+def home(store: ReplicaStore, pusher) -> Path:
     """Of a replica with three versions, each with the hash of what was pushed."""
     for number in (1, 2, 3):
-        scratch = pusher.begin(shelf)
+        scratch = pusher.begin(store)
         pusher.write(scratch.path, pusher.edit(number))
-        shelf.accept(scratch, Facts(dbhash=dbhash(scratch.path)))
-    return Path(shelf.directory) / shelf.get(pusher.name).id
+        store.pushes.accept(scratch, PushFacts(dbhash=dbhash(scratch.path)))
+    return Path(store.directory) / store.catalogue.get(pusher.name).id
 
 
 def flip(path: Path, place: int) -> None:
@@ -38,24 +38,24 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(content)
 
 
-def test_what_is_as_it_was_passes_every_check(shelf: Shelf, pusher, home: Path) -> None:
+def test_what_is_as_it_was_passes_every_check(store: ReplicaStore, pusher, home: Path) -> None:
     for number in (1, 2, 3):
-        verdict = shelf.verify(pusher.name, number)
+        verdict = store.verify(pusher.name, number)
         assert (verdict.ok, verdict.finding) == (True, "proved"), verdict
         assert [check.what for check in verdict.checks] == ["files", "bytes", "integrity", "content", "restore"]
-    assert pusher.files(shelf) == ["1.pages", "2.pages", "3.db"]
+    assert pusher.files(store) == ["1.pages", "2.pages", "3.db"]
 
 
-def test_a_push_without_a_hash_says_so_and_passes(shelf: Shelf, pusher) -> None:
-    pusher.push(shelf, 1)
-    verdict = shelf.verify(pusher.name, 1)
+def test_a_push_without_a_hash_says_so_and_passes(store: ReplicaStore, pusher) -> None:
+    pusher.push(store, 1)
+    verdict = store.verify(pusher.name, 1)
     assert (verdict.ok, verdict.finding) == (True, "whole")
-    assert [check.said for check in verdict.checks if check.what == "content"] == ["no hash came with it"]
+    assert [check.details for check in verdict.checks if check.what == "content"] == ["no hash came with it"]
 
 
-def test_a_push_with_the_hash_of_something_else_is_found(shelf: Shelf, pusher) -> None:
-    pusher.push(shelf, 1, dbhash="0" * 40)
-    verdict = shelf.verify(pusher.name, 1)
+def test_a_push_with_the_hash_of_something_else_is_found(store: ReplicaStore, pusher) -> None:
+    pusher.push(store, 1, dbhash="0" * 40)
+    verdict = store.verify(pusher.name, 1)
     assert set(findings(verdict)) == {"content"}
     assert "0" * 40 in findings(verdict)["content"]
 
@@ -69,35 +69,35 @@ def refuse(error: int) -> Callable[..., NoReturn]:
 
 @pytest.mark.parametrize(("error", "lacks"), [(errno.ENOSPC, "room"), (errno.EACCES, "rights")])
 def test_what_cannot_be_checked_is_not_called_bad(
-    shelf: Shelf, pusher, home: Path, monkeypatch: pytest.MonkeyPatch, error: int, lacks: str
+    store: ReplicaStore, pusher, home: Path, monkeypatch: pytest.MonkeyPatch, error: int, lacks: str
 ) -> None:
     monkeypatch.setattr(disk, "copy", refuse(error))  # of the drill
-    verdict = shelf.verify(pusher.name, 3)
-    assert (verdict.ok, verdict.finding, verdict.lacks, set(findings(verdict))) == (
+    verdict = store.verify(pusher.name, 3)
+    assert (verdict.ok, verdict.finding, verdict.missing, set(findings(verdict))) == (
         False,
         "not checked",
         lacks,
         {"restore"},
     )
-    monkeypatch.setattr(reading, "rebuild", refuse(error))
-    verdict = shelf.verify(pusher.name, 1)
-    assert (verdict.finding, verdict.lacks, set(findings(verdict))) == ("not checked", lacks, {"files"})
+    monkeypatch.setattr(versions, "rebuild", refuse(error))
+    verdict = store.verify(pusher.name, 1)
+    assert (verdict.finding, verdict.missing, set(findings(verdict))) == ("not checked", lacks, {"files"})
     flip(home / "3.db", 4096 * 2 - 20)
-    assert shelf.verify(pusher.name, 3).finding == "bad"  # that much could be seen
+    assert store.verify(pusher.name, 3).finding == "bad"  # that much could be seen
 
 
 def test_the_newest_is_read_as_it_lies_when_there_is_no_room_for_a_name(
-    shelf: Shelf, pusher, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ReplicaStore, pusher, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sorted(os.listdir(home))
     with monkeypatch.context() as full:
         full.setattr(os, "mkdir", refuse(errno.ENOSPC))
-        verdict = shelf.verify(pusher.name, 3)
+        verdict = store.verify(pusher.name, 3)
         assert (verdict.finding, set(findings(verdict))) == ("not checked", {"restore"})
-        shelf.restore(pusher.name, 3, tmp_path / "elsewhere.db")
-        with pytest.raises(DiskFull):
-            shelf.restore(pusher.name, 2, tmp_path / "older.db")
-    assert (tmp_path / "elsewhere.db").read_bytes() == pusher.bytes_of(shelf, 3)
+        store.restore(pusher.name, 3, tmp_path / "elsewhere.db")
+        with pytest.raises(DiskFullError):
+            store.restore(pusher.name, 2, tmp_path / "older.db")
+    assert (tmp_path / "elsewhere.db").read_bytes() == pusher.bytes_of(store, 3)
     assert sorted(os.listdir(home)) == before
 
 
@@ -119,7 +119,7 @@ def truncate(path: Path) -> None:
     ],
 )
 def test_damage_is_found_where_it_is(
-    shelf: Shelf,
+    store: ReplicaStore,
     pusher,
     home: Path,
     file: str,
@@ -128,27 +128,27 @@ def test_damage_is_found_where_it_is(
     whole: list[int],
 ) -> None:
     damage(home / file)
-    assert [number for number in (1, 2, 3) if not shelf.verify(pusher.name, number).ok] == bad
-    assert [number for number in (1, 2, 3) if shelf.verify(pusher.name, number).ok] == whole
-    assert all(findings(shelf.verify(pusher.name, number)) for number in bad)
+    assert [number for number in (1, 2, 3) if not store.verify(pusher.name, number).ok] == bad
+    assert [number for number in (1, 2, 3) if store.verify(pusher.name, number).ok] == whole
+    assert all(findings(store.verify(pusher.name, number)) for number in bad)
 
 
-def test_a_byte_in_a_page_that_nobody_uses_is_found_too(shelf: Shelf, pusher) -> None:
+def test_a_byte_in_a_page_that_nobody_uses_is_found_too(store: ReplicaStore, pusher) -> None:
     """Neither the integrity check nor the hash of the content sees a free page."""
-    scratch = pusher.begin(shelf)
+    scratch = pusher.begin(store)
     pusher.write(scratch.path, pusher.edit(1))
     pusher.write(scratch.path, lambda connection: connection.execute("DELETE FROM t"))
-    accepted = shelf.accept(scratch, Facts())
-    head = Path(shelf.directory) / shelf.get(pusher.name).id / "1.db"
+    accepted = store.pushes.accept(scratch, PushFacts())
+    head = Path(store.directory) / store.catalogue.get(pusher.name).id / "1.db"
     flip(head, accepted.version.size - 20)
-    assert "bytes" in findings(shelf.verify(pusher.name, 1))
-    assert "integrity" not in findings(shelf.verify(pusher.name, 1))
+    assert "bytes" in findings(store.verify(pusher.name, 1))
+    assert "integrity" not in findings(store.verify(pusher.name, 1))
 
 
 def test_what_is_missing_at_a_start_is_told_and_nothing_is_thrown_away(
-    open_shelf: Callable[..., Shelf], shelf: Shelf, pusher, home: Path
+    open_shelf: Callable[..., ReplicaStore], store: ReplicaStore, pusher, home: Path
 ) -> None:
-    shelf.close()
+    store.close()
     (home / "2.pages").rename(home / "7.pages")
     (home / "scratch-0.db").write_bytes(b"left")
     found = open_shelf().recover()

@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headwater.replication.claims import CLAIM_MS_MAX, GRACE_MS, RETURN_MS, Answer, ClaimDesk
+from headwater.replication.claims import CLAIM_MS_MAX, GRACE_MS, RETURN_MS, ClaimAnswer, ClaimRegistry
 
 
 def test_the_first_wins_and_the_other_hears_what_remains() -> None:
-    desk = ClaimDesk()
+    desk = ClaimRegistry()
     assert desk.join("A", 0) is None
-    assert desk.claim("A", 60_000, 0) == Answer(True, 60_000)
-    assert desk.claim("B", 60_000, 1) == Answer(False, 59_999)
+    assert desk.claim("A", 60_000, 0) == ClaimAnswer(True, 60_000)
+    assert desk.claim("B", 60_000, 1) == ClaimAnswer(False, 59_999)
     assert desk.join("C", 20_000) == 40_000
     assert desk.join("A", 20_000) is None, "one's own claim is no other's"
     assert desk.release("B", 21_000) is False
@@ -23,21 +23,21 @@ def test_the_first_wins_and_the_other_hears_what_remains() -> None:
 
 
 def test_the_holder_extends_and_never_shortens() -> None:
-    desk = ClaimDesk()
+    desk = ClaimRegistry()
     desk.join("A", 0)
     desk.claim("A", 60_000, 0)
-    assert desk.claim("A", 40_000, 50_000) == Answer(True, 40_000)
-    assert desk.claim("A", 5, 50_000) == Answer(True, 40_000)
-    assert desk.claim("A", 10**15, 50_000) == Answer(True, CLAIM_MS_MAX)
+    assert desk.claim("A", 40_000, 50_000) == ClaimAnswer(True, 40_000)
+    assert desk.claim("A", 5, 50_000) == ClaimAnswer(True, 40_000)
+    assert desk.claim("A", 10**15, 50_000) == ClaimAnswer(True, CLAIM_MS_MAX)
 
 
 def test_a_connected_holder_keeps_it_for_the_push_and_a_dead_one_does_not() -> None:
-    desk = ClaimDesk()
+    desk = ClaimRegistry()
     desk.join("A", 0)
     desk.claim("A", 1_000, 0)
-    assert desk.claim("B", 1_000, 1_000) == Answer(False, GRACE_MS)
+    assert desk.claim("B", 1_000, 1_000) == ClaimAnswer(False, GRACE_MS)
     desk.push_began("A", 1_500)
-    assert desk.claim("B", 1_000, 500_000) == Answer(False, GRACE_MS), "its push goes on"
+    assert desk.claim("B", 1_000, 500_000) == ClaimAnswer(False, GRACE_MS), "its push goes on"
     desk.push_ended("A", 600_000)
     assert desk.holder(600_000) is None
 
@@ -49,7 +49,7 @@ def test_a_connected_holder_keeps_it_for_the_push_and_a_dead_one_does_not() -> N
 
 
 def test_what_ended_does_not_come_back_with_its_client() -> None:
-    desk = ClaimDesk()
+    desk = ClaimRegistry()
     desk.join("A", 0)
     desk.claim("A", 1_000, 0)
     desk.leave("A", 10)
@@ -59,7 +59,7 @@ def test_what_ended_does_not_come_back_with_its_client() -> None:
 
 
 def test_a_connection_lost_late_does_not_take_the_new_one_along() -> None:
-    desk = ClaimDesk()
+    desk = ClaimRegistry()
     desk.join("A", 0)
     desk.claim("A", 1_000, 0)
     desk.join("A", 500)
@@ -70,11 +70,11 @@ def test_a_connection_lost_late_does_not_take_the_new_one_along() -> None:
 
 
 def test_a_claim_dies_with_its_connection_and_a_minute_however_long_it_was() -> None:
-    desk = ClaimDesk()
+    desk = ClaimRegistry()
     desk.join("A", 0)
     desk.claim("A", CLAIM_MS_MAX, 0)
     assert desk.leave("A", 1_000)
-    assert desk.claim("B", 5, 2_000) == Answer(False, RETURN_MS - 1_000)
+    assert desk.claim("B", 5, 2_000) == ClaimAnswer(False, RETURN_MS - 1_000)
     desk.join("A", 1_000 + RETURN_MS - 1)  # it comes back in time
     assert desk.holder(10 * RETURN_MS) == "A"
     desk.push_began("A", 10 * RETURN_MS)
@@ -91,11 +91,11 @@ CLIENTS = st.sampled_from("ABC")
 
 
 class Desk(RuleBasedStateMachine):
-    """Beside the desk: who was last granted what, and who is there."""
+    """SyncState the desk: who was last granted what, and who is there."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.desk = ClaimDesk()
+        self.claims = ClaimRegistry()
         self.now = 0
         self.connected: set[str] = set()
         self.pushing: set[str] = set()
@@ -118,7 +118,7 @@ class Desk(RuleBasedStateMachine):
     def joins(self, after: int, client: str) -> None:
         self.pass_time(after)
         if client not in self.connected:
-            heard = self.desk.join(client, self.now)
+            heard = self.claims.join(client, self.now)
             self.connected.add(client)
             assert (heard is not None) == (self.granted is not None and self.granted[0] != client)
 
@@ -127,7 +127,7 @@ class Desk(RuleBasedStateMachine):
         self.pass_time(after)
         if client in self.connected:
             self.connected.remove(client)
-            self.desk.leave(client, self.now)
+            self.claims.leave(client, self.now)
             self.settle()
 
     @rule(after=AFTER, client=CLIENTS, span_ms=st.integers(-5, 30_000))
@@ -136,7 +136,7 @@ class Desk(RuleBasedStateMachine):
         if client not in self.connected:
             return
         free_or_own = self.granted is None or self.granted[0] == client
-        answer = self.desk.claim(client, span_ms, self.now)
+        answer = self.claims.claim(client, span_ms, self.now)
         assert answer.granted == free_or_own
         assert answer.remaining_ms > 0
         if answer.granted:
@@ -148,7 +148,7 @@ class Desk(RuleBasedStateMachine):
     def releases(self, after: int, client: str) -> None:
         self.pass_time(after)
         held = self.granted is not None and self.granted[0] == client
-        assert self.desk.release(client, self.now) == held
+        assert self.claims.release(client, self.now) == held
         if held:
             self.granted = None
 
@@ -157,16 +157,16 @@ class Desk(RuleBasedStateMachine):
         self.pass_time(after)
         if client in self.pushing:
             self.pushing.remove(client)
-            self.desk.push_ended(client, self.now)
+            self.claims.push_ended(client, self.now)
         else:
             self.pushing.add(client)
-            self.desk.push_began(client, self.now)
+            self.claims.push_began(client, self.now)
         self.settle()
 
     @invariant()
     def the_holder_is_who_was_granted_last(self) -> None:
-        assert self.desk.holder(self.now) == (self.granted[0] if self.granted else None)
-        assert (self.desk.remaining_ms(self.now) > 0) == (self.granted is not None)
+        assert self.claims.holder(self.now) == (self.granted[0] if self.granted else None)
+        assert (self.claims.remaining_ms(self.now) > 0) == (self.granted is not None)
 
 
 TestAnyTraffic = Desk.TestCase

@@ -1,4 +1,4 @@
-"""Clients with a `PushSchedule` each at one `ClaimDesk`, simulated: the claim vectors, and any traffic."""
+"""Clients with a `PushSchedule` each at one `ClaimRegistry`, simulated: the claim vectors, and any traffic."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.replication.claims import ClaimDesk
+from headwater.replication.claims import ClaimRegistry
 from headwater.replication.schedule import Changed, Claim, Push, PushSchedule, Release
-from headwater.replication.spans import Timers
+from headwater.replication.timers import Timers
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "claims.json").read_text())
 EVENTS_MAX = 20_000  # of one simulation: more is a storm
@@ -110,7 +110,7 @@ class World:
 
     def __init__(self, latency_ms: Callable[[], int] = lambda: 0, push_ms: Callable[[], int] = lambda: 0) -> None:
         self.now = 0
-        self.desk = ClaimDesk()
+        self.desk = ClaimRegistry()
         self.clients: dict[str, Client] = {}
         self.dice = random.Random(1)
         self.latency_ms, self.push_ms = latency_ms, push_ms
@@ -221,7 +221,7 @@ class VectorWorld(World):
 CASES = {case["name"]: case for case in VECTORS["cases"]}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "stale push"])  # that one is the shelf's to refuse
+@pytest.mark.parametrize("name", [name for name in CASES if name != "stale push"])  # that one is the store's to refuse
 def test_claims_go_as_the_vectors_say(name: str) -> None:
     case = CASES[name]
     world = VectorWorld()

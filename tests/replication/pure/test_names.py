@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.errors import InvalidOption, UnknownReplica
+from headwater.errors import InvalidOptionError, UnknownReplicaError
 from headwater.replication.names import Local, Remote, ReplicaName, VersionName, place_of, split_version
 from headwater.topics import check_topic
 
@@ -32,7 +32,7 @@ TOO_LONG = ["n" * 65 + "/b", "a/" + "m" * 129, "a/" + ".".join("b" * 31)]
 
 @pytest.mark.parametrize("text", [*BAD_SHAPES, *BAD_CHARACTERS, *TOO_LONG])
 def test_names_that_are_refused(text: str) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         ReplicaName.parse(text)
 
 
@@ -41,7 +41,7 @@ def test_names_that_are_refused(text: str) -> None:
 def test_no_name_can_be_read_as_another_path(text: str) -> None:
     try:
         name = ReplicaName.parse(text)
-    except InvalidOption:
+    except InvalidOptionError:
         return
     assert name.path == text
     assert text.count("/") == 1
@@ -72,7 +72,7 @@ NO_NUMBERS = ["@", "", "@0", "@-1", "@v", "@v0", "@03", "@3x", "@3\n", "@@3", "@
 
 @pytest.mark.parametrize("text", [*NO_NUMBERS, "@latest1", "@latest+1", "@latest-", "@latest-0", "@LATEST"])
 def test_versions_that_are_refused(text: str) -> None:
-    with pytest.raises(InvalidOption, match="@latest-2"):
+    with pytest.raises(InvalidOptionError, match="@latest-2"):
         VersionName.parse(text)
 
 
@@ -88,11 +88,11 @@ def test_a_version_is_picked_among_the_kept_ones() -> None:
         "@10": "no such",
         "@latest-9": "no such",
     }.items():
-        with pytest.raises(UnknownReplica, match=rf"{why}.*Kept are 4-7, 9; the newest is 9"):
+        with pytest.raises(UnknownReplicaError, match=rf"{why}.*Kept are 4-7, 9; the newest is 9"):
             VersionName.parse(text).pick(9, kept)
-    with pytest.raises(UnknownReplica, match="no version yet"):
+    with pytest.raises(UnknownReplicaError, match="no version yet"):
         VersionName.parse("@latest").pick(0, [])
-    with pytest.raises(UnknownReplica) as caught:
+    with pytest.raises(UnknownReplicaError) as caught:
         VersionName(1).pick(10_000, range(2, 10_001, 2))
     assert len(str(caught.value)) < 300
 
@@ -155,7 +155,7 @@ def test_a_remote_is_a_server_and_a_name(text: str, base: str, version: VersionN
     ],
 )
 def test_places_that_are_refused(text: str, why: str) -> None:
-    with pytest.raises(InvalidOption, match=why):
+    with pytest.raises(InvalidOptionError, match=why):
         place_of(text)
 
 
@@ -163,7 +163,7 @@ def test_places_that_are_refused(text: str, why: str) -> None:
     "text", ["ws://u:s3cret@h/a/b", "ws://s3cret@h/a/b", "ws://h/a/b?key=s3cret", "ws://h/a/b#s3cret"]
 )
 def test_a_secret_in_a_url_is_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(InvalidOption) as caught:
+    with pytest.raises(InvalidOptionError) as caught:
         place_of(text)
     assert "s3cret" not in str(caught.value)
 
@@ -171,5 +171,5 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(text: str) -> None:
 def test_a_version_is_split_off_a_path() -> None:
     assert split_version("a/b@v2") == ("a/b", VersionName(2))
     assert split_version("a/b") == ("a/b", None)
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOptionError):
         split_version("a/b@3@4")

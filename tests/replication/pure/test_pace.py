@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.replication.host.pace import BYTES_A_SECOND_MIN, Pace, patience_s
+from headwater.replication.host.session import BYTES_A_SECOND_MIN, Pace, patience_s
 
 DAY_S = 24 * 3600
 PATIENCE_S = 900.0

@@ -17,11 +17,11 @@ import apsw
 import pytest
 
 from headwater.replication import snapshot as snapshots
-from headwater.replication import watched_files
-from headwater.replication import watcher as watcher_module
-from headwater.replication.local_files import identity_of
-from headwater.replication.tools import End, join
-from headwater.replication.watcher import NET_POLL_S, DatabaseWatcher
+from headwater.replication import watch
+from headwater.replication import watch as watcher_module
+from headwater.replication.local_database import identity_of
+from headwater.replication.rsync import OriginStream, RsyncProcess, transfer
+from headwater.replication.watch import FALLBACK_POLL_S, DatabaseWatcher
 
 WAIT_S = 60.0
 NEVER_S = 3600.0
@@ -56,7 +56,7 @@ for line in sys.stdin:
 
 LEFT_OPEN = """
 import os, sys
-from headwater.replication.watcher import DatabaseWatcher
+from headwater.replication.watch import DatabaseWatcher
 def watch():
     watcher = DatabaseWatcher(sys.argv[1], lambda: None)
     watcher.start()
@@ -139,7 +139,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     watchers: list[DatabaseWatcher] = []
     monkeypatch.setattr(watcher_module, "RECHECKS_S", (0.02, 0.05, 0.1))  # so that it settles soon
-    monkeypatch.setattr(watcher_module, "NET_POLL_S", NET_S)
+    monkeypatch.setattr(watcher_module, "FALLBACK_POLL_S", NET_S)
 
     def begin(place: Path = path) -> tuple[DatabaseWatcher, Ear]:
         ear = Ear()
@@ -177,7 +177,7 @@ def prepared(writer: Writer, mode: str = "wal") -> None:
 def test_file_events_alone_tell_of_what_another_process_does(
     writer: Writer, path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(watcher_module, "NET_POLL_S", NEVER_S)
+    monkeypatch.setattr(watcher_module, "FALLBACK_POLL_S", NEVER_S)
     monkeypatch.setattr(watcher_module, "RECHECKS_S", (0.05,) * 1000)  # however long a commit waits for the disk
     prepared(writer, mode)
     _, ear = start()
@@ -197,22 +197,22 @@ def test_file_events_alone_tell_of_what_another_process_does(
 def test_a_lock_that_is_met_in_every_look_after_an_event_is_waited_out(
     writer: Writer, path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher_module, "NET_POLL_S", NEVER_S)
+    monkeypatch.setattr(watcher_module, "FALLBACK_POLL_S", NEVER_S)
     monkeypatch.setattr(watcher_module, "RECHECKS_S", ())
     monkeypatch.setattr(watcher_module, "POLL_S", 0.05)
     prepared(writer, "delete")
     _, ear = start()
     looked = threading.Event()
-    look = watched_files.DatabaseView.moved
+    look = watch.DatabaseView.moved
     is_locked = True
 
-    def busy(view: watched_files.DatabaseView, directory: watched_files.DirectoryEvents | None) -> bool:
+    def busy(view: watch.DatabaseView, directory: watch.DirectoryEvents | None) -> bool:
         if is_locked:
             looked.set()
             raise apsw.BusyError("database is locked")
         return look(view, directory)
 
-    monkeypatch.setattr(watched_files.DatabaseView, "moved", busy)
+    monkeypatch.setattr(watch.DatabaseView, "moved", busy)
     looked.clear()
     writer("INSERT INTO t VALUES (1)")
     for _ in range(2):  # that of the event, and one more: by then there are no events any more
@@ -284,7 +284,7 @@ def test_other_files_of_the_directory_are_not_even_looked_at(writer: Writer, pat
     names, identity = watcher._names(), identity_of(str(path.parent))
     watcher.stop()
     assert identity is not None
-    directory = watched_files.DirectoryEvents.watched(str(path.parent), identity)
+    directory = watch.DirectoryEvents.watched(str(path.parent), identity)
     assert directory is not None
     beside = path.with_name("app.db-headwater")
     beside.mkdir()
@@ -327,7 +327,11 @@ def test_our_own_push_wakes_nobody(
     async def push() -> None:
         taken = snapshots.snapshot(str(path), str(elsewhere / "snapshot.db"))
         assert taken.is_copy == has_room
-        await join(await End.origin(taken.path), await End.replica(str(elsewhere / "replica.db")))
+        await transfer(
+            await RsyncProcess.origin(taken.path),
+            await RsyncProcess.replica(str(elsewhere / "replica.db")),
+            OriginStream(),
+        )
 
     looks = watcher.looks
     asyncio.run(push())
@@ -496,17 +500,17 @@ def test_a_look_costs_little(writer: Writer, start: Start) -> None:
     watcher.stop()
     identity = identity_of(watcher.path)
     assert identity is not None
-    watcher._view = watched_files.DatabaseView(watcher.path, identity)
+    watcher._view = watch.DatabaseView(watcher.path, identity)
     began = time.thread_time()
     for _ in range(100):
         watcher._look()
     seconds_a_look = (time.thread_time() - began) / 100
     watcher._view.close()
-    assert seconds_a_look / NET_POLL_S < 0.001 / 2  # of a processor, while nothing happens
+    assert seconds_a_look / FALLBACK_POLL_S < 0.001 / 2  # of a processor, while nothing happens
 
 
 def test_without_file_events_it_polls(writer: Writer, start: Start, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr(watched_files, "watch_directory", lambda *_: None)
+    monkeypatch.setattr(watch, "watch_directory", lambda *_: None)
     monkeypatch.setattr(watcher_module, "POLL_S", 0.05)
     prepared(writer, mode)
     _, ear = start()
@@ -530,7 +534,7 @@ def test_news_that_were_not_taken_are_told_again(
     with caplog.at_level(logging.ERROR):
         writer("INSERT INTO t VALUES (1)")
         ear.wait_for("write", "write")
-    assert "did not take the news" in caplog.text
+    assert "a callback of the watcher" in caplog.text
     watcher.stop()
 
 

@@ -21,9 +21,9 @@ from server_process import PATIENCE_S, ServerProcess
 
 import headwater
 from headwater.ports.clock import SystemClock
-from headwater.replication.host.policy import Policy
-from headwater.replication.host.records import Version
-from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.catalogue import Version
+from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.versions import RetentionPolicy
 from headwater.replication.names import ReplicaName
 
 BEFORE_COMMIT = ["begun", "checked", "version named", "directory synced"]
@@ -34,7 +34,8 @@ AFTER_COMMIT = ["committed", "published", "announced"]
 # that very moment, and can do to it what it likes. Or one push waits at its step, and the rest goes on.
 STOPPING = """
 import os, signal, sys, threading, time
-from headwater.replication.host.shelf import Shelf
+from headwater.replication.host.catalogue import Catalogue
+from headwater.replication.host.store import ReplicaStore
 
 def at(step, flag=sys.argv[1] + "-stop-at", hold=sys.argv[1] + "-hold-at", held=sys.argv[1] + "-held"):
     if os.path.exists(hold) and open(hold).read() == step:
@@ -45,13 +46,13 @@ def at(step, flag=sys.argv[1] + "-stop-at", hold=sys.argv[1] + "-hold-at", held=
         os.unlink(flag)
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # to this thread, or it would run on for a while
 
-def announced(shelf, *arguments, was=Shelf.announced):
+def announced(catalogue, *arguments, was=Catalogue.announced):
     at("published")
-    was(shelf, *arguments)
+    was(catalogue, *arguments)
     at("announced")
 
-Shelf.__init__.__kwdefaults__["checkpoint"] = at
-Shelf.announced = announced
+ReplicaStore.__init__.__kwdefaults__["checkpoint"] = at
+Catalogue.announced = announced
 """
 
 
@@ -115,13 +116,13 @@ class ReplicaHost(ServerProcess):
 
     # --- what it keeps ----------------------------------------------------------------------------------------------
 
-    def shelf(self) -> Shelf:
+    def store(self) -> ReplicaStore:
         """As a command sees it, beside the server."""
-        return Shelf(self.directory, Policy(), SystemClock()).open()
+        return ReplicaStore(self.directory, RetentionPolicy(), SystemClock()).open()
 
     def newest(self, name: ReplicaName) -> int:
-        with self.shelf() as shelf:
-            found = shelf.find(name)
+        with self.store() as store:
+            found = store.catalogue.find(name)
             return 0 if found is None else found.newest
 
     def check(self, *names: ReplicaName, verify_all: bool = True) -> list[Version]:
@@ -129,19 +130,19 @@ class ReplicaHost(ServerProcess):
         and the log has one message for each. Returns the versions of the first name, oldest first."""
         homes: dict[str, list[str]] = {}
         found: list[list[Version]] = []
-        with self.shelf() as shelf:
+        with self.store() as store:
             for name in names:
-                versions = [*reversed(shelf.versions(name))]
+                versions = [*reversed(store.catalogue.versions(name))]
                 numbers = [version.number for version in versions]
                 assert numbers == [*range(1, len(numbers) + 1)]
                 assert [version.base for version in versions] == [number - 1 for number in numbers]
                 for number in numbers if verify_all else numbers[-1:]:
-                    verdict = shelf.verify(name, number)
+                    verdict = store.verify(name, number)
                     assert verdict.ok, verdict
                 files = [f"{number}.pages" for number in numbers[:-1]] + [f"{numbers[-1]}.db"]
-                homes[shelf.get(name).id] = sorted(files)
+                homes[store.catalogue.get(name).id] = sorted(files)
                 found.append(versions)
-            assert {replica.name for replica in shelf.list()} == set(names)
+            assert {replica.name for replica in store.catalogue.replicas()} == set(names)
         self.wait_for_files(homes)
         for name, versions in zip(names, found, strict=True):
             self.check_messages(name, versions)
@@ -166,13 +167,13 @@ class ReplicaHost(ServerProcess):
         reader = uuid.uuid4().hex
         with closing(headwater.open(self.url)) as log, log.subscribe(reader, name.topic, start="first") as subscription:
             while len(told) < len(versions):
-                messages = subscription.fetch(100, wait=PATIENCE_S)
+                messages = subscription.fetch(100, timeout=PATIENCE_S)
                 assert messages, f"only {told} of {len(versions)} are told"
                 for message in messages:
                     told.append((message.data["version"], message.data["base"], message.data["dbhash"]))
                     ids.add(message.id)
                     message.ack()
-            assert subscription.fetch(1, wait=0) == []
+            assert subscription.fetch(1, timeout=0) == []
         assert sorted(told) == [(version.number, version.base, version.dbhash) for version in versions]
         assert all(re.fullmatch(r"replica-[0-9a-f]{16}-\d+", id) for id in ids)
         assert len(ids) == len(versions)

@@ -13,7 +13,7 @@ from hammered import make_books, read_books, write_books
 from replica_host import ReplicaHost
 
 import headwater
-from headwater.errors import UnknownReplica, UnsyncedChanges, VersionConflict
+from headwater.errors import UnknownReplicaError, UnsyncedChangesError, VersionConflictError
 from headwater.replication.names import Remote, ReplicaName, place_of
 
 
@@ -41,14 +41,14 @@ def test_a_push_from_a_stale_base_is_refused_and_changes_nothing(
     write_books(second, 0.5)
     content = second.read_bytes()
     for _ in range(2):  # refused again, however often it is asked
-        with pytest.raises(VersionConflict) as refused:
+        with pytest.raises(VersionConflictError) as refused:
             headwater.sync(second, remote)
         assert refused.value.newest == 2
         assert "@latest" in refused.value.next
     assert second.read_bytes() == content
     assert shared_host.newest(name_of(remote)) == 2
     # To follow instead: a pull is refused too, as long as it would throw something away.
-    with pytest.raises(UnsyncedChanges):
+    with pytest.raises(UnsyncedChangesError):
         headwater.sync(remote, second)
     headwater.sync(remote, second, overwrite=True)
     write_books(second, 0.5)
@@ -63,7 +63,7 @@ def test_over_the_newest_with_consent_and_what_was_there_stays_a_version(
     stranger = make_books(tmp_path / "stranger.db", "wal", 0.1, page_size=1024)
     write_books(stranger, 1.0)
     headwater.sync(first, remote)
-    with pytest.raises(VersionConflict):
+    with pytest.raises(VersionConflictError):
         headwater.sync(stranger, remote)
     outcome = headwater.sync(stranger, f"{remote}@latest")
     assert (outcome.base, outcome.version) == (1, 2)
@@ -71,7 +71,7 @@ def test_over_the_newest_with_consent_and_what_was_there_stays_a_version(
     write_books(stranger, 0.5)
     assert headwater.sync(stranger, remote).version == 3
     write_books(first, 0.5)
-    with pytest.raises(VersionConflict):
+    with pytest.raises(VersionConflictError):
         headwater.sync(first, remote)
     assert headwater.sync(first, f"{remote}@3").version == 4
     headwater.sync(f"{remote}@3", tmp_path / "third.db")
@@ -83,20 +83,20 @@ def test_over_the_newest_with_consent_and_what_was_there_stays_a_version(
 def test_a_base_that_never_was_and_one_that_is_no_more(remote: str, tmp_path: Path) -> None:
     path = make_books(tmp_path / "books.db", "delete", 0.1)
     for base in ("1", "7"):
-        with pytest.raises(VersionConflict) as refused:
+        with pytest.raises(VersionConflictError) as refused:
             headwater.sync(path, f"{remote}@{base}")
         assert refused.value.newest == 0
-    with pytest.raises(UnknownReplica):
+    with pytest.raises(UnknownReplicaError):
         headwater.sync(remote, tmp_path / "pulled.db")
     headwater.sync(path, remote)
     write_books(path, 0.5)
     headwater.sync(path, remote)
     write_books(path, 0.5)
     for source, base in ((path, "3"), (shutil.copy(path, tmp_path / "stranger.db"), "1")):
-        with pytest.raises(VersionConflict) as refused:
+        with pytest.raises(VersionConflictError) as refused:
             headwater.sync(source, f"{remote}@{base}")
         assert refused.value.newest == 2
-    with pytest.raises(UnknownReplica):
+    with pytest.raises(UnknownReplicaError):
         headwater.sync(f"{remote}@3", tmp_path / "pulled.db")
     assert headwater.sync(path, remote).version == 3
 
@@ -111,14 +111,14 @@ def test_a_replica_that_was_removed_and_made_anew_is_another_one(
         write_books(old, 0.5)
         headwater.sync(old, remote)
     headwater.sync(remote, tmp_path / "copy.db")
-    with shared_host.shelf() as shelf:
-        shelf.remove(name_of(remote))
+    with shared_host.store() as store:
+        store.remove(name_of(remote))
     for _ in range(pushes):
         write_books(new, 0.5)
         headwater.sync(new, remote)
     for _ in range(2):
         write_books(old, 0.5)
-        with pytest.raises(VersionConflict) as refused:
+        with pytest.raises(VersionConflictError) as refused:
             headwater.sync(old, remote)
         assert refused.value.newest == pushes
     assert shared_host.newest(name_of(remote)) == pushes
@@ -136,8 +136,8 @@ def test_a_replica_that_is_gone_is_pushed_anew(shared_host: ReplicaHost, remote:
     for _ in range(2):
         write_books(path, 0.5)
         headwater.sync(path, remote)
-    with shared_host.shelf() as shelf:
-        shelf.remove(name_of(remote))
+    with shared_host.store() as store:
+        store.remove(name_of(remote))
     outcome = headwater.sync(path, remote)
     assert (outcome.version, outcome.base) == (1, 0)
     write_books(path, 0.5)
@@ -163,10 +163,10 @@ def test_two_pushes_at_once_from_one_base_make_one_version(host: ReplicaHost, tm
         assert headwater.sync(fast, remote).version == 2
         assert not push.done()
         proxy.heal()
-        with pytest.raises(VersionConflict) as refused:
+        with pytest.raises(VersionConflictError) as refused:
             push.result()
         assert refused.value.newest == 2
-        with pytest.raises(VersionConflict):
+        with pytest.raises(VersionConflictError):
             headwater.sync(slow, through)
     host.check(name)
     headwater.sync(remote, tmp_path / "pulled.db")

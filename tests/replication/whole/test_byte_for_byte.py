@@ -110,7 +110,7 @@ def pages_of(path: Path | str) -> bytes:
 def assert_all_agree(host: ReplicaHost, remote: str, origin: Path, plain: Path, pulled: Path) -> None:
     place = place_of(remote)
     assert isinstance(place, Remote)
-    with host.shelf() as shelf, shelf.open_version(place.name, shelf.get(place.name).newest) as newest:
+    with host.store() as store, store.open_version(place.name, store.catalogue.get(place.name).newest) as newest:
         assert pages_of(newest.path) == pages_of(plain)
     assert pages_of(pulled) == pages_of(plain)
     # What still moves to the copy: hashes of parts of the whole, and the one page with the counters.
@@ -181,7 +181,7 @@ def test_a_log_of_headwater_is_pushed_while_it_is_published_to(
                     closing(headwater.open(pulled)) as copy,
                     copy.subscribe("reader", "orders.*", start="first") as all,
                 ):
-                    numbers = [message.data["number"] for message in all.messages(wait=0)]
+                    numbers = [message.data["number"] for message in all.messages(timeout=0)]
                 assert numbers == [*range(1, len(numbers) + 1)]
                 assert before <= len(numbers) <= len(published) + 1
                 pulled.unlink()  # reading it as a log has changed it
@@ -197,4 +197,4 @@ def test_a_log_of_headwater_is_pushed_while_it_is_published_to(
 
 def numbers_in_log(path: Path) -> list[int]:
     with closing(headwater.open(path)) as log, log.subscribe("reader", "orders.*", start="first") as all:
-        return [message.data["number"] for message in all.messages(wait=0)]
+        return [message.data["number"] for message in all.messages(timeout=0)]

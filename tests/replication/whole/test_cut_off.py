@@ -15,7 +15,7 @@ from replica_host import ReplicaHost
 from server_process import PATIENCE_S
 
 import headwater
-from headwater.errors import ReplicationFailed, Unreachable
+from headwater.errors import ReplicationFailedError, UnreachableError
 from headwater.replication.names import ReplicaName
 
 NAME = ReplicaName("shop", "books.db")
@@ -38,7 +38,7 @@ def test_at_any_byte_of_what_either_side_says(host: ReplicaHost, tmp_path: Path)
         for number, (direction, size) in enumerate(cuts):
             write_books(path, 0.5)
             proxy.cut_after(size, direction)
-            with pytest.raises((ReplicationFailed, Unreachable)):
+            with pytest.raises((ReplicationFailedError, UnreachableError)):
                 headwater.sync(path, remote)
             assert proxy.counts.cuts == number + 1
             outcome = headwater.sync(path, remote)
@@ -63,7 +63,7 @@ def test_after_the_commit_and_before_the_answer(host: ReplicaHost, tmp_path: Pat
                 host.wait_stopped()
                 proxy.reset()
                 host.go_on()
-                with pytest.raises(ReplicationFailed):
+                with pytest.raises(ReplicationFailedError):
                     push.result()
                 newest += 1
             if written_meanwhile:
@@ -92,7 +92,7 @@ def test_a_pull_that_is_cut_off_leaves_what_was_there(shared_host: ReplicaHost, 
         ]:
             for target in (copy, fresh) if direction is Direction.TO_CLIENT else (copy,):  # who has nothing says little
                 proxy.cut_after(size, direction)
-                with pytest.raises((ReplicationFailed, Unreachable)):
+                with pytest.raises((ReplicationFailedError, UnreachableError)):
                     headwater.sync(through, target)
                 proxy.heal()
             assert read_books(copy) == before
@@ -118,7 +118,7 @@ def test_a_pull_that_breaks_after_its_last_page_does_not_stand_in_the_way_of_the
             write_books(path, 0.5)
         headwater.sync(path, remote)
         proxy.cut_after(spoken - 20, Direction.TO_SERVER)  # in the last but one frame: that all has come
-        with pytest.raises(ReplicationFailed):
+        with pytest.raises(ReplicationFailedError):
             headwater.sync(through, copy)
         assert read_books(copy) == read_books(path)
         write_books(path, 0.5)
@@ -141,7 +141,7 @@ def test_a_push_that_is_made_again_while_the_first_is_still_being_accepted(
         first = pool.submit(headwater.sync, path, remote)
         host.wait_held()
         proxy.reset()
-        with pytest.raises(ReplicationFailed):
+        with pytest.raises(ReplicationFailedError):
             first.result()
         pages_come = proxy.counts.to_server_bytes + 5_000
         proxy.throttle(30_000, Direction.TO_SERVER)
@@ -151,7 +151,7 @@ def test_a_push_that_is_made_again_while_the_first_is_still_being_accepted(
             proxy.reset()
         host.release()
         with closing(headwater.open(host.url)) as log, log.subscribe("it", NAME.topic, start="first") as versions:
-            told = [message.data["version"] for _ in (1, 2) for message in versions.fetch(1, wait=PATIENCE_S)]
+            told = [message.data["version"] for _ in (1, 2) for message in versions.fetch(1, timeout=PATIENCE_S)]
         assert told == [1, 2]
         proxy.heal()
         second.exception()  # whatever becomes of it, the next one succeeds

@@ -16,7 +16,7 @@ from replica_host import ReplicaHost
 from small_disk import small_file_system
 
 import headwater
-from headwater.errors import DiskFull, ReplicationFailed, TooLarge
+from headwater.errors import DiskFullError, ReplicationFailedError, TooLargeError
 from headwater.replication.names import ReplicaName
 
 NAME, OTHER = ReplicaName("shop", "books.db"), ReplicaName("shop", "other.db")
@@ -40,19 +40,19 @@ def test_on_a_file_system_without_room(small_disk: ReplicaHost, tmp_path: Path) 
 
     # While the pages come: too large from the beginning, and too large on top of the copy.
     large = make_books(tmp_path / "large.db", "delete", 30)
-    with pytest.raises((DiskFull, ReplicationFailed)) as first:
+    with pytest.raises((DiskFullError, ReplicationFailedError)) as first:
         headwater.sync(large, small_disk.remote(OTHER))
-    with pytest.raises((DiskFull, ReplicationFailed)) as second:
+    with pytest.raises((DiskFullError, ReplicationFailedError)) as second:
         headwater.sync(large, f"{remote}@latest")
     # There is room for the copy, and none for what is to change in it.
     write_books(path, 1.0)
     filler = small_disk.directory / "catalogue.db-filler"
     _fill(filler, leave=7_600_000)
-    with pytest.raises((DiskFull, ReplicationFailed)) as third:
+    with pytest.raises((DiskFullError, ReplicationFailedError)) as third:
         headwater.sync(path, remote)
     # No room for anything.
     _fill(filler, leave=0)
-    with pytest.raises((DiskFull, ReplicationFailed)) as fourth:
+    with pytest.raises((DiskFullError, ReplicationFailedError)) as fourth:
         headwater.sync(path, remote)
     for told in (first, second, third, fourth):
         assert "full" in str(told.value) or "no room" in str(told.value), told.value
@@ -91,7 +91,7 @@ def test_where_no_file_may_grow_so_large(host: ReplicaHost, tmp_path: Path, mode
 
     large = make_books(tmp_path / "large.db", mode, 10)
     for target in (host.remote(OTHER), f"{remote}@latest"):
-        with pytest.raises((DiskFull, ReplicationFailed, TooLarge)) as told:
+        with pytest.raises((DiskFullError, ReplicationFailedError, TooLargeError)) as told:
             headwater.sync(large, target)
         assert str(host.directory) not in str(told.value)
     eventually(lambda: [*host.files().values()], [["1.db"]])

@@ -23,15 +23,9 @@ NAME = ReplicaName("shop", "books.db")
 MANY_BYTES = 1 << 60
 
 
-def in_steps_with_breaks(patch: pytest.MonkeyPatch) -> None:
+def as_a_large_one(patch: pytest.MonkeyPatch) -> None:
     """As for a database that is too large to be copied while its writers wait."""
     patch.setattr(snapshot, "LOCKED_BYTES_MAX", 0)
-    patch.setattr(snapshot, "STEP_BYTES", 1 << 20)
-
-
-def page_by_page(patch: pytest.MonkeyPatch) -> None:
-    """As where there is no `cp`."""
-    patch.setattr(snapshot.shutil, "which", lambda name: None)
 
 
 def without_a_copy(patch: pytest.MonkeyPatch) -> None:
@@ -53,8 +47,7 @@ def wait_for_a_write(path: Path) -> None:
     [
         ("wal", 20, None),
         ("delete", 12, None),
-        ("delete", 3, in_steps_with_breaks),
-        ("wal", 3, page_by_page),
+        ("delete", 3, as_a_large_one),
         ("wal", 3, without_a_copy),
     ],
 )
@@ -86,9 +79,9 @@ def test_every_version_is_what_was_there_between_two_transactions(
     assert [version.dbhash for version in versions] == [outcome.dbhash for outcome in outcomes]
     assert all(version.dbhash is None for version in versions) == (setting is without_a_copy)
     books = []
-    with host.shelf() as shelf:
+    with host.store() as store:
         for version in versions:
-            with shelf.open_version(NAME, version.number) as made:
+            with store.open_version(NAME, version.number) as made:
                 books.append(read_books(made.path, is_private=True))
     assert books == sorted(books)
     assert len({each.entries for each in books}) == pushes + 1

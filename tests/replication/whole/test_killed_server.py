@@ -15,7 +15,7 @@ from replica_host import AFTER_COMMIT, BEFORE_COMMIT, ReplicaHost
 from server_process import PATIENCE_S
 
 import headwater
-from headwater.errors import ReplicationFailed, Unreachable
+from headwater.errors import ReplicationFailedError, UnreachableError
 from headwater.replication.names import ReplicaName
 
 KILLS = 3
@@ -35,7 +35,7 @@ def test_at_any_step_of_an_acceptance_it_is_all_or_nothing(host: ReplicaHost, tm
             push = pool.submit(headwater.sync, path, remote)
             host.wait_stopped()
             host.restart()
-            with pytest.raises((ReplicationFailed, Unreachable)):
+            with pytest.raises((ReplicationFailedError, UnreachableError)):
                 push.result()
         is_accepted = step in AFTER_COMMIT
         assert host.newest(NAME) == newest + is_accepted, step
@@ -61,7 +61,7 @@ def test_at_any_step_of_the_first_acceptance_too(host: ReplicaHost, tmp_path: Pa
             push = pool.submit(headwater.sync, path, host.remote(name))
             host.wait_stopped()
             host.restart()
-            with pytest.raises((ReplicationFailed, Unreachable)):
+            with pytest.raises((ReplicationFailedError, UnreachableError)):
                 push.result()
         is_accepted = step in AFTER_COMMIT
         assert host.newest(name) == is_accepted, step
@@ -87,7 +87,7 @@ def test_while_pages_come_the_newest_version_stays(
             proxy.throttle(10_000, Direction.TO_SERVER)  # it does not get the rest while we reach for it
             host.restart()
             proxy.heal()
-            with pytest.raises((ReplicationFailed, Unreachable)):
+            with pytest.raises((ReplicationFailedError, UnreachableError)):
                 push.result()
             assert host.newest(NAME) == newest
             if newest:

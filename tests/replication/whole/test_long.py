@@ -17,9 +17,9 @@ from hammered import make_books, read_books, write_books
 from replica_host import AFTER_COMMIT, BEFORE_COMMIT, ReplicaHost
 
 import headwater
-from headwater.errors import ReplicationFailed, Unreachable
+from headwater.errors import ReplicationFailedError, UnreachableError
+from headwater.replication.integrity import dbhash
 from headwater.replication.names import ReplicaName
-from headwater.replication.proof import dbhash
 
 NAME = ReplicaName("shop", "books.db")
 LOCK_PAGE_AT = 1 << 30  # SQLite never stores anything in the page with this byte
@@ -104,7 +104,7 @@ def test_a_hundred_kills(
                     host.go_on()
             else:
                 host.restart()
-                with contextlib.suppress(ReplicationFailed, Unreachable):
+                with contextlib.suppress(ReplicationFailedError, UnreachableError):
                     push.result()
             found = host.newest(NAME)
             assert found in (newest, newest + 1)

@@ -1,9 +1,8 @@
--- The catalogue of a data directory, version 1. It alone says which files belong to which replica: a file that it does
--- not name is not there. Times are milliseconds since 1970 UTC.
+-- The catalogue of a data directory, version 1. It alone decides which files belong to which replica; files that it
+-- does not name are ignored. Times are milliseconds since 1970 UTC.
 
--- `id` names the directory. `newest` only grows: a version's number never comes back, whatever was deleted. `keyed`: it
--- has a key or had one, for revoking the last must not let everybody in. `changed_at`: when a client last said that its
--- database has changed and will be pushed.
+-- `id` names the directory. `newest` only grows: numbers of removed versions are not used again. `keyed`: it has a key
+-- or had one, because revoking the last one must not open the replica. `changed_at`: when a client last announced changes.
 CREATE TABLE replicas (
     id         TEXT PRIMARY KEY,
     namespace  TEXT NOT NULL,
@@ -15,7 +14,7 @@ CREATE TABLE replicas (
     UNIQUE (namespace, name)
 ) STRICT, WITHOUT ROWID;
 
--- The newest lies there whole; each older one as a delta against the next, which `delta_bytes` and `delta_sha256` describe.
+-- The newest is a whole file; each older one a delta against the next, described by `delta_bytes` and `delta_sha256`.
 CREATE TABLE versions (
     replica       TEXT NOT NULL REFERENCES replicas (id) ON DELETE CASCADE,
     number        INTEGER NOT NULL,
@@ -49,7 +48,7 @@ CREATE TABLE keys (
     PRIMARY KEY (replica, id)
 ) STRICT, WITHOUT ROWID;
 
--- What went wrong at clients, in their words; the oldest go.
+-- Error reports of clients; the oldest are removed.
 CREATE TABLE reports (
     number   INTEGER PRIMARY KEY AUTOINCREMENT,
     replica  TEXT NOT NULL REFERENCES replicas (id) ON DELETE CASCADE,

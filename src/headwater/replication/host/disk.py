@@ -1,23 +1,105 @@
-"""Files: copied, made durable, renamed and removed, with the system's errors put into ours."""
+"""The files of a data directory: their paths, durable writes, and the space that pushes leave free.
+
+    catalogue.db                      replicas, versions, keys and reports
+    serving.lock                      held by the one server of this directory
+    removed-<replica id>/             a replica that is being removed
+    <replica id>/new                  marks a replica without an accepted version, or one that is being removed
+    <replica id>/<n>.db               its newest version, whole
+    <replica id>/<n>.pages            an older version, as a delta against the next
+    <replica id>/scratch-<uuid>.db    a running push, and `.pages` its delta
+    <replica id>/reading-<uuid>/      a version that is being read; its reader holds the `lock` in it
+
+Names that clients choose are no part of any path.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
+import secrets
 import shutil
+import threading
+import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
-from headwater.errors import DiskFull, HeadwaterError, InputOutput, ReadOnly
-from headwater.replication.database_file import SIDECARS
-from headwater.replication.local_files import private
+from headwater.errors import DiskFullError, HeadwaterError, InputOutputError, InvalidOptionError, ReadOnlyError
+from headwater.replication.local_database import SIDECARS, private
+
+DIRECTORY_SUFFIX = "-replicas"  # of the data directory, after the name of the log of its server
+CATALOGUE = "catalogue.db"
+SERVING_LOCK = "serving.lock"
+READING = "reading-"
+REMOVED = "removed-"
+NEW = "new"
 
 COPY_BYTES = 1024 * 1024
+FREE_BYTES_MIN = 256 * 1024 * 1024  # that pushes and pulls leave to others; the log is often on the same disk
+FREE_PART_MIN = 50  # but on a small disk not more than a fiftieth of it
 
+_ID_BYTES = 8
+_ID = re.compile(r"[0-9a-f]{16}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FAST_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
+
+
+# --- paths ----------------------------------------------------------------------------------------------------------
+
+
+def new_replica_id() -> str:
+    return secrets.token_hex(_ID_BYTES)
+
+
+def is_replica_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+class Layout:
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.abspath(directory)
+        self.serving_lock = os.path.join(self.directory, SERVING_LOCK)
+
+    def home(self, replica_id: str) -> str:
+        return os.path.join(self.directory, replica_id)
+
+    def removed(self, replica_id: str) -> str:
+        return os.path.join(self.directory, f"{REMOVED}{replica_id}")
+
+    def new_mark(self, replica_id: str) -> str:
+        return os.path.join(self.directory, replica_id, NEW)
+
+    def head(self, replica_id: str, number: int) -> str:
+        return os.path.join(self.directory, replica_id, f"{number}.db")
+
+    def delta(self, replica_id: str, number: int) -> str:
+        return os.path.join(self.directory, replica_id, f"{number}.pages")
+
+    def new_scratch(self, replica_id: str) -> str:
+        return os.path.join(self.directory, replica_id, f"scratch-{uuid.uuid4().hex}.db")
+
+    def new_reading(self, replica_id: str) -> str:
+        return os.path.join(self.directory, replica_id, f"{READING}{uuid.uuid4().hex}")
+
+
+def refuse_foreign(directory: str) -> None:
+    """Recovery removes files that the catalogue does not name, so a data directory must not hold others."""
+    if not os.path.exists(directory) or os.path.exists(os.path.join(directory, CATALOGUE)):
+        return
+    next = "Name a new or an empty directory"
+    if not os.path.isdir(directory):
+        raise InvalidOptionError("this is a file, and replicas are kept in a directory", where=directory, next=next)
+    others = sorted(name for name in os.listdir(directory) if name != SERVING_LOCK and not name.startswith(CATALOGUE))
+    if others:
+        raise InvalidOptionError(
+            f"this directory has no replicas, and it holds other things, like {others[0]}", where=directory, next=next
+        )
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 def is_full(exc: OSError) -> bool:
@@ -27,23 +109,28 @@ def is_full(exc: OSError) -> bool:
 def error_of(exc: OSError, where: str) -> HeadwaterError:
     why = exc.strerror or str(exc)
     if is_full(exc):
-        return DiskFull(f"no room ({why})", where=where, next="Free some disk space and try again; nothing was changed")
+        return DiskFullError(
+            f"no room ({why})", where=where, next="Free some disk space and try again; nothing was changed"
+        )
     if exc.errno in _DENIED:
-        return ReadOnly(why, where=where, next="Give this user write access to the directory")
-    return InputOutput(why, where=where, next="Look at the disk (dmesg); accepted versions are as they were")
+        return ReadOnlyError(why, where=where, next="Give this user write access to the directory")
+    return InputOutputError(why, where=where, next="Look at the disk (dmesg); accepted versions are as they were")
 
 
-@contextlib.contextmanager
+@contextmanager
 def translated(where: str) -> Iterator[None]:
-    """Inside, the system's errors come out as Headwater's."""
+    """Translates OSError to Headwater's errors."""
     try:
         yield
     except OSError as exc:
         raise error_of(exc, where) from exc
 
 
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
 def copy(source: str, target: str) -> None:
-    """Copy a file as fast as the file system can: shared blocks where it knows them, else inside the kernel."""
+    """Copy a file as fast as the file system can: by shared blocks, otherwise inside the kernel."""
     with open(source, "rb", buffering=0) as reading, open(target, "wb", buffering=0, opener=private) as writing:
         if not _copied_by_kernel(reading, writing):
             while block := reading.read(COPY_BYTES):
@@ -51,7 +138,7 @@ def copy(source: str, target: str) -> None:
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """A disk that is nearly full takes the first part of what it is told, and says so only by how much it took."""
+    """A nearly full disk accepts only the first part of a write, without an error."""
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
@@ -68,7 +155,7 @@ def _copied_by_kernel(reading: BinaryIO, writing: BinaryIO) -> bool:
                 break
             left -= copied
     except OSError as exc:
-        # It refuses the first piece if it cannot do this at all; both files are still where they were.
+        # A file system that cannot do this refuses the first piece; both files are at their beginning then.
         if exc.errno in _NO_FAST_COPY and writing.tell() == 0:
             return False
         raise
@@ -85,6 +172,7 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def sync_file(path: str) -> None:
+    """Also a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -92,23 +180,19 @@ def sync_file(path: str) -> None:
         os.close(descriptor)
 
 
-def sync_directory(path: str) -> None:
-    sync_file(path)
-
-
 def touch(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def make_directory(path: str) -> None:
-    """For this user alone, with those above it; none of them is lost with the power."""
+    """With its parents, mode 0700; durable when it returns."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
     for each in reversed(missing):
         os.makedirs(each, 0o700, exist_ok=True)
-        sync_directory(os.path.dirname(each))
+        sync_file(os.path.dirname(each))
 
 
 def rename(source: str, target: str) -> None:
@@ -116,18 +200,18 @@ def rename(source: str, target: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Whether or not it is there."""
+    """A missing file is no error."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
-def left_beside(path: str) -> list[str]:
-    """What SQLite left beside it: it is open somewhere, or was cut off in the middle of writing."""
+def sidecars_in_use(path: str) -> list[str]:
+    """SQLite's files next to a database that is open, or was not closed in order."""
     return [path + beside for beside in SIDECARS if os.path.exists(path + beside) and not _is_idle(path + beside)]
 
 
 def _is_idle(beside: str) -> bool:
-    """A journal that its database keeps between transactions (journal_mode TRUNCATE or PERSIST): nothing is in it."""
+    """A journal that is kept between transactions (journal_mode TRUNCATE or PERSIST) is empty or zeroed."""
     if not beside.endswith("-journal"):
         return False
     with open(beside, "rb") as journal:
@@ -135,13 +219,13 @@ def _is_idle(beside: str) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Whatever can be removed of it; a later recovery sees to the rest."""
+    """As far as possible; the next recovery removes the rest."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def lock(path: str) -> int | None:
-    """A descriptor that holds the only lock on this file until it is closed; None if somebody else has it."""
-    import fcntl  # here, because Windows has none, and other commands should start there all the same
+    """A descriptor that holds an exclusive lock on this file until it is closed; None if another process holds it."""
+    import fcntl  # here, because Windows has none, and other commands should start there
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -153,3 +237,35 @@ def lock(path: str) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
+
+
+# --- free space -----------------------------------------------------------------------------------------------------
+
+
+class SpaceReservations:
+    """Of one directory: concurrent writers do not count on the same free space."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._reserved_bytes = 0
+
+    @contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """While so many bytes are written. Raises DiskFullError if there is no space for them. Blocks."""
+        with self._lock:
+            refuse_to_fill(self._directory, self._reserved_bytes + size)
+            self._reserved_bytes += size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reserved_bytes -= size
+
+
+def refuse_to_fill(directory: str, size: int) -> None:
+    """Raises DiskFullError if there is no space for so many bytes more. Blocks."""
+    with translated(directory):
+        disk = shutil.disk_usage(directory)
+    if disk.free < size + min(FREE_BYTES_MIN, disk.total // FREE_PART_MIN):
+        raise DiskFullError("the server's disk is full", where=directory, next="Free some disk space on the server")

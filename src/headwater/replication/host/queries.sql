@@ -1,6 +1,6 @@
 -- Each query has a name and a line of purpose.
 
--- :replica: the columns of a replica r, with what its versions take on disk
+-- :replica: the columns of a replica r, with the size of its versions on disk
 r.id, r.namespace, r.name, r.created_at, r.newest,
 (SELECT count(*) FROM versions AS v WHERE v.replica = r.id),
 (SELECT coalesce(sum(coalesce(v.delta_bytes, v.size)), 0) FROM versions AS v WHERE v.replica = r.id),
@@ -25,11 +25,11 @@ SELECT {replica} FROM replicas AS r WHERE r.id = ?
 -- :replicas: all of them, by name
 SELECT {replica} FROM replicas AS r ORDER BY r.namespace, r.name
 
--- :listing: of one namespace or all, behind a name; each with its newest version, as of one moment
+-- :listing: of one namespace or all, after a name; each with its newest version, in one snapshot
 SELECT {replica}, {version} FROM replicas AS r LEFT JOIN versions AS v ON v.replica = r.id AND v.number = r.newest
 WHERE (r.namespace, r.name) > (?1, ?2) AND (?3 IS NULL OR r.namespace = ?3) ORDER BY r.namespace, r.name LIMIT ?4
 
--- :totals: how many replicas and versions there are, and what these take on disk
+-- :totals: the numbers of replicas and versions, and the size of these on disk
 SELECT (SELECT count(*) FROM replicas), count(*), coalesce(sum(coalesce(v.delta_bytes, v.size)), 0) FROM versions AS v
 
 -- :count_replicas: how many there are
@@ -38,7 +38,7 @@ SELECT count(*) FROM replicas
 -- :add_replica: a new one without versions
 INSERT INTO replicas (id, namespace, name, created_at) VALUES (?, ?, ?, ?)
 
--- :note_change: a client says that it has something to push
+-- :record_change: a client has announced changes
 UPDATE replicas SET changed_at = ?3 WHERE namespace = ?1 AND name = ?2
 
 -- :remove_replica: with its versions, keys and reports
@@ -70,17 +70,17 @@ INSERT INTO versions (
 -- :remove_versions: the oldest, up to a number; never the newest
 DELETE FROM versions WHERE replica = ?1 AND number <= ?2 AND number < (SELECT newest FROM replicas WHERE id = ?1)
 
--- :unannounced: replicas and versions that nobody has been told of, each replica's in order, whatever the clock said
+-- :unannounced: versions without a message in the log yet, those of each replica in order
 SELECT r.id, v.number FROM versions AS v JOIN replicas AS r ON r.id = v.replica
 WHERE v.announced = 0 ORDER BY r.id, v.number
 
--- :announced: a version was told of
+-- :announced: a version has its message in the log
 UPDATE versions SET announced = 1 WHERE replica = ? AND number = ?
 
 -- :add_key: a key of a replica
 INSERT INTO keys (replica, id, kind, sha256, label, created_at) VALUES (?, ?, ?, ?, ?, ?)
 
--- :set_keyed: from now on it is asked for a key
+-- :set_keyed: from now on the replica needs a key
 UPDATE replicas SET keyed = 1 WHERE id = ?
 
 -- :keyed: whether it is
@@ -89,7 +89,7 @@ SELECT keyed FROM replicas WHERE id = ?
 -- :keys: of a replica, oldest first
 SELECT id, kind, label, created_at FROM keys WHERE replica = ? ORDER BY created_at, id
 
--- :one_key: what to compare a secret with
+-- :one_key: the hash to compare a secret with
 SELECT kind, sha256 FROM keys WHERE replica = ? AND id = ?
 
 -- :count_keys: how many a replica has
@@ -98,10 +98,10 @@ SELECT count(*) FROM keys WHERE replica = ?
 -- :remove_key: a key of a replica
 DELETE FROM keys WHERE replica = ? AND id = ? RETURNING id
 
--- :add_report: what went wrong at a client
+-- :add_report: an error report of a client
 INSERT INTO reports (replica, at, client, document) VALUES (?, ?, ?, ?)
 
--- :trim_reports: all but the last so many, and of these no more than so many bytes; the last one stays
+-- :trim_reports: keep the last so many, up to so many bytes in all; the last one always stays
 DELETE FROM reports WHERE number IN (
     SELECT number FROM (
         SELECT number, row_number() OVER backwards AS place, sum(octet_length(document)) OVER backwards AS bytes

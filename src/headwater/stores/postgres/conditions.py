@@ -1,7 +1,7 @@
 """What a subscription asks for, as SQL over the table `messages`.
 
 The SQL is built from fixed pieces only: whatever a user wrote is a bound parameter. `where_condition` means exactly
-what `delivery/where_eval.py` means; `tests/stores/test_conditions.py` holds the two equal.
+what `delivery/filters.py` means; `tests/stores/test_conditions.py` holds the two equal.
 
 `data` and `headers` are read as `json`: `jsonb` keeps of a number only its decimal value, and forgets whether it was an
 integer or a double. A value that PostgreSQL cannot hold at all (the character NUL, half a surrogate pair, a number
@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
+from functools import lru_cache
 from typing import NamedTuple, assert_never
 
-from headwater.delivery.entity_filter import EntityFilter, Matcher
-from headwater.delivery.where import Where
-from headwater.delivery.where_syntax import (
+from headwater.delivery.filters import (
     JSON_FIELDS,
     And,
     Compare,
+    EntityFilter,
+    Matcher,
     Not,
     OneOf,
     Operator,
@@ -27,9 +28,11 @@ from headwater.delivery.where_syntax import (
     Path,
     Scalar,
     Term,
+    Where,
 )
-from headwater.stores.database import first_text_after
-from headwater.stores.postgres.queries import SQL
+from headwater.ports.records import DeadLetterQuery, Selection
+from headwater.stores.postgres.connection import SQL, array_of
+from headwater.stores.sql import SMALL_BYTES_MAX, first_text_after
 from headwater.topics import Pattern
 
 Param = str | int | float | Decimal | list[str] | list[float] | list[Decimal]
@@ -276,7 +279,7 @@ def _receivers_condition(filter: EntityFilter) -> Condition:
 def _matchers_condition(column: str, matchers: tuple[Matcher, ...]) -> Condition:
     if any(matcher.regex for matcher in matchers):
         return Condition(f"{column} IS NOT NULL")
-    names = [matcher.spelling for matcher in matchers if "\0" not in matcher.spelling]  # nobody here is called so
+    names = [matcher.spelling for matcher in matchers if "\0" not in matcher.spelling]  # no stored text has a NUL
     return Condition(f"{column} = ANY(%s::text[])", (names,))
 
 
@@ -290,3 +293,56 @@ def _prefix_condition(prefix: str) -> Condition:
 def _joined(word: str, conditions: list[Condition]) -> Condition:
     params = tuple(param for condition in conditions for param in condition.params)
     return Condition(f"({word.join(condition.sql for condition in conditions)})", params)
+
+
+class Wanted(NamedTuple):
+    """All that a selection says, and parts of it: its topics, and all but the `where`, which some payload may be unfit
+    for (`may_fail`). If it is not `exact`, `selection.keeps` must check what it lets through. `sieve` lets large
+    messages pass unread, and `judged` tells the others."""
+
+    condition: Condition
+    exact: bool
+    topics: Condition
+    without_where: Condition
+    may_fail: bool
+    sieve: Condition = EVERYTHING
+    judged: str = "TRUE"
+
+
+@lru_cache(maxsize=4096)
+def wanted_by(selection: Selection) -> Wanted:
+    topics, topics_exact = topic_condition(selection.pattern)
+    entities, entities_exact = entity_condition(selection.entities)
+    exact, without_where = topics_exact and entities_exact, all_of(topics, entities)
+    if selection.where is None:
+        return Wanted(without_where, exact, topics, without_where, False, without_where)
+    content, content_exact = where_condition(selection.where)
+    condition = all_of(topics, entities, content)
+    judged = f"{SQL['size']} <= {SMALL_BYTES_MAX}" if content_exact else "FALSE"
+    small = Condition(f"(CASE WHEN {judged} THEN {content.sql} ELSE TRUE END)", content.params)
+    return Wanted(
+        condition,
+        exact and content_exact,
+        topics,
+        without_where,
+        reads_json(selection.where),
+        all_of(topics, entities, small),
+        judged,
+    )
+
+
+def letters_wanted(query: DeadLetterQuery) -> Condition:
+    """What it says of errors is not in it, and of topics perhaps not all."""
+    parts = [EVERYTHING if query.topic is None else topic_condition(query.topic)[0]]
+    if query.ids is not None:
+        parts.append(Condition("id = ANY(%s::bigint[])", (array_of(query.ids),)))
+    if query.seqs is not None:
+        parts.append(Condition("seq = ANY(%s::bigint[])", (array_of(query.seqs),)))
+    for column, value in (
+        ("subscription", query.subscription),
+        ("type", query.type),
+        ("reason", query.reason),
+    ):
+        if value is not None:
+            parts.append(Condition(f"{column} = %s", (value,)))
+    return all_of(*parts)

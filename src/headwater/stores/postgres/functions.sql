@@ -129,7 +129,7 @@ BEGIN
     );
 END $$;
 
--- The seq of a row that is inserted by hand; whoever waits for messages is told. A trigger before each row would do the
+-- The seq of a row that is inserted by hand; waiting consumers are notified. A trigger before each row would do the
 -- same, but COPY, which Headwater publishes with, writes row by row where there is one.
 CREATE OR REPLACE FUNCTION next_seq()
 RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -138,7 +138,7 @@ BEGIN
     RETURN "{schema}".begin_publishing() + 1;
 END $$;
 
--- Whoever deletes messages by hand may take the last one: its seq is not given out again, for cursors stand behind it.
+-- The last message may be deleted by hand: its seq is not given out again, because cursors may be behind it.
 CREATE OR REPLACE FUNCTION keep_last_seq()
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

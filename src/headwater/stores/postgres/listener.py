@@ -20,7 +20,7 @@ from psycopg import sql
 from headwater.errors import HeadwaterError
 from headwater.stores.postgres.store import PostgresStore
 
-NET_POLL_S = 1.0
+FALLBACK_POLL_S = 1.0
 POLL_S = 0.1
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.1, 5.0
 
@@ -64,19 +64,19 @@ class PostgresListener:
                     pause_s = RECONNECT_S_MIN
                     for _ in self._news(connection):
                         self._look()
-            except Exception as exc:  # whatever it is, who waits here must not wait for ever
+            except Exception as exc:  # whatever it is, waiting consumers must not wait for ever
                 logger.warning("%s: not listening for news (%s); trying again", self._store.name, str(exc).strip())
                 self._stopping.wait(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(RECONNECT_S_MAX, pause_s * 2)
                 self._look()
 
     def _news(self, connection: psycopg.Connection) -> Iterator[None]:
-        """Once for every notification of another, or for several at a time, and at least once in NET_POLL_S."""
+        """Once for every notification of another, or for several at a time, and at least once in FALLBACK_POLL_S."""
         with selectors.DefaultSelector() as selector:  # select() knows no descriptor above 1023
             for descriptor in (connection.fileno(), self._stop_read):
                 selector.register(descriptor, selectors.EVENT_READ)
             while True:
-                selector.select(NET_POLL_S)
+                selector.select(FALLBACK_POLL_S)
                 if self._stopping.is_set():
                     return
                 senders = {each.payload for each in connection.notifies(timeout=0)}

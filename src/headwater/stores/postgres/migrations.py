@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import errors, sql
 
-from headwater.errors import NewerSchema, NotALog, ReadOnly, StoreError
+from headwater.errors import NewerSchemaError, NotALogError, ReadOnlyError, StoreError
 from headwater.message import SALT_BITS
-from headwater.stores.database import OWN_TABLES
-from headwater.stores.postgres.queries import FUNCTIONS, SCHEMA, SQL
+from headwater.stores.postgres.connection import FUNCTIONS, SCHEMA, SQL
+from headwater.stores.sql import OWN_TABLES
 
 # An id whose message is gone has no topic any more and is forgotten: to know it on every topic could swallow a message
 # of another publisher, to forget it can at worst store one twice that is sent again.
@@ -116,7 +116,7 @@ def prepare(connection: psycopg.Connection, schema: str, name: str) -> int:
         with _transaction(connection, schema):
             salt = _fact(connection, "salt")
     if salt is None:
-        raise NotALog("its facts are gone", where=name, next="Restore a backup, or name another schema")
+        raise NotALogError("its facts are gone", where=name, next="Restore a backup, or name another schema")
     return salt
 
 
@@ -130,7 +130,7 @@ def _bring_up_to_date(connection: psycopg.Connection, schema: str, name: str) ->
             if version is None:
                 _create(connection, schema, name)
             elif version > SCHEMA_VERSION:
-                raise NewerSchema(
+                raise NewerSchemaError(
                     f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
                     where=name,
                     next="Upgrade: pip install -U headwater",
@@ -145,7 +145,7 @@ def _create(connection: psycopg.Connection, schema: str, name: str) -> None:
     connection.execute(sql.SQL("REVOKE ALL ON SCHEMA {} FROM PUBLIC").format(sql.Identifier(schema)))
     in_the_way = (_tables(connection, schema) & OWN_TABLES) | (_functions(connection, schema) & OWN_FUNCTIONS)
     if in_the_way:
-        raise NotALog(
+        raise NotALogError(
             f"the schema has things of the log's names ({', '.join(sorted(in_the_way)[:3])}) and no log",
             where=name,
             next="Name another schema: ?schema=…",
@@ -154,7 +154,7 @@ def _create(connection: psycopg.Connection, schema: str, name: str) -> None:
         _make_functions(connection, schema)
         connection.execute(SCHEMA.encode())
     except (errors.DuplicateTable, errors.DuplicateObject) as exc:
-        raise NotALog(
+        raise NotALogError(
             f"something of the log's names is in the way ({exc.diag.message_primary})",
             where=name,
             next="Name another schema: ?schema=…",
@@ -184,7 +184,7 @@ def _migrate(connection: psycopg.Connection, schema: str, version: int, name: st
         connection.execute(MIGRATIONS[version - 1].encode())
         _make_functions(connection, schema)
     except errors.InsufficientPrivilege as exc:
-        raise ReadOnly(
+        raise ReadOnlyError(
             f"only its owner, {owner}, can take the log to schema {version + 1} ({exc.diag.message_primary})",
             where=name,
             next="Open it once as its owner: headwater doctor postgres://…",
@@ -218,14 +218,14 @@ def _version(connection: psycopg.Connection, schema: str, name: str) -> int | No
     if "headwater" not in _tables(connection, schema):
         return None
     if not _there(connection, "SELECT 1 WHERE has_schema_privilege(%s, 'USAGE')", schema):
-        raise ReadOnly(
+        raise ReadOnlyError(
             f"this role may not use the schema {schema}",
             where=name,
             next=f"As its owner: GRANT USAGE ON SCHEMA {schema} TO …; docs/postgres.md has all grants",
         )
     version = _fact(connection, "schema_version")
     if version is None:
-        raise NotALog(
+        raise NotALogError(
             "the schema has a table `headwater` that is none of the log's",
             where=name,
             next="Name another schema: ?schema=…",

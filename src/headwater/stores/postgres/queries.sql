@@ -9,7 +9,7 @@ SELECT set_config('enable_seqscan', 'off', TRUE), set_config('enable_bitmapscan'
 -- :lock_shared: many may write at once, each with what it locks by itself
 pg_advisory_xact_lock_shared(1213661185, hashtext(current_schema()))
 
--- :lock_alone: nobody else writes until this transaction ends
+-- :lock_alone: no other transaction writes until this transaction ends
 pg_advisory_xact_lock(1213661185, hashtext(current_schema()))
 
 -- :announce: a server lives as long as its session holds this
@@ -44,7 +44,7 @@ SELECT count(*) = %s AND NOT coalesce(bool_or(EXISTS (
 FROM pg_class AS own JOIN pg_namespace AS place ON place.oid = own.relnamespace
 WHERE nspname = %s AND relkind = 'r' AND relname = ANY(%s::text[])
 
--- :lock_publishing: nobody else publishes until this transaction ends; the last seq that was given out
+-- :lock_publishing: no other transaction publishes until this transaction ends; the last seq that was given out
 SELECT begin_publishing()
 
 -- :message: a message row as JSON text; the rare fields only where `checked` does not say that there are none. NULL for a
@@ -55,10 +55,7 @@ CASE
     WHEN m.checked = 2 OR octet_length(m.data::text) + coalesce(octet_length(m.headers::text), 0) <= 1048576 THEN
         '[' || m.seq || ',' || to_json(m.topic) || ',' || m.data || ',' || m.published_at || ','
         || coalesce(m.size, octet_length(m.data::text)) || ',' || coalesce(to_json(m.id)::text, %s) || ','
-        || substr(json_build_array(
-            m.priority, m.deliver_at, m.expires_at, m."from", m."to", m.reply_to, m.correlation_id, m.type, m.version,
-            m.content_type, m.traceparent, m.headers
-        )::text, 2)
+        || substr(json_build_array({extras_of_m})::text, 2)
 END
 
 -- :counted_between: the messages of a seq range by topic, in their order, so that rows are locked in one
@@ -88,8 +85,7 @@ FROM messages AS m WHERE m.seq = ANY(%s::bigint[])
 
 -- :heads: the same without data and free headers
 SELECT coalesce(json_agg(json_build_array(
-    seq, topic, NULL, published_at, {size}, coalesce(to_json(id), to_json(%s::bigint)), priority, deliver_at, expires_at,
-    "from", "to", reply_to, correlation_id, type, version, content_type, traceparent
+    seq, topic, NULL, published_at, {size}, coalesce(to_json(id), to_json(%s::bigint)), {extras_but_headers}
 )), '[]')::text FROM messages WHERE seq = ANY(%s::bigint[])
 
 -- :scan_seqs: the same without the messages, where they cannot be read all at once
@@ -111,8 +107,7 @@ SELECT seq, topic, "from", "to", {size}, published_at, {judged}
 FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
 
 -- :columns: one message, column by column
-SELECT seq, topic, data::text, published_at, {size}, id, priority, deliver_at, expires_at, "from", "to",
-    reply_to, correlation_id, type, version, content_type, traceparent, headers::text
+SELECT seq, topic, data::text, published_at, {size}, id, {extras_raw}
 FROM messages WHERE seq = %s
 
 -- :oldest: what retention looks at, in seq order
@@ -135,8 +130,7 @@ SELECT coalesce(json_agg(DISTINCT topic), '[]')::text FROM messages WHERE seq > 
 COPY messages (seq, topic, data, published_at, size, checked) FROM STDIN
 
 -- :copy_full: messages with all their fields
-COPY messages (seq, topic, data, published_at, size, checked, id, priority, deliver_at, expires_at, "from", "to",
-    reply_to, correlation_id, type, version, content_type, traceparent, headers) FROM STDIN
+COPY messages (seq, topic, data, published_at, size, checked, id, {extras}) FROM STDIN
 
 -- :known_ids: which of the given scoped ids are remembered
 SELECT scoped_id, seq, published_at FROM remembered_ids WHERE scoped_id = ANY(%s::text[])
@@ -246,11 +240,11 @@ SELECT batch FROM sinks WHERE sink = %s
 INSERT INTO sinks (sink, batch, at) VALUES (%s, %s, %s)
 ON CONFLICT (sink) DO UPDATE SET batch = excluded.batch, at = excluded.at
 
--- :timings: how long deliveries took
+-- :timings: how long deliveries took, from an hour on
 SELECT coalesce(
     json_agg(json_build_array(subscription, hour, stage, bucket, count) ORDER BY subscription, hour, stage, bucket), '[]'
 )::text
-FROM timings
+FROM timings WHERE hour >= %s
 
 -- :add_timings: count further deliveries in, of subscriptions that are still there; in one order, so that two hosts that
 -- do it at once wait for each other and not in a circle
@@ -273,7 +267,7 @@ DELETE FROM timings WHERE subscription = %s
 -- :fact: one fact about the log
 SELECT value FROM headwater WHERE name = %s
 
--- :fact_to_change: one fact, which nobody else may change until this transaction ends
+-- :fact_to_change: one fact, locked until this transaction ends
 SELECT value FROM headwater WHERE name = %s FOR NO KEY UPDATE
 
 -- :set_fact: change a fact
@@ -283,7 +277,7 @@ INSERT INTO headwater (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE
 SELECT id, spec, floor, delivered, settled, holder, fence, lease_until, created_at, active_at, acked, redelivered, buried
 FROM subscriptions WHERE id = %s
 
--- :subscription_to_change: one subscription, which nobody else may change until this transaction ends
+-- :subscription_to_change: one subscription, locked until this transaction ends
 {subscription} FOR NO KEY UPDATE
 
 -- :subscriptions: all subscriptions
@@ -392,7 +386,7 @@ FROM (
     ) AS page
 ) AS sized WHERE coalesce(before, 0) < %s ORDER BY id
 
--- :bury: store a dead letter or replace it
+-- :save_dead_letter: store a dead letter or replace it
 INSERT INTO dead_letters (id, subscription, seq, topic, type, reason, attempts, died_at, error, stack, handler,
     redrives, redriving, redrive_error, message)
 VALUES (coalesce(nullif(%s::bigint, 0), nextval(pg_get_serial_sequence('dead_letters', 'id'))),
@@ -419,13 +413,13 @@ UPDATE dead_letters SET redriving = FALSE, redrive_error = %s WHERE subscription
 -- :add_gap: record a gap
 INSERT INTO gaps (subscription, from_seq, to_seq, count, why, at) VALUES (%s, %s, %s, %s, %s, %s)
 
--- :gaps: gaps not yet told
+-- :gaps: gaps not yet reported
 SELECT subscription, from_seq, to_seq, count, why, at FROM gaps WHERE subscription = %s AND NOT told ORDER BY number
 
 -- :gap_total: messages lost to gaps
 SELECT coalesce(sum(count), 0)::bigint FROM gaps WHERE subscription = %s
 
--- :mark_gaps_told: they have been told
+-- :mark_gaps_reported: they have been reported
 UPDATE gaps SET told = TRUE WHERE subscription = %s AND NOT told
 
 -- :delete_gaps: forget the gaps of a subscription
@@ -441,10 +435,10 @@ ON CONFLICT (pattern, dialect) DO UPDATE SET limits = excluded.limits
 -- :remove_retention: drop a retention policy
 DELETE FROM retention WHERE pattern = %s AND dialect = %s
 
--- :lease: who holds a resource
+-- :lease: the holder of a resource
 SELECT owner, fence, until FROM leases WHERE resource = %s
 
--- :lease_to_change: who holds a resource, which nobody else may take until this transaction ends
+-- :lease_to_change: the holder of a resource, locked until this transaction ends
 {lease} FOR NO KEY UPDATE
 
 -- :add_free_lease: a row that can be locked

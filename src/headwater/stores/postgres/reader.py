@@ -11,10 +11,9 @@ import psycopg
 from psycopg import errors
 
 from headwater.delivery.lease import Lease
-from headwater.delivery.receipts import Receipt
-from headwater.delivery.retention import Kept
-from headwater.delivery.runs import Run
-from headwater.message import NO_HEADERS, Message
+from headwater.delivery.publishing import Receipt
+from headwater.delivery.retention import Kept, Limits, Run
+from headwater.message import HEADERS_AT, NO_HEADERS, Message
 from headwater.ports.records import (
     ERROR_LINE_CHARS,
     DeadLetter,
@@ -34,10 +33,21 @@ from headwater.ports.records import (
     TopicCount,
 )
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Interruption
-from headwater.stores.database import (
+from headwater.stores.postgres.conditions import (
+    EVERYTHING,
+    Condition,
+    Wanted,
+    letters_wanted,
+    topic_condition,
+    wanted_by,
+)
+from headwater.stores.postgres.connection import SQL, array_of, untyped
+from headwater.stores.sql import (
     CANDIDATES,
+    CANDIDATES_MAX,
     LETTER_COUNTS,
     TIMES,
+    Candidate,
     TopicTail,
     count_by_scanning,
     kept_times,
@@ -45,32 +55,26 @@ from headwater.stores.database import (
     letters_page,
     record_of,
     seq_before,
+    sift,
     times_by_scanning,
 )
-from headwater.stores.postgres.conditions import EVERYTHING, Condition, topic_condition
-from headwater.stores.postgres.queries import SQL
-from headwater.stores.postgres.rows import (
-    DELIVERIES,
-    KEPT,
-    LIMITS,
-    MESSAGES,
-    RECEIPTS,
-    RUNS,
-    SEQS,
-    TEXTS,
-    TIMINGS,
-    UNREADABLE,
-    array_of,
-    untyped,
-)
-from headwater.stores.postgres.wanted import Wanted, letters_wanted, wanted_by
-from headwater.stores.sifting import CANDIDATES_MAX, Candidate, sift
 from headwater.topics import Pattern
 
 SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
 TEXT_MESSAGES_MAX = 500  # how many messages travel as one text, which may have 1 GB
 UNKNOWN_MESSAGES_MAX = 32  # how many are read before it is known how large they are, where that matters
 LETTERS_AT_ONCE = 100  # the most dead letters whose sizes are looked at to find out how many make a page
+
+MESSAGES = msgspec.json.Decoder(list[Message])
+DELIVERIES = msgspec.json.Decoder(list[DeliveryRow])
+KEPT = msgspec.json.Decoder(list[tuple[int, str, int, int]])
+LIMITS = msgspec.json.Decoder(Limits)
+RECEIPTS = msgspec.json.Decoder(list[Receipt])
+RUNS = msgspec.json.Decoder(list[tuple[int, int]])
+SEQS = msgspec.json.Decoder(list[int])
+TEXTS = msgspec.json.Decoder(list[str])
+TIMINGS = msgspec.json.Decoder(list[Timing])
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
@@ -95,7 +99,7 @@ class PostgresReader:
         self._interruption = interruption
         self._salt = str(salt)
         self._topics = topics or TopicTail()
-        self._seen_last: int | None = None  # what a scan told by the way
+        self._seen_last: int | None = None  # found by a scan
 
     def last_seq(self) -> int:
         return int(self._value("last_seq")) if self._seen_last is None else self._seen_last
@@ -138,7 +142,7 @@ class PostgresReader:
         except _NOT_FOR_SQL:
             judged = "FALSE"
             rows = ask(wanted.without_where)
-        seqs, stopped_at = sift(selection, rows, limit, int(self._salt), lambda seq: self.messages([seq]).get(seq))
+        seqs, stopped_at = sift(selection, rows, limit, self._topics, lambda seq: self.messages([seq]).get(seq))
         if stopped_at is None:
             stopped_at = rows[-1].seq if len(rows) == most else end
             if not rows and stopped_at < last:
@@ -183,8 +187,8 @@ class PostgresReader:
     def _scan(
         self, condition: Condition, after: int, end: int, limit: int, bytes_max: int | None
     ) -> tuple[list[Message], int, bool]:
-        """What was found; the last seq when it was looked for first, for what came later was not; and whether it was
-        enough, so that there may be more."""
+        """Returns the messages, the last seq at the time of the first query (later messages were not searched), and
+        whether more may follow."""
         asked = min(limit, TEXT_MESSAGES_MAX if bytes_max is None else UNKNOWN_MESSAGES_MAX)
         found, last = self._page(condition, after, end, asked)
         page = found
@@ -250,7 +254,7 @@ class PostgresReader:
 
     def _one_by_one(self, seqs: Iterable[int]) -> list[Message]:
         """Column by column, where some row inserted by hand is huge, or JSON to PostgreSQL and not to us. Handed out as
-        it is, it can fail and be buried; it must not stand in the way of all others."""
+        it is, it can fail and be dead-lettered; it must not block all others."""
         found: list[Message] = []
         for seq in seqs:
             row = self._row("columns", seq)
@@ -258,7 +262,8 @@ class PostgresReader:
                 columns: list[Any] = list(row)
                 columns[2] = msgspec.Raw(columns[2].encode())
                 columns[5] = int(self._salt) if columns[5] is None else columns[5]
-                columns[-1] = NO_HEADERS if columns[-1] is None else msgspec.Raw(columns[-1].encode())
+                headers = columns[HEADERS_AT]
+                columns[HEADERS_AT] = NO_HEADERS if headers is None else msgspec.Raw(headers.encode())
                 found.append(Message(*columns))
         return found
 
@@ -411,8 +416,8 @@ class PostgresReader:
         found = self._value("sink_batch", sink)
         return None if found is None else int(found)
 
-    def timings(self) -> list[Timing]:
-        return TIMINGS.decode(self._value("timings"))
+    def timings(self, since_ms: int = 0) -> list[Timing]:
+        return TIMINGS.decode(self._value("timings", since_ms))
 
     def retention(self) -> list[RetentionPolicy]:
         return [

@@ -163,7 +163,7 @@ CREATE TABLE retention (
     PRIMARY KEY (pattern, dialect)
 );
 
--- What lies at or below the seq `counted_to`, by topic. The tail above it is counted when somebody asks.
+-- What lies at or below the seq `counted_to`, by topic. The tail above it is counted on demand.
 CREATE TABLE topic_counts (
     topic             text COLLATE "C" PRIMARY KEY,
     count             bigint NOT NULL,

@@ -11,19 +11,32 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from headwater.errors import Closed, Conflict, NotALog, StoreError, Unavailable
-from headwater.ports.store import Interruption
-from headwater.stores.database import TopicTail
+from headwater.errors import (
+    ClosedError,
+    ConflictError,
+    HeadwaterError,
+    NotALogError,
+    OutcomeUnknownError,
+    StoreError,
+    UnavailableError,
+)
+from headwater.ports.clock import SystemClock
+from headwater.ports.store import COUNTERS, PUBLISHING, GroupedWorkT, Interruption
 from headwater.stores.postgres.connection import (
+    RECONNECT_S_MAX,
+    RECONNECT_S_MIN,
     SERVER_VERSION_MIN,
+    SQL,
     Durability,
     Place,
+    Pool,
+    PoolTimeout,
     connect,
     is_broken,
     place_of,
@@ -31,40 +44,50 @@ from headwater.stores.postgres.connection import (
     translate,
     translated,
 )
-from headwater.stores.postgres.health import health_of
+from headwater.stores.postgres.external_tx import PostgresExternalTx
 from headwater.stores.postgres.migrations import prepare
-from headwater.stores.postgres.outcome import Outcomes
-from headwater.stores.postgres.outside import PostgresOutside
-from headwater.stores.postgres.pool import RECONNECT_S_MAX, RECONNECT_S_MIN, Pool, PoolTimeout
-from headwater.stores.postgres.queries import SQL
 from headwater.stores.postgres.reader import PostgresReader
 from headwater.stores.postgres.writer import PostgresWriter
+from headwater.stores.sql import TopicTail
 
 READERS_MAX = 8  # connections that read, at most
 OPENINGS_MAX = 5  # how often a log is opened whose connection breaks meanwhile
 
 PATIENCE_S_MIN = 1.0  # for connections, which take a while to make
-DEAD_DELIVERIES_MAX = 50_000  # what housekeeping leaves to autovacuum
+DEAD_DELIVERIES_MAX = 50_000  # above this, maintenance leaves them to autovacuum
 VACUUM_MS_MAX = 2_000  # limits how long close() waits for it; autovacuum does the rest
 CANCEL_AGAIN_S = 0.1
+_LOCK_ORDER = {COUNTERS: 1, PUBLISHING: 2}  # after all subscriptions
 CLOCK_JITTER_MS = 20  # what a round trip may take is no difference of clocks
 
 _XID_AND_TIME = "pg_current_xact_id()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _DEAD_DELIVERIES = "SELECT pg_stat_get_dead_tuples(%s::regclass)"
+OUTCOME_POLL_S = 0.05
+NOTES_KEPT_MS = 24 * 3_600_000  # those of stores that were killed
+
+_END_WHAT_RUNS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_xid = %s::xid8::xid"
+    " AND usename = current_user"
+)
+_TABLES = """
+SELECT relname, n_live_tup, n_dead_tup, pg_total_relation_size(relid), last_autovacuum::text
+FROM pg_stat_user_tables WHERE schemaname = %s ORDER BY relname
+"""
+_CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+_OLDEST = """
+SELECT extract(epoch FROM now() - xact_start)::float8, coalesce(nullif(application_name, ''), 'pid ' || pid)
+FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+ORDER BY xact_start LIMIT 1
+"""
 
 
 class PostgresStore:
     """`ports.store.Store`. One connection writes, under a lock; readers come from a pool.
 
-    Who publishes holds the log's publishing lock until it has committed, so that seqs become visible in their order; a
-    test shows what happens without. Who touches a subscription locks its row, and only who may touch anything (`alone`)
-    keeps all others out. A commit whose answer got lost is asked about by its transaction id: it has an outcome.
+    A publish holds the log's publish lock until it is committed, so that seqs become visible in their order; a test
+    shows the loss without it. A work that touches a subscription locks its row, and only a transaction that may touch
+    anything (`alone`) excludes all others. A commit whose answer got lost is looked up by its transaction id.
     """
-
-    supports_sql = True
-    supports_concurrent_reads = True
-    shares_messages = False
-    writes_beside_others = True
 
     def __init__(
         self,
@@ -106,13 +129,13 @@ class PostgresStore:
         self.ahead_ms = 0
         """How far the server's clock is ahead of this host's, as the last transaction found it."""
         self.salt = self._open(create)
-        self.outside = PostgresOutside(self.place, self.salt)
+        self.external_tx = PostgresExternalTx(self.place, self.salt)
         self._pid = os.getpid()
         self._readers = Pool(lambda: self.connect("reader"), readers_max)
 
     def _open(self, create: bool, tries: int = OPENINGS_MAX) -> int:
-        """Connect, make or upgrade the tables, and tell the salt. A server that is not there is told at once; a
-        connection that breaks on the way is not."""
+        """Connect, make or upgrade the tables, and return the salt. An unreachable server is an error at
+        once; a connection that breaks on the way is tried again."""
         with translated(self.name):
             self._connection = self.connect("writer")
             try:
@@ -150,7 +173,7 @@ class PostgresStore:
     def _refuse_absent(self) -> None:
         row = self._connection.execute("SELECT to_regclass(%s)", (f"{self.place.schema}.headwater",)).fetchone()
         if row is None or row[0] is None:
-            raise NotALog(
+            raise NotALogError(
                 f"there is no log in schema {self.place.schema!r} of this database",
                 where=self.name,
                 next="Publish to it first, or name its schema: postgres://…?schema=NAME",
@@ -176,6 +199,19 @@ class PostgresStore:
                         on_rollback()
                 raise
 
+    def order(self, group: list[GroupedWorkT]) -> bool:
+        """Subscriptions by id, then counters, then publishes: the publish lock, which all others wait for, is taken
+        last."""
+        if any(work.touching is None for work in group):
+            return True
+        group.sort(key=lambda work: (_LOCK_ORDER.get(work.touching or "", 0), work.touching))
+        return False
+
+    def split_locked(self, group: list[GroupedWorkT]) -> tuple[list[GroupedWorkT], list[GroupedWorkT]]:
+        """Another client publishes in a long transaction: publishes wait for it, the others need not."""
+        blocked = [work for work in group if work.touching in (None, PUBLISHING)]
+        return blocked, [work for work in group if work.touching not in (None, PUBLISHING)]
+
     def _begin_writing(self, alone: bool) -> str:
         """Begin, on a new connection if the old one is gone; the transaction's id."""
         until = time.monotonic() + self._patience_s
@@ -194,11 +230,11 @@ class PostgresStore:
                 self._compare_clocks(server_ms)
                 return str(xid)
             except psycopg.Error as exc:
-                told = translate(exc, self.name)
-                gone = is_broken(self._connection, exc) or isinstance(told, Unavailable)
+                error = translate(exc, self.name)
+                gone = is_broken(self._connection, exc) or isinstance(error, UnavailableError)
                 self._roll_back()
                 if not gone or time.monotonic() + pause_s > until:
-                    raise told from exc
+                    raise error from exc
                 time.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(RECONNECT_S_MAX, pause_s * 2)
 
@@ -208,12 +244,12 @@ class PostgresStore:
         try:
             yield
         except psycopg.Error as exc:
-            told = translate(exc, self.name)
+            error = translate(exc, self.name)
             if is_broken(self._connection, exc):
-                raise Conflict(
-                    f"the connection broke ({told.why})", where=self.name, next="Nothing was written; try again"
+                raise ConflictError(
+                    f"the connection broke ({error.why})", where=self.name, next="Nothing was written; try again"
                 ) from exc
-            raise told from exc
+            raise error from exc
 
     def _commit(self, writer: PostgresWriter, xid: str) -> None:
         pid = self._connection.info.backend_pid
@@ -224,9 +260,9 @@ class PostgresStore:
             self._connection.execute(note + news + b"COMMIT", prepare=False)
         except psycopg.Error as exc:
             if not is_broken(self._connection, exc):
-                raise translate(exc, self.name) from exc  # it said no: rolled back
+                raise translate(exc, self.name) from exc  # refused: rolled back
             if not self._outcomes.was_committed(xid, pid, self._patience_s, noted=bool(note)):
-                raise Conflict(
+                raise ConflictError(
                     "the connection broke in the commit, which did not happen",
                     where=self.name,
                     next="Nothing was written; try again",
@@ -256,12 +292,12 @@ class PostgresStore:
                 except psycopg.Error as exc:
                     if interruption.reason is not None:
                         raise interruption.reason from exc
-                    told = translate(exc, self.name)
+                    error = translate(exc, self.name)
                     if is_broken(connection, exc):
-                        raise Conflict(
-                            f"the connection broke ({told.why})", where=self.name, next="Read again"
+                        raise ConflictError(
+                            f"the connection broke ({error.why})", where=self.name, next="Read again"
                         ) from exc
-                    raise told from exc
+                    raise error from exc
                 finally:
                     ended.set()
                     if interruption.reason is not None:
@@ -272,7 +308,7 @@ class PostgresStore:
         except psycopg.Error as exc:
             raise translate(exc, self.name) from exc
         except PoolTimeout as exc:
-            raise Unavailable(
+            raise UnavailableError(
                 str(exc), where=self.name, next="All connections to read with are busy; read fewer things at once"
             ) from exc
 
@@ -337,7 +373,7 @@ class PostgresStore:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise Closed("the log is closed", where=self.name, next="Open it again")
+            raise ClosedError("the log is closed", where=self.name, next="Open it again")
 
 
 def _cancel(connection: psycopg.Connection, ended: threading.Event) -> None:
@@ -355,3 +391,107 @@ def _cancel(connection: psycopg.Connection, ended: threading.Event) -> None:
             ended.wait(CANCEL_AGAIN_S)
 
     threading.Thread(target=ask, name="headwater-cancel", daemon=True).start()
+
+
+class DatabaseClock(SystemClock):
+    """The database's time, because leases are compared across hosts whose clocks differ: this host's clock, moved by
+    how far the server's is ahead of it. Every transaction compares the two anew."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._store.ahead_ms
+
+
+class Outcomes:
+    """What became of a commit whose answer got lost with its connection.
+
+    Every transaction knows its id before it commits, and `pg_xact_status` tells whether that one did. But after a crash
+    of the server the id of a lost transaction is given out again and may be another client's: therefore a store numbers
+    its transactions that publish, and the number of the last committed one is in the database. Claims and acks go
+    without: one that is taken for done and is not leads to one more delivery, no more.
+    """
+
+    def __init__(self, place: Place, sender: str, connect: Callable[[str], psycopg.Connection]) -> None:
+        self._place = place
+        self._connect = connect
+        self._note = f"commits of {sender}"
+        self._number = 0
+        self._table = sql.Identifier(place.schema, "leases")
+        statement = SQL["note_commit"].replace("{number}", "{{number}}")
+        self._statement = sql.SQL(statement).format(table=self._table, note=sql.Literal(self._note)).as_bytes()
+
+    def note(self) -> bytes:
+        """The statement before a COMMIT; each call is the next transaction."""
+        self._number += 1
+        return self._statement.replace(b"{number}", b"%d" % self._number) + b"; "
+
+    def was_committed(self, xid: str, pid: int, patience_s: float, *, noted: bool) -> bool:
+        """Ask on another connection, for so long, about a transaction; `noted`: the one that was noted last."""
+        until = time.monotonic() + patience_s
+        why: HeadwaterError | None = None
+        while time.monotonic() < until:
+            try:
+                with self._connect("outcome") as connection:
+                    while time.monotonic() < until:
+                        connection.execute(_END_WHAT_RUNS, (pid, xid))  # it will get no further word from us
+                        status = _value(connection, sql.SQL("SELECT pg_xact_status(%s::xid8)"), xid)
+                        if status == "aborted":
+                            return False
+                        if status != "in progress":
+                            return bool(self._noted(connection) == self._number if noted else status == "committed")
+                        time.sleep(OUTCOME_POLL_S)
+            except psycopg.errors.InvalidParameterValue:
+                return False  # an id that is yet to be given out: the server crashed before anything of it was kept
+            except psycopg.Error as exc:
+                why = translate(exc, self._place.name)
+                time.sleep(OUTCOME_POLL_S)
+        raise OutcomeUnknownError(
+            f"the connection broke in the commit, and its outcome is unknown ({why or 'it runs on'})",
+            where=self._place.name,
+            next="Publish again with the same id: if it is there already, it stays one message",
+        )
+
+    def _noted(self, connection: psycopg.Connection) -> Any:
+        return _value(connection, sql.SQL("SELECT fence FROM {} WHERE resource = %s").format(self._table), self._note)
+
+    def forget(self, connection: psycopg.Connection) -> None:
+        connection.execute(sql.SQL("DELETE FROM {} WHERE resource = %s").format(self._table), (self._note,))
+
+    def forget_old(self, connection: psycopg.Connection, now_ms: int) -> None:
+        query = "DELETE FROM {} WHERE starts_with(resource, 'commits of ') AND until < %s"
+        connection.execute(sql.SQL(query).format(self._table), (now_ms - NOTES_KEPT_MS,))
+
+
+def _value(connection: psycopg.Connection, query: LiteralString | sql.SQL | sql.Composed, *arguments: str) -> Any:
+    row = connection.execute(query, arguments or None).fetchone()
+    return None if row is None else row[0]
+
+
+def health_of(connection: psycopg.Connection, name: str, schema: str, durability: str) -> dict[str, Any]:
+    tables = connection.execute(_TABLES, (schema,)).fetchall()
+    oldest = connection.execute(_OLDEST).fetchone()
+    settings = {
+        setting: _value(connection, "SELECT current_setting(%s)", setting)
+        for setting in ("server_version", "fsync", "full_page_writes", "autovacuum", "max_connections")
+    }
+    return {
+        "store": "postgres",
+        "path": name,
+        "postgres": settings["server_version"],
+        "psycopg": psycopg.__version__,
+        "schema": schema,
+        "durability": durability,
+        "fsync": settings["fsync"],
+        "full_page_writes": settings["full_page_writes"],
+        "autovacuum": settings["autovacuum"],
+        "max_connections": int(settings["max_connections"]),
+        "connections": int(_value(connection, _CONNECTIONS)),
+        "file_bytes": sum(row[3] for row in tables),
+        "dead_tuples": {row[0]: row[2] for row in tables if row[2]},
+        "live_tuples": {row[0]: row[1] for row in tables},
+        "last_autovacuum": max((row[4] for row in tables if row[4]), default=None),
+        "oldest_reader_s": 0.0 if oldest is None else round(max(0.0, oldest[0] or 0.0), 3),
+        "oldest_reader": None if oldest is None else oldest[1],
+    }

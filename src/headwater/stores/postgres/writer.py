@@ -10,13 +10,11 @@ from typing import Any
 import msgspec
 import psycopg
 
-from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
-from headwater.delivery.receipts import Receipt
-from headwater.delivery.retention import Kept
-from headwater.delivery.runs import merged, runs_of
-from headwater.errors import InvalidData, InvalidOption
-from headwater.message import Draft, Extras, to_document
+from headwater.delivery.publishing import DedupeWindow, Receipt
+from headwater.delivery.retention import Kept, merged, runs_of
+from headwater.errors import InvalidDataError, InvalidOptionError
+from headwater.message import EXTRA_FIELDS, Draft, Extras, to_document
 from headwater.ports.records import (
     Appended,
     DeadLetter,
@@ -28,11 +26,10 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.database import TopicTail, number, record_of, scoped_ids
-from headwater.stores.postgres import users_sql
-from headwater.stores.postgres.queries import SQL
-from headwater.stores.postgres.reader import PostgresReader
-from headwater.stores.postgres.rows import RUNS, SEQS, array_of, untyped
+from headwater.stores.postgres.connection import SQL, array_of, untyped
+from headwater.stores.postgres.external_tx import run_users_sql
+from headwater.stores.postgres.reader import RUNS, SEQS, PostgresReader
+from headwater.stores.sql import TopicTail, assign_seqs, record_of, scoped_ids
 from headwater.topics import Dialect
 
 COPY_BYTES = 4 * 1024 * 1024
@@ -42,7 +39,7 @@ ALIKE_MAX = 4  # into how many statements delivery rows are split at most, by wh
 _PASSING_BY = "FOR UPDATE SKIP LOCKED"
 _NO_EXTRAS = Extras()
 _topic, _data_json, _extras, _id, _size = map(attrgetter, ("topic", "data_json", "extras", "id", "size"))
-_NAMES = ("from_", "to", "reply_to", "correlation_id", "type", "content_type", "traceparent")
+_TEXTS = tuple(field.attribute for field in EXTRA_FIELDS if field.kind == "text")
 
 
 class PostgresWriter(PostgresReader):
@@ -54,8 +51,8 @@ class PostgresWriter(PostgresReader):
     def __init__(self, connection: psycopg.Connection, salt: int, alone: bool, topics: TopicTail | None = None) -> None:
         super().__init__(connection, salt, topics)
         self._alone = alone
-        self._last: int | None = None  # known while nobody else can publish
-        self._locked: dict[str, SubscriptionRecord] = {}  # nobody else can change them until we are done
+        self._last: int | None = None  # known while this transaction holds the publish lock
+        self._locked: dict[str, SubscriptionRecord] = {}  # locked until the transaction ends
         self.has_published = False
         self.has_news = False
         """Whether something was done that others may be waiting for."""
@@ -79,12 +76,12 @@ class PostgresWriter(PostgresReader):
             return Appended(seqs, frozenset())
         _refuse_nul(drafts)
         scoped = scoped_ids(drafts)
-        numbered = number(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
-        self._copy(numbered.fresh, numbered.fresh_seqs, now_ms, plain=False)
-        new = numbered.to_remember
+        assigned = assign_seqs(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
+        self._copy(assigned.fresh, assigned.fresh_seqs, now_ms, plain=False)
+        new = assigned.to_remember
         if new:
             self._execute(SQL["remember_ids"], (now_ms, array_of(new.values()), list(new)))
-        return Appended(numbered.seqs, numbered.repeats)
+        return Appended(assigned.seqs, assigned.duplicates)
 
     def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
         asked = [id for id in scoped if id is not None]
@@ -159,7 +156,7 @@ class PostgresWriter(PostgresReader):
                 record.active_ms,
                 record.acked,
                 record.redelivered,
-                record.buried,
+                record.dead_lettered,
             ),
         )
         if spec.mode != "shared" and lease.until_ms == 0:
@@ -181,7 +178,7 @@ class PostgresWriter(PostgresReader):
         suspects: bool | None = None,
         bytes_max: int | None = None,
     ) -> list[Due]:
-        # A row that somebody is just settling in a transaction of his own is passed over, not waited for. Also if we
+        # A row that another transaction is just settling is skipped, not waited for. Also if we
         # are alone: such a transaction does not ask us. Written again after its commit, the row would be there anew.
         return self._due(subscription, now_ms, limit, order, suspects, bytes_max, locked=_PASSING_BY)
 
@@ -220,11 +217,11 @@ class PostgresWriter(PostgresReader):
     def clear_deliveries(self, subscription: str) -> None:
         self._execute(SQL["clear_deliveries"], (subscription,))
 
-    def bury(self, letters: Sequence[DeadLetter]) -> list[int]:
+    def save_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
         if not letters:
             return []
         cursor = self.connection.cursor()
-        cursor.executemany(SQL["bury"].encode(), list(map(_letter_values, letters)), returning=True)
+        cursor.executemany(SQL["save_dead_letter"].encode(), list(map(_letter_values, letters)), returning=True)
         ids: list[int] = []
         while True:
             ids += [id for (id,) in cursor]
@@ -241,8 +238,8 @@ class PostgresWriter(PostgresReader):
         self._execute(SQL["add_gap"], (gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why, gap.at_ms))
         self.has_news = True
 
-    def mark_gaps_told(self, subscription: str) -> None:
-        self._execute(SQL["mark_gaps_told"], (subscription,))
+    def mark_gaps_reported(self, subscription: str) -> None:
+        self._execute(SQL["mark_gaps_reported"], (subscription,))
 
     def set_retention(self, policy: RetentionPolicy) -> None:
         self._execute(SQL["set_retention"], (policy.pattern, policy.dialect, _json(policy.limits)))
@@ -281,7 +278,7 @@ class PostgresWriter(PostgresReader):
         return max(0, upto - counted_to)
 
     def _counted_to(self) -> int:
-        """Whoever counts or deletes waits for others that do."""
+        """Transactions that count or delete wait for each other."""
         return int(self._value("fact_to_change", "counted_to"))
 
     def _fold(self, counted_to: int, upto: int) -> None:
@@ -318,7 +315,7 @@ class PostgresWriter(PostgresReader):
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self._last = self._seen_last = None  # a trigger of the user's may publish
-        return users_sql.run(self.connection, sql, bindings)
+        return run_users_sql(self.connection, sql, bindings)
 
 
 def _plain_rows(drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> str:
@@ -327,7 +324,7 @@ def _plain_rows(drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> st
     columns = zip(seqs, map(_topic, drafts), map(_data_json, drafts), map(_size, drafts), repeat(now_ms))
     text = "".join([f"{seq}\0{topic}\0{data}\0{now}\0{size}\0001\1" for seq, topic, data, size, now in columns])
     if text.count("\0") != 5 * len(drafts) or text.count("\1") != len(drafts):
-        raise InvalidData("a topic or data holds a control character", next="Escape it, as JSON asks for")
+        raise InvalidDataError("a topic or data holds a control character", next="Escape it, as JSON asks for")
     for character, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         text = text.replace(character, escaped)
     return text.replace("\0", "\t").replace("\1", "\n")
@@ -338,14 +335,14 @@ def _refuse_nul(drafts: Iterable[Draft]) -> None:
         if draft.id is not None and "\0" in draft.id:
             raise _nul("id", draft.topic)
         if draft.extras is not None:
-            for name in _NAMES:
+            for name in _TEXTS:
                 value = getattr(draft.extras, name)
                 if value is not None and "\0" in value:
                     raise _nul(name, draft.topic)
 
 
-def _nul(what: str, where: str) -> InvalidOption:
-    return InvalidOption(
+def _nul(what: str, where: str) -> InvalidOptionError:
+    return InvalidOptionError(
         f"{what} holds the character NUL, which PostgreSQL cannot keep",
         where=where.replace("\0", "\\0"),
         next="Leave it out",

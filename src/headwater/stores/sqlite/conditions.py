@@ -1,7 +1,7 @@
 """What a subscription asks for, as SQL over the table `messages`.
 
 The SQL is built from fixed pieces only: whatever a user wrote is a bound parameter. `where_condition` means
-exactly what `delivery/where_eval.py` means; `tests/stores/test_conditions.py` holds the two equal.
+exactly what `delivery/filters.py` means; `tests/stores/test_conditions.py` holds the two equal.
 
 Two things differ, which no JSON written by Headwater holds, but hand-written SQL may: of two equal keys in an
 object SQLite reads the first and Python the last, and of a float SQLite reads 19 digits and Python all.
@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 from typing import NamedTuple, assert_never
 
-from headwater.delivery.entity_filter import EntityFilter, Matcher
-from headwater.delivery.where import Where
-from headwater.delivery.where_syntax import (
+from headwater.delivery.filters import (
     JSON_FIELDS,
     And,
     Compare,
+    EntityFilter,
+    Matcher,
     Not,
     OneOf,
     Operator,
@@ -25,8 +25,9 @@ from headwater.delivery.where_syntax import (
     Path,
     Scalar,
     Term,
+    Where,
 )
-from headwater.stores.database import first_text_after
+from headwater.stores.sql import first_text_after
 from headwater.topics import Pattern
 
 Param = str | int | float

@@ -1,4 +1,4 @@
-"""Connections to the file, their settings, and SQLite's errors put into ours."""
+"""Connections to the file, their settings, the named statements, and SQLite's errors put into ours."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from typing import Literal
 import apsw
 
 from headwater.errors import (
-    Corrupt,
-    DiskFull,
+    CorruptError,
+    DiskFullError,
     HeadwaterError,
-    InputOutput,
-    Locked,
-    NotALog,
-    ReadOnly,
+    InputOutputError,
+    LockedError,
+    NotALogError,
+    ReadOnlyError,
     StoreError,
-    UnsafeSqlite,
+    UnsafeSqliteError,
 )
+from headwater.stores.sql import extra_columns, load, text_of
 
+MEMORY = ":memory:"  # to SQLite, no file; paths of files are absolute
 Durability = Literal["full", "relaxed"]
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL reset at the wrong moment could lose commits
@@ -31,23 +33,34 @@ CACHE_KIB = 16 * 1024
 WAL_PAGES_CHECKPOINT = 1_000
 WAL_BYTES_KEPT = 16 * 1024 * 1024
 
+_PACKAGE = "headwater.stores.sqlite"
+
+SCHEMA = text_of(_PACKAGE, "schema.sql")
+SQL = load(
+    _PACKAGE,
+    extras=extra_columns(),
+    extras_json=extra_columns("json_quote(m.{})", headers="coalesce(m.{}, 'null')", separator=" || ',' || "),
+    extras_but_headers=extra_columns(headers="NULL"),
+    extras_raw=extra_columns(headers="CAST({} AS BLOB)"),
+)
+
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 
 # The first that fits; more special classes stand before their bases.
 _TRANSLATIONS: list[tuple[type[apsw.Error], type[StoreError], str]] = [
     (
         apsw.BusyError,
-        Locked,
+        LockedError,
         "Another process holds the write lock; end its transaction, or raise busy_timeout",
     ),
-    (apsw.LockedError, Locked, "Another statement of this process holds the lock; try again"),
-    (apsw.ProtocolError, Locked, "Too many processes raced for the lock; try again"),
-    (apsw.ReadOnlyError, ReadOnly, "Give this user write access to the file and its directory"),
-    (apsw.PermissionsError, ReadOnly, "Give this user write access to the file and its directory"),
-    (apsw.FullError, DiskFull, "Free some disk space and publish again; nothing committed was lost"),
-    (apsw.NotADBError, NotALog, "Name another file; this one is not SQLite and was left as it is"),
-    (apsw.CorruptError, Corrupt, "Run `headwater doctor`, then restore a replica or a backup"),
-    (apsw.IOError, InputOutput, "Look at the disk (dmesg); nothing committed was lost"),
+    (apsw.LockedError, LockedError, "Another statement of this process holds the lock; try again"),
+    (apsw.ProtocolError, LockedError, "Too many processes raced for the lock; try again"),
+    (apsw.ReadOnlyError, ReadOnlyError, "Give this user write access to the file and its directory"),
+    (apsw.PermissionsError, ReadOnlyError, "Give this user write access to the file and its directory"),
+    (apsw.FullError, DiskFullError, "Free some disk space and publish again; nothing committed was lost"),
+    (apsw.NotADBError, NotALogError, "Name another file; this one is not SQLite and was left as it is"),
+    (apsw.CorruptError, CorruptError, "Run `headwater doctor`, then restore a replica or a backup"),
+    (apsw.IOError, InputOutputError, "Look at the disk (dmesg); nothing committed was lost"),
     (apsw.CantOpenError, StoreError, "Check that the directory exists and may be written"),
 ]
 
@@ -55,7 +68,7 @@ _TRANSLATIONS: list[tuple[type[apsw.Error], type[StoreError], str]] = [
 def refuse_unsafe_sqlite() -> None:
     version = tuple(int(part) for part in apsw.sqlite_lib_version().split(".")[:3])
     if version < SQLITE_VERSION_MIN:
-        raise UnsafeSqlite(
+        raise UnsafeSqliteError(
             f"SQLite {apsw.sqlite_lib_version()} can lose commits in WAL mode",
             where="apsw",
             next="Install apsw 3.51.3 or newer from its wheel: pip install -U apsw",
@@ -74,7 +87,9 @@ def translated(where: str) -> Iterator[None]:
 def translate(exc: apsw.Error, where: str) -> HeadwaterError:
     if getattr(exc, "extendedresult", None) == apsw.SQLITE_IOERR_SHMSIZE:
         why = "the disk is full: there is no room for the index of the write-ahead log"
-        return DiskFull(why, where=where, next="Free some disk space and open it again; nothing committed was lost")
+        return DiskFullError(
+            why, where=where, next="Free some disk space and open it again; nothing committed was lost"
+        )
     for foreign, own, next in _TRANSLATIONS:
         if isinstance(exc, foreign):
             return own(str(exc) or foreign.__name__, where=where, next=next)
@@ -85,7 +100,7 @@ def connect(path: str, *, durability: Durability, busy_timeout_ms: int, vfs: str
     """A connection with our settings. The file is created if it is not there, and its user alone may read it; what
     SQLite puts beside it has the same mode."""
     # Made without opening it: closing a descriptor would drop the locks that another connection of this process holds.
-    if vfs is None and hasattr(os, "mknod"):
+    if vfs is None and path != MEMORY and hasattr(os, "mknod"):
         with suppress(OSError):
             os.mknod(path, 0o600)
     connection = apsw.Connection(path, vfs=vfs)
@@ -130,21 +145,26 @@ def check_file(path: str) -> str:
     absolute = os.path.abspath(path)
     directory = os.path.dirname(absolute)
     if os.path.isdir(absolute):
-        raise NotALog("this is a directory", where=absolute, next="Name a file in it")
+        raise NotALogError("this is a directory", where=absolute, next="Name a file in it")
     if not os.path.isdir(directory):
         raise StoreError("the directory does not exist", where=directory, next=f"mkdir -p {directory}")
     return absolute
 
 
 def use_wal(connection: apsw.Connection, path: str, busy_timeout_ms: int) -> None:
-    """Changing the journal mode does not wait for locks by itself, so two processes creating one file can collide."""
+    """Changing the journal mode does not wait for locks by itself, so two processes creating one file can collide. A
+    database in memory has no write-ahead log."""
+    if not connection.filename:
+        return
     until = time.monotonic() + busy_timeout_ms / 1000
     while True:
         try:
             mode = connection.execute("PRAGMA journal_mode = WAL").get
         except apsw.BusyError as exc:
             if time.monotonic() > until:
-                raise Locked("another process keeps the file locked", where=path, next="End it, or try again") from exc
+                raise LockedError(
+                    "another process keeps the file locked", where=path, next="End it, or try again"
+                ) from exc
             time.sleep(0.002)
             continue
         if mode != "wal":

@@ -7,10 +7,9 @@ import time
 
 import apsw
 
-from headwater.errors import NewerSchema, NotALog, ReadOnly
+from headwater.errors import NewerSchemaError, NotALogError, ReadOnlyError
 from headwater.message import SALT_BITS
-from headwater.stores.sqlite.connection import use_wal
-from headwater.stores.sqlite.queries import SCHEMA, SQL
+from headwater.stores.sqlite.connection import SCHEMA, SQL, use_wal
 
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
 MIGRATIONS: list[str] = [
@@ -24,7 +23,7 @@ MIGRATIONS: list[str] = [
         PRIMARY KEY (publisher, number)
     ) STRICT, WITHOUT ROWID;
     """,
-    # What is missing so far was deleted before anybody noted it, so it is taken to be retention's doing.
+    # Seqs that are missing so far were deleted before deletions were noted, so they count as pruned.
     """
     CREATE TABLE pruned (
         from_seq INTEGER PRIMARY KEY,
@@ -84,9 +83,9 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
     found = _tables(connection)
     version = _version(connection, found)
     if connection.readonly("main"):
-        raise ReadOnly("the file may not be written", where=path, next="Give this user write access to it")
+        raise ReadOnlyError("the file may not be written", where=path, next="Give this user write access to it")
     if version is None and found and not adopt:
-        raise NotALog(
+        raise NotALogError(
             f"a SQLite database with other tables ({', '.join(sorted(found)[:3])}, …) and no log",
             where=path,
             next="Name another file, or pass adopt=True to add the log's tables to this one",
@@ -101,7 +100,7 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
         if version is None:
             _create(connection, path)
         elif version > SCHEMA_VERSION:
-            raise NewerSchema(
+            raise NewerSchemaError(
                 f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
                 where=path,
                 next="Upgrade: pip install -U headwater",
@@ -116,7 +115,7 @@ def _migrate(connection: apsw.Connection, statements: str, path: str) -> None:
     try:
         connection.execute(statements)
     except apsw.SQLError as exc:
-        raise NotALog(
+        raise NotALogError(
             f"a table of yours is in the way of the log's next version ({exc})",
             where=path,
             next="Rename it and open the log again; nothing was changed",
@@ -127,7 +126,7 @@ def _create(connection: apsw.Connection, path: str) -> None:
     try:
         connection.execute(SCHEMA)
     except apsw.SQLError as exc:
-        raise NotALog(
+        raise NotALogError(
             f"a table of the log's name is in the way ({exc})",
             where=path,
             next="Keep the log in a file of its own",

@@ -7,11 +7,7 @@ format('[%d,%s,%s,%d,%d,', m.seq, json_quote(m.topic), m.data, m.published_at, o
 || iif(
     m.checked = 1,
     format('%d]', ?1),
-    iif(m.id IS NULL, ?1, json_quote(m.id)) || ',' || m.priority || ',' || json_quote(m.deliver_at) || ','
-    || json_quote(m.expires_at) || ',' || json_quote(m."from") || ',' || json_quote(m."to") || ','
-    || json_quote(m.reply_to) || ',' || json_quote(m.correlation_id) || ',' || json_quote(m.type) || ','
-    || json_quote(m.version) || ',' || json_quote(m.content_type) || ',' || json_quote(m.traceparent) || ','
-    || coalesce(m.headers, 'null') || ']'
+    iif(m.id IS NULL, ?1, json_quote(m.id)) || ',' || {extras_json} || ']'
 )
 
 -- :last_seq: the highest seq ever given out
@@ -27,8 +23,7 @@ FROM messages AS m WHERE m.seq IN (SELECT value FROM json_each(?))
 
 -- :heads: the same without data and free headers
 SELECT json_group_array(json_array(
-    seq, topic, NULL, published_at, octet_length(data), coalesce(id, ?), priority, deliver_at, expires_at, "from", "to",
-    reply_to, correlation_id, type, version, content_type, traceparent
+    seq, topic, NULL, published_at, octet_length(data), coalesce(id, ?), {extras_but_headers}
 )) FROM messages WHERE seq IN (SELECT value FROM json_each(?))
 
 -- :scan_seqs: the same without the messages, where they cannot be read all at once
@@ -50,9 +45,7 @@ SELECT seq, CAST(topic AS BLOB), CAST("from" AS BLOB), CAST("to" AS BLOB), octet
 FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
 
 -- :columns: one message, column by column, the payload as bytes
-SELECT seq, CAST(topic AS BLOB), CAST(data AS BLOB), published_at, size, coalesce(id, ?), priority, deliver_at,
-    expires_at, "from", "to", reply_to, correlation_id, type, version, content_type, traceparent,
-    CAST(headers AS BLOB)
+SELECT seq, CAST(topic AS BLOB), CAST(data AS BLOB), published_at, size, coalesce(id, ?), {extras_raw}
 FROM messages WHERE seq = ?
 
 -- :oldest: what retention looks at, in seq order
@@ -77,8 +70,7 @@ SELECT json_group_array(topic) FROM (SELECT DISTINCT topic FROM messages WHERE s
 INSERT INTO messages (seq, topic, data, published_at, checked) VALUES
 
 -- :insert_full: a message with all its fields; repeated for a batch
-INSERT INTO messages (seq, topic, data, published_at, checked, id, priority, deliver_at, expires_at, "from", "to",
-    reply_to, correlation_id, type, version, content_type, traceparent, headers) VALUES
+INSERT INTO messages (seq, topic, data, published_at, checked, id, {extras}) VALUES
 
 -- :known_ids: which of the given scoped ids are remembered
 SELECT scoped_id, seq, published_at FROM remembered_ids WHERE scoped_id IN (SELECT value FROM json_each(?))
@@ -194,9 +186,10 @@ SELECT batch FROM sinks WHERE sink = ?
 -- :save_sink_batch: a sink published a batch
 INSERT OR REPLACE INTO sinks (sink, batch, at) VALUES (?, ?, ?)
 
--- :timings: how long deliveries took
+-- :timings: how long deliveries took, from an hour on; the plus leaves the order to a sort, so that the index on hours
+-- finds the few of the last ones
 SELECT json_group_array(json_array(subscription, hour, stage, bucket, count))
-FROM (SELECT * FROM timings ORDER BY subscription, hour, stage, bucket)
+FROM (SELECT * FROM timings WHERE hour >= ? ORDER BY +subscription, hour, stage, bucket)
 
 -- :add_timings: count further deliveries in, of subscriptions that are still there
 INSERT INTO timings (subscription, hour, stage, bucket, count)
@@ -312,7 +305,7 @@ SELECT json_group_array(json_array(value, count)) FROM (
     GROUP BY value ORDER BY count DESC, value LIMIT ?
 )
 
--- :bury: store a dead letter or replace it
+-- :save_dead_letter: store a dead letter or replace it
 INSERT OR REPLACE INTO dead_letters (id, subscription, seq, topic, type, reason, attempts, died_at, error, stack, handler,
     redrives, redriving, redrive_error, message)
 VALUES (nullif(?, 0), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -326,13 +319,13 @@ UPDATE dead_letters SET redriving = 0, redrive_error = ? WHERE subscription = ? 
 -- :add_gap: record a gap
 INSERT INTO gaps (subscription, from_seq, to_seq, count, why, at) VALUES (?, ?, ?, ?, ?, ?)
 
--- :gaps: gaps not yet told
+-- :gaps: gaps not yet reported
 SELECT subscription, from_seq, to_seq, count, why, at FROM gaps WHERE subscription = ? AND told = 0 ORDER BY number
 
 -- :gap_total: messages lost to gaps
 SELECT coalesce(sum(count), 0) FROM gaps WHERE subscription = ?
 
--- :mark_gaps_told: they have been told
+-- :mark_gaps_reported: they have been reported
 UPDATE gaps SET told = 1 WHERE subscription = ? AND told = 0
 
 -- :delete_gaps: forget the gaps of a subscription
@@ -347,7 +340,7 @@ INSERT OR REPLACE INTO retention (pattern, dialect, limits) VALUES (?, ?, ?)
 -- :remove_retention: drop a retention policy
 DELETE FROM retention WHERE pattern = ? AND dialect = ?
 
--- :lease: who holds a resource
+-- :lease: the holder of a resource
 SELECT owner, fence, until FROM leases WHERE resource = ?
 
 -- :save_lease: write a lease down

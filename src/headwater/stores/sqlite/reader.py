@@ -11,10 +11,9 @@ import apsw
 import msgspec
 
 from headwater.delivery.lease import Lease
-from headwater.delivery.receipts import Receipt
-from headwater.delivery.retention import Kept, Limits
-from headwater.delivery.runs import Run
-from headwater.message import NO_HEADERS, Message
+from headwater.delivery.publishing import Receipt
+from headwater.delivery.retention import Kept, Limits, Run
+from headwater.message import HEADERS_AT, NO_HEADERS, Message
 from headwater.ports.records import (
     ERROR_LINE_CHARS,
     DeadLetter,
@@ -34,10 +33,13 @@ from headwater.ports.records import (
     TopicCount,
 )
 from headwater.ports.store import SEQ_MAX
-from headwater.stores.database import (
+from headwater.stores.sql import (
     CANDIDATES,
+    CANDIDATES_MAX,
     LETTER_COUNTS,
+    SMALL_BYTES_MAX,
     TIMES,
+    Candidate,
     TopicTail,
     count_by_scanning,
     kept_times,
@@ -45,9 +47,9 @@ from headwater.stores.database import (
     letters_page,
     record_of,
     seq_before,
+    sift,
     times_by_scanning,
 )
-from headwater.stores.sifting import CANDIDATES_MAX, SMALL_BYTES_MAX, Candidate, sift
 from headwater.stores.sqlite.conditions import (
     EVERYTHING,
     Condition,
@@ -55,7 +57,7 @@ from headwater.stores.sqlite.conditions import (
     topic_condition,
     where_condition,
 )
-from headwater.stores.sqlite.queries import SQL
+from headwater.stores.sqlite.connection import SQL
 from headwater.topics import Pattern
 
 SCAN_BYTES_MAX = 8 * 1024 * 1024  # of messages read at a time
@@ -132,7 +134,7 @@ class SqliteReader:
         ):  # a payload that SQLite cannot read as JSON, put in by force: leave it to Python, which can
             condition, _ = _sieve_of(Selection(selection.pattern, selection.entities))
             rows = self._candidates(condition, "FALSE", after, end, most)
-        seqs, stopped_at = sift(selection, rows, limit, self._salt, lambda seq: self.messages([seq]).get(seq))
+        seqs, stopped_at = sift(selection, rows, limit, self._topics, lambda seq: self.messages([seq]).get(seq))
         if stopped_at is None:
             stopped_at = rows[-1].seq if len(rows) == most else end
         messages = self.messages(seqs)
@@ -198,7 +200,7 @@ class SqliteReader:
 
     def _one_by_one(self, seqs: Iterable[int]) -> list[Message]:
         """Column by column, where some row inserted by hand is JSON to SQLite and not to us, or no text at all. Handed
-        out as it is, it can fail and be buried; it must not stand in the way of all others."""
+        out as it is, it can fail and be dead-lettered; it must not block all others."""
         found: list[Message] = []
         for seq in seqs:
             row = self._row("columns", self._salt, seq)
@@ -206,7 +208,8 @@ class SqliteReader:
                 columns: list[Any] = list(row)
                 columns[1] = columns[1].decode(errors="replace")
                 columns[2] = msgspec.Raw(columns[2])
-                columns[-1] = NO_HEADERS if columns[-1] is None else msgspec.Raw(columns[-1])
+                headers = columns[HEADERS_AT]
+                columns[HEADERS_AT] = NO_HEADERS if headers is None else msgspec.Raw(headers)
                 found.append(Message(*columns))
         return found
 
@@ -336,8 +339,8 @@ class SqliteReader:
         found = self._value("sink_batch", sink)
         return None if found is None else int(found)
 
-    def timings(self) -> list[Timing]:
-        return _timings.decode(self._value("timings"))
+    def timings(self, since_ms: int = 0) -> list[Timing]:
+        return _timings.decode(self._value("timings", since_ms))
 
     def retention(self) -> list[RetentionPolicy]:
         return [
@@ -373,7 +376,7 @@ def _condition_of(selection: Selection) -> tuple[Condition, bool]:
 
 @lru_cache(maxsize=4096)
 def _sieve_of(selection: Selection) -> tuple[Condition, str]:
-    """What the database can say of a selection that takes time, and of which messages it has said all."""
+    """The part of a slow selection that the database can check, and for which messages that is all of it."""
     topics, _ = topic_condition(selection.pattern)
     entities, _ = entity_condition(selection.entities)
     if selection.where is None:
@@ -389,7 +392,7 @@ def _text(text: bytes | None) -> str | None:
 
 
 def _letters_condition(query: DeadLetterQuery) -> Condition:
-    """What it says of errors is not in it, and of topics perhaps not all."""
+    """Leaves out `error`, and may be wider than `topic`: the caller checks both."""
     parts = [EVERYTHING if query.topic is None else topic_condition(query.topic)[0]]
     if query.ids is not None:
         parts.append(Condition("id IN (SELECT value FROM json_each(?))", (_json(list(query.ids)),)))

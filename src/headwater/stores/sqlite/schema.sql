@@ -131,7 +131,7 @@ CREATE TABLE retention (
     PRIMARY KEY (pattern, dialect)
 ) STRICT, WITHOUT ROWID;
 
--- What lies at or below the seq `counted_to`, by topic. The tail above it is counted when somebody asks.
+-- What lies at or below the seq `counted_to`, by topic. The tail above it is counted on demand.
 CREATE TABLE topic_counts (
     topic             TEXT PRIMARY KEY,
     count             INTEGER NOT NULL,

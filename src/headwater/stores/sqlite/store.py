@@ -13,10 +13,12 @@ from typing import IO, Any
 
 import apsw
 
-from headwater.errors import Closed
-from headwater.ports.store import Interruption
-from headwater.stores.database import TopicTail
+from headwater.errors import ClosedError, LockedError
+from headwater.ports.store import GroupedWorkT, Interruption
+from headwater.stores.sql import TopicTail
 from headwater.stores.sqlite.connection import (
+    MEMORY,
+    SQL,
     Durability,
     check_file,
     connect,
@@ -25,7 +27,6 @@ from headwater.stores.sqlite.connection import (
     translated,
 )
 from headwater.stores.sqlite.migrations import SCHEMA_VERSION, prepare
-from headwater.stores.sqlite.queries import SQL
 from headwater.stores.sqlite.reader import SqliteReader
 from headwater.stores.sqlite.writer import SqliteWriter
 
@@ -44,11 +45,7 @@ class SqliteStore:
     Other processes may use the same file: SQLite's own locks keep the writers apart.
     """
 
-    supports_sql = True
-    supports_concurrent_reads = True
-    shares_messages = False
-    writes_beside_others = False
-    outside = None
+    external_tx = None
 
     def __init__(
         self,
@@ -60,7 +57,7 @@ class SqliteStore:
         vfs: str | None = None,
     ) -> None:
         refuse_unsafe_sqlite()
-        self.path = self.name = check_file(os.fspath(path))
+        self.path = self.name = self._check_path(path)
         self.durability = durability
         self._busy_timeout_ms = busy_timeout_ms
         self._vfs = vfs
@@ -70,7 +67,7 @@ class SqliteStore:
         self._turn = threading.Lock()
         self._topics = TopicTail()
         self._idle_readers: list[apsw.Connection] = []
-        self._reading: dict[int, tuple[float, str]] = {}  # who reads since when, for `health`
+        self._reading: dict[int, tuple[float, str]] = {}  # thread names and since when they read, for `health`
         with translated(self.path):
             self._connection = self.connect()
             try:
@@ -80,6 +77,9 @@ class SqliteStore:
             except BaseException:
                 self._connection.close()
                 raise
+
+    def _check_path(self, path: str | os.PathLike[str]) -> str:
+        return check_file(os.fspath(path))
 
     def connect(self) -> apsw.Connection:
         """One more connection with the log's settings."""
@@ -92,11 +92,11 @@ class SqliteStore:
 
     @contextmanager
     def write(self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True) -> Iterator[SqliteWriter]:
-        """Always alone: SQLite knows one writer."""
+        """Always alone: SQLite has one writer at a time."""
         with self._turn, translated(self.path):
             self._refuse_closed()
             connection = self._connection
-            if connection.in_transaction:  # a rollback failed; without this one nobody could ever write again
+            if connection.in_transaction:  # a rollback failed; without this one no write would ever succeed again
                 connection.execute("ROLLBACK")
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -110,6 +110,13 @@ class SqliteStore:
                     if on_rollback is not None:
                         on_rollback()
                 raise
+
+    def order(self, group: list[GroupedWorkT]) -> bool:
+        """Any order will do: SQLite locks the whole file."""
+        return True
+
+    def split_locked(self, group: list[GroupedWorkT]) -> tuple[list[GroupedWorkT], list[GroupedWorkT]]:
+        return group, []
 
     @contextmanager
     def read(self, interruption: Interruption | None = None) -> Iterator[SqliteReader]:
@@ -183,7 +190,7 @@ class SqliteStore:
         return name
 
     def is_gone(self, name: str) -> bool:
-        """One server at a time holds the lock, and its name stands in the file."""
+        """One server at a time holds the lock, and its name is in the file."""
         try:
             with open(self._announcements, "rb") as file:
                 return _locked(file, exclusive=False) or file.read() != name.encode()
@@ -252,7 +259,60 @@ class SqliteStore:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise Closed("the log is closed", where=self.path, next="Open it again")
+            raise ClosedError("the log is closed", where=self.path, next="Open it again")
+
+
+class MemoryStore(SqliteStore):
+    """A log in memory, gone when it is closed. SQLite has one connection to it, so reads and writes take turns. A read
+    that waits longer than the busy timeout, for one because its own thread has a transaction open, raises
+    LockedError."""
+
+    def __init__(self, *, busy_timeout_ms: int = 10_000) -> None:
+        super().__init__(MEMORY, durability="relaxed", busy_timeout_ms=busy_timeout_ms)
+
+    def _check_path(self, path: str | os.PathLike[str]) -> str:
+        return "memory"
+
+    def connect(self) -> apsw.Connection:
+        return connect(MEMORY, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms)
+
+    @contextmanager
+    def read(self, interruption: Interruption | None = None) -> Iterator[SqliteReader]:
+        if not self._turn.acquire(timeout=self._busy_timeout_ms / 1000):
+            why = "another transaction is open, and in memory reads and writes take turns"
+            raise LockedError(why, where=self.path, next="End the transaction, or raise busy_timeout")
+        try:
+            self._refuse_closed()
+            with translated(self.path), _interrupting(self._connection, interruption):
+                yield SqliteReader(self._connection, self.salt, self._topics)
+        finally:
+            self._turn.release()
+
+    def announce(self) -> None:
+        """Nothing outlives this process."""
+
+    def is_gone(self, name: str) -> bool:
+        return False
+
+    def journal_bytes(self) -> int:
+        return 0
+
+    def health(self, interruption: Interruption | None = None) -> dict[str, Any]:
+        with self.read(interruption) as reader:
+            pragma = reader._connection.execute
+            return {
+                "store": self.name,
+                "sqlite": apsw.sqlite_lib_version(),
+                "apsw": apsw.apsw_version(),
+                "schema": SCHEMA_VERSION,
+                "page_size": pragma("PRAGMA page_size").get,
+                "pages": pragma("PRAGMA page_count").get,
+                "free_pages": pragma("PRAGMA freelist_count").get,
+            }
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ClosedError("the log is closed", where=self.path, next="Its messages are gone; open a new one")
 
 
 def _for_its_user_alone(path: str, flags: int) -> int:

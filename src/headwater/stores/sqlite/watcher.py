@@ -8,25 +8,41 @@ or closed here: in a process that holds SQLite connections on it, that would dro
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import logging
 import os
 import select
+import struct
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import apsw
 
-from headwater.stores.sqlite.file_events import CREATE, LOST, MODIFY, MOVED_TO, take_events, watch_directory
 from headwater.stores.sqlite.store import SqliteStore
 
 # After a file event: how often, and how long, to look for the commit it announced. An fsync can take long.
 RECHECKS_S = (0.0, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01, 0.02, 0.05, 0.1)
-NET_POLL_S = 1.0  # with file events: the net under lost ones
+FALLBACK_POLL_S = 1.0  # with file events: the net under lost ones
 POLL_S = 0.02  # without file events
 PAUSE_S = 0.000_2  # between two looks, so that a storm of writes costs little
 OWN_PAUSE_S = 0.005  # the most between two looks while only this process writes: its readers know already
 _UNKNOWN = -1
+
+# Events of inotify.
+MODIFY = 0x2
+CLOSE_WRITE = 0x8
+MOVED_FROM = 0x40
+MOVED_TO = 0x80
+CREATE = 0x100
+DELETE = 0x200
+DIRECTORY_GONE = 0x400 | 0x800 | 0x2000 | 0x8000  # deleted, moved, unmounted, or not watched any more
+LOST = 0x4000  # the queue ran over: events were lost
+
+_READ_BYTES = 64 * 1024
+_EVENT_HEAD = struct.Struct("iIII")
 
 logger = logging.getLogger("headwater")
 
@@ -85,7 +101,7 @@ class SqliteWatcher:
         if events is not None:
             waiting_on.register(events, select.POLLIN)
         wal_name = os.path.basename(self._path).encode() + b"-wal"
-        net_s = POLL_S if events is None else NET_POLL_S
+        net_s = POLL_S if events is None else FALLBACK_POLL_S
         version = _UNKNOWN  # so that a commit made while we started counts as a change
         rechecks = iter(RECHECKS_S)
         own_in_a_row = 0
@@ -107,7 +123,7 @@ class SqliteWatcher:
                 foreign = self._store.changed_by_others() or foreign
                 if foreign:
                     self._on_change()
-            except Exception as exc:  # not told yet, so `version` and `foreign` stay for the next look
+            except Exception as exc:  # not reported yet, so `version` and `foreign` stay for the next check
                 logger.warning("could not look for news: %s", exc)
                 continue
             version = found
@@ -129,3 +145,32 @@ def _names_wal(events: int, wal_name: bytes) -> bool:
     for kinds, name in take_events(events):
         concerned = concerned or name == wal_name or bool(kinds & LOST)
     return concerned
+
+
+def watch_directory(directory: str, kinds: int) -> int | None:
+    """A descriptor that is readable when something of these kinds happened; None where that is not possible."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(ctypes.util.find_library("c") or "libc.so.6", use_errno=True)
+    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(directory), kinds) < 0:
+        os.close(descriptor)
+        return None
+    return int(descriptor)
+
+
+def take_events(descriptor: int) -> Iterator[tuple[int, bytes]]:
+    """Empties the queue: the kinds and the name of each. The directory itself, and what was lost, has no name."""
+    while True:
+        try:
+            buffer = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
+        offset = 0
+        while offset < len(buffer):
+            _watch, kinds, _cookie, length = _EVENT_HEAD.unpack_from(buffer, offset)
+            offset += _EVENT_HEAD.size
+            yield kinds, buffer[offset : offset + length].rstrip(b"\0")
+            offset += length

@@ -10,13 +10,11 @@ from typing import Any
 import apsw
 import msgspec
 
-from headwater.delivery.dedupe import DedupeWindow
 from headwater.delivery.lease import Lease
-from headwater.delivery.receipts import Receipt
-from headwater.delivery.retention import Kept
-from headwater.delivery.runs import merged, runs_of
-from headwater.errors import SqlFailed
-from headwater.message import Draft, Extras, to_document
+from headwater.delivery.publishing import DedupeWindow, Receipt
+from headwater.delivery.retention import Kept, merged, runs_of
+from headwater.errors import SqlError
+from headwater.message import EXTRA_FIELDS, Draft, Extras, to_document
 from headwater.ports.records import (
     Appended,
     DeadLetter,
@@ -26,8 +24,8 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.database import OWN_TABLES, number, scoped_ids
-from headwater.stores.sqlite.queries import SQL
+from headwater.stores.sql import OWN_TABLES, assign_seqs, scoped_ids
+from headwater.stores.sqlite.connection import SQL
 from headwater.stores.sqlite.reader import RUNS, SqliteReader
 from headwater.topics import Dialect
 
@@ -35,7 +33,7 @@ from headwater.topics import Dialect
 # 520 k/s one row at a time), and a few fixed sizes, round as batches are, keep the prepared ones in the cache.
 _CHUNKS = (500, 100, 20, 4, 1)
 _PLAIN_ROW = "(?, ?, ?, ?, 1)"
-_FULL_ROW = "(?, ?, ?, ?, 2" + ", ?" * 13 + ")"
+_FULL_ROW = "(?, ?, ?, ?, 2, ?" + ", ?" * len(EXTRA_FIELDS) + ")"
 _INSERT_PLAIN = {size: f"{SQL['insert_plain']} {', '.join([_PLAIN_ROW] * size)}" for size in _CHUNKS}
 _INSERT_FULL = {size: f"{SQL['insert_full']} {', '.join([_FULL_ROW] * size)}" for size in _CHUNKS}
 _ADD_PRUNED = {size: f"{SQL['add_pruned']} {', '.join(['(?, ?)'] * size)}" for size in _CHUNKS}
@@ -77,10 +75,10 @@ class SqliteWriter(SqliteReader):
             self._insert(drafts, seqs, now_ms, plain)
             return Appended(seqs, frozenset())
         scoped = scoped_ids(drafts)
-        numbered = number(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
-        self._insert(numbered.fresh, numbered.fresh_seqs, now_ms, plain=False)
-        self._connection.execute(SQL["remember_ids"], (now_ms, _json(numbered.to_remember)))
-        return Appended(numbered.seqs, numbered.repeats)
+        assigned = assign_seqs(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
+        self._insert(assigned.fresh, assigned.fresh_seqs, now_ms, plain=False)
+        self._connection.execute(SQL["remember_ids"], (now_ms, _json(assigned.to_remember)))
+        return Appended(assigned.seqs, assigned.duplicates)
 
     def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
         asked = _json([id for id in scoped if id is not None])
@@ -133,7 +131,7 @@ class SqliteWriter(SqliteReader):
                 record.active_ms,
                 record.acked,
                 record.redelivered,
-                record.buried,
+                record.dead_lettered,
             ),
         )
 
@@ -158,10 +156,10 @@ class SqliteWriter(SqliteReader):
     def clear_deliveries(self, subscription: str) -> None:
         self._connection.execute(SQL["clear_deliveries"], (subscription,))
 
-    def bury(self, letters: Sequence[DeadLetter]) -> list[int]:
+    def save_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
         ids: list[int] = []
         for letter in letters:
-            self._connection.execute(SQL["bury"], _letter_values(letter))
+            self._connection.execute(SQL["save_dead_letter"], _letter_values(letter))
             ids.append(self._connection.last_insert_rowid())
         return ids
 
@@ -176,8 +174,8 @@ class SqliteWriter(SqliteReader):
             SQL["add_gap"], (gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why, gap.at_ms)
         )
 
-    def mark_gaps_told(self, subscription: str) -> None:
-        self._connection.execute(SQL["mark_gaps_told"], (subscription,))
+    def mark_gaps_reported(self, subscription: str) -> None:
+        self._connection.execute(SQL["mark_gaps_reported"], (subscription,))
 
     def set_retention(self, policy: RetentionPolicy) -> None:
         self._connection.execute(SQL["set_retention"], (policy.pattern, policy.dialect, _json(policy.limits)))
@@ -249,7 +247,7 @@ class SqliteWriter(SqliteReader):
         try:
             return self._connection.execute(sql, bindings, can_cache=False).fetchall()
         except apsw.AuthError as exc:
-            raise SqlFailed(
+            raise SqlError(
                 "this statement would touch the log's own tables or the transaction itself",
                 where=sql[:80],
                 next="Use the publish of the transaction, and leave BEGIN and COMMIT to it",
@@ -261,7 +259,7 @@ class SqliteWriter(SqliteReader):
             apsw.BindingsError,
             TypeError,
         ) as exc:
-            raise SqlFailed(str(exc), where=sql[:80]) from exc
+            raise SqlError(str(exc), where=sql[:80]) from exc
         finally:
             self._connection.authorizer = None
 

@@ -1,0 +1,214 @@
+"""What differs between the asyncio and the synchronous API; `tools/generate_sync.py` replaces one name by the other.
+
+| `_async` | `_sync` |
+|---|---|
+| `run_async` | `run_blocking` |
+| `in_pool` | `in_place` |
+| `async_transaction` | `sync_transaction` |
+| `spawn_task` | `spawn_thread` |
+| `running_loop` | `no_loop` |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache, partial, wraps
+from types import TracebackType
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from headwater.api.received import Received
+from headwater.broker.deliveries import Claimed
+from headwater.broker.flow import Completion, Flow, complete, run_async, run_blocking
+from headwater.broker.handlers import Worker
+from headwater.broker.transaction import OwnTransaction
+from headwater.errors import InvalidOptionError
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+Opened = TypeVar("Opened", bound=Closable)
+
+
+class Opening(Coroutine[Any, Any, Opened]):
+    """A coroutine that is an asynchronous context manager too, which closes what the coroutine opened."""
+
+    __slots__ = ("_coroutine", "_opened")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Opened]) -> None:
+        self._coroutine = coroutine
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *exc: Any) -> Any:
+        return self._coroutine.throw(*exc)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Opened]:
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> Opened:
+        self._opened = await self._coroutine
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._opened.close()
+
+
+def opening(function: Callable[P, Coroutine[Any, Any, Opened]]) -> Callable[P, Opening[Opened]]:
+    """`async with log.subscribe(…) as subscription` works, and `subscription = await log.subscribe(…)` too."""
+
+    @wraps(function)
+    def open(*args: P.args, **kwargs: P.kwargs) -> Opening[Opened]:
+        return Opening(function(*args, **kwargs))
+
+    return open
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def given(kind: type[T], function: Callable[..., Any], arguments: Mapping[str, Any]) -> T:
+    """Those options of `kind`, a TypedDict, that differ from the defaults in the signature of `function`: a server
+    applies its own defaults to the others."""
+    named: Any = kind
+    options: Any = {
+        name: value for name, default in _defaults(named, function) if (value := arguments[name]) is not default
+    }
+    return options  # type: ignore[no-any-return]
+
+
+@cache
+def _defaults(kind: type, function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    defaults: dict[str, Any] = inspect.unwrap(function).__kwdefaults__ or {}
+    return [(name, defaults[name]) for name in kind.__annotations__ if name in defaults]
+
+
+def check_connection_kind(tx: Any, *, is_async: bool) -> None:
+    """A synchronous connection would block the event loop, and no code would await the results of an asynchronous
+    one."""
+    if inspect.iscoroutinefunction(getattr(tx, "execute", None)) != is_async:
+        kind = "an asynchronous" if is_async else "a blocking"
+        raise InvalidOptionError(
+            f"tx must be {kind} connection here", next="psycopg has both: Connection, AsyncConnection"
+        )
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def claimed_of(messages: Iterable[Received]) -> list[Claimed]:
+    return [message._claimed for message in messages]
+
+
+def mark_settled(messages: Iterable[Received]) -> None:
+    for message in messages:
+        message.settled = True
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def sync_transaction(inner: OwnTransaction) -> Iterator[None]:
+    inner.begin()
+    inside, me = inner.engine.in_transaction, threading.get_ident()
+    inside.add(me)
+    try:
+        yield
+    except BaseException as exc:
+        inner.rollback(exc)
+        raise
+    else:
+        inner.commit()
+    finally:
+        inside.discard(me)
+
+
+@asynccontextmanager
+async def async_transaction(inner: OwnTransaction) -> AsyncIterator[None]:
+    pool = inner.engine.transactions
+    beginning = inner.engine.turns.submit(inner.begin)
+    try:
+        await asyncio.wrap_future(beginning)
+    except asyncio.CancelledError:
+        # The thread cannot be cancelled; a transaction that it begins must end, or it would block all writers.
+        beginning.add_done_callback(inner.abandon)
+        raise
+    inside, me = inner.engine.in_transaction, asyncio.current_task()
+    inside.add(me)
+    try:
+        yield
+    except BaseException as exc:
+        await in_pool(partial(inner.rollback, exc), pool)  # behind a statement that still runs there
+        raise
+    else:
+        await in_pool(inner.commit, pool)
+    finally:
+        inside.discard(me)
+
+
+# --- threads and tasks ------------------------------------------------------------------------------------------------
+
+
+async def in_pool(work: Callable[[], T], pool: Executor | None = None) -> T:
+    """Blocking work on a thread, so that the event loop goes on."""
+    return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def in_place(work: Callable[[], T], pool: Executor | None = None) -> T:
+    return work()
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def no_loop() -> asyncio.AbstractEventLoop | None:
+    return None
+
+
+def waking(loop: asyncio.AbstractEventLoop | None, callback: Callable[[], object]) -> Callable[[], object]:
+    """The callback for a signal handler, which wakes the loop, if there is one."""
+    return callback if loop is None else partial(loop.call_soon_threadsafe, callback)
+
+
+def spawn_thread(loop: object, flow: Flow[None], name: str) -> Worker:
+    worker = Worker(Completion())
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            run_blocking(flow)
+        except BaseException as exc:
+            error = exc
+        complete([(worker.ended, None, error)])
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return worker
+
+
+def spawn_task(loop: asyncio.AbstractEventLoop, flow: Flow[None], name: str) -> Worker:
+    task = loop.create_task(run_async(flow), name=name)
+    ended: Completion[None] = Completion()
+
+    def end(done: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        complete([(ended, None, error)])
+
+    task.add_done_callback(end)
+    return Worker(ended, task.cancel)

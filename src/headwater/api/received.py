@@ -1,0 +1,108 @@
+"""A delivered message with its attempt. `_async` and `_sync` add ack, nack and the other verbs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from headwater.broker.deliveries import Claimed
+from headwater.message import Message
+
+
+class Received(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
+    """A Struct, and kept from the garbage collector, because a busy consumer makes hundreds of thousands a second."""
+
+    _claimed: Claimed
+    _subscription: Any
+    settled: bool = False
+    _decoded: Any = msgspec.UNSET
+    _ack: Any = None  # the completion of an ack whose caller was cancelled while it waited
+
+    def __repr__(self) -> str:
+        return f"<message {self.seq} on {self.topic}, attempt {self.attempt}>"
+
+    @property
+    def message(self) -> Message:
+        """The message as the log holds it."""
+        return self._claimed.message
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery."""
+        return self._claimed.attempt
+
+    @property
+    def seq(self) -> int:
+        return self._claimed.message.seq
+
+    @property
+    def id(self) -> str:
+        return self._claimed.message.id
+
+    @property
+    def topic(self) -> str:
+        return self._claimed.message.topic
+
+    @property
+    def data(self) -> Any:
+        if self._decoded is msgspec.UNSET:
+            self._decoded = self._claimed.message.data
+        return self._decoded
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        return self._claimed.message.headers
+
+    @property
+    def from_(self) -> str | None:
+        return self._claimed.message.from_
+
+    @property
+    def to(self) -> str | None:
+        return self._claimed.message.to
+
+    @property
+    def reply_to(self) -> str | None:
+        return self._claimed.message.reply_to
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self._claimed.message.correlation_id
+
+    @property
+    def type(self) -> str | None:
+        return self._claimed.message.type
+
+    @property
+    def version(self) -> int | None:
+        return self._claimed.message.version
+
+    @property
+    def content_type(self) -> str | None:
+        return self._claimed.message.content_type
+
+    @property
+    def traceparent(self) -> str | None:
+        return self._claimed.message.traceparent
+
+    @property
+    def size(self) -> int:
+        return self._claimed.message.size
+
+    @property
+    def priority(self) -> int:
+        return self._claimed.message.priority
+
+    @property
+    def published_at(self) -> datetime:
+        return self._claimed.message.published_at
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        return self._claimed.message.deliver_at
+
+    @property
+    def expires_at(self) -> datetime | None:
+        return self._claimed.message.expires_at

@@ -1,0 +1,109 @@
+"""The commands of the command line. The module of a command is imported when the command runs: help and completion
+read the table alone."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from headwater.cli.main import show_version
+
+_EXITS = (
+    "[dim]Ends with 0 if all went well; 1 if a check found something; 2 if the call or its input cannot be used; "
+    "3 if the log refused (locked, full, not a log, held elsewhere, not reached); 130 when interrupted. "
+    "With --json an error is a JSON object, the last line of stderr. HEADWATER_DEBUG=1 shows tracebacks.[/]"
+)
+
+# By help panel, the name of each command, `module:name` of its function or Typer below headwater.cli, and its help. The
+# help repeats the first line of the command's own.
+_PANELS = {
+    "Messages": {
+        "publish": ("messages:publish", "Publish a message, or many from JSON lines."),
+        "subscribe": ("messages:subscribe", "Begin or resume a durable subscription and print its messages."),
+        "tail": ("messages:tail", "Print messages without a subscription: nothing is acked, nothing is kept."),
+        "serve": ("serve:serve", "Serve a log: JSON-RPC over WebSocket, metrics and health, on one port."),
+        "forward": ("forward:forward", "Forward messages to another system; the next run continues after the last."),
+        "sync": ("sync:sync", "Make TARGET equal to SOURCE, moving only the pages that differ."),
+        "pipeline": ("pipeline:pipeline", "The history of a log as Delta tables, made and queried on Apache Spark."),
+    },
+    "Inspect": {
+        "topics": ("inspect:topics", "List the topics of a log with their counts and sizes."),
+        "subscriptions": ("inspect:subscriptions", "List subscriptions, move or remove one."),
+        "lag": ("inspect:lag", "Show how far behind each subscription is."),
+        "stats": ("inspect:stats", "Sum up a log: messages, topics, subscriptions, dead letters, disk."),
+        "top": ("inspect:top", "Watch a log live: messages per second by topic, lag by subscription."),
+        "schema": ("inspect:schema", "Write the message classes of a module as JSON Schemas or as AsyncAPI."),
+    },
+    "Operate": {
+        "dlq": ("dead_letters:dlq", "Dead letters: messages that a subscription gave up on."),
+        "retention": ("retention:retention", "Retention: how much history is kept, by topic pattern."),
+        "replica": ("replica:replica", "Replicas: databases that a server keeps by pages, with their versions."),
+        "token": ("tokens:token", "Tokens: the rights to use a server."),
+        "config": ("config:config", "The configuration of a server: headwater.toml, HEADWATER_… variables, flags."),
+        "doctor": ("doctor:doctor", "Examine a log and its machine; each finding says what to do next."),
+    },
+    "Learn": {
+        "demo": ("demo:demo", "Show what Headwater promises, in a few seconds, with real processes."),
+        "bench": ("bench:bench", "Measure publishing and consuming on this machine, on a temporary log in DIR."),
+        "version": ("demo:version", "Show the version of Headwater and of what it stands on."),
+    },
+}
+TARGETS = {name: target for commands in _PANELS.values() for name, (target, _) in commands.items()}
+
+
+class _LazyGroup(TyperGroup):
+    """Its commands are placeholders with a name and a help text until one is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for panel, commands in _PANELS.items():
+            for name, (_, help) in commands.items():
+                self.add_command(TyperCommand(name, help=help, rich_help_panel=panel, rich_markup_mode="rich"))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found if name is None else load_command(name), rest
+
+
+def load_command(name: str) -> Any:
+    module, _, attribute = TARGETS[name].partition(":")
+    found = getattr(importlib.import_module(f"headwater.cli.{module}"), attribute)
+    holder = typer.Typer(rich_markup_mode="rich")
+    holder.callback()(lambda: None)
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name)
+    else:
+        holder.command(name, cls=getattr(found, "command_class", TyperCommand))(found)
+    return typer.main.get_group(holder).commands[name]
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    name="headwater",
+    help="Durable messaging where the database is the broker.\n\n"
+    "Commands take the LOG first: a file like events.db, a database like postgres://host/name, or a server like "
+    "ws://host:8765.",
+    epilog=_EXITS,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _on_version(wanted: bool) -> None:
+    if wanted:
+        show_version()
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_on_version)
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,584 @@
+"""`headwater topics`, `stats`, `subscriptions`, `lag`, `top` and `schema`: what a log holds."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import typer
+
+import headwater
+from headwater.broker.statistics import LogStatistics, SubscriptionInfo
+from headwater.cli.arguments import (
+    AsJson,
+    ListsByDefault,
+    LogPath,
+    existing_log,
+    file_of,
+    is_file,
+    parse_start,
+    shown_name,
+    takes_log,
+)
+from headwater.cli.output import (
+    LiveScreen,
+    Table,
+    Text,
+    clock,
+    count,
+    note,
+    pairs,
+    printable,
+    say,
+    show_table,
+    table,
+    write_document,
+    write_line,
+)
+from headwater.errors import HeadwaterError, InvalidOptionError
+from headwater.formats import DURATION_HELP, format_seconds, format_size, iso, parse_duration, plural
+from headwater.ports.records import TopicCount
+from headwater.topics import parse_pattern
+
+
+@takes_log
+def topics(
+    path: LogPath,
+    pattern: Annotated[str | None, typer.Argument(metavar="PATTERN", help="Like orders.>")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the topics of a log with their counts and sizes."""
+    wanted = None if pattern is None else parse_pattern(pattern)
+    with existing_log(path) as log:
+        found = [topic for topic in log.topics() if wanted is None or wanted.matches(topic.topic)]
+    if as_json:
+        write_document([topic_json(topic) for topic in found])
+        return
+    if not found:
+        say("no topics" if pattern is None else f"no topics match {pattern}")
+        return
+    shown = table("~topic", ">messages", ">size", ">last seq", "last published")
+    for topic in found:
+        shown.add_row(
+            printable(topic.topic),
+            count(topic.count),
+            format_size(topic.bytes),
+            count(topic.last_seq),
+            clock(topic.last_published_ms),
+        )
+    show_table(shown)
+
+
+@takes_log
+def stats(path: LogPath, as_json: AsJson = False) -> None:
+    """Sum up a log: messages, topics, subscriptions, dead letters, disk."""
+    with existing_log(path) as log:
+        found = log.statistics()
+        letters = log.dead_letters.statistics()
+        policies = log.retention()
+        file = log.name
+    sizes = {"file_bytes": size_of(file), "wal_bytes": size_of(f"{file}-wal")} if is_file(path) else {}
+    if as_json:
+        write_document(
+            {
+                "path": file,
+                "last_seq": found.last_seq,
+                "messages": found.messages,
+                "bytes": found.bytes,
+                **sizes,
+                "dead_letters": letters.total,
+                "retention_policies": len(policies),
+                "topics": [topic_json(topic) for topic in found.topics],
+                "subscriptions": [subscription_json(info) for info in found.subscriptions],
+            }
+        )
+        return
+    lag = sum(info.lag for info in found.subscriptions)
+    held = sum(info.holder is not None for info in found.subscriptions)
+    rows = [
+        ("log", printable(file_of(path) if is_file(path) else file)),
+        ("messages", f"{found.messages:,} of {format_size(found.bytes)} in {plural(len(found.topics), 'topic')}"),
+        ("last seq", count(found.last_seq)),
+        ("subscriptions", f"{len(found.subscriptions):,}, {held} held, {plural(lag, 'message')} to go"),
+        ("dead letters", f"{letters.total:,}, {letters.redriving:,} on their way again"),
+        ("retention", plural(len(policies), "rule")),
+    ]
+    if sizes:  # the sizes of a server's files are not seen from here
+        on_disk = f"{format_size(sizes['file_bytes'])} and {format_size(sizes['wal_bytes'])} of write-ahead log"
+        rows.append(("on disk", on_disk))
+    show_table(pairs(rows))
+
+
+def topic_json(topic: TopicCount) -> dict[str, Any]:
+    return {
+        "topic": topic.topic,
+        "messages": topic.count,
+        "bytes": topic.bytes,
+        "last_seq": topic.last_seq,
+        "last_published_at": iso(topic.last_published_ms),
+    }
+
+
+def size_of(file: str) -> int:
+    try:
+        return os.stat(file).st_size
+    except FileNotFoundError:
+        return 0
+
+
+# --- subscriptions and lag --------------------------------------------------------------------------------------------
+
+
+subscriptions = typer.Typer(
+    cls=ListsByDefault,
+    no_args_is_help=True,
+    help="List subscriptions, move or remove one.\n\n[dim]List:[/]  headwater subscriptions events.db",
+)
+
+# `-1h` is a START, not short options.
+_TAKES_MINUS: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+
+LAKE_PREFIX = "lake:"
+LAKE_IDLE_MS = 24 * 3_600_000
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription.")]
+
+
+@subscriptions.command("ls")
+@takes_log
+def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
+    """List the subscriptions of a log."""
+    with existing_log(path) as log:
+        infos = log.subscriptions()
+    if as_json:
+        write_document([subscription_json(info) for info in infos])
+        return
+    if not infos:
+        say(f"no subscriptions yet; begin one: headwater subscribe {path} ID PATTERN")
+        return
+    shown = table("~subscription", "~pattern", "mode", ">position", ">lag", ">in flight", ">dead", ">gaps", "~held by")
+    for info in infos:
+        shown.add_row(
+            printable(info.id),
+            printable(info.pattern),
+            info.mode,
+            count(info.position),
+            lag_text(info),
+            count(info.in_flight),
+            Text(count(info.dead), "red" if info.dead else ""),
+            Text(count(info.gaps), "red" if info.gaps else ""),
+            printable(info.holder) if info.holder else Text(f"free since {clock(info.active_ms)}", "dim"),
+        )
+    show_table(shown)
+
+
+@subscriptions.command("rm")
+@takes_log
+def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+    """Remove a subscription with all its state. Its dead letters stay."""
+    with existing_log(path) as log:
+        log.delete_subscription(id)
+    if as_json:
+        write_document({"removed": id})
+    else:
+        say(f"removed subscription {id}")
+
+
+@subscriptions.command("seek", context_settings=_TAKES_MINUS)
+@takes_log
+def seek(
+    path: LogPath,
+    id: Id,
+    start: Annotated[str, typer.Argument(metavar="START", help="first, new, a seq (after it), or a time like -1h.")],
+    as_json: AsJson = False,
+) -> None:
+    """Move a subscription to another place in the log.
+
+    What comes after START is delivered, again if need be; all before it
+    counts as done.
+
+    [dim]Replay the last hour:[/]  headwater subscriptions seek events.db billing -1h
+
+    Only while it has no holder.
+    """
+    wanted = parse_start(start, "START")
+    with existing_log(path) as log:
+        position = log.seek(id, wanted)
+        info = log.subscription(id)
+    if as_json:
+        write_document({"id": id, "position": position, "lag": info.lag})
+    else:
+        say(f"{id} stands after seq {position:,}; {plural(info.lag, 'message')} to come")
+
+
+@takes_log
+def lag(
+    path: LogPath,
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="One subscription.")] = None,
+    at_most: Annotated[
+        int | None, typer.Option("--max", metavar="N", min=0, help="End with 1 if one is further behind.")
+    ] = None,
+    age_max: Annotated[
+        str | None,
+        typer.Option("--max-age", metavar="SPAN", help=f"End with 1 if one has waited longer: {DURATION_HELP}."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far behind each subscription is.
+
+    [dim]As an alarm:[/]  headwater lag events.db --max 1000 --max-age 5m
+    """
+    age_ms_max = None if age_max is None else parse_duration(age_max, "--max-age").total_seconds() * 1000
+    with existing_log(path) as log:
+        infos = log.subscriptions() if id is None else [log.subscription(id)]
+        last_seq = log.last_seq()
+    late = [info for info in infos if is_late(info, at_most, age_ms_max)]
+    if as_json:
+        write_document({"last_seq": last_seq, "subscriptions": [subscription_json(info) for info in infos]})
+    elif infos:
+        shown = table("~subscription", ">lag", ">in flight", ">waiting", ">oldest", ">position", ">of")
+        for info in infos:
+            shown.add_row(
+                printable(info.id),
+                lag_text(info, alarm=info in late),
+                count(info.in_flight),
+                count(info.waiting),
+                "-" if info.oldest_unacked_s is None else format_seconds(info.oldest_unacked_s),
+                count(info.position),
+                count(last_seq),
+            )
+        show_table(shown)
+    else:
+        say("no subscriptions yet")
+    for info in infos:
+        if is_idle_lake(info, time.time() * 1000) and not as_json:
+            note(lake_note(info, shown_name(path)))
+    if late:
+        note(f"too far behind: {', '.join(info.id for info in late)}")
+        raise typer.Exit(1)
+
+
+def is_late(info: SubscriptionInfo, lag_max: int | None, age_ms_max: float | None) -> bool:
+    behind = lag_max is not None and info.lag > lag_max
+    waited = age_ms_max is not None and info.lag > 0 and (info.oldest_unacked_ms or 0) > age_ms_max
+    return behind or waited
+
+
+def is_lake(info: SubscriptionInfo) -> bool:
+    """Whether it is the position of a lake (`headwater pipeline`)."""
+    return info.id.startswith(LAKE_PREFIX)
+
+
+def is_idle_lake(info: SubscriptionInfo, now_ms: float) -> bool:
+    """Whether it is the position of a lake that is behind and has not moved for a day. A log does not know where its
+    lakes are, so it cannot know that one was deleted."""
+    return is_lake(info) and info.lag > 0 and now_ms - info.active_ms > LAKE_IDLE_MS
+
+
+def lake_note(info: SubscriptionInfo, path: str) -> str:
+    return (
+        f"{info.id} is the position of a lake, last moved {clock(info.active_ms)}; if that lake is gone: "
+        f"headwater subscriptions rm {path} {info.id}"
+    )
+
+
+def lag_text(info: SubscriptionInfo, *, alarm: bool = False) -> Text:
+    at_least = "≥ " if info.lag_is_least else ""
+    return Text(f"{at_least}{info.lag:,}", "bold red" if alarm else "yellow" if info.lag else "green")
+
+
+def subscription_json(info: SubscriptionInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "pattern": info.pattern,
+        "mode": info.mode,
+        "position": info.position,
+        "lag": info.lag,
+        "lag_is_least": info.lag_is_least,
+        "in_flight": info.in_flight,
+        "waiting": info.waiting,
+        "oldest_unacked_s": info.oldest_unacked_s,
+        "acked": info.acked,
+        "redelivered": info.redelivered,
+        "dead": info.dead,
+        "gaps": info.gaps,
+        "holder": info.holder,
+        "created_at": iso(info.created_ms),
+        "active_at": iso(info.active_ms),
+    }
+
+
+# --- top --------------------------------------------------------------------------------------------------------------
+
+
+TOPICS_SHOWN_MAX = 20
+
+
+class Sample(NamedTuple):
+    at_s: float
+    statistics: LogStatistics
+
+
+class Rates(NamedTuple):
+    """Per second, between two samples."""
+
+    published: float
+    topics: dict[str, float]
+    acked: dict[str, float]
+
+
+@takes_log
+def top(
+    path: LogPath,
+    once: Annotated[bool, typer.Option("--once", help="Measure one interval, print it and end.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=3600, help="Between two samples.")
+    ] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a log live: messages per second by topic, lag by subscription.
+
+    Ends with q or Ctrl-C.
+    """
+    with existing_log(path) as log:
+        if once:
+            before = take(log)
+            time.sleep(interval)
+            after = take(log)
+            if as_json:
+                write_document(frame_json(before, after))
+            else:
+                show_table(*frame(log.name, before, after))
+        elif as_json:
+            _stream(log, interval)
+        else:
+            _live(log, interval)
+
+
+def _stream(log: headwater.Log, interval: float) -> None:
+    before = take(log)
+    while True:
+        time.sleep(interval)
+        after = take(log)
+        write_line(frame_json(before, after))
+        sys.stdout.flush()
+        before = after
+
+
+def _live(log: headwater.Log, interval: float) -> None:
+    before = take(log)
+    with LiveScreen(frame(log.name, before, before)) as screen, _single_keys() as keys:
+        while not _quit_pressed(keys, interval):
+            after = take(log)
+            screen.show(frame(log.name, before, after))
+            before = after
+
+
+@contextmanager
+def _single_keys() -> Iterator[int | None]:
+    """The terminal's descriptor, set to give keys without Enter; None where there is no terminal."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _quit_pressed(keys: int | None, wait_s: float) -> bool:
+    until = time.monotonic() + wait_s
+    if keys is None:
+        time.sleep(wait_s)
+        return False
+    while (left := until - time.monotonic()) > 0:
+        if select.select([keys], [], [], left)[0]:
+            pressed = os.read(keys, 1)
+            if pressed in (b"q", b"Q", b""):
+                return True
+    return False
+
+
+# --- one frame ------------------------------------------------------------------------------------------------------
+
+
+def take(log: headwater.Log) -> Sample:
+    return Sample(time.monotonic(), log.statistics())
+
+
+def rates(before: Sample, after: Sample) -> Rates:
+    seconds = max(after.at_s - before.at_s, 1e-9)
+    had = {topic.topic: topic.count for topic in before.statistics.topics}
+    acked = {info.id: info.acked for info in before.statistics.subscriptions}
+    return Rates(
+        (after.statistics.last_seq - before.statistics.last_seq) / seconds,
+        # Retention lowers the counts; the rate of a topic is then too low, not negative.
+        {t.topic: max(0, t.count - had.get(t.topic, 0)) / seconds for t in after.statistics.topics},
+        {s.id: max(0, s.acked - acked.get(s.id, 0)) / seconds for s in after.statistics.subscriptions},
+    )
+
+
+def frame(name: str, before: Sample, after: Sample) -> list[Table | str | Text]:
+    now, per_second = after.statistics, rates(before, after)
+    title = Text()
+    title.append(printable(os.path.basename(name) if is_file(name) else name), "bold")
+    title.append(f"   {_rate(per_second.published)} in", "green" if per_second.published else "dim")
+    title.append(f"   {now.messages:,} messages, {format_size(now.bytes)}, last seq {now.last_seq:,}", "dim")
+    topics = table("~topic", ">in", ">messages", ">size")
+    busiest = sorted(now.topics, key=lambda topic: (-per_second.topics[topic.topic], -topic.last_seq))
+    for topic in busiest[:TOPICS_SHOWN_MAX]:
+        speed = per_second.topics[topic.topic]
+        topics.add_row(
+            Text(printable(topic.topic), "cyan"), _speed(speed), count(topic.count), format_size(topic.bytes)
+        )
+    subscriptions = table("~subscription", ">acked", ">lag", ">in flight", ">waiting", ">oldest", ">dead", "~held by")
+    for info in sorted(now.subscriptions, key=lambda info: (-info.lag, info.id)):
+        subscriptions.add_row(
+            Text(printable(info.id), "cyan"),
+            _speed(per_second.acked[info.id]),
+            lag_text(info),
+            count(info.in_flight),
+            count(info.waiting),
+            "-" if info.oldest_unacked_s is None else format_seconds(info.oldest_unacked_s),
+            Text(count(info.dead), "red" if info.dead else ""),
+            printable(info.holder) if info.holder else Text("-", "dim"),
+        )
+    more = len(busiest) - TOPICS_SHOWN_MAX
+    parts: list[Table | str | Text] = [title, "", topics]
+    if more > 0:
+        parts.append(Text(f"and {more:,} more topics", "dim"))
+    if now.subscriptions:
+        parts += ["", subscriptions]
+    if sys.stdout.isatty():
+        parts += ["", Text("q quits", "dim")]
+    return parts
+
+
+def frame_json(before: Sample, after: Sample) -> dict[str, Any]:
+    now, per_second = after.statistics, rates(before, after)
+    return {
+        "seconds": round(after.at_s - before.at_s, 3),
+        "last_seq": now.last_seq,
+        "messages": now.messages,
+        "bytes": now.bytes,
+        "published_per_second": round(per_second.published, 1),
+        "topics": [
+            {
+                "topic": topic.topic,
+                "messages": topic.count,
+                "bytes": topic.bytes,
+                "published_per_second": round(per_second.topics[topic.topic], 1),
+            }
+            for topic in now.topics
+        ],
+        "subscriptions": [
+            subscription_json(info) | {"acked_per_second": round(per_second.acked[info.id], 1)}
+            for info in now.subscriptions
+        ],
+    }
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}/s" if per_second >= 10 or per_second == 0 else f"{per_second:.1f}/s"
+
+
+def _speed(per_second: float) -> Text:
+    return Text(_rate(per_second), "green" if per_second else "dim")
+
+
+# --- schema -----------------------------------------------------------------------------------------------------------
+
+
+class Format(StrEnum):
+    json_schema = "json-schema"
+    asyncapi = "asyncapi"
+
+
+def schema(
+    module: Annotated[str, typer.Argument(metavar="MODULE", help="A Python module, like shop.events.")],
+    format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.json_schema,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", metavar="FILE", help="Write it there; into a directory, a file for each schema."),
+    ] = None,
+    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of an AsyncAPI document.")] = "Events",
+    api_version: Annotated[
+        str, typer.Option("--api-version", metavar="TEXT", help="Version of an AsyncAPI document.")
+    ] = "1.0.0",
+) -> None:
+    """Write the message classes of a module as JSON Schemas or as AsyncAPI.
+
+    The module is imported, from here or from where Python finds it.
+
+    [dim]For the pipeline:[/]  headwater schema shop.events --output types/
+    """
+    # Imported when needed: pydantic takes longer to import than most commands take to run.
+    from headwater.typed.export import asyncapi, classes_in, gaps_in, json_schema
+
+    loaded = _import(module)
+    if not classes_in(loaded):
+        raise InvalidOptionError(
+            "there is no message class with a topic in it",
+            where=module,
+            next="Name the module that has class OrderPlaced(headwater.Event, topic=…), or imports it",
+        )
+    for gap in gaps_in(loaded):
+        note(f"warning: {gap}")
+    if format is Format.asyncapi:
+        document: dict[str, Any] = asyncapi(loaded, title=title, version=api_version)
+    else:
+        document = json_schema(loaded)
+    if output is None:
+        write_document(document)
+    elif format is Format.json_schema and (output.endswith(("/", os.sep)) or os.path.isdir(output)):
+        for name, each in document.items():
+            _write(Path(output) / f"{name}.json", each)
+        say(f"{plural(len(document), 'schema')} in {output}")
+    else:
+        _write(Path(output), document)
+        say(f"wrote {output}")
+
+
+def _import(module: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except HeadwaterError:  # a class of the module is invalid, and the error names it
+        raise
+    except ModuleNotFoundError as exc:
+        missing = exc.name or module
+        if module == missing or module.startswith(f"{missing}."):
+            next = "Name it as in an import, without .py; it is looked for here and where Python looks"
+        else:
+            next = f"It imports {missing}: install that, or run this where it is"
+        raise InvalidOptionError(f"there is no module {missing!r}", where=module, next=next) from exc
+    except (Exception, SystemExit) as exc:
+        raise InvalidOptionError(
+            f"it cannot be imported: {type(exc).__name__}: {exc}", where=module, next="HEADWATER_DEBUG=1 shows where"
+        ) from exc
+
+
+def _write(path: Path, document: object) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    except OSError as exc:
+        raise InvalidOptionError(f"it cannot be written: {exc.strerror}", where=str(path), next="Name another") from exc

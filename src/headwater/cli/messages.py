@@ -1,0 +1,554 @@
+"""`headwater publish`, `subscribe` and `tail`: messages into a log and out of it."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import typer
+
+import headwater
+from headwater.broker.subscribe import Start, SubscribeOptions
+from headwater.cli.arguments import AsJson, LogPath, existing_log, log_or_new_one, parse_start, takes_log
+from headwater.cli.output import MessagePrinter, PublishBar, Text, note, printable, say, write_document
+from headwater.cli.stopping import Stop
+from headwater.errors import (
+    HeadwaterError,
+    InvalidDataError,
+    InvalidInputError,
+    InvalidOptionError,
+    LeaseLostError,
+    TooLargeError,
+)
+from headwater.formats import DURATION_HELP, TIME_HELP, parse_duration, parse_time, plural
+
+
+@takes_log
+def publish(
+    path: LogPath,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Like orders.new.")] = None,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="The message, as JSON.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="DATA is plain text, not JSON.")] = False,
+    topic_option: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC", help="The same as the argument TOPIC.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", metavar="FILE", help="Read JSON lines from a file, not stdin.")
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", help="Your own id: stored once on its topic. One message only.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A free header; repeatable.")
+    ] = None,
+    from_: Annotated[str | None, typer.Option("--from", help="The sender.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="The receiver.")] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", help="The topic for answers.")] = None,
+    correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="What it belongs to.")] = None,
+    type: Annotated[str | None, typer.Option("--type", help="What kind of message it is.")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", help="Higher first, for subscriptions ordered by priority.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="SPAN", help=f"Deliver it this much later: {DURATION_HELP}.")
+    ] = None,
+    ttl: Annotated[str | None, typer.Option("--ttl", metavar="SPAN", help="Expires after this long.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a message, or many from JSON lines.
+
+    [dim]One:[/]   headwater publish events.db orders.new '{"order": 17}'
+    [dim]Many:[/]  headwater publish events.db orders.new < orders.jsonl
+    [dim]Copy:[/]  headwater tail a.db --from first --json | headwater publish b.db
+
+    With a TOPIC and no DATA each line is the data of one message. Without a
+    TOPIC each line is {"topic": "orders.new", "data": {"order": 17}}, and may
+    set the other options too (from, ttl, priority, …).
+
+    Lines go in batches of up to 1,000, each all or none. A bad line stops it;
+    what stands before it is published. When the command ends with 0,
+    everything is on disk.
+    """
+    if topic is not None and topic_option is not None:
+        # With --topic, the place of TOPIC is DATA's.
+        if data is not None:
+            raise InvalidOptionError("TOPIC is given twice", next="Leave one of them out")
+        topic, data = topic_option, topic
+    topic = topic if topic is not None else topic_option
+    options: dict[str, Any] = {
+        "headers": _headers(header or []),
+        "from_": from_,
+        "to": to,
+        "reply_to": reply_to,
+        "correlation_id": correlation_id,
+        "type": type,
+        "priority": priority,
+        "delay": None if delay is None else parse_duration(delay, "--delay"),
+        "ttl": None if ttl is None else parse_duration(ttl, "--ttl"),
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if topic is not None and data is not None:
+        if file is not None:
+            raise InvalidOptionError("DATA and --file exclude each other", next="Leave one of them out")
+        value = data if text else _json_of(data)
+        with log_or_new_one(path) as log:
+            _publish_one(log, topic, value, given if id is None else {**given, "id": id}, as_json=as_json)
+        return
+    if id is not None or text:
+        raise InvalidOptionError("--id and --text are for one message", next="Give TOPIC and DATA")
+    if file is None and sys.stdin.isatty():
+        raise InvalidOptionError(
+            "there is nothing to publish",
+            next="Give TOPIC and DATA, name a --file, or send JSON lines into it: … | headwater publish LOG",
+        )
+    _publish_lines(path, topic, given, file, as_json=as_json)
+
+
+def _publish_one(log: headwater.Log, topic: str, data: Any, options: dict[str, Any], *, as_json: bool) -> None:
+    last_seq = log.last_seq()
+    seq = log.publish(topic, data, **options)
+    duplicate = seq <= last_seq
+    if as_json:
+        write_document({"seq": seq, "topic": topic, "duplicate": duplicate})
+    else:
+        again = "  was published before with this id" if duplicate else ""
+        say(Text.assemble((str(seq), "bold"), f"  {printable(topic)}", (again, "dim")))
+
+
+def _publish_lines(path: str, topic: str | None, given: dict[str, Any], file: str | None, *, as_json: bool) -> None:
+    outgoing_of = outgoing_reader(topic, given, datetime.now().astimezone())
+    with ExitStack() as stack:
+        source = sys.stdin.fileno() if file is None else stack.enter_context(_opened_file(file)).fileno()
+        log = stack.enter_context(log_or_new_one(path))
+        tally = Tally(known=log.last_seq())
+        stop = stack.enter_context(Stop())
+        progress = stack.enter_context(PublishBar(os.fstat(source).st_size if file else 0))
+        batches = read_batches(source, progress.read)
+        try:
+            while (lines := stop.wait_for(lambda: next(batches, None))) is not None:
+                publish_batch(log, lines, outgoing_of, tally)
+                progress.published(tally.published + tally.duplicates)
+        except HeadwaterError as exc:
+            raise _with_progress(exc, tally) from exc
+    if as_json:
+        write_document(tally.to_json())
+    else:
+        _show_tally(tally)
+    if stop.requested:
+        note(f"interrupted after line {tally.through_line}; the lines up to it are published")
+        raise typer.Exit(130)
+
+
+def _show_tally(tally: Tally) -> None:
+    seqs = "" if tally.first_seq is None else f"  seq {tally.first_seq} to {tally.last_seq}"
+    again = "" if not tally.duplicates else f"  {plural(tally.duplicates, 'id')} known before"
+    say(Text.assemble((f"published {plural(tally.published, 'message')}", "green"), (seqs + again, "dim")))
+
+
+def _with_progress(exc: HeadwaterError, tally: Tally) -> HeadwaterError:
+    done = tally.published + tally.duplicates
+    if isinstance(exc, InvalidInputError):
+        so_far = f"Published before it: {plural(done, 'message')}. Correct the line and continue from it"
+    else:
+        so_far = (
+            f"Published: {plural(done, 'message')}, through line {tally.through_line}. Continue from the line after it"
+        )
+    return type(exc)(exc.why, where=exc.where, next=f"{exc.next}. {so_far}" if exc.next else so_far)
+
+
+def _opened_file(file: str) -> Any:
+    try:
+        return open(file, "rb", buffering=0)
+    except OSError as exc:
+        raise InvalidOptionError(
+            f"cannot be read ({exc.strerror})", where=file, next="Check the name after --file"
+        ) from exc
+
+
+def _json_of(data: str) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError) as exc:
+        raise InvalidDataError(
+            f"DATA is not JSON ({exc})",
+            next="""Quote it for JSON and the shell, like '{"order": 17}', or send it as text: --text""",
+        ) from exc
+
+
+def _headers(given: list[str]) -> dict[str, str] | None:
+    headers: dict[str, str] = {}
+    for each in given:
+        name, found, value = each.partition("=")
+        if not found or not name:
+            raise InvalidOptionError(f"a header is NAME=VALUE, not {each!r}")
+        headers[name] = value
+    return headers or None
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------------------
+
+
+BATCH = 1_000
+LINE_BYTES_MAX = 8 * 1024 * 1024
+LINGER_S = 0.02  # a slow sender's lines do not wait for a full batch
+READ_BYTES = 256 * 1024
+
+# What `tail --json` prints besides what `publish` takes: copying a log is a pipe from one to the other.
+_FOR_READERS = ("seq", "published_at", "size", "attempt")
+
+
+class Line(NamedTuple):
+    number: int
+    text: bytes
+
+
+@dataclass
+class Tally:
+    """What has been published so far. `known` is the log's last seq before: an id published earlier has one below."""
+
+    known: int
+    published: int = 0
+    duplicates: int = 0
+    first_seq: int | None = None
+    last_seq: int | None = None
+    through_line: int = 0
+
+    def add(self, seqs: list[int], through_line: int) -> None:
+        for seq in seqs:
+            if seq <= self.known:
+                self.duplicates += 1
+                continue
+            self.known = self.last_seq = seq
+            self.first_seq = self.first_seq or seq
+            self.published += 1
+        self.through_line = through_line
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "published": self.published,
+            "duplicates": self.duplicates,
+            "first_seq": self.first_seq,
+            "last_seq": self.last_seq,
+            "lines": self.through_line,
+        }
+
+
+def read_batches(descriptor: int, on_bytes: Callable[[int], object]) -> Iterator[list[Line]]:
+    """Lines that are not blank, as many as are there, up to a batch; waits only when it has none."""
+    number, rest, lines = 0, b"", list[Line]()
+    while True:
+        if len(lines) >= BATCH:
+            yield lines[:BATCH]
+            del lines[:BATCH]
+            continue
+        if lines and not select.select([descriptor], [], [], LINGER_S)[0]:
+            yield lines
+            lines = []
+        chunk = os.read(descriptor, READ_BYTES)
+        on_bytes(len(chunk))
+        *whole, rest = (rest + chunk).split(b"\n") if chunk else [rest, b""]
+        for text in whole:
+            number += 1
+            if text.strip():
+                lines.append(Line(number, text))
+        if len(rest) > LINE_BYTES_MAX:
+            raise TooLargeError(f"longer than {LINE_BYTES_MAX:,} bytes", where=f"line {number + 1}", next="Split it")
+        if not chunk:
+            while lines:
+                yield lines[:BATCH]
+                del lines[:BATCH]
+            return
+
+
+def publish_batch(
+    log: headwater.Log, lines: list[Line], outgoing_of: Callable[[bytes], Mapping[str, Any]], tally: Tally
+) -> None:
+    """Publish all of them in one transaction. If one is bad, those before it are published and the error names it."""
+    good: list[Mapping[str, Any]] = []
+    bad: tuple[Line, InvalidInputError] | None = None
+    for line in lines:
+        try:
+            good.append(outgoing_of(line.text))
+        except InvalidInputError as exc:
+            bad = (line, exc)
+            break
+    _publish_good(log, good, lines, tally)
+    if bad is not None:
+        raise _with_line(*bad) from bad[1]
+
+
+def _publish_good(log: headwater.Log, messages: list[Mapping[str, Any]], lines: list[Line], tally: Tally) -> None:
+    if not messages:
+        return
+    try:
+        tally.add(log.publish_many(messages), lines[len(messages) - 1].number)
+    except InvalidInputError as exc:
+        # Nothing of it was published, and one of them is why. Halves find it in a few tries.
+        if len(messages) == 1:
+            raise _with_line(lines[0], exc) from exc
+        half = len(messages) // 2
+        _publish_good(log, messages[:half], lines, tally)
+        _publish_good(log, messages[half:], lines[half:], tally)
+
+
+def _with_line(line: Line, exc: InvalidInputError) -> InvalidInputError:
+    next = "" if "batch" in exc.next else exc.next  # the batch is our own business
+    return type(exc)(exc.why, where=f"line {line.number}", next=next)
+
+
+def outgoing_reader(
+    topic: str | None, defaults: Mapping[str, Any], now: datetime
+) -> Callable[[bytes], Mapping[str, Any]]:
+    """How to turn a line into a message: with a topic given, the line is the data; without, it says both itself."""
+    decode = msgspec.json.Decoder().decode
+
+    def read(text: bytes) -> Mapping[str, Any]:
+        try:
+            value = decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise InvalidDataError(f"not JSON ({exc})") from exc
+        if topic is not None:
+            return {**defaults, "topic": topic, "data": value}
+        if not isinstance(value, dict) or "topic" not in value or "data" not in value:
+            raise InvalidDataError(
+                "not an object with topic and data",
+                next='Write {"topic": …, "data": …}, or pass --topic to send each line as data',
+            )
+        return {**defaults, **_given(value, now)}
+
+    return read
+
+
+def _given(value: dict[str, Any], now: datetime) -> dict[str, Any]:
+    given = {
+        name: part for name, part in value.items() if name not in _FOR_READERS and (part is not None or name == "data")
+    }
+    for name in ("delay", "ttl"):
+        if isinstance(given.get(name), str):
+            given[name] = parse_duration(given[name], name)
+    for name in ("deliver_at", "expires_at"):
+        if isinstance(given.get(name), str):
+            given[name] = parse_time(given[name], name, now)
+    return given
+
+
+# --- subscribe and tail -----------------------------------------------------------------------------------------------
+
+
+EVERYTHING = ">"
+LAST = 10  # as tail(1)
+STEP_BACK_MIN = 256
+STEP_BACK_FACTOR = 8
+
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="CONDITION", help="Only messages that fit, like \"from == 'shop'\".")
+]
+Dialect = Annotated[
+    Literal["nats", "amqp"], typer.Option("--dialect", help="How the pattern is spelled: * and > or * and #.")
+]
+
+
+@takes_log
+def subscribe(
+    path: LogPath,
+    id: Annotated[str, typer.Argument(metavar="ID", help="The subscription's name.")],
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Topics: orders.new, orders.*, orders.>")],
+    mode: Annotated[
+        Literal["exclusive", "shared"],
+        typer.Option("--mode", help="One holder at a time, or several that share the work."),
+    ] = "exclusive",
+    start: Annotated[
+        str,
+        typer.Option("--start", metavar="START", help="Where a new one begins: first, new, after a seq, or a time."),
+    ] = "first",
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="End after N messages.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when none is left.")
+    ] = True,
+    ack: Annotated[
+        bool, typer.Option("--ack/--no-ack", help="Ack after printing, or give all back at the end.")
+    ] = True,
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", min=1, max=1_000, help="Print and ack N at a time: faster.")
+    ] = 1,
+    from_: Annotated[list[str] | None, typer.Option("--from", help="Only from this sender; repeatable.")] = None,
+    to: Annotated[list[str] | None, typer.Option("--to", help="Only to this receiver; repeatable.")] = None,
+    where: Where = None,
+    dialect: Dialect = "nats",
+    as_json: AsJson = False,
+) -> None:
+    """Begin or resume a durable subscription and print its messages.
+
+    [dim]Follow:[/]    headwater subscribe events.db billing 'orders.>'
+    [dim]Take five:[/] headwater subscribe events.db billing 'orders.>' --count 5
+
+    Each message is acked when it is printed, so the next run goes on after
+    it. Take a few with --count rather than with | head: what is in the pipe
+    counts as printed. Ctrl-C gives the subscription back.
+    """
+    options: SubscribeOptions = {
+        "mode": mode,
+        "start": parse_start(start, "--start"),
+        "dialect": dialect,
+        "from_": from_ or None,
+        "to": to or None,
+        "where": where,
+    }
+    printer = MessagePrinter(as_json=as_json)
+    with log_or_new_one(path) as log, Stop() as stop, log.subscribe(id, pattern, **options) as subscription:
+        _Consumer(subscription, printer, stop, count=count, batch=batch, ack=ack).run(follow=follow)
+    _end(stop)
+
+
+class _Consumer:
+    """Prints what a subscription delivers, and acks it once it is printed."""
+
+    def __init__(
+        self,
+        subscription: headwater.Subscription,
+        printer: MessagePrinter,
+        stop: Stop,
+        *,
+        count: int | None,
+        batch: int = 1,
+        ack: bool = False,
+    ) -> None:
+        self._subscription = subscription
+        self._printer = printer
+        self._stop = stop
+        self._left = count
+        self._batch = batch
+        self._ack = ack
+
+    def run(self, *, follow: bool) -> None:
+        arrived: list[headwater.ReceivedMessage] = []
+        while True:
+            self._print(chain(arrived, self._subscription.messages(timeout=0.0)))
+            if self._done or not follow:
+                return
+            arrived = self._stop.wait_for(lambda: self._subscription.fetch(1, timeout=None)) or []
+            if not arrived:
+                return
+
+    @property
+    def _done(self) -> bool:
+        return self._stop.requested or self._left == 0
+
+    def _print(self, messages: Iterable[headwater.ReceivedMessage]) -> None:
+        printed: list[headwater.ReceivedMessage] = []
+        for message in messages:
+            self._printer.show(message)
+            printed.append(message)
+            if self._left is not None:
+                self._left -= 1
+            if len(printed) >= self._batch or self._done:
+                self._settle(printed)
+                printed = []
+            if self._done:
+                return
+        self._settle(printed)
+
+    def _settle(self, printed: list[headwater.ReceivedMessage]) -> None:
+        self._printer.flush()
+        if not self._ack or not printed:
+            return
+        try:
+            self._subscription.ack_many(printed)
+        except LeaseLostError as exc:  # the reader of our output was slower than the ack wait
+            note(f"warning: {exc.why}; it comes again")
+
+
+class _View(NamedTuple):
+    """What `tail` wants to see of a log."""
+
+    pattern: str
+    where: str | None
+    dialect: Literal["nats", "amqp"]
+
+    def of(self, log: headwater.Log, start: Start) -> headwater.Subscription:
+        return log.subscribe(
+            "tail", self.pattern, mode="ephemeral", start=start, where=self.where, dialect=self.dialect
+        )
+
+
+@takes_log
+def tail(
+    path: LogPath,
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="Topics: orders.new, orders.*, orders.>")
+    ] = EVERYTHING,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="START", help=f"first, new, a seq, or a time {TIME_HELP}.")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("-n", "--last", metavar="N", min=0, help="Only the last N; 10 if --from is not given.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more; always so with --from new.")] = False,
+    where: Where = None,
+    dialect: Dialect = "nats",
+    as_json: AsJson = False,
+) -> None:
+    """Print messages without a subscription: nothing is acked, nothing is kept.
+
+    [dim]The last ten:[/]    headwater tail events.db
+    [dim]The last hour:[/]   headwater tail events.db --from -1h
+    [dim]What comes now:[/]  headwater tail events.db 'orders.>' --from new
+    [dim]By content:[/]      headwater tail events.db --where "data.total > 100"
+
+    --where compares fields of the message: data.x, topic, from, to, type,
+    headers.x, priority … with == != < <= > >= in contains starts with, joined
+    by and, or, not.
+    """
+    start: Start = "first" if from_ is None else parse_start(from_, "--from", inclusive=True)
+    if from_ is None and last is None:
+        last = LAST
+    view = _View(pattern, where, dialect)
+    printer = MessagePrinter(as_json=as_json)
+    with existing_log(path) as log, Stop() as stop:
+        begin = start
+        if last is not None and start != "new":
+            begin = _show_last(log, view, start, last, printer)
+        if start == "new" or follow or last is None:
+            with view.of(log, begin) as subscription:
+                _Consumer(subscription, printer, stop, count=None, batch=100).run(follow=follow or start == "new")
+    _end(stop)
+
+
+def _show_last(log: headwater.Log, view: _View, start: Start, last: int, printer: MessagePrinter) -> int:
+    """Print the last few messages at or after `start`; returns the seq up to which the log has been seen."""
+    end = log.last_seq()
+    with view.of(log, start) as subscription:
+        lowest = subscription.resumed_from
+    step = max(STEP_BACK_MIN, last)
+    found: deque[headwater.ReceivedMessage] = deque(maxlen=last)
+    after = end
+    # Nearly always the last messages are near the end: look there first, and in longer steps back from it.
+    while len(found) < last and after > lowest and last > 0:
+        after = max(lowest, after - step)
+        step *= STEP_BACK_FACTOR
+        found.clear()
+        with view.of(log, after) as subscription:
+            for message in subscription.messages(timeout=0.0):
+                if message.seq > end:
+                    break
+                found.append(message)
+    for message in found:
+        printer.show(message)
+    printer.flush()
+    return max(end, lowest)
+
+
+def _end(stop: Stop) -> None:
+    if stop.requested:
+        raise typer.Exit(130)

@@ -1,0 +1,855 @@
+"""`headwater pipeline`: the history of a log as Delta tables, the lake."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import logging
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+import warnings
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, suppress
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from headwater.cli.arguments import (
+    AsJson,
+    existing_log,
+    file_of,
+    is_file,
+    is_remote,
+    log_or_new_one,
+    require_log,
+    shown_name,
+)
+from headwater.cli.output import (
+    Bars,
+    Following,
+    Text,
+    clock,
+    count,
+    note,
+    pairs,
+    printable,
+    say,
+    show_table,
+    table,
+    write_document,
+    write_line,
+)
+from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, StoreError
+from headwater.formats import DURATION_HELP, TIME_HELP, format_seconds, format_size, parse_duration, parse_time, plural
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headwater.pipeline.lake import Lake
+    from headwater.pipeline.report import Report
+    from headwater.pipeline.session import Spark
+    from headwater.pipeline.types import Types
+
+ROWS_MAX = 1_000
+SAMPLE = 10
+HISTORY_MAX = 20
+OLDER = "7d"
+VACUUM_HOURS_MIN = 24
+BEHIND = "Bronze has more than these tables: headwater pipeline run brings them up to it."
+
+pipeline = typer.Typer(
+    no_args_is_help=True,
+    help="The history of a log as Delta tables, made and queried on Apache Spark.\n\n"
+    "[dim]Begin:[/]  headwater pipeline run --log events.db --lake ./lake",
+)
+_MAKE, _INSPECT, _OPERATE, _LEARN = "Make", "Inspect", "Operate", "Learn"
+
+LogOption = Annotated[str, typer.Option("--log", metavar="LOG", help="The log: a file like events.db, or postgres://…")]
+LakeOption = Annotated[
+    str, typer.Option("--lake", metavar="DIR|URL", help="The lake: a folder, or like s3://bucket/lake.")
+]
+
+
+def log_path(log: str) -> str:
+    """A log that can be opened, as the pipeline names it: Spark takes seconds to start, so errors come before."""
+    if is_remote(log):
+        raise InvalidOptionError(
+            "the pipeline reads the log itself, not through a server",
+            where=shown_name(log),
+            next="Name the log that the server serves: its file, on its machine, or postgres://…",
+        )
+    with existing_log(log):
+        return str(Path(require_log(log)).resolve()) if is_file(log) else log
+
+
+@contextmanager
+def opened_lake(lake: str, *, create: bool = False, log: str | None = None) -> Iterator[Lake]:
+    """The lake, which must be of this log if one is named."""
+    from pyarrow import ArrowInvalid
+
+    from headwater.pipeline.lake import Lake
+    from headwater.pipeline.logs import log_identity
+
+    try:
+        opened = Lake.open(lake, create=create)
+        if log is not None:
+            opened.check_log(log_identity(log))
+        yield opened
+    except (FileNotFoundError, ArrowInvalid) as exc:
+        next = "headwater pipeline audit says what else is wrong; run --rebuild makes the derived tables anew"
+        raise CorruptError(f"a file of the lake is gone or damaged ({exc})", where=str(lake), next=next) from exc
+
+
+@contextmanager
+def locked_lake(lake: str, *, create: bool = False) -> Iterator[Lake]:
+    """For a command that changes it."""
+    with opened_lake(lake, create=create) as opened, opened.lock():
+        yield opened
+
+
+# --- run ------------------------------------------------------------------------------------------------------------
+
+
+@pipeline.command(rich_help_panel=_MAKE)
+def run(
+    log: LogOption,
+    lake: LakeOption,
+    continuous: Annotated[bool, typer.Option("--continuous", help="Follow the log until stopped.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Ingest what there is, and end. This is the default.")] = False,
+    types: Annotated[
+        Path | None,
+        typer.Option(
+            "--types", metavar="DIR", help="JSON Schemas of message types: TYPE@VERSION.json. Default: LAKE/types."
+        ),
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Make the derived tables anew, as after a change of the types.")
+    ] = False,
+    trigger: Annotated[
+        str, typer.Option("--trigger", metavar="SPAN", help=f"With --continuous, how often to ingest: {DURATION_HELP}.")
+    ] = "5s",
+    refresh: Annotated[
+        str, typer.Option("--refresh", metavar="SPAN", help="With --continuous, how often to derive silver and gold.")
+    ] = "60s",
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the lake up to date with the log: bronze, silver, gold.
+
+    [dim]Once:[/]     headwater pipeline run --log events.db --lake ./lake
+    [dim]For ever:[/] headwater pipeline run --log events.db --lake ./lake --continuous
+
+    Stop it or kill it at any time: the next run continues where this one
+    stopped, and the lake holds every message once. With nothing new it ends
+    in about a second, without Spark. Ctrl-C or SIGTERM ends --continuous with 0.
+    """
+    if continuous and once:
+        raise InvalidOptionError("--once and --continuous exclude each other", next="Leave one of them out")
+    trigger_s = parse_duration(trigger, "--trigger").total_seconds()
+    refresh_s = parse_duration(refresh, "--refresh").total_seconds()
+    options = SparkOptions.read(master, remote, conf)
+    source = log_path(log)
+    registered = _registered(types, lake)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        from headwater.pipeline.run import Run
+
+        opened = stack.enter_context(locked_lake(lake, create=True))
+        stop = StopAtOnce(is_fine=continuous)
+        following = stack.enter_context(Following(lambda: opened.last_seq)) if continuous else None
+        progress = following or stack.enter_context(Bars())
+        running = Run(opened, source, registered, lambda short: running_spark(options, stop, short=short), progress)
+        with stop, running:
+            if rebuild:
+                running.rebuild()
+            if following is not None:
+                note(f"following {shown_name(log)}; Ctrl-C ends it")
+                running.continuously(following.wait, trigger_s=trigger_s, refresh_s=refresh_s)
+            else:
+                running.once()
+    ran = running.result
+    seconds = round(time.monotonic() - began, 1)
+    tables = {name: opened.table(name).rows for name in opened.tables()}
+    if as_json:
+        write_document({"messages": ran.messages, "last_seq": ran.last_seq, "seconds": seconds, "tables": tables})
+        return
+    say(
+        Text.assemble(
+            (f"{plural(ran.messages, 'message')} ingested", "green"),
+            (f", up to seq {ran.last_seq:,}, in {format_seconds(seconds)}", "dim"),
+        )
+    )
+    bronze, silver, bad = (tables.get(name, 0) for name in ("bronze/messages", "silver/messages", "silver/quarantine"))
+    say(Text(f"bronze {bronze:,}, silver {silver:,}, quarantined {bad:,}", "dim"))
+
+
+def _registered(named: Path | None, lake: str) -> Types:
+    from headwater.pipeline.lake import TYPES
+    from headwater.pipeline.storage import Storage
+    from headwater.pipeline.types import Types, load_types
+
+    storage = Storage(lake)
+    folder = named or (Path(storage.root, TYPES) if storage.is_local else None)
+    is_there = folder is not None and (named is not None or folder.is_dir())
+    return load_types(folder) if folder is not None and is_there else Types()
+
+
+# --- replay ---------------------------------------------------------------------------------------------------------
+
+
+@pipeline.command(rich_help_panel=_MAKE)
+def replay(
+    lake: LakeOption,
+    to: Annotated[
+        str, typer.Option("--to", metavar="LOG", help="Where to publish: a file, postgres://…, or ws://host:8765.")
+    ],
+    where: Annotated[
+        str, typer.Option("--where", metavar="SQL", help="Which messages, like \"topic like 'orders.%'\".")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be published, and publish nothing.")
+    ] = False,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="N", min=0.001, help="At most so many messages a second.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of this replay; another name publishes the same again.")
+    ] = None,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish messages from the lake into a log, in their old order.
+
+    [dim]Look first:[/]  headwater pipeline replay --lake ./lake --to events.db --where "topic = 'orders.new'" --dry-run
+
+    The same condition and target are the same replay: stopped, it continues where it stopped; done, it publishes
+    nothing more. The id of each message follows from its old id and the replay, so that none is published twice. The
+    header replayed_seq has its old seq.
+    """
+    options = SparkOptions.read(master, remote, conf)
+    if is_file(to):
+        file_of(to)  # refuses a name that cannot be a file
+    with ExitStack() as stack:
+        opened = stack.enter_context(opened_lake(lake))
+        bars = stack.enter_context(Bars())
+        bars.step("starting Spark")
+        spark = stack.enter_context(running_spark(options, short=True)).session
+
+        from headwater.pipeline.replay import chosen_messages, replay_name, replayed_to
+        from headwater.pipeline.replay import replay as publish_again
+
+        called = name or replay_name(where, shown_name(to))
+        bars.step("query")
+        chosen = chosen_messages(spark, opened, where, replayed_to(opened, called))  # before a log is made
+        if dry_run:
+            _show_choice(chosen, as_json=as_json)
+            return
+        log = stack.enter_context(log_or_new_one(to))
+        done = publish_again(spark, opened, where, called, log.publish_many, rate=rate, progress=bars)
+    if as_json:
+        write_document(done._asdict() | {"replay": called})
+        return
+    say(Text.assemble((f"{plural(done.published, 'message')} published", "green"), (f", replay {called}", "dim")))
+    if not done.published:
+        note("this replay has published all that matches; --name another publishes it again")
+    if done.refused:
+        note(f"{plural(done.refused, 'message')} left out: a log refuses such data")
+
+
+def _show_choice(chosen: DataFrame, *, as_json: bool) -> None:
+    total = chosen.count()
+    first = chosen.orderBy("seq").limit(SAMPLE).collect()
+    if as_json:
+        write_document({"messages": total, "first": [{"seq": row["seq"], "topic": row["topic"]} for row in first]})
+        return
+    say(f"{plural(total, 'message')} would be published")
+    shown = table(">seq", "~topic", "~data")
+    for row in first:
+        shown.add_row(str(row["seq"]), printable(row["topic"]), printable((row["data"] or "")[:80]))
+    if first:
+        show_table(shown)
+
+
+# --- status, report, history ----------------------------------------------------------------------------------------
+
+
+@pipeline.command(rich_help_panel=_INSPECT)
+def status(lake: LakeOption, as_json: AsJson = False) -> None:
+    """Show what the lake holds, and how far it has come. Needs no Spark."""
+    require_extra()
+    with opened_lake(lake) as opened:
+        found = opened.status()
+    if as_json:
+        write_document(found)
+        return
+    last, audited = found["last_commit"], found["audit"]
+    verdict: str | Text = "not yet: headwater pipeline audit"
+    if audited is not None:
+        word = Text("whole", "green") if audited["whole"] else Text("broken", "bold red")
+        verdict = Text.assemble(word, f", {audited['checked_at']}")
+    rows: list[tuple[str, str | Text]] = [
+        ("lake", found["lake"]),
+        ("log", found["log"] or ""),
+        ("ingested", f"up to seq {found['last_seq']:,}"),
+        ("derived", f"up to seq {found['derived_to']:,}"),
+        ("last commit", "none yet" if last is None else f"{plural(last['rows'], 'message')} at {clock(last['at_ms'])}"),
+        ("audited", verdict),
+    ]
+    show_table(pairs(rows))
+    shown = table("~table", ">rows", ">files", ">size", ">version")
+    for each in found["tables"]:
+        size = format_size(each["bytes"])
+        shown.add_row(each["table"], count(each["rows"]), count(each["files"]), size, str(each["version"]))
+    show_table(shown)
+
+
+@pipeline.command(rich_help_panel=_INSPECT)
+def report(
+    lake: LakeOption,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Where to put the page. Default: report.html in the lake; of a url, here."
+        ),
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """Make one HTML page of the gold tables and the audit's verdict. Needs no Spark and no network."""
+    require_extra()
+    with opened_lake(lake) as opened, Bars() as bars:
+        from headwater.pipeline.report import render_report
+
+        bars.step("report")
+        page = render_report(report_of(opened))
+        target = _write_page(page, out, opened, "report.html")
+    say(str(target))
+    if open_it:
+        webbrowser.open(target.as_uri())
+
+
+def report_of(lake: Lake) -> Report:
+    from headwater.pipeline.lake import QUARANTINE
+    from headwater.pipeline.report import Report
+
+    found = lake.status()
+    rows = {each["table"]: each["rows"] for each in found["tables"]}
+    tables = lake.gold()
+    return Report(
+        lake=found["lake"],
+        log=found["log"] or "",
+        made_at=datetime.now(UTC),
+        lake_seq=found["last_seq"],
+        messages=rows.get("bronze/messages", 0),
+        bytes=sum(row["bytes"] for row in tables["volume"]),
+        tables=tables,
+        audit=found["audit"],
+        quarantined=rows.get(QUARANTINE, 0),
+        notes=[] if found["derived_to"] >= found["last_seq"] else [BEHIND],
+    )
+
+
+def _write_page(page: str, named: Path | None, lake: Lake, default: str) -> Path:
+    """Into the lake's folder, if it has one and no other file is named."""
+    target = (named or (Path(lake.storage.root, default) if lake.storage.is_local else Path(default))).resolve()
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise InvalidOptionError(f"cannot be written ({exc.strerror})", where=str(target)) from exc
+    return target
+
+
+@pipeline.command(rich_help_panel=_INSPECT)
+def history(
+    lake: LakeOption,
+    name: Annotated[str, typer.Option("--table", metavar="NAME", help="Which table.")] = "bronze/messages",
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="Show so many, the newest first.")
+    ] = HISTORY_MAX,
+    as_json: AsJson = False,
+) -> None:
+    """Show the versions of a table: when each was committed, and what it changed. Needs no Spark.
+
+    [dim]As it was then:[/]  headwater pipeline sql "select count(*) from messages" --lake ./lake --at 3
+    """
+    require_extra()
+    with opened_lake(lake) as opened:
+        tables = opened.tables()
+        asked = name if name in tables else next((each for each in tables if each.replace("/", "_") == name), name)
+        if asked not in tables:
+            next_ = f"Tables here: {', '.join(tables)}"
+            raise InvalidOptionError(f"the lake has no table {name}", where="--table", next=next_)
+        versions = opened.history(asked, limit)
+    if as_json:
+        write_document({"table": asked, "versions": versions})
+        return
+    shown = table(">version", "time", "operation", "job", ">rows", ">seqs")
+    for each in versions:
+        seqs = "" if each["upto"] is None else f"{each['after'] + 1:,} to {each['upto']:,}"
+        shown.add_row(
+            str(each["version"]),
+            each["at"],
+            printable(each["operation"]),
+            printable(each["job"] or ""),
+            "" if each["rows"] is None else count(each["rows"]),
+            seqs,
+        )
+    show_table(shown)
+
+
+# --- sql ------------------------------------------------------------------------------------------------------------
+
+
+@pipeline.command(rich_help_panel=_INSPECT)
+def sql(
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="Like 'select topic, count(*) from messages group by 1'.")
+    ],
+    lake: Annotated[
+        str | None, typer.Option("--lake", metavar="DIR|URL", help="The lake: a folder, or like s3://bucket/lake.")
+    ] = None,
+    log: Annotated[str | None, typer.Option("--log", metavar="LOG", help="The log, to see what is live too.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME|VERSION",
+            help=f"The lake as it was: {TIME_HELP}; or a version of bronze, as history shows them.",
+        ),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Print at most so many rows.")] = ROWS_MAX,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask in SQL, over the lake and the live log.
+
+    Tables: messages (everything there is: history from the lake, what came
+    since from the log), bronze_messages, silver_messages, silver_quarantine,
+    typed_…, gold_volume, gold_latency, …; with --log also live, live_subscriptions
+    and live_dead_letters. 'show views' lists them.
+    """
+    if lake is None and log is None:
+        raise InvalidOptionError("there is nothing to ask", next="Name a --lake, a --log, or both")
+    if at is not None and (lake is None or log is not None):
+        raise InvalidOptionError("--at is for a lake alone: a log shows only now", next="Name a --lake, and no --log")
+    options = SparkOptions.read(master, remote, conf)
+    source = None if log is None else log_path(log)
+    with ExitStack() as stack:
+        opened = None if lake is None else stack.enter_context(opened_lake(lake, log=source))
+        moment = None if at is None or opened is None else opened.moment(_parse_moment(at))
+        bars = stack.enter_context(Bars())
+        bars.step("starting Spark")
+        spark = stack.enter_context(running_spark(options, short=True)).session
+
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        from headwater.pipeline.sql import make_views, sql_error
+
+        bars.step("query")
+        views = make_views(spark, query, opened, source, moment)
+        try:
+            frame = spark.sql(query)
+            names, kinds = frame.columns, [field.dataType.simpleString() for field in frame.schema.fields]
+            rows = frame.limit(limit + 1).collect()
+        except (PySparkException, Py4JError) as exc:  # some errors of a task come as the latter
+            raise InvalidOptionError(
+                sql_error(exc, views), where="sql", next=f"Tables here: {', '.join(views)}"
+            ) from exc
+    plain = [[plain_value(*pair) for pair in zip(row, kinds, strict=True)] for row in rows[:limit]]
+    _show_rows(names, plain, as_csv=as_csv, as_json=as_json)
+    if len(rows) > limit:
+        note(f"there are more than {limit:,} rows: --limit shows more")
+
+
+def _parse_moment(text: str) -> int | datetime:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return parse_time(text, "--at", datetime.now().astimezone())
+
+
+def _show_rows(names: list[str], rows: list[list[Any]], *, as_csv: bool, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            write_line(dict(zip(names, row, strict=True)))
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows(rows)
+    else:
+        are_numbers = [all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(names))]
+        marks = [">" if numbers and rows else "~" for numbers in are_numbers]
+        shown = table(*(f"{mark}{printable(name)}" for mark, name in zip(marks, names, strict=True)))
+        for row in rows:
+            shown.add_row(*("" if value is None else printable(str(value)) for value in row))
+        show_table(shown)
+
+
+def plain_value(value: Any, kind: str) -> Any:
+    """A value of a row of Spark as JSON can hold it; `kind` is the column's type in Spark's words. Times are UTC, as
+    everywhere in the lake: Spark returns them in the local zone, without naming it."""
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, datetime):
+        is_local = "timestamp_ntz" in kind
+        return value.isoformat() if is_local else value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(plain_value(name, kind)): plain_value(each, kind) for name, each in value.items()}
+    if hasattr(value, "asDict"):
+        return {name: plain_value(each, kind) for name, each in value.asDict().items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(each, kind) for each in value]
+    return str(value)
+
+
+# --- audit ----------------------------------------------------------------------------------------------------------
+
+
+@pipeline.command(rich_help_panel=_INSPECT)
+def audit(
+    log: LogOption,
+    lake: LakeOption,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page", metavar="FILE", help="Where to put its page. Default: audit.html in the lake; of a url, here."
+        ),
+    ] = None,
+    master: Master = None,
+    remote: Remote = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that the lake holds each message of the log once, with the same content.
+
+    A message that is not there must have been deleted by retention before it was ingested, by
+    the log's own record. Ends with 1 if a check failed.
+    """
+    options = SparkOptions.read(master, remote, conf)
+    source = log_path(log)
+    with ExitStack() as stack:
+        from headwater.pipeline.logs import log_identity
+
+        opened = stack.enter_context(opened_lake(lake))
+        with suppress(CorruptError):  # which the audit is there to name
+            opened.check_log(log_identity(source))
+        bars = stack.enter_context(Bars())
+        bars.step("starting Spark")
+        spark = stack.enter_context(running_spark(options)).session
+
+        from headwater.pipeline.audit import audit as examine
+        from headwater.pipeline.report import render_audit
+
+        document = examine(spark, opened, source, bars.step)
+        target = _write_page(render_audit(document), page, opened, "audit.html")
+    if as_json:
+        write_document(document | {"page": str(target)})
+    else:
+        _show_audit(document, target)
+    if not document["whole"]:
+        raise typer.Exit(1)
+
+
+def _show_audit(document: dict[str, Any], target: Path) -> None:
+    marks = {"ok": Text("ok", "green"), "failed": Text("failed", "bold red"), "skipped": Text("skipped", "yellow")}
+    shown = table("verdict", "check", "~found")
+    shown.columns[1].min_width = max(len(check["name"]) for check in document["checks"])
+    for check in document["checks"]:
+        shown.add_row(marks[check["status"]], check["name"], printable(check["what"]))
+    show_table(shown)
+    verdict = Text("whole", "bold green") if document["whole"] else Text("broken", "bold red")
+    not_yet = f"; {plural(document['not_yet'], 'message')} not ingested yet" if document.get("not_yet") else ""
+    say(
+        Text.assemble(
+            verdict, (f" up to seq {document['lake_seq']:,} in {format_seconds(document['seconds'])}{not_yet}", "dim")
+        )
+    )
+    say(Text(str(target), "dim"))
+
+
+# --- optimize, vacuum -----------------------------------------------------------------------------------------------
+
+
+@pipeline.command(rich_help_panel=_OPERATE)
+def optimize(
+    lake: LakeOption,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Merge all that fits into a large file, not only where files are many.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small files into larger ones. Runs do it by themselves. Needs no Spark.
+
+    Queries that run meanwhile keep the files they began with, and time travel keeps them until vacuum.
+    """
+    require_extra()
+    with locked_lake(lake) as opened, Bars() as bars:
+        names = opened.tables()
+        before = {name: len(opened.table(name).files) for name in names}
+        bars.step("optimizing", len(names))
+        for done, name in enumerate(names, 1):
+            opened.optimize(name, everything=everything)
+            bars.reached(done)
+        after = {name: len(opened.table(name).files) for name in names}
+    changed = {name: {"before": before[name], "after": after[name]} for name in names if before[name] != after[name]}
+    if as_json:
+        totals = {"files_before": sum(before.values()), "files_after": sum(after.values())}
+        write_document(totals | {"tables": changed})
+        return
+    for name, files in changed.items():
+        say(f"{name} had {plural(files['before'], 'file')} and has {files['after']:,}")
+    if not changed:
+        say("no table has files to merge")
+
+
+pipeline.command("compact", hidden=True)(optimize)
+
+
+@pipeline.command(rich_help_panel=_OPERATE)
+def vacuum(
+    lake: LakeOption,
+    older: Annotated[
+        str,
+        typer.Option("--older", metavar="SPAN", help="Keep files that a version of this last time has; at least 24h."),
+    ] = OLDER,
+    force: Annotated[
+        bool, typer.Option("--force", help="Allow less than 24h, while no run and no query is active.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove files that no recent version of a table has, and those that killed runs left. Needs no Spark.
+
+    Time travel reaches no further back than the last vacuum's --older.
+    """
+    require_extra()
+    hours = math.ceil(parse_duration(older, "--older") / timedelta(hours=1))
+    if hours < VACUUM_HOURS_MIN and not force:
+        raise InvalidOptionError(
+            f"files younger than {VACUUM_HOURS_MIN} h may belong to a run or a query that is active",
+            where="--older",
+            next="Name 24h or more; or, if nothing reads or writes this lake now, add --force",
+        )
+    with locked_lake(lake) as opened, Bars() as bars:
+        bars.step("vacuum")
+        files, size = opened.vacuum(hours, dry_run=dry_run)
+    if as_json:
+        write_document({"files": files, "bytes": size, "removed": not dry_run})
+        return
+    verb = "would be removed" if dry_run else "removed"
+    say(Text.assemble((f"{plural(files, 'file')} {verb}", "green"), (f", {format_size(size)}", "dim")))
+
+
+# --- demo -----------------------------------------------------------------------------------------------------------
+
+QUERY = "select topic, count(*) as messages, sum(size) as bytes from messages group by topic order by messages desc"
+
+
+@pipeline.command(rich_help_panel=_LEARN)
+def demo(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to put the log and the lake; it must not be there yet.")
+    ] = Path("headwater-lake-demo"),
+) -> None:
+    """Publish some traffic, make a lake of it, audit it, query it, report on it."""
+    from headwater.demo.traffic import DAYS, MESSAGES
+
+    require_extra()
+    if folder.exists():
+        raise InvalidOptionError(
+            "this folder is there already", where=str(folder), next="Name another one, or remove it"
+        )
+    folder.mkdir(parents=True)
+    log, lake = str(folder / "events.db"), str(folder / "lake")
+    note(f"publishing about {MESSAGES:,} messages of {DAYS} days into {log}")
+    _publish_demo(log, lake)
+    say(f"$ headwater pipeline run --log {log} --lake {lake}")
+    run(log=log, lake=lake)
+    say(f"\n$ headwater pipeline audit --log {log} --lake {lake}")
+    audit(log=log, lake=lake)
+    say(f"\n$ headwater pipeline sql {QUERY!r} --lake {lake}")
+    sql(query=QUERY, lake=lake)
+    say(f"\n$ headwater pipeline report --lake {lake}")
+    report(lake=lake)
+
+
+def _publish_demo(log: str, folder: str) -> None:
+    """With what a run each twelve hours would have written down about the log."""
+    from headwater.demo.traffic import publish_traffic
+    from headwater.pipeline.lake import Lake
+    from headwater.pipeline.metrics import record_metrics
+    from headwater.pipeline.run import bind
+
+    lake = Lake.open(folder, create=True)
+
+    def on_observe(now_ms: int) -> None:
+        bind(lake, log)
+        record_metrics(lake, log, now_ms)
+
+    publish_traffic(log, on_observe=on_observe)
+
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+
+
+SHOWN_BYTES_MAX = 20_000
+SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
+STDERR = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_option = partial(typer.Option, rich_help_panel="Spark")
+
+Master = Annotated[str | None, _option("--master", metavar="URL", help="A cluster, like spark://host:7077.")]
+Remote = Annotated[str | None, _option("--remote", metavar="URL", help="Spark Connect, like sc://host:15002.")]
+Conf = Annotated[list[str] | None, _option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable.")]
+
+
+class SparkOptions(NamedTuple):
+    master: str | None
+    remote: str | None
+    conf: dict[str, str]
+
+    @classmethod
+    def read(cls, master: str | None, remote: str | None, conf: list[str] | None) -> SparkOptions:
+        """Spark takes seconds to start: an option that cannot be used is refused before."""
+        require_extra()
+        if master is not None and remote is not None:
+            raise InvalidOptionError("--master and --remote exclude each other", next="Leave one of them out")
+        for each in conf or ():
+            if each.find("=") < 1:
+                advice = "Write it like spark.driver.memory=2g"
+                raise InvalidOptionError(f"a setting is NAME=VALUE, not {each!r}", where="--conf", next=advice)
+        return cls(master, remote, dict(each.split("=", 1) for each in conf or ()))
+
+
+def require_extra() -> None:
+    """A clear error before anything is begun, if the extra is not installed. Importing PySpark takes a second, so it is
+    only looked for."""
+    for package in ("pyspark", "pyarrow", "deltalake"):
+        if importlib.util.find_spec(package) is None:
+            raise InvalidOptionError(
+                f"this needs {package}, which is not installed", next="pip install 'headwater[spark]'"
+            )
+
+
+@contextmanager
+def running_spark(options: SparkOptions, stop: StopAtOnce | None = None, *, short: bool = False) -> Iterator[Spark]:
+    """A Spark that is starting. Signals end it at once: as `stop` says, otherwise as an interruption."""
+    if not is_debugged():
+        # Py4J logs Ctrl-C as an error with a traceback, and raises it too.
+        logging.getLogger().addFilter(lambda record: not str(record.msg).startswith("KeyboardInterrupt"))
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    unwarned = warnings.catch_warnings(action=None if is_debugged() else "ignore")  # PySpark's are for programmers
+    with StopAtOnce() if stop is None else nullcontext(stop) as stopping, unwarned, suppress_jvm_output():
+        from headwater.pipeline.session import Spark
+
+        spark = Spark("headwater pipeline", **options._asdict(), short=short)
+        try:
+            spark.wait()  # so that its start is not shown as work
+            yield spark
+        except Exception as exc:
+            if type(exc).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+                raise
+            from headwater.pipeline.sql import sql_error
+
+            # Its text is in the JVM, which is about to end.
+            raise StoreError(sql_error(exc), where="Spark", next="HEADWATER_DEBUG=1 shows where") from exc
+        finally:
+            if is_debugged() or not stopping.was_asked:
+                spark.close()
+            else:  # interrupted in a conversation with the JVM, PySpark's threads complain about each other
+                with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), suppress(Exception):
+                    spark.close()
+
+
+def is_debugged() -> bool:
+    return os.environ.get("HEADWATER_DEBUG") == "1"
+
+
+@contextmanager
+def suppress_jvm_output() -> Iterator[None]:
+    """Processes that are started in this block have a file for their stderr: a JVM's logs are not for a terminal, and
+    its errors arrive as exceptions. The file is shown if the JVM does not come up, or fails in an unknown way."""
+    if is_debugged() or sys.__stderr__ is None:
+        yield
+        return
+    with tempfile.TemporaryFile() as file, os.fdopen(os.dup(STDERR), "w", encoding="utf-8", errors="replace") as real:
+        before = sys.stderr
+        if before is sys.__stderr__:
+            sys.stderr = real  # for what the command itself says
+        os.dup2(file.fileno(), STDERR)
+        try:
+            yield
+        except Exception as exc:
+            if isinstance(exc, HeadwaterError) and type(exc) is not HeadwaterError:
+                raise
+            file.seek(max(0, file.seek(0, os.SEEK_END) - SHOWN_BYTES_MAX))
+            real.write(file.read().decode(errors="replace"))
+            raise
+        finally:
+            sys.stderr = before
+            os.dup2(real.fileno(), STDERR)
+
+
+class StopAtOnce:
+    """For work that may be cut off anywhere, as a lake's is. In its `with` block the first signal interrupts the work.
+    A signal right after it counts as the same one; a later one interrupts the clean-up too. Where stopping is how the
+    work ends (`is_fine`), the block ends as if it were done; elsewhere it ends with KeyboardInterrupt.
+
+    Any other exception after a signal is taken for its consequence: Spark's client is left in the middle of a
+    conversation, and its next error means little.
+    """
+
+    def __init__(self, *, is_fine: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._is_fine = is_fine
+        self._monotonic = monotonic
+        self._asked_s: float | None = None
+        self._is_impatient = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopAtOnce:
+        self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        return self
+
+    @property
+    def was_asked(self) -> bool:
+        return self._asked_s is not None
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> bool:
+        if self._asked_s is None or self._is_impatient:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            return False
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # the process is ending: further signals must not disturb that
+        if exc is not None and not self._is_fine:
+            raise KeyboardInterrupt from exc
+        return True
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now_s = self._monotonic()
+        if self._asked_s is None:
+            self._asked_s = now_s
+        elif now_s - self._asked_s < SAME_SIGNAL_S:
+            return
+        else:
+            self._is_impatient = True
+        raise KeyboardInterrupt

@@ -1,5 +1,0 @@
-"""`headwater pipeline`: the log's history as tables on Apache Spark."""
-
-from headwater.cli.pipeline.app import pipeline
-
-__all__ = ["pipeline"]

@@ -1,0 +1,314 @@
+"""`headwater serve`: a log behind a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+import headwater
+from headwater.cli.arguments import file_of, is_file, is_remote
+from headwater.cli.config import ConfigFile, ProfileName
+from headwater.cli.output import Text, console, printable
+from headwater.cli.stopping import exit_code_of
+from headwater.demo import EVERYWHERE, page_of, reachable, this_command
+from headwater.errors import HeadwaterError, InvalidConfigurationError, InvalidOptionError
+from headwater.wiring import replicas_directory
+
+if TYPE_CHECKING:
+    from headwater.server.server import Server
+    from headwater.settings import Settings
+
+IN_MEMORY = "memory:"
+SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
+
+_access = partial(typer.Option, rich_help_panel="Access")
+_running = partial(typer.Option, rich_help_panel="Running")
+_logging = partial(typer.Option, rich_help_panel="Logging")
+
+SECTIONS = ("limits", "log", "replicas")
+_NO_SETTINGS = ("config", "profile", "demo")  # all other parameters are settings of the server, by their names
+_KEPT = "headwater.settings"
+
+
+class SettingsCommand(TyperCommand):
+    """Takes `--limits-burst 10` and its like out before typer parses: which exist is known by the settings alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        declared = {spelling for parameter in self.params for spelling in parameter.opts}
+        rest: list[str] = []
+        found: dict[str, str] = {}
+        words = iter(args)
+        for word in words:
+            flag, has_value, value = word.partition("=")
+            path = None if flag in declared else setting_of(flag)
+            if word == "--":
+                rest += [word, *words]
+            elif path is None:
+                rest.append(word)
+            else:
+                given = value if has_value else next(words, None)
+                if given is None:
+                    raise InvalidOptionError(f"{flag} wants a value", next=f"{ctx.command_path} --help")
+                found[path] = given
+        ctx.meta[_KEPT] = found
+        return super().parse_args(ctx, rest)
+
+
+def setting_of(flag: str) -> str | None:
+    """`--limits-frame-bytes` is `limits.frame_bytes`; None if the flag has no such form."""
+    section, _, key = flag.removeprefix("--").partition("-")
+    if not flag.startswith("--") or section not in SECTIONS or not key:
+        return None
+    return f"{section}.{key.replace('-', '_')}"
+
+
+def settings_given(ctx: Any) -> dict[str, str]:
+    """The settings given this way, by path."""
+    given: dict[str, str] = ctx.meta.get(_KEPT, {})
+    return given
+
+
+def serve(
+    context: typer.Context,
+    log: Annotated[
+        str | None,
+        typer.Argument(metavar="LOG", help="A file, made if it is not there, or memory:; events.db if none is named."),
+    ] = None,
+    host: Annotated[
+        str | None, _running("--host", metavar="HOST", help="Where to listen, if not on 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        str | None, _running("--port", metavar="PORT", help="And the port, if not 8765; 0: any free one.")
+    ] = None,
+    config: ConfigFile = None,
+    profile: ProfileName = None,
+    tokens: Annotated[
+        str | None, _access("--tokens", metavar="FILE", help="Only with a token of this file: headwater token create.")
+    ] = None,
+    allow_anonymous: Annotated[
+        bool | None, _access("--allow-anonymous", help="No tokens: every client that can reach it may do everything.")
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        _access(
+            "--origin",
+            "--origins",
+            metavar="ORIGIN",
+            help="Web pages of this origin may connect, like https://shop.example; *: any. Can be repeated.",
+        ),
+    ] = None,
+    tls_certificate: Annotated[
+        str | None, _access("--tls-certificate", metavar="FILE", help="PEM; makes it wss:// and https://.")
+    ] = None,
+    tls_key: Annotated[
+        str | None, _access("--tls-key", metavar="FILE", help="Its key, if not in the same file.")
+    ] = None,
+    tls_client_ca: Annotated[
+        str | None, _access("--tls-client-ca", metavar="FILE", help="Only with a certificate of these authorities.")
+    ] = None,
+    metrics_need_token: Annotated[
+        bool | None,
+        _access(
+            "--metrics-need-token/--metrics-for-all",
+            help="Whether /metrics wants a token; as long as there are tokens, it does.",
+        ),
+    ] = None,
+    audit: Annotated[
+        str | None,
+        _access("--audit", metavar="FILE", help="Append refusals and changes with their client, as JSON lines."),
+    ] = None,
+    shutdown_timeout: Annotated[
+        str | None, _running("--shutdown-timeout", metavar="SPAN", help="How long to wait for clients to end; 10s.")
+    ] = None,
+    console_pages: Annotated[bool | None, _running("--console/--no-console", help="Pages for browsers at /.")] = None,
+    tracing: Annotated[bool | None, _running("--tracing", help="OpenTelemetry spans.")] = None,
+    log_format: Annotated[
+        str | None, _logging("--log-format", metavar="FORMAT", help="text, or json: one object a line.")
+    ] = None,
+    log_level: Annotated[
+        str | None, _logging("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Show it at work: a log of its own with publishers and consumers.")
+    ] = False,
+) -> None:
+    """Serve a log: JSON-RPC over WebSocket, metrics and health, on one port.
+
+    [dim]For this machine:[/]  headwater serve events.db
+    [dim]For others:[/]        headwater serve --host 0.0.0.0 --tokens headwater.tokens
+    [dim]To look at:[/]        headwater serve --demo
+
+    Commands and programs then name ws://HOST:PORT where they named the file.
+    SQLite databases that `headwater sync` pushes here are kept beside the log,
+    in LOG-replicas or --replicas-directory.
+
+    Every setting of headwater.toml is a flag too, like --limits-connections 100
+    or --log-durability relaxed; `headwater config show` lists them. Ctrl-C or
+    SIGTERM ends it in order, with 0; a second one at once.
+    """
+    flags = {f"server.{name}": value for name, value in context.params.items() if name not in _NO_SETTINGS}
+    flags["server.console"] = flags.pop("server.console_pages")
+    flags["server.origins"] = tuple(origins) if origins else None
+    given = {path: value for path, value in (flags | settings_given(context)).items() if value is not None}
+    if demo:
+        _show_demo(given)
+        return
+    from headwater.settings import load_settings
+
+    try:
+        settings = load_settings(
+            config=config, profile=profile, flags=given, environment=os.environ, directory=os.getcwd()
+        )
+        _Serving(settings).run()
+    except InvalidConfigurationError as exc:
+        raise InvalidConfigurationError(exc.why, where=exc.where, next=_in_flags(exc.next)) from exc
+
+
+serve.command_class = SettingsCommand  # type: ignore[attr-defined]
+
+
+def _in_flags(advice: str) -> str:
+    """Advice about settings in terms of flags: `server.tokens` is `--tokens`."""
+    return re.sub(r"\bserver\.([a-z_]+)(?: = true)?", lambda found: "--" + found[1].replace("_", "-"), advice)
+
+
+def _show_demo(given: dict[str, Any]) -> None:
+    if given.keys() - {"server.host", "server.port", "server.allow_anonymous"}:
+        raise InvalidOptionError("--demo brings its own log and settings", next="Give it --host and --port at most")
+    from headwater.demo.serving import run
+
+    run(given)
+
+
+class _Serving:
+    """One run of a server in this process, with its banner and its signals."""
+
+    def __init__(self, settings: Settings) -> None:
+        from headwater.server import logging as logs
+        from headwater.wiring import make_server
+
+        self._settings = settings
+        self._is_new = _is_new(settings.server.log)
+        self._in_json = settings.server.log_format == "json"
+        self._shows_banner = sys.stderr.isatty() and not self._in_json
+        self._handler = logs.set_up(settings.server.log_format, settings.server.log_level)
+        self._server = make_server(settings)
+        self._asked_s: float | None = None
+
+    def run(self) -> None:
+        if self._shows_banner and self._settings.server.log_level != "debug":
+            self._handler.setLevel(logging.WARNING)  # the banner says the same, and better
+        try:
+            self._server.run(on_ready=self._on_ready)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has ended well: a late signal must not fail it
+        except HeadwaterError as exc:
+            if not self._in_json:
+                raise
+            fields = {"where": exc.where, "next": exc.next}
+            logging.getLogger("headwater.server").critical(exc.why, extra=fields)
+            raise typer.Exit(exit_code_of(exc)) from None
+
+    def _on_ready(self, server: Server) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError):  # not on every system
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._stop, loop)
+        if self._shows_banner:
+            show_banner(server, is_new=self._is_new)
+            self._handler.setLevel(logging.NOTSET)
+        tell_service_manager("READY=1")
+
+    def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The first signal asks the server to stop; a later one interrupts the wait for its clients."""
+        if self._asked_s is not None:
+            if loop.time() - self._asked_s >= SAME_SIGNAL_S:
+                raise KeyboardInterrupt
+            return
+        self._asked_s = loop.time()
+        if self._shows_banner:
+            sys.stderr.write("\n")  # after the ^C that the terminal shows
+        tell_service_manager("STOPPING=1")
+        self._server.ask_to_stop()
+
+
+def _is_new(log: str) -> bool:
+    if is_remote(log):
+        raise InvalidOptionError("this is a server, not a log", where=log, next="Name a file, like events.db")
+    return log != IN_MEMORY and is_file(log) and not os.path.exists(file_of(log))
+
+
+# --- the banner -----------------------------------------------------------------------------------------------------
+
+
+def show_banner(server: Server, *, is_new: bool) -> None:
+    """The log, the addresses, the access, commands to try and how to stop."""
+    settings = server.settings.server
+    url = reachable(server.url)
+    command = this_command() if settings.tokens is None else f"HEADWATER_TOKEN=hw_… {this_command()}"
+    what = " (gone when this ends)" if settings.log == IN_MEMORY else " (a new log)" if is_new else ""
+    title = Text(f"Headwater {headwater.__version__} serves ", "bold")
+    title.append(printable(settings.log), "bold cyan").append(what, "dim")
+    rows: list[tuple[str, str | Text]] = [
+        ("address", Text.assemble((url, "cyan"), (_other_addresses(settings.host), "dim"))),
+        ("open to", _access_text(server)),
+        *([("console", page_of(url, "/"))] if settings.console else []),
+        ("metrics", page_of(url, "/metrics")),
+        ("health", page_of(url, "/readyz")),
+        ("publish", f"""{command} publish {url} orders.new '{{"order": 17}}'"""),
+        ("watch", f"{command} tail {url} -f"),
+        *([("back up", f"{command} sync app.db {url}/shop/app.db")] if replicas_directory(server.settings) else []),
+        ("stop", "Ctrl-C"),
+    ]
+    screen = console(to_stderr=True)
+    screen.print()
+    screen.print(title, soft_wrap=True)
+    for name, value in rows:
+        screen.print(Text.assemble((f"  {name:<9}", "dim"), value), soft_wrap=True)
+    screen.print()
+
+
+def _other_addresses(host: str) -> str:
+    return "  and every other address of this machine" if host in EVERYWHERE else ""
+
+
+def _access_text(server: Server) -> Text:
+    from headwater.server.auth import TokenFile
+    from headwater.settings.model import is_loopback
+
+    settings = server.settings.server
+    if settings.tokens is not None:
+        known = len(TokenFile(settings.tokens).list())
+        make_one = f"{this_command()} token create --tokens {settings.tokens} --publish '>' --read '>' --consume '*'"
+        if not known:
+            return Text(f"no client yet; make a token: {make_one}", "yellow")
+        return Text(f"clients with a token; {printable(settings.tokens)} has {known:,}")
+    if is_loopback(settings.host):
+        return Text("every client on this machine, without a token")
+    return Text("every client that can reach it, without a token", "yellow")
+
+
+# --- systemd ----------------------------------------------------------------------------------------------------------
+
+
+SOCKET_VARIABLE = "NOTIFY_SOCKET"
+
+
+def tell_service_manager(state: Literal["READY=1", "STOPPING=1"]) -> None:
+    address = os.environ.get(SOCKET_VARIABLE, "")
+    if not address:
+        return
+    if address.startswith("@"):  # a name that is no file
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.sendto(state.encode(), address)

@@ -1,1 +1,0 @@
-"""Proving from the data that the lake holds what the log had."""

@@ -1,1 +1,0 @@
-"""The data source `headwater`: the log, and the tables beside it, as DataFrames and streams."""

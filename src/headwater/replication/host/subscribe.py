@@ -1,0 +1,279 @@
+"""The server's side of subscriptions: clients hear of new versions, and claims go both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from headwater.errors import HeadwaterError
+from headwater.ports.clock import Clock
+from headwater.replication.claims import ClaimRegistry, ClientIdentity
+from headwater.replication.host.catalogue import Replica
+from headwater.replication.host.events import SessionOutcome
+from headwater.replication.host.session import (
+    UNAUTHORIZED,
+    Abort,
+    Gone,
+    HostContext,
+    ReplicaSession,
+    config,
+    config_of,
+)
+from headwater.replication.names import ReplicaName
+from headwater.replication.protocol import CHANGED, CLAIM, LATEST, RELEASE, SessionKind, SubscribeConfig
+from headwater.replication.timers import seconds_text
+
+SPAN_S_MAX = 1e9
+CHANGES_S = 1.0  # at least, between two recorded changes
+FRAMES_A_SECOND_MAX = 50  # that are read; a client that sends more waits
+PULL_ONLY = "this key can only pull: waitIdle, minInterval, maxInterval and coordinate are ignored"
+REPLICAS_MAX = 20_000  # above it, the claim of a disconnected holder is dropped at once
+CLEANUP_S_MIN = 1.0  # between two looks at a claim without subscribers
+
+logger = logging.getLogger("headwater")
+
+
+class SubscribeSession:
+    """A `Subscriber`."""
+
+    def __init__(
+        self,
+        context: HostContext,
+        session: ReplicaSession,
+        name: ReplicaName,
+        *,
+        key_type: str,
+        may_push: bool,
+        check_may_push: Callable[[], bool],
+    ) -> None:
+        """`may_push`: at the beginning; `check_may_push`: now. The latter blocks."""
+        self.identity = session.identity
+        self.coordinates = False
+        self.outcome: SessionOutcome | None = None
+        self._context = context
+        self._session = session
+        self._name = name
+        self._key_type = key_type
+        self._may_push = may_push
+        self._check_may_push = check_may_push
+        self._next_change_s = 0.0
+        self._waiting: list[str] | None = []
+        """Texts that come before the first CONFIG is sent; None afterwards."""
+
+    async def run(self) -> None:
+        first = await self._session.next(self._context.idle_s)
+        if first is None:
+            raise Gone
+        asked = config_of(first, SubscribeConfig)
+        self.coordinates = asked.coordinate and self._may_push
+        # Joined before the newest version is read, so that no version is missed in between.
+        subscribers = self._context.subscribers.join(self._name, self)
+        try:
+            await self._begin(asked)
+            await self._listen(subscribers)
+        finally:
+            self._context.subscribers.leave(self._name, self)
+
+    async def _begin(self, asked: SubscribeConfig) -> None:
+        replica = await self._context.threads.do(self._context.store.catalogue.find, self._name)
+        fields: dict[str, object] = {
+            "replicaID": None if replica is None else replica.id,
+            "keyType": self._key_type,
+        }
+        if not self._may_push and (asked.has_timers or asked.coordinate):
+            fields["warning"] = PULL_ONLY
+        waiting, self._waiting = self._waiting or [], None
+        newest = 0 if replica is None else replica.newest
+        self.send(config(**fields))
+        self.send(f"{LATEST} {newest}")
+        for text in waiting:
+            if not text.startswith(LATEST) or int(text.removeprefix(LATEST)) > newest:
+                self.send(text)
+
+    def send(self, text: str) -> None:
+        if self._waiting is None:
+            self._session.queue_text(text)
+        else:
+            self._waiting.append(text)
+
+    async def _listen(self, subscribers: Subscribers) -> None:
+        loop = asyncio.get_running_loop()
+        second, frames = 0, 0
+        while (frame := await self._session.next(None)) is not None:
+            if isinstance(frame, bytes):
+                raise Abort("FAILED", "there are no pages in a subscription")
+            await self._handle(subscribers, frame)
+            if int(loop.time()) != second:
+                second, frames = int(loop.time()), 0
+            frames += 1
+            if frames >= FRAMES_A_SECOND_MAX:
+                await asyncio.sleep(1.0)
+
+    async def _handle(self, subscribers: Subscribers, frame: str) -> None:
+        word, _, rest = frame.partition(" ")
+        if word == CLAIM:
+            span_ms = _span_ms(rest)
+            if self.coordinates:
+                if not await self._context.threads.do(self._check_may_push):
+                    raise rights_revoked("push")
+                subscribers.claim(self, span_ms)
+        elif word == RELEASE and not rest:
+            if self.coordinates:
+                subscribers.release(self)
+        elif word == CHANGED:
+            _span_ms(rest or "0")
+            await self._record_change()
+        else:
+            raise Abort("FAILED", f"{frame[:40]!r} is unknown in a subscription")
+
+    async def _record_change(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._may_push and now_s >= self._next_change_s:
+            self._next_change_s = now_s + CHANGES_S
+            try:
+                await self._context.threads.do(self._context.store.record_change, self._name)
+            except HeadwaterError as exc:  # the subscription goes on
+                logger.warning("a change of %s was not recorded: %s", self._name.path, exc)
+
+
+def rights_revoked(session: SessionKind) -> Abort:
+    why = "its key or token was revoked or has expired, or one is needed by now"
+    return Abort(UNAUTHORIZED, f"this client may not {session} any more: {why}")
+
+
+def _span_ms(text: str) -> int:
+    try:
+        span_s = float(text)
+    except ValueError:
+        span_s = math.nan
+    if not 0 <= span_s <= SPAN_S_MAX:
+        raise Abort("FAILED", f"{text[:40]!r} is no number of seconds")
+    return round(span_s * 1000)
+
+
+# --- all subscribers ------------------------------------------------------------------------------------------------
+
+
+class Subscriber(Protocol):
+    identity: ClientIdentity
+    coordinates: bool
+    """Whether it takes part in the claims."""
+
+    def send(self, text: str) -> None: ...
+
+
+class Subscribers:
+    """The subscribers of one replica, and their claims."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.claims = ClaimRegistry()
+        self.subscribers: set[Subscriber] = set()
+        self.pushes = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self._announced = ("", 0)
+
+    def announce_version(self, replica_id: str, number: int) -> None:
+        """In order: of two concurrent pushes, the later one may be announced first."""
+        if self._announced[0] == replica_id and number <= self._announced[1]:
+            return
+        self._announced = (replica_id, number)
+        for subscriber in list(self.subscribers):
+            subscriber.send(f"{LATEST} {number}")
+
+    def join(self, subscriber: Subscriber) -> None:
+        self.subscribers.add(subscriber)
+        if subscriber.coordinates:
+            remaining_ms = self.claims.join(subscriber.identity, self._clock.now_ms())
+            if remaining_ms is not None:
+                subscriber.send(f"{CLAIM} {seconds_text(remaining_ms)}")
+
+    def leave(self, subscriber: Subscriber) -> None:
+        self.subscribers.discard(subscriber)
+        if subscriber.coordinates and self.claims.leave(subscriber.identity, self._clock.now_ms()):
+            self._send_release_when_free()
+
+    def _send_release_when_free(self) -> None:
+        """The others know when the claim was to end; without its holder it may end sooner."""
+        remaining_ms = self.claims.remaining_ms(self._clock.now_ms())
+        if remaining_ms and self.subscribers:
+            asyncio.get_running_loop().call_later(remaining_ms / 1000, self._send_release_when_free)
+        elif not remaining_ms:
+            for subscriber in list(self.subscribers):
+                if subscriber.coordinates:
+                    subscriber.send(RELEASE)
+
+    def claim(self, subscriber: Subscriber, span_ms: int) -> None:
+        answer = self.claims.claim(subscriber.identity, span_ms, self._clock.now_ms())
+        if not answer.granted:
+            subscriber.send(f"{CLAIM} {seconds_text(answer.remaining_ms)}")
+            return
+        subscriber.send(CLAIM)
+        self._send_others(subscriber, f"{CLAIM} {seconds_text(answer.remaining_ms)}")
+
+    def release(self, subscriber: Subscriber) -> None:
+        if self.claims.release(subscriber.identity, self._clock.now_ms()):
+            self._send_others(subscriber, RELEASE)
+
+    def _send_others(self, subscriber: Subscriber, text: str) -> None:
+        for other in list(self.subscribers):
+            if other.coordinates and other.identity != subscriber.identity:
+                other.send(text)
+
+    def is_needed(self) -> bool:
+        return bool(self.subscribers or self.pushes or self.claims.holder(self._clock.now_ms()))
+
+
+class SubscriberRegistry:
+    """By replica; an entry without subscribers, pushes and claims is removed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_name: dict[ReplicaName, Subscribers] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def join(self, name: ReplicaName, subscriber: Subscriber) -> Subscribers:
+        subscribers = self._of(name)
+        subscribers.join(subscriber)
+        return subscribers
+
+    def leave(self, name: ReplicaName, subscriber: Subscriber) -> None:
+        self._of(name).leave(subscriber)
+        self._remove_if_unused(name)
+
+    def push_began(self, name: ReplicaName, identity: ClientIdentity) -> None:
+        subscribers = self._of(name)
+        subscribers.pushes += 1
+        subscribers.claims.push_began(identity, self._clock.now_ms())
+
+    def push_ended(self, name: ReplicaName, identity: ClientIdentity) -> None:
+        subscribers = self._of(name)
+        subscribers.pushes -= 1
+        subscribers.claims.push_ended(identity, self._clock.now_ms())
+        self._remove_if_unused(name)
+
+    def announce_version(self, replica: Replica, number: int) -> None:
+        if replica.name in self._by_name:
+            self._by_name[replica.name].announce_version(replica.id, number)
+
+    def _of(self, name: ReplicaName) -> Subscribers:
+        if name not in self._by_name:
+            self._by_name[name] = Subscribers(self._clock)
+        return self._by_name[name]
+
+    def _remove_if_unused(self, name: ReplicaName) -> None:
+        subscribers = self._by_name.get(name)
+        if subscribers is None or subscribers.subscribers or subscribers.pushes:
+            return
+        if subscribers.timer is not None:
+            subscribers.timer.cancel()
+        if not subscribers.is_needed() or len(self._by_name) > REPLICAS_MAX:
+            del self._by_name[name]
+            return
+        wait_s = max(CLEANUP_S_MIN, subscribers.claims.remaining_ms(self._clock.now_ms()) / 1000)
+        subscribers.timer = asyncio.get_running_loop().call_later(wait_s, self._remove_if_unused, name)

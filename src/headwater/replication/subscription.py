@@ -1,0 +1,532 @@
+"""Subscriptions: a database that is pushed whenever it has changed, and a copy that follows each new version.
+
+`schedule` decides when to push; the subscription watches the database, keeps a connection to the server, and pushes.
+Nothing is kept per push or pull, so a subscription may run for weeks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from headwater.delivery.retry import backoff_ms
+from headwater.errors import (
+    DiskFullError,
+    HeadwaterError,
+    InputOutputError,
+    InvalidInputError,
+    LockedError,
+    NotADatabaseError,
+    RemoteError,
+    TooLargeError,
+    UnauthorizedError,
+    UnknownReplicaError,
+    UnsyncedChangesError,
+    VersionConflictError,
+)
+from headwater.formats import format_duration
+from headwater.replication.connection import (
+    NOT_CONNECTED,
+    ReplicaConnection,
+    SubscriptionConnection,
+    http_request,
+    http_url,
+    is_partial,
+    plain,
+)
+from headwater.replication.names import Remote
+from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
+from headwater.replication.protocol import CHANGED, CLAIM, RELEASE, ReportKind, SubscribeInfo
+from headwater.replication.pull import PullOptions, pull
+from headwater.replication.push import PushOptions, push
+from headwater.replication.schedule import BACKOFF, Changed, Claim, Push, PushSchedule, Release
+from headwater.replication.sync_state import SyncState
+from headwater.replication.timers import Timers
+from headwater.replication.watch import DatabaseWatcher
+
+PERMANENT_ERRORS = (
+    UnauthorizedError,
+    VersionConflictError,
+    UnsyncedChangesError,
+    TooLargeError,
+    InvalidInputError,
+)  # never retried
+TRANSIENT_PULL_ERRORS = (RemoteError, UnknownReplicaError, LockedError, DiskFullError)
+TRANSIENT_AFTER_SUCCESS = (InputOutputError, OSError)  # before the first pull more likely a wrong path
+
+STOP_GRACE_S = 10.0  # for a running push when the end is requested
+LAST_PUSH_S_MAX = 60.0  # for the push at exit, with its retries
+SHRUNK = 10  # times smaller than the last push: worth a warning
+REPORT_AFTER_MS = 5 * 60_000  # a failure that may pass by itself is reported when it has lasted this long
+REPORT_CHARS_MAX = 4_000
+
+logger = logging.getLogger("headwater")
+
+
+def _now_ms() -> int:
+    """Monotonic, for spans between events only."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class _Subscription:
+    """Runs until `stop()`, or until a permanent error."""
+
+    def __init__(self, on_failure: OnFailure | None) -> None:
+        self._on_failure = on_failure
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._error: BaseException | None = None
+
+    def stop(self) -> None:
+        """End soon and in order. Call it on the event loop."""
+        self._stopping = True
+        self._wake.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self.stop()
+
+    def _report_failure(self, error: Exception, text: str, *values: object) -> None:
+        """To the caller's callback, otherwise as a warning."""
+        logger.log(logging.WARNING if self._on_failure is None else logging.INFO, text, *values)
+        try:
+            if self._on_failure is not None:
+                self._on_failure(error)
+        except Exception as exc:  # one that fails ends the subscription
+            self._fail(exc)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        self._wake.clear()
+
+    async def _run_connection(self, connection: SubscriptionConnection) -> None:
+        try:
+            await connection.run()
+        except Exception as exc:  # without its connection a subscription would wait for ever
+            self._fail(exc)
+
+
+# --- pushing --------------------------------------------------------------------------------------------------------
+
+
+class Watcher(Protocol):
+    """Calls back from a thread of its own when a database was written. Both methods block."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+Watch = Callable[[str, Callable[[], object]], Watcher]
+
+
+class PushSubscription(_Subscription):
+    """Pushes at the start, and then when the timers are due. `run()` ends after `stop()`, or raises a permanent
+    error."""
+
+    def __init__(
+        self,
+        local: str,
+        remote: Remote,
+        options: PushOptions,
+        timers: Timers,
+        *,
+        coordinate: bool,
+        connect: Callable[[str], ReplicaConnection],
+        on_outcome: OnOutcome,
+        push_on_exit: bool = False,
+        on_progress: OnProgress | None = None,
+        on_failure: OnFailure | None = None,
+        watch: Watch = DatabaseWatcher,
+    ) -> None:
+        """`on_failure` is called before each retry. `watch`: a process that has the database open itself needs
+        `WatcherProcess`."""
+        super().__init__(on_failure)
+        self._watch = watch
+        self._local = local
+        self._remote = remote
+        self._options = options
+        self._coordinate = coordinate
+        self._push_on_exit = push_on_exit
+        self._on_outcome = on_outcome
+        self._on_progress = on_progress
+        self._schedule = PushSchedule(timers, coordinate, _now_ms(), random.random)
+        config = {
+            "coordinate": coordinate,
+            "waitIdle": timers.wait_idle_ms / 1000,
+            "minInterval": timers.min_interval_ms / 1000,
+            "maxInterval": timers.max_interval_ms / 1000,
+        }
+        self._connection = SubscriptionConnection(remote, config, self, connect)
+        self._reporter = Reporter(remote, options.key, options.ca)
+        self._pushing: asyncio.Task[Outcome] | None = None
+        self._pushed_bytes: int | None = None  # by the last push
+        self._was_cut_off = False  # the last push: its result is unknown
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        watcher = self._watch(self._local, lambda: loop.call_soon_threadsafe(self._wrote))
+        connecting = asyncio.create_task(self._run_connection(self._connection))
+        try:
+            await asyncio.to_thread(watcher.start)
+            while not self._stopping:
+                await self._act_and_wait()
+            await self._finish()
+        finally:
+            if self._pushing is not None:
+                self._pushing.cancel()
+            connecting.cancel()
+            await asyncio.gather(connecting, *([self._pushing] if self._pushing else []), return_exceptions=True)
+            await asyncio.to_thread(watcher.stop)
+        if self._error is not None:
+            raise self._error
+
+    def push_soon(self) -> None:
+        """Without waiting for the timers; with `coordinate`, at the next turn. Call it on the event loop."""
+        self._schedule.want_push(_now_ms())
+        self._wake.set()
+
+    async def _act_and_wait(self) -> None:
+        await self._act()
+        wake_ms = self._schedule.wake_ms()
+        await self._wait(None if wake_ms is None else max(0, wake_ms - _now_ms()) / 1000)
+
+    async def _act(self) -> None:
+        for action in self._schedule.step(_now_ms()):
+            match action:
+                case Claim(span_ms):
+                    await self._connection.send(CLAIM, span_ms)
+                case Changed(span_ms):
+                    await self._connection.send(CHANGED, span_ms)
+                case Release():
+                    await self._connection.send(RELEASE)
+                case Push():
+                    self._pushing = asyncio.create_task(
+                        push(self._local, self._remote, self._options, self._on_progress)
+                    )
+                    self._pushing.add_done_callback(self._pushed)
+
+    def _pushed(self, task: asyncio.Task[Outcome]) -> None:
+        self._pushing = None
+        self._wake.set()
+        if task.cancelled():
+            return
+        error = task.exception()
+        self._schedule.push_ended(_now_ms(), error is None)
+        if error is None:
+            # The message and a base by its number are for the first push only; `@latest` is for all of them.
+            self._was_cut_off = False
+            self._options = self._options.without_message()
+            if self._remote.version is not None and self._remote.version.number is not None:
+                self._remote = msgspec.structs.replace(self._remote, version=None)
+            self._reporter.note_success()
+            self._warn_if_shrunk(task.result())
+            try:
+                self._on_outcome(task.result())
+            except Exception as exc:  # one that fails ends the subscription
+                self._fail(exc)
+            return
+        is_wrong_path = isinstance(error, NotADatabaseError) and self._pushed_bytes is None  # later it may be deleted
+        # The server may have accepted the push that was cut off while this one ran; the next one names its id.
+        is_own_version = isinstance(error, VersionConflictError) and self._was_cut_off
+        self._was_cut_off = not isinstance(error, VersionConflictError) and (is_partial(error) or self._was_cut_off)
+        if not is_own_version:
+            self._reporter.note_failure(_now_ms(), error)
+        is_permanent = isinstance(error, PERMANENT_ERRORS) and not is_own_version
+        if is_wrong_path or is_permanent or not isinstance(error, HeadwaterError | OSError):
+            self._fail(error)
+        else:
+            self._report_failure(error, "the push failed and will be tried again in %s: %s", self._pause_text(), error)
+
+    def _pause_text(self) -> str:
+        pause_ms = max(0, (self._schedule.retry_ms or 0) - _now_ms())
+        return format_duration(max(1000, round(pause_ms, -3)))
+
+    def _warn_if_shrunk(self, outcome: Outcome) -> None:
+        before, self._pushed_bytes = self._pushed_bytes, outcome.size
+        if before is not None and outcome.size * SHRUNK <= before:
+            logger.warning(
+                "%s had %s bytes and has %s now: if that is a mistake, version %s has what was there",
+                self._local,
+                f"{before:,}",
+                f"{outcome.size:,}",
+                outcome.base,
+            )
+
+    async def _finish(self) -> None:
+        """A running push gets a little time, a push at exit more; then the claim is released and reports are sent."""
+        if self._push_on_exit and self._error is None:
+            self._schedule.want_push(_now_ms())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_PUSH_S_MAX):
+                    while self._schedule.owes_push and self._error is None:
+                        await self._act_and_wait()
+        elif self._pushing is not None:
+            with contextlib.suppress(TimeoutError, Exception):
+                async with asyncio.timeout(STOP_GRACE_S):
+                    await asyncio.shield(self._pushing)
+        # A write during the last push may be in it, or not.
+        is_left = self._schedule.owes_push if self._push_on_exit else self._schedule.has_changes
+        if is_left and self._error is None:
+            logger.warning("it ends with changes that are not pushed: the next start pushes them")
+        if self._coordinate and self._pushing is None:
+            # Also a claim without a push: other clients would wait for it, perhaps for days. The server ignores a
+            # release without a claim.
+            await self._connection.send(RELEASE)
+        await self._reporter.flush()
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def _wrote(self) -> None:
+        self._schedule.wrote(_now_ms())
+        self._wake.set()
+
+    def on_connected(self, info: SubscribeInfo) -> None:
+        if info.warning:
+            logger.warning("%s", plain(info.warning))
+        self._schedule.connected(_now_ms())
+        self._wake.set()
+
+    def on_disconnected(self) -> None:
+        self._schedule.disconnected(_now_ms())
+        self._wake.set()
+
+    def on_version(self, number: int) -> None:
+        logger.debug("version %d is the newest of %s", number, self._remote.key)
+
+    def on_granted(self) -> None:
+        self._schedule.granted(_now_ms())
+        self._wake.set()
+
+    def on_claimed(self, span_ms: int) -> None:
+        logger.debug("another client pushes %s within %.1f s", self._remote.key, span_ms / 1000)
+        self._schedule.claimed_by_other(_now_ms(), span_ms)
+        self._wake.set()
+
+    def on_released(self) -> None:
+        self._schedule.released_by_other(_now_ms())
+        self._wake.set()
+
+
+# --- pulling --------------------------------------------------------------------------------------------------------
+
+
+class PullSubscription(_Subscription):
+    """Pulls each new version as it is announced, also those that came while disconnected."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        local: str,
+        options: PullOptions,
+        *,
+        given_timers: dict[str, Any],
+        connect: Callable[[str], ReplicaConnection],
+        on_outcome: OnOutcome,
+        on_progress: OnProgress | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        super().__init__(on_failure)
+        self._remote = remote
+        self._local = local
+        self._options = options
+        self._on_outcome = on_outcome
+        self._on_progress = on_progress
+        config = {"coordinate": False, **given_timers}
+        self._connection = SubscriptionConnection(remote, config, self, connect, on_down=self._on_connection_down)
+        self._newest = 0
+        self._have = 0
+        self._replica_id: str | None = None  # of the local copy
+        self._is_first_version = True  # of a connection: it may be known already
+
+    async def run(self) -> None:
+        connecting = asyncio.create_task(self._run_connection(self._connection))
+        failures = 0
+        try:
+            while not self._stopping:
+                if self._newest > self._have:
+                    failures = 0 if await self._pull() else failures + 1
+                if self._newest > self._have:
+                    await self._wait(backoff_ms(BACKOFF, max(failures, 1), random.random()) / 1000)
+                elif not self._stopping:
+                    await self._wait(None)
+        finally:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+        if self._error is not None:
+            raise self._error
+
+    async def _pull(self) -> bool:
+        pulling = asyncio.create_task(pull(self._remote, self._local, self._options, self._on_progress))
+        try:
+            outcome = await self._unless_stopped(pulling)
+        except (HeadwaterError, OSError) as exc:
+            transient: tuple[type[Exception], ...] = TRANSIENT_PULL_ERRORS
+            if self._replica_id is not None:
+                transient += TRANSIENT_AFTER_SUCCESS
+            if isinstance(exc, PERMANENT_ERRORS) or not (isinstance(exc, transient) or is_partial(exc)):
+                raise
+            self._report_failure(exc, "the pull failed and will be tried again: %s", exc)
+            return False
+        if outcome is not None:
+            self._have = outcome.version or self._newest
+            self._replica_id = SyncState(self._local).load(self._remote).replica_id
+            self._on_outcome(outcome)
+        return True
+
+    async def _unless_stopped(self, work: asyncio.Task[Outcome]) -> Outcome | None:
+        """The outcome; None when `stop()` came first. A cancelled pull leaves the copy as it was."""
+        try:
+            while not work.done():
+                waiting = asyncio.create_task(self._wake.wait())
+                try:
+                    await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waiting.cancel()
+                if work.done():
+                    break
+                if self._stopping:
+                    return None
+                self._wake.clear()
+            return work.result()
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def on_connected(self, info: SubscribeInfo) -> None:
+        if info.warning:
+            logger.warning("%s", plain(info.warning))
+        if self._replica_id != info.replica_id:  # made anew while disconnected
+            self._have = 0
+        self._is_first_version = True
+
+    def on_disconnected(self) -> None:
+        """It reconnects by itself."""
+
+    def _on_connection_down(self, error: Exception) -> None:
+        self._report_failure(error, NOT_CONNECTED, self._remote.key, error)
+
+    def on_version(self, number: int) -> None:
+        # Numbers only grow: the replica was made anew, or a pull overtook the announcement and is repeated.
+        if number < self._have or (number == self._have and not self._is_first_version):
+            self._have = 0
+        if not number and self._is_first_version:
+            logger.warning("%s has no version yet: waiting for the first one", self._remote.key)
+        self._is_first_version = False
+        self._newest = number
+        self._wake.set()
+
+    def on_granted(self) -> None:
+        """A pull has no claims."""
+
+    def on_claimed(self, span_ms: int) -> None:
+        """A pull has no claims."""
+
+    def on_released(self) -> None:
+        """A pull has no claims."""
+
+
+# --- error reports --------------------------------------------------------------------------------------------------
+
+
+class ErrorReport(msgspec.Struct, frozen=True):
+    kind: ReportKind
+    error: str
+    since: float
+    """Seconds since the first of the failed pushes."""
+
+
+class PendingReport:
+    """The newest error report that is not sent yet. Pure: times are passed in.
+
+    A push that was cut off and a conflict are always reported; an error that often passes by itself, like a network
+    failure, when it has lasted five minutes."""
+
+    def __init__(self) -> None:
+        self._failing_since_ms: int | None = None
+        self._long_failure_reported = False
+        self.pending: ErrorReport | None = None
+
+    def note_failure(self, now_ms: int, error: str, kind: ReportKind) -> None:
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now_ms
+        failing_ms = now_ms - self._failing_since_ms
+        if kind in ("network", "local"):  # which often pass by themselves
+            if failing_ms < REPORT_AFTER_MS or self._long_failure_reported:
+                return
+            self._long_failure_reported = True
+        self.pending = ErrorReport(kind, error[:REPORT_CHARS_MAX], failing_ms / 1000)
+
+    def note_success(self) -> None:
+        self._failing_since_ms = None
+        self._long_failure_reported = False
+
+    def sent(self, report: ErrorReport) -> None:
+        if self.pending is report:
+            self.pending = None
+
+
+class Reporter:
+    """Sends error reports to the server of a push subscription: its terminal may go unread for weeks."""
+
+    def __init__(self, remote: Remote, key: str | None, ca: str | None) -> None:
+        self._remote = remote
+        self._key = key
+        self._ca = ca
+        self._reports = PendingReport()
+        self._sending: asyncio.Task[None] | None = None
+        self._tried: ErrorReport | None = None
+
+    def note_failure(self, now_ms: int, error: BaseException) -> None:
+        self._reports.note_failure(now_ms, str(error), kind_of(error))
+        self._send_soon()
+
+    def note_success(self) -> None:
+        self._reports.note_success()
+        self._send_soon()
+
+    async def flush(self) -> None:
+        """Try to send the newest one once; a report in flight may be older."""
+        self._send_soon()
+        while self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)
+            if self._reports.pending is not self._tried:
+                self._send_soon()
+
+    def _send_soon(self) -> None:
+        if self._reports.pending is not None and self._sending is None:
+            self._tried = self._reports.pending
+            self._sending = asyncio.create_task(self._send(self._tried))
+            self._sending.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending = None
+
+    async def _send(self, report: ErrorReport) -> None:
+        try:
+            body = msgspec.json.encode(report)
+            await asyncio.to_thread(http_request, http_url(self._remote), key=self._key, ca=self._ca, body=body)
+        except HeadwaterError as exc:
+            logger.debug("the error report could not be sent: %s", exc)
+        else:
+            self._reports.sent(report)
+
+
+def kind_of(error: BaseException) -> ReportKind:
+    if isinstance(error, VersionConflictError):
+        return "conflict"
+    if is_partial(error):
+        return "partial"
+    return "network" if isinstance(error, RemoteError) else "local"

@@ -1,0 +1,350 @@
+"""`headwater.sync`: push, pull or copy, by which of the two places is remote; once, or as a subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Literal, NamedTuple
+
+from headwater.errors import DiskFullError, InputOutputError, InvalidOptionError, ReplicationFailedError
+from headwater.replication.connection import SUBSCRIPTION_PONG_S_MAX, ReplicaConnection
+from headwater.replication.local_database import (
+    Shell,
+    first_page_hash,
+    no_space,
+    refuse_no_database,
+    remove_if_empty,
+    replace_content,
+    require_file,
+    require_place_for,
+    require_shape,
+    settle,
+    shape_of,
+)
+from headwater.replication.names import Local, Remote, VersionName, place_of
+from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome, Progress
+from headwater.replication.pull import PullOptions, pull
+from headwater.replication.push import PushOptions, push
+from headwater.replication.rsync import OriginStream, start_pair, transfer
+from headwater.replication.snapshot import take_snapshot
+from headwater.replication.subscription import PullSubscription, PushSubscription, Watch
+from headwater.replication.sync_state import SyncState
+from headwater.replication.threads import stoppable, thread_to_its_end
+from headwater.replication.timers import Timers
+from headwater.replication.watch import DatabaseWatcher
+
+Direction = Literal["push", "pull", "copy"]
+
+
+class Keys(NamedTuple):
+    """A push uses the push key, otherwise the token or the pull key; a pull the pull key, otherwise the others."""
+
+    push: str | None = None
+    pull: str | None = None
+    token: str | None = None
+
+    @classmethod
+    def from_environment(cls, push: str | None, pull: str | None, token: str | None) -> Keys:
+        """Missing ones are read from the environment."""
+        return cls(
+            push or os.environ.get("HEADWATER_PUSH_KEY"),
+            pull or os.environ.get("HEADWATER_PULL_KEY"),
+            token or os.environ.get("HEADWATER_TOKEN"),
+        )
+
+
+NO_KEYS = Keys()
+
+
+class Sync:
+    """A source, a target and the options."""
+
+    def __init__(
+        self,
+        source: Local | Remote,
+        target: Local | Remote,
+        *,
+        client_id: str,
+        message: str = "",
+        keys: Keys = NO_KEYS,
+        ca: str | None = None,
+        dry: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.dry = dry
+        self.direction = _direction(source, target)
+        if message and self.direction != "push":
+            raise InvalidOptionError("a message goes with a new version, and this makes none", next="Leave it out")
+        if overwrite and self.direction != "pull":
+            raise InvalidOptionError(
+                "overwrite is for a pull", next="A push over a newer version: name it TARGET@latest"
+            )
+        for text in (message, *(place.path for place in (source, target) if isinstance(place, Local))):
+            _check_text(text)
+        self._message = message
+        self._keys = keys
+        self._ca = ca
+        self._overwrite = overwrite
+        self._client_id = client_id
+
+    def _refuse_mistyped(self) -> None:
+        """Missing files and files that are no databases, before a server is asked."""
+        if isinstance(self.source, Local):
+            require_file(self.source.path)
+            refuse_no_database(self.source.path)
+        if isinstance(self.target, Local):
+            require_place_for(self.target.path)
+            refuse_no_database(self.target.path)
+
+    async def once(self, on_progress: OnProgress | None = None) -> Outcome:
+        self._refuse_mistyped()
+        match self.source, self.target:
+            case Local(path), Remote() as remote:
+                return await push(path, remote, self._push_options(), on_progress)
+            case Remote() as remote, Local(path):
+                return await pull(remote, path, self._pull_options(), on_progress)
+            case Local(path), Local(to):
+                return await copy(path, to, on_progress, dry=self.dry)
+        raise AssertionError(self.direction)
+
+    def follow(
+        self,
+        timers: Timers,
+        *,
+        on_outcome: OnOutcome,
+        given: Mapping[str, float] | None = None,
+        coordinate: bool = False,
+        push_on_exit: bool = False,
+        on_progress: OnProgress | None = None,
+        on_failure: OnFailure | None = None,
+        watch: Watch = DatabaseWatcher,
+    ) -> PushSubscription | PullSubscription:
+        """`given`: the timers that the user has set; a server warns if the key allows only pulls. `watch`: how writes
+        are noticed."""
+        if self.direction == "pull" and (coordinate or push_on_exit):
+            flag = "coordinate" if coordinate else "pushOnExit"
+            raise InvalidOptionError(f"--{flag} is for pushing", next="Leave it out")
+        match self.source, self.target:
+            case Local(path), Remote() as remote:
+                self._refuse_mistyped()
+                return PushSubscription(
+                    path,
+                    remote,
+                    self._push_options(),
+                    timers,
+                    coordinate=coordinate,
+                    push_on_exit=push_on_exit,
+                    connect=self._connect,
+                    on_outcome=on_outcome,
+                    on_progress=on_progress,
+                    on_failure=on_failure,
+                    watch=watch,
+                )
+            case Remote() as remote, Local(path):
+                if remote.version not in (None, VersionName()):
+                    raise InvalidOptionError(
+                        "a subscription follows the newest version",
+                        where=str(remote),
+                        next=f"Leave {remote.version} out, or --subscribe",
+                    )
+                self._refuse_mistyped()
+                return PullSubscription(
+                    remote,
+                    path,
+                    self._pull_options(),
+                    given_timers=dict(given or {}),
+                    connect=self._connect,
+                    on_outcome=on_outcome,
+                    on_progress=on_progress,
+                    on_failure=on_failure,
+                )
+        raise InvalidOptionError(
+            "only a replica on a server can be followed", next="Name it like ws://host:8765/ns/app.db"
+        )
+
+    def _connect(self, url: str) -> ReplicaConnection:
+        key = self._push_key() if self.direction == "push" else self._pull_key()
+        return ReplicaConnection(
+            url, key=key, ca=self._ca, client_id=self._client_id, pong_s_max=SUBSCRIPTION_PONG_S_MAX
+        )
+
+    def _push_options(self) -> PushOptions:
+        return PushOptions(
+            message=self._message, key=self._push_key(), ca=self._ca, dry=self.dry, client_id=self._client_id
+        )
+
+    def _pull_options(self) -> PullOptions:
+        return PullOptions(
+            key=self._pull_key(), ca=self._ca, dry=self.dry, overwrite=self._overwrite, client_id=self._client_id
+        )
+
+    def _push_key(self) -> str | None:
+        return self._keys.push or self._keys.token or self._keys.pull
+
+    def _pull_key(self) -> str | None:
+        return self._keys.pull or self._keys.push or self._keys.token
+
+
+def _check_text(text: str) -> None:
+    """Python keeps undecodable bytes as lone surrogates, which neither SQLite nor the wire accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidOptionError(f"{text[:200]!a} is not UTF-8", next="Spell or name it otherwise") from None
+
+
+def _direction(source: Local | Remote, target: Local | Remote) -> Direction:
+    if isinstance(source, Remote) and isinstance(target, Remote):
+        raise InvalidOptionError("one of the two is a file here", next="Pull it into a file first, and push that")
+    if isinstance(target, Remote):
+        return "push"
+    return "pull" if isinstance(source, Remote) else "copy"
+
+
+def sync(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    message: str = "",
+    push_key: str | None = None,
+    pull_key: str | None = None,
+    token: str | None = None,
+    ca: str | None = None,
+    dry: bool = False,
+    overwrite: bool = False,
+) -> Outcome:
+    """Make `target` equal to `source`, moving only the pages that differ; blocking.
+
+    Each is a SQLite file or a replica on a server, `ws://host:8765/namespace/name`, with `@3`, `@latest` or `@latest-2`
+    behind it for a version. Missing keys are read from HEADWATER_PUSH_KEY, HEADWATER_PULL_KEY and HEADWATER_TOKEN.
+
+    `dry` transfers the pages and discards them: neither database changes."""
+    work = Sync(
+        place_of(os.fspath(source)),
+        place_of(os.fspath(target)),
+        client_id=new_client_id(),
+        message=message,
+        keys=Keys.from_environment(push_key, pull_key, token),
+        ca=ca,
+        dry=dry,
+        overwrite=overwrite,
+    )
+    return run_blocking(work.once)
+
+
+def run_blocking(work: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    """On a thread of its own if an event loop runs in this one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    with ThreadPoolExecutor(1, "headwater-sync") as pool:
+        return pool.submit(lambda: asyncio.run(work())).result()
+
+
+def new_client_id() -> str:
+    """The name of this machine, fit for a header, and a random id."""
+    return f"{re.sub('[^A-Za-z0-9._-]+', '-', socket.gethostname())}:{uuid.uuid4().hex}"
+
+
+# --- a copy on this machine -----------------------------------------------------------------------------------------
+
+
+async def copy(source: str, target: str, progress: OnProgress | None = None, *, dry: bool = False) -> Outcome:
+    """Make the target equal to the source as it is at one moment, in one transaction; pages that are equal are not
+    written. A dry run writes into a private copy of the target, which is removed."""
+    started_s = time.monotonic()
+    if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
+        raise InvalidOptionError("source and target are the same file", where=target, next="Name another target")
+    shape, stop = await require_shape(source), threading.Event()
+    there = await stoppable(asyncio.to_thread(shape_of, target, stop), stop)
+    page_size, pages = shape.page_size, shape.pages
+    size = page_size * pages
+    stream, received = OriginStream(page_size), 0
+    is_same_size = there is not None and there.page_size == page_size
+    is_first_page_same = is_same_size and await stoppable(
+        asyncio.to_thread(_have_same_first_page, source, target, stop), stop
+    )
+
+    def on_progress(sent: int, received: int) -> None:
+        if progress is not None:
+            progress(Progress(sent, received, size, "moving"))
+
+    with ExitStack() as stack:
+        is_replaced = there is not None and not is_same_size and not dry
+        steady = source if shape.is_wal and not is_replaced else await _steady(source, stack)
+        if is_replaced:  # sqlite3_rsync keeps the page size of a replica; SQLite's backup does not
+            await thread_to_its_end(_replace, steady, target)
+            changed_pages, sent = pages, size
+        else:
+            into = target
+            if dry:
+                into = await _private_copy(target if is_same_size else None, stack)
+            was_there = os.path.exists(into)
+            try:
+                received = await transfer(*await start_pair(steady, into), stream, on_progress)
+            except BaseException as exc:
+                if not was_there:
+                    remove_if_empty(into)
+                for database in (source, target):
+                    await settle(database)
+                if isinstance(exc, ReplicationFailedError) and "disk is full" in exc.why:  # of either process
+                    raise no_space(target) from exc
+                raise
+            changed_pages, sent = stream.changed_pages(is_first_page_same=is_first_page_same), stream.bytes
+    return Outcome(
+        kind="copy",
+        local=source,
+        remote=target,
+        version=None,
+        is_new=changed_pages > 0,
+        base=None,
+        size=size,
+        pages=pages,
+        page_size=page_size,
+        sent=sent,
+        received=received,
+        seconds=time.monotonic() - started_s,
+        changed_pages=changed_pages,
+        dbhash=None,
+        dry=dry,
+    )
+
+
+def _replace(source: str, target: str) -> None:
+    with Shell(target) as shell:
+        replace_content(source, shell)
+
+
+def _have_same_first_page(source: str, target: str, stop: threading.Event) -> bool:
+    """But for the counters of commits. Blocks."""
+    return first_page_hash(source, stop) == first_page_hash(target, stop)
+
+
+async def _steady(source: str, stack: ExitStack) -> str:
+    """A snapshot of a database with a rollback journal: an origin process gives up when a writer holds the lock."""
+    try:
+        state = stack.enter_context(SyncState(source))
+        return (await take_snapshot(source, state.snapshot_path)).path
+    except (InputOutputError, DiskFullError):  # no file can be written next to it: the database itself
+        return source
+
+
+async def _private_copy(target: str | None, stack: ExitStack) -> str:
+    """The path of a copy, or of a new file if there is nothing to compare with."""
+    directory = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+    path = os.path.join(directory, "copy.db")
+    if target is not None and not (await take_snapshot(target, path)).is_copy:
+        raise no_space(path)
+    return path

@@ -1,0 +1,244 @@
+"""`rpc.publish` and `rpc.publish.batch`: the messages of a frame go into one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from headwater.broker.flow import Completion, Flow
+from headwater.broker.publish import PublisherBatch, submit_drafts
+from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError
+from headwater.formats import ms_of_iso
+from headwater.message import (
+    BATCH_MESSAGES_MAX,
+    DATA_BYTES_MAX,
+    HEADER_FIELDS,
+    NAMED_HEADERS,
+    Draft,
+    PublishOptions,
+    check_whole,
+    make_draft,
+)
+from headwater.protocol.jsonrpc import Call, Fault, params_of
+from headwater.protocol.methods import (
+    PlainBatch,
+    PlainMessage,
+    PlainPublish,
+    Publish,
+    PublishBatch,
+    Published,
+    PublishedBatch,
+)
+from headwater.protocol.session import Exchange
+
+if TYPE_CHECKING:
+    from headwater.server.connection import Connection
+
+PUBLISHER_CHARS_MAX = 128
+NUMBER_MAX = 2**53  # up to here every JSON parser reads whole numbers
+_DEFAULTS = Publish("", msgspec.Raw(b"null"))
+_OPTIONS = tuple(name for name in Publish.__struct_fields__ if name not in ("topic", "data", "number", "confirmed"))
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+# --- the methods ----------------------------------------------------------------------------------------------------
+
+
+def publish(connection: Connection, params: PlainPublish | Publish) -> Flow[Published]:
+    drafts = [draft_of(connection, params)]
+    numbered = _numbered(connection, params.number, params.confirmed)
+    seqs, duplicates = yield submit_drafts(connection.core.engine, drafts, numbered, connection)
+    connection.context.metrics.count_published(1, len(duplicates))
+    return Published(seqs[0], bool(duplicates))
+
+
+def publish_batch(connection: Connection, params: PlainBatch | PublishBatch) -> Flow[PublishedBatch]:
+    """All or none."""
+    drafts = _drafts(connection, params)
+    numbered = _numbered(connection, params.number, params.confirmed)
+    if not drafts:
+        return PublishedBatch([])
+    seqs, duplicates = yield submit_drafts(connection.core.engine, drafts, numbered, connection)
+    connection.context.metrics.count_published(len(drafts), len(duplicates))
+    return PublishedBatch(seqs, sorted(duplicates))
+
+
+# --- the same without a task for each call, where no middleware wants to see it ---------------------------------------
+
+
+def start_publishes(connection: Connection, exchange: Exchange, calls: Sequence[Call]) -> None:
+    """The `rpc.publish` calls of a frame. Messages with consecutive numbers are one append."""
+    run: list[tuple[Call, PlainPublish | Publish, Draft]] = []
+    refused = 0
+    for call in calls:
+        try:
+            params = _params(call, _plain, Publish)
+            draft = draft_of(connection, params)
+        except (Fault, HeadwaterError) as exc:
+            exchange.refuse(call, connection.fault_for(exc, call.method))
+            refused += 1
+            continue
+        if run and not _follows(run[-1][1], params):
+            _start_run(connection, exchange, run)
+            run = []
+        run.append((call, params, draft))
+    if run:
+        _start_run(connection, exchange, run)
+    if refused:
+        connection.finished(refused, exchange)
+        connection.context.metrics.count_calls("rpc.publish", "refused", refused)
+
+
+def _follows(last: PlainPublish | Publish, next: PlainPublish | Publish) -> bool:
+    if last.number is None or next.number is None:
+        return last.number is next.number
+    return next.number == last.number + 1
+
+
+def _start_run(
+    connection: Connection, exchange: Exchange, run: list[tuple[Call, PlainPublish | Publish, Draft]]
+) -> None:
+    calls, params, drafts = zip(*run, strict=True)
+
+    def publish_all() -> Flow[Sequence[Published]]:
+        confirmed = params[0].confirmed if len(params) == 1 else max(each.confirmed for each in params)
+        numbered = _numbered(connection, params[0].number, confirmed)
+        seqs, duplicates = yield submit_drafts(connection.core.engine, list(drafts), numbered, connection)
+        connection.context.metrics.count_published(len(drafts), len(duplicates))
+        if not duplicates:
+            return list(map(Published, seqs, repeat(False)))
+        return [Published(seq, at in duplicates) for at, seq in enumerate(seqs)]
+
+    _start(connection, exchange, calls, publish_all())
+
+
+def start_batch(connection: Connection, exchange: Exchange, call: Call) -> None:
+    def publish_one_batch() -> Flow[Sequence[PublishedBatch]]:
+        connection.require_method(call.method)  # also an empty batch needs the right
+        return [(yield from publish_batch(connection, _params(call, _plain_batch, PublishBatch)))]
+
+    _start(connection, exchange, [call], publish_one_batch())
+
+
+def _start(connection: Connection, exchange: Exchange, calls: Sequence[Call], flow: Flow[Sequence[Any]]) -> None:
+    """Answers the calls, which are of one method, with the results of the flow, which waits once at most."""
+    began_s, metrics, method = time.perf_counter(), connection.context.metrics, calls[0].method
+
+    def resume(stored: Completion[Any] | None) -> None:
+        try:
+            if stored is None:
+                next(flow).then(connection.loop, resume)  # type: ignore[union-attr]
+            elif stored.error is not None:
+                flow.throw(stored.error)
+            else:
+                flow.send(stored.result())
+        except StopIteration as stop:
+            connection.finished(len(calls), exchange)
+            if len(calls) == 1:
+                exchange.answer(calls[0], stop.value[0])
+            else:
+                exchange.answer_all(calls, stop.value)
+            metrics.observe_publish(method, len(calls), time.perf_counter() - began_s)
+        except Exception as exc:
+            connection.finished(len(calls), exchange)
+            fault = connection.fault_for(exc, method)
+            for call in calls:
+                exchange.refuse(call, fault)
+            metrics.count_calls(method, "refused", len(calls))
+
+    resume(None)
+
+
+# --- params ---------------------------------------------------------------------------------------------------------
+
+
+def _params(call: Call, plain: msgspec.json.Decoder[T], full: type[U]) -> T | U:
+    if call.params is not UNSET:
+        try:
+            return plain.decode(call.params)
+        except msgspec.ValidationError:
+            pass  # more options, or invalid
+    return params_of(call, full)
+
+
+_plain = msgspec.json.Decoder(PlainPublish)
+_plain_batch = msgspec.json.Decoder(PlainBatch)
+
+
+def _numbered(connection: Connection, number: int | None, confirmed: int) -> PublisherBatch | None:
+    if number is None:
+        return None
+    if connection.publisher is None:
+        raise InvalidOptionError(
+            "numbered messages need a publisher", where="rpc.publish", next='Call rpc.hello with {"publisher": …} first'
+        )
+    if not (1 <= number <= NUMBER_MAX and 0 <= confirmed <= NUMBER_MAX):
+        check_whole("number", number, 1, NUMBER_MAX)
+        check_whole("confirmed", confirmed, 0, NUMBER_MAX)
+    return PublisherBatch(connection.publisher, number, confirmed)
+
+
+def draft_of(connection: Connection, params: PlainMessage | PlainPublish | Publish) -> Draft:
+    topic = connection.require_publish(params.topic)
+    raw = memoryview(params.data)
+    if len(raw) > DATA_BYTES_MAX:
+        raise TooLargeError(
+            f"{len(raw)} bytes of JSON, the limit is {DATA_BYTES_MAX}",
+            where=topic,
+            next="Store it elsewhere and publish a reference",
+        )
+    text = str(raw, "utf-8")
+    if isinstance(params, Publish):
+        given = {name: value for name in _OPTIONS if (value := getattr(params, name)) != getattr(_DEFAULTS, name)}
+        draft = make_draft(topic, None, _options(given), connection.core.engine.clock.now_ms())
+        return replace(draft, data_json=text, size=len(raw))
+    return Draft(topic, text, len(raw))
+
+
+def _options(given: dict[str, Any]) -> PublishOptions:
+    """Named headers may also be in `headers`, as deliveries have them."""
+    headers = given.get("headers")
+    if headers:
+        free = {name: value for name, value in headers.items() if name not in NAMED_HEADERS}
+        named = {field.option: headers[field.name] for field in HEADER_FIELDS if field.name in headers}
+        given = {**named, **given, "headers": free}
+    for name in ("deliver_at", "expires_at"):
+        if isinstance(given.get(name), str):
+            try:
+                given[name] = ms_of_iso(given[name]) / 1000
+            except ValueError as exc:
+                raise InvalidOptionError(
+                    f"{given[name]!r} is no moment",
+                    where=name,
+                    next="Write 2030-01-31T12:00:00Z, or the seconds since 1970",
+                ) from exc
+    return cast(PublishOptions, given)
+
+
+def _drafts(connection: Connection, params: PlainBatch | PublishBatch) -> list[Draft]:
+    messages = params.messages
+    if len(messages) > BATCH_MESSAGES_MAX:
+        raise TooLargeError(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
+    if isinstance(params, PlainBatch) and messages:
+        raws = [memoryview(message.data) for message in messages]
+        sizes = list(map(len, raws))
+        topics = [message.topic for message in messages]
+        if max(sizes) <= DATA_BYTES_MAX and all(map(connection.may_publish, set(topics))):
+            return list(map(Draft, topics, [str(raw, "utf-8") for raw in raws], sizes))
+    drafts: list[Draft] = []
+    for message in messages:
+        try:
+            if isinstance(message, Publish) and (message.number is not None or message.confirmed):
+                raise InvalidOptionError("the number of a batch stands beside its messages, not in them")
+            drafts.append(draft_of(connection, message))
+        except HeadwaterError as exc:
+            where = f"message {len(drafts)} of the batch" + (f" ({exc.where})" if exc.where else "")
+            raise type(exc)(exc.why, where=where, next=exc.next or "Nothing of the batch was published") from exc
+    return drafts

@@ -1,0 +1,416 @@
+"""What the SQL stores share: named statements, records out of rows, topic counts, seqs, and the part of a scan that the
+database leaves to Python."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headwater.delivery.filters import Where
+from headwater.delivery.lease import Lease
+from headwater.delivery.window import WindowState
+from headwater.errors import InvalidDataError
+from headwater.message import EXTRA_FIELDS, Draft, Message, MessageDocument, from_document, scoped_id
+from headwater.ports.records import (
+    DeadLetter,
+    DeadLetterQuery,
+    Selection,
+    SubscriptionRecord,
+    SubscriptionSpec,
+    Times,
+    TopicCount,
+)
+from headwater.ports.store import LETTERS_BYTES_MAX, Reader
+
+OWN_TABLES = frozenset(
+    [
+        "messages",
+        "remembered_ids",
+        "receipts",
+        "subscriptions",
+        "deliveries",
+        "dead_letters",
+        "gaps",
+        "retention",
+        "topic_counts",
+        "pruned",
+        "sinks",
+        "timings",
+        "leases",
+        "headwater",
+    ]
+)
+COUNT_PAGE = 1_000  # messages that are looked at together to be counted
+LOADED_PAGE = 10  # whole messages that are loaded together to be counted
+
+_spec = msgspec.json.Decoder(SubscriptionSpec)
+_settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
+_document = msgspec.json.Decoder(MessageDocument)
+_topic_counts = msgspec.json.Decoder(list[TopicCount])
+
+_TimedCandidate = tuple[int, int, str, str | None, str | None]  # seq, time of publishing, topic, from, to
+TIMES = msgspec.json.Decoder(list[tuple[int, int]])
+CANDIDATES = msgspec.json.Decoder(list[_TimedCandidate])
+LETTER_COUNTS = msgspec.json.Decoder(list[tuple[str | int, int]])
+
+SMALL_BYTES_MAX = 4_096  # of data; up to here the database is asked whether a condition holds
+SIFT_BYTES_MAX = 1024 * 1024  # of messages that were found or looked into
+SIFT_S_MAX = 0.05
+CANDIDATES_MAX = 10_000
+DECODED_BYTES_MAX = 3 * 1024 * 1024  # of payloads that are kept decoded; in Python's objects up to 25 times as much
+
+_HEADING = re.compile(r"^-- :(\w+): .*\n", re.MULTILINE)
+_COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
+
+
+# --- statements ------------------------------------------------------------------------------------------------------
+
+
+def text_of(package: str, file: str) -> str:
+    return resources.files(package).joinpath(file).read_text(encoding="utf-8")
+
+
+def load(package: str, file: str = "queries.sql", **columns: str) -> dict[str, str]:
+    """The statements by name. {other} stands for the text of another one, or for a list of columns."""
+    pieces = _HEADING.split(text_of(package, file))
+    found = {name: _COMMENT.sub("", body).strip() for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
+    filled = {name: _filled(sql, columns) for name, sql in found.items()}
+    return {name: _filled(sql, filled) for name, sql in filled.items()}
+
+
+def extra_columns(form: str = "{}", *, headers: str | None = None, separator: str = ", ") -> str:
+    """The columns of the fields that most messages do without, each in a `form`, the free headers in another."""
+    return separator.join(
+        (headers or form if field.kind == "json" else form).format(f'"{field.name}"') for field in EXTRA_FIELDS
+    )
+
+
+def _filled(sql: str, pieces: dict[str, str]) -> str:
+    for name, piece in pieces.items():
+        sql = sql.replace(f"{{{name}}}", piece)
+    return sql
+
+
+# --- records, counts and seqs ----------------------------------------------------------------------------------------
+
+
+def record_of(row: tuple[Any, ...]) -> SubscriptionRecord:
+    id, spec, floor, delivered, settled, holder, fence, until, created, active, acked, redelivered, dead_lettered = row
+    return SubscriptionRecord(
+        id,
+        _spec.decode(spec),
+        created,
+        active,
+        WindowState(floor, delivered, _settled.decode(settled)),
+        Lease(holder, fence, until),
+        acked,
+        redelivered,
+        dead_lettered,
+    )
+
+
+def letter_of(row: tuple[Any, ...]) -> DeadLetter:
+    id, subscription, reason, attempts, died, error, stack, handler, redrives, redriving, redrive_error, message = row
+    return DeadLetter(
+        id,
+        subscription,
+        from_document(_document.decode(message)),
+        reason,
+        attempts,
+        died,
+        error,
+        stack,
+        handler,
+        redrives,
+        bool(redriving),
+        redrive_error,
+    )
+
+
+def letters_page(letters: Iterable[DeadLetter], query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
+    """The first of these whose topic is asked for, as many as a page takes."""
+    page: list[DeadLetter] = []
+    size = 0
+    for letter in letters:
+        if query.topic is None or query.topic.matches(letter.message.topic):
+            page.append(letter)
+            size += letter_bytes(letter)
+            if len(page) >= limit or size >= LETTERS_BYTES_MAX:
+                break
+    return page
+
+
+def letter_bytes(letter: DeadLetter) -> int:
+    message = letter.message
+    texts = (letter.error, letter.stack, letter.handler, letter.redrive_error)
+    return len(message.raw) + len(message.raw_headers) + sum(len(text) for text in texts if text)
+
+
+class _Tail(NamedTuple):
+    """The messages in (counted_to, upto] by topic; `mark` is what tells the message `upto` from another one there."""
+
+    counted_to: int = 0
+    upto: int = 0
+    mark: str | None = None
+    counts: Mapping[str, TopicCount] = {}
+
+
+class TopicTail:
+    """Counts by topic: those stored, and the tail above them as far as this store object has counted it, so that each
+    call looks only at what came since the last one. A message of the tail does not change, and before one is deleted
+    the tail up to it is stored, which moves `counted_to`: as long as that stays, so does what was counted. The mark
+    detects a server that lost its last commits and gave their seqs to other messages. A DELETE by hand of a message in
+    the tail shows when maintenance stores the tail."""
+
+    def __init__(self) -> None:
+        self._tail = _Tail()
+
+    def topic_counts(self, row: Callable[..., tuple[Any, ...]], *, keep: bool) -> list[TopicCount]:
+        """`row` runs a named query; `keep` is for what has been committed."""
+        stored, tail = self._look(row, "topic_counts", keep=keep)
+        counts = _topic_counts.decode(stored)
+        if not tail.counts:
+            return counts
+        by_topic = _added({each.topic: each for each in counts}, tail.counts.values())
+        return sorted(by_topic.values(), key=lambda each: each.topic)
+
+    def max_seq(self, row: Callable[..., tuple[Any, ...]], topic: str, *, keep: bool) -> int:
+        stored, tail = self._look(row, "topic_max_seq", topic, keep=keep)
+        counted = tail.counts.get(topic)
+        return (stored or 0) if counted is None else counted.last_seq
+
+    def _look(self, row: Callable[..., tuple[Any, ...]], query: str, *params: str, keep: bool) -> tuple[Any, _Tail]:
+        """What is stored, and the tail above it."""
+        tail = self._tail
+        counted_to, last, mark, stored = row(query, tail.upto, *params)
+        if (counted_to, mark) != (tail.counted_to, tail.mark) or tail.upto > last:
+            tail = _Tail(counted_to, counted_to)
+        if tail.upto < last:
+            new, mark = row("topic_counts_between", last, tail.upto, last)
+            tail = _Tail(counted_to, last, mark, _added(tail.counts, _topic_counts.decode(new)))
+            if keep:
+                self._tail = tail
+        return stored, tail
+
+
+def _added(counts: Mapping[str, TopicCount], later: Iterable[TopicCount]) -> dict[str, TopicCount]:
+    total = dict(counts)
+    for new in later:
+        old = total.get(new.topic)
+        total[new.topic] = (
+            new
+            if old is None
+            else TopicCount(
+                new.topic,
+                old.count + new.count,
+                old.bytes + new.bytes,
+                new.last_seq,
+                max(old.last_published_ms, new.last_published_ms),
+            )
+        )
+    return total
+
+
+def count_by_scanning(reader: Reader, selection: Selection, after: int, upto: int) -> int:
+    """Where the database cannot decide alone what matches."""
+    total, upto = 0, min(upto, reader.last_seq())
+    while after < upto:
+        found, after = reader.scan_times(selection, after, COUNT_PAGE, upto)
+        total += len(found)
+    return total
+
+
+def kept_times(selection: Selection, candidates: list[_TimedCandidate], limit: int, end: int) -> Times:
+    """Those of the candidates whose topic and entities match; the database has looked at their content."""
+    known: dict[tuple[str, str | None, str | None], bool] = {}
+    found: list[tuple[int, int]] = []
+    for seq, published_ms, topic, from_, to in candidates:
+        keeps = known.get((topic, from_, to))
+        if keeps is None:
+            keeps = known[topic, from_, to] = selection.pattern.matches(topic) and selection.entities.keeps(from_, to)
+        if keeps:
+            found.append((seq, published_ms))
+    return Times(found, candidates[-1][0] if len(candidates) == limit else end)
+
+
+def times_by_scanning(reader: Reader, selection: Selection, after: int, limit: int, upto: int) -> Times:
+    """Where whole messages must be loaded to tell which match: a few at a time."""
+    messages, scanned_to = reader.scan(selection, after, min(limit, LOADED_PAGE), upto)
+    return Times([(message.seq, message.published_ms) for message in messages], scanned_to)
+
+
+class AssignedSeqs(NamedTuple):
+    """Drafts with their seqs: those that are new, and which of all were known already, by position."""
+
+    seqs: list[int]
+    fresh: list[Draft]
+    fresh_seqs: list[int]
+    duplicates: frozenset[int]
+    to_remember: dict[str, int]
+    """The seqs of those that are new and were given an id, by their scoped ids."""
+
+
+def scoped_ids(drafts: Sequence[Draft]) -> list[str | None]:
+    return [None if draft.id is None else scoped_id(draft.topic, draft.id) for draft in drafts]
+
+
+def assign_seqs(
+    drafts: Sequence[Draft], scoped: Sequence[str | None], last: int, known: Mapping[str, int]
+) -> AssignedSeqs:
+    """The seqs after `last`; a draft whose scoped id is known, also from earlier in the same batch, gets that
+    one's."""
+    seqs: list[int] = []
+    fresh: list[Draft] = []
+    fresh_seqs: list[int] = []
+    duplicates: list[int] = []
+    new: dict[str, int] = {}
+    for position, (draft, id) in enumerate(zip(drafts, scoped, strict=True)):
+        seq = None if id is None else known.get(id) or new.get(id)
+        if seq is None:
+            seq = last = last + 1
+            fresh.append(draft)
+            fresh_seqs.append(seq)
+            if id is not None:
+                new[id] = seq
+        else:
+            duplicates.append(position)
+        seqs.append(seq)
+    return AssignedSeqs(seqs, fresh, fresh_seqs, frozenset(duplicates), new)
+
+
+def seq_before(first: int, high: int, at_ms: int, at_or_after: Callable[[int], tuple[int, int] | None]) -> int:
+    """Search [first, high] for the position that divides the log at a time; `at_or_after` tells the first message at or
+    after a seq, and when it was published."""
+    low = first
+    while low <= high:  # the first message at or after the time lies in [low, high + 1]
+        middle = (low + high) // 2
+        found = at_or_after(middle)
+        if found is None or found[1] >= at_ms:
+            high = middle - 1
+        else:
+            low = found[0] + 1
+    return low - 1 if low > first else max(first - 1, 0)
+
+
+def first_text_after(prefix: str) -> str | None:
+    """The least text above all that start with `prefix`; None if there is none."""
+    stem = prefix.rstrip("\U0010ffff")
+    if not stem:
+        return None
+    after = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if after == 0xD800 else after)  # surrogates are not characters
+
+
+# --- sifting: what the database leaves to Python ---------------------------------------------------------------------
+
+
+# Regexes, and conditions over large payloads. One scan is bounded by the bytes it looks through and by time, whatever
+# was found until then; the next one continues where it ended. A large payload is decoded once for all conditions that
+# ask about it, not once for each.
+
+
+class Candidate(NamedTuple):
+    """A message that may be wanted. `is_judged`: the database has found that its content fits."""
+
+    seq: int
+    topic: str
+    from_: str | None
+    to: str | None
+    size: int
+    published_ms: int
+    is_judged: bool
+
+
+class Sifted(NamedTuple):
+    """`stopped_at`: the seq behind which to go on; None if all candidates were looked at."""
+
+    seqs: list[int]
+    stopped_at: int | None
+
+
+def sift(
+    selection: Selection,
+    candidates: Iterable[Candidate],
+    limit: int,
+    log: object,
+    load: Callable[[int], Message | None],
+) -> Sifted:
+    """`log` identifies the open log in the cache. Its salt would not: a copy of a log has the same."""
+    found: list[int] = []
+    weight, until_s = 0, time.monotonic() + SIFT_S_MAX
+    for each in candidates:
+        fits = selection.pattern.matches(each.topic) and selection.entities.keeps(each.from_, each.to)
+        if fits and selection.where is not None and not each.is_judged:
+            weight += each.size
+            fits = _holds(selection.where, each, log, load)
+        if fits:
+            found.append(each.seq)
+            weight += each.size
+        if len(found) >= limit or weight >= SIFT_BYTES_MAX or time.monotonic() > until_s:
+            return Sifted(found, each.seq)
+    return Sifted(found, None)
+
+
+def _holds(where: Where, candidate: Candidate, log: object, load: Callable[[int], Message | None]) -> bool:
+    key = (log, candidate.seq, candidate.published_ms)
+    decoded = _decoded_cache.get(key)
+    if decoded is None:
+        message = load(candidate.seq)
+        if message is None:
+            return False
+        decoded = Decoded(message)
+        if candidate.size > SMALL_BYTES_MAX:
+            _decoded_cache.put(key, decoded)
+    try:
+        return where.holds(decoded.field)
+    except InvalidDataError:
+        return True  # unreadable: better delivered, failed and dead-lettered with a reason than silently left out
+
+
+class Decoded:
+    """A message whose fields are worked out once."""
+
+    def __init__(self, message: Message) -> None:
+        self.size = len(message.raw)
+        self._message = message
+        self._fields: dict[str, object] = {}
+
+    def field(self, name: str) -> object:
+        if name not in self._fields:
+            self._fields[name] = self._message.field(name)
+        return self._fields[name]
+
+
+class _DecodedCache:
+    """The last large messages that were decoded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._messages: OrderedDict[tuple[object, int, int], Decoded] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: tuple[object, int, int]) -> Decoded | None:
+        with self._lock:
+            found = self._messages.get(key)
+            if found is not None:
+                self._messages.move_to_end(key)
+            return found
+
+    def put(self, key: tuple[object, int, int], decoded: Decoded) -> None:
+        with self._lock:
+            if key in self._messages:
+                return
+            self._messages[key] = decoded
+            self._bytes += decoded.size
+            while self._bytes > DECODED_BYTES_MAX and len(self._messages) > 1:
+                self._bytes -= self._messages.popitem(last=False)[1].size
+
+
+_decoded_cache = _DecodedCache()

@@ -1,0 +1,108 @@
+"""A transport behind a circuit breaker: a target that failed too often is not tried for a while."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from headwater.delivery.circuit import (
+    Breaker,
+    BreakerPolicy,
+    BreakerState,
+    ask,
+    failed,
+    not_tried,
+    succeeded,
+    until_ms,
+)
+from headwater.errors import CircuitOpenError, ClosedError, InvalidInputError
+from headwater.formats import iso
+from headwater.message import Message
+from headwater.ports.clock import Clock
+from headwater.ports.transport import Transport, buffers, logs_fed_by
+from headwater.transports.base import WrappingTransport
+
+logger = logging.getLogger("headwater")
+
+
+class BreakerTransport(WrappingTransport):
+    """`on_state` is called with each new state, in order. Other publishers wait for it, so it must be short. A
+    subscription passes the breaker by: its consumer waits for the target anyway."""
+
+    def __init__(
+        self,
+        inner: Transport,
+        policy: BreakerPolicy | None = None,
+        *,
+        clock: Clock,
+        on_state: Callable[[BreakerState], None] | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.buffers = buffers(inner)
+        self.feeds = logs_fed_by(inner)
+        self._policy = policy or BreakerPolicy()
+        self._clock = clock
+        self._on_state = on_state
+        self._breaker = Breaker()
+        self._lock = threading.RLock()  # so that on_state may look at `state`
+
+    @property
+    def state(self) -> BreakerState:
+        """As it was left; an open one whose time is over turns half-open with the next publish."""
+        return self._breaker.state
+
+    def _publish(self, messages: Sequence[Message]) -> None:
+        """Raises CircuitOpenError without trying, or whatever the transport raises."""
+        if self._closed or not messages:  # neither asks the target anything
+            self.inner.publish_many(messages)
+            return
+        turn = self._ask()
+        try:
+            self.inner.publish_many(messages)
+        except (InvalidInputError, ClosedError):  # no failure of the target
+            self._become(lambda breaker: not_tried(self._policy, breaker, turn))
+            raise
+        except Exception:
+            self._become(lambda breaker: failed(self._policy, breaker, turn, self._clock.now_ms()))
+            raise
+        except BaseException:  # interrupted
+            self._become(lambda breaker: not_tried(self._policy, breaker, turn))
+            raise
+        self._become(lambda breaker: succeeded(breaker, turn, self._clock.now_ms()))
+
+    def close(self) -> None:
+        self._closed = True
+        self.inner.close()
+
+    def _ask(self) -> int:
+        with self._lock:
+            breaker, turn = ask(self._policy, self._breaker, self._clock.now_ms())
+            self._set(breaker)
+            if turn is not None:
+                return turn
+            until = until_ms(self._policy, breaker)
+        raise CircuitOpenError(
+            "not tried, because one try is under way"
+            if until is None
+            else f"not tried, because it failed too often; the next try may be made at {iso(until)}",
+            where=self.name,
+            next="Publish again after that",
+        )
+
+    def _become(self, step: Callable[[Breaker], Breaker]) -> None:
+        with self._lock:
+            self._set(step(self._breaker))
+
+    def _set(self, breaker: Breaker) -> None:
+        before, self._breaker = self._breaker.state, breaker
+        if breaker.state == before:
+            return
+        logger.log(logging.WARNING if breaker.state == "open" else logging.INFO, "%s: circuit %s", self.name,
+                   breaker.state)  # fmt: skip
+        if self._on_state is None:
+            return
+        try:
+            self._on_state(breaker.state)
+        except Exception:
+            logger.exception("%s: on_state failed", self.name)

@@ -1,0 +1,242 @@
+"""The root: version, help, exit codes, and what errors look like."""
+
+import io
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from served import RunningServer
+
+import headwater
+from headwater.cli.commands import TARGETS, app, load_command
+from headwater.cli.output import write_error
+from headwater.cli.stopping import exit_code_of
+from headwater.errors import (
+    DiskFullError,
+    InvalidTopicError,
+    LeaseLostError,
+    LockedError,
+    SubscriptionActiveError,
+    UnknownSubscriptionError,
+)
+
+LOOKING = (
+    ["topics"],
+    ["subscriptions"],
+    ["subscriptions", "ls"],
+    ["lag"],
+    ["stats"],
+    ["top", "--once"],
+    ["tail"],
+    ["dlq"],
+    ["dlq", "stats"],
+    ["dlq", "export"],
+    ["retention"],
+    ["doctor"],
+)
+
+
+def test_version(run):
+    assert run("--version").out.startswith(f"headwater {headwater.__version__} ")
+    assert run("version", "--json").json["headwater"] == headwater.__version__
+
+
+@pytest.mark.parametrize(
+    ("program", "not_imported"),
+    [
+        ("main(['--version'])", ["typer", "rich"]),
+        ("main(['--help'])", [f"headwater.cli.{target.partition(':')[0]}" for target in TARGETS.values()]),
+        (
+            "for name in TARGETS: load_command(name)",
+            [
+                "headwater.settings",
+                "headwater.server.server",
+                "headwater.demo.serving",
+                "headwater.client.log",
+                "pyspark",
+            ],
+        ),
+        ("main(['topics', 'none.db'])", ["rich"]),
+    ],
+    ids=["version", "help", "commands", "into a pipe"],
+)
+def test_what_is_not_used_is_not_imported(program: str, not_imported: list[str]):
+    code = "import sys\nfrom headwater.cli import main\n"
+    if "TARGETS" in program:
+        code += "from headwater.cli.commands import TARGETS, load_command\n"
+    code += f"{program}\nprint([name for name in {not_imported} if name in sys.modules], file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_help_of_the_root_is_that_of_the_command(name):
+    assert typer.main.get_command(app).commands[name].help == load_command(name).help.split("\n")[0]
+
+
+def test_help_has_four_panels(run):
+    lines = run("--help").out.splitlines()
+    panels = [line.split()[1] for line in lines if line.startswith("╭─ ")]
+    assert panels == ["Options", "Messages", "Inspect", "Operate", "Learn"]
+
+
+def test_help_tells_the_exit_codes_and_no_escape_codes_go_into_a_pipe(finish):
+    result = finish("--help", env={"COLUMNS": "100"})
+    assert result.code == 0
+    assert "130 when interrupted" in " ".join(result.out.split())
+    assert "\x1b" not in result.out
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+def test_looking_makes_no_log(run, path: Path, command):
+    result = run(*command, path)
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        f"error: there is no log {path}",
+        f"next: Publish to it first: headwater publish {path} TOPIC DATA",
+    ]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+def test_looking_leaves_an_empty_file_empty(run, path: Path, command):
+    path.touch()
+    assert run(*command, path).code == 3
+    assert path.stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tail"], "error: Missing argument 'LOG'"),
+        (["nope"], "error: No such command 'nope'"),
+        (["dlq", "shwo", "x"], "error: No such command 'shwo'. Did you mean 'show'?"),
+        (["tail", "x.db", "--xyzzy"], "error: No such option: --xyzzy"),
+        (["publish", "memory:", "a", "1"], "error: 'memory:' would be gone when the command ends"),
+        (["topics", "redis://x"], "error: there is no store for redis:// here"),
+    ],
+)
+def test_a_call_that_cannot_be_used_ends_with_2(run, arguments, said):
+    result = run(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines()[0] == said
+    assert result.err.splitlines()[1].startswith("next: ")
+
+
+def test_another_file_is_not_a_log(run, path: Path):
+    path.write_text("plain text, and long enough to be no SQLite database" * 100)
+    result = run("topics", path)
+    assert result.code == 3
+    assert "next: Name another file" in result.err
+
+
+def test_debugging_shows_the_traceback(finish, path: Path):
+    result = finish("topics", path, env={"HEADWATER_DEBUG": "1"})
+    assert "Traceback" in result.err
+    assert "Traceback" not in finish("topics", path, env={"HEADWATER_DEBUG": ""}).err
+
+
+def test_exit_codes():
+    bad_input = (InvalidTopicError("x"), UnknownSubscriptionError("x"))
+    refused = (LockedError("x"), DiskFullError("x"), SubscriptionActiveError("x"), LeaseLostError("x"))
+    assert {exit_code_of(error) for error in bad_input} == {2}
+    assert {exit_code_of(error) for error in refused} == {3}
+
+
+# --- errors under --json ----------------------------------------------------------------------------------------------
+
+
+def error_of(result: Any) -> dict[str, Any]:
+    assert result.out == ""
+    told = json.loads(result.err.splitlines()[-1])
+    assert list(told) == ["error"]
+    error: dict[str, Any] = told["error"]
+    assert list(error) == ["kind", "why", "where", "next", "exit"]
+    assert error["exit"] == result.code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["sync", "a.db", "b.db", "--json", "--xyzzy"], "UsageError"),
+        (["sync", "--json", "a.db"], "UsageError"),
+        (["sync", "a.db", "http://h/n/a", "--json"], "InvalidOptionError"),
+        (["sync", "no/such.db", "copy.db", "--json"], "InvalidOptionError"),
+        (["stats", "no/such.db", "--json"], "InvalidOptionError"),
+        (["subscriptions", "ls", "no/such.db", "--json"], "InvalidOptionError"),
+        (["publish", "--json", "memory:", "a", "1"], "InvalidOptionError"),
+    ],
+)
+def test_an_error_is_one_object_that_says_its_kind(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    error = error_of(result)
+    assert error["kind"] == kind
+    assert len(result.err.splitlines()) == 1
+    assert error["why"]
+
+
+def test_what_is_behind_two_dashes_is_no_flag(run: Any) -> None:
+    assert run("stats", "--", "--json").err.startswith("error: ")
+
+
+def test_an_error_of_nobody_is_told_as_json_too(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.cli.sync.place_of", lambda text: 1 / 0)
+    error = error_of(run("sync", "a.db", "b.db", "--json"))
+    assert (error["kind"], error["exit"]) == ("ZeroDivisionError", 3)
+
+
+def test_a_path_that_is_no_text_is_told_all_the_same(run: Any, tmp_path: Path) -> None:
+    error = error_of(run("stats", f"{tmp_path}/\udcff\x1b.db", "--json"))
+    assert "\\udcff" in error["why"] + error["where"]
+
+
+def test_refusals_of_a_server_share_an_exit_code_but_not_a_kind(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, other, copy = (tmp_path / name for name in ("app.db", "other.db", "copy.db"))
+    for path in (app, other, copy):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"CREATE TABLE {path.stem} (a)")
+    (tmp_path / "server").mkdir()
+    server = RunningServer(tmp_path / "server" / "log.db")
+    remote = f"{server.url}/shop/app.db"
+    try:
+        assert run("sync", app, remote).code == 0
+        conflict = error_of(run("sync", other, remote, "--json"))
+        unsynced = error_of(run("sync", remote, copy, "--json"))
+        assert run("replica", "key", "create", tmp_path / "server/log.db-replicas", "shop/app.db", "--push").code == 0
+        monkeypatch.setenv("HEADWATER_PUSH_KEY", "hwpush_wrong")
+        unauthorized = error_of(run("sync", app, remote, "--json"))
+    finally:
+        server.stop()
+    away = error_of(run("sync", app, remote, "--json"))
+    told = [conflict, unsynced, unauthorized, away]
+    assert [error["kind"] for error in told] == [
+        "VersionConflictError",
+        "UnsyncedChangesError",
+        "UnauthorizedError",
+        "UnreachableError",
+    ]
+    assert {error["exit"] for error in told} == {3}
+    assert conflict["where"] == remote
+    assert conflict["next"].endswith(f"{remote}@latest")
+    assert "hwpush_wrong" not in str(told)
+
+
+def test_it_is_json_also_where_no_umlaut_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.BytesIO()
+    with io.TextIOWrapper(said, "ascii", errors="backslashreplace", write_through=True) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        write_error({"why": "no log /tmp/\u00fc\udcff.db", "exit": 2})
+        monkeypatch.undo()
+        assert json.loads(said.getvalue())["error"] == {"why": "no log /tmp/\u00fc\\udcff.db", "exit": 2}

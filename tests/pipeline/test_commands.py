@@ -1,0 +1,95 @@
+"""`headwater pipeline` on the Spark of these tests: a command gets that session instead of starting one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import headwater
+from headwater.cli import main, pipeline
+
+Call = Callable[..., tuple[int, str, str]]
+TIMES = "select count(*) n, max(published_at) as last, timestamp'2026-01-02 03:04:05' as then, map('a', 1) m from live"
+VOLUME = "select topic, count(*) as messages from messages group by topic order by topic"
+
+
+@pytest.fixture
+def call(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    @contextmanager
+    def running(*arguments: Any, **options: Any) -> Iterator[Any]:
+        yield SimpleNamespace(session=spark, is_connect="connect" in type(spark).__module__)
+
+    monkeypatch.setattr(pipeline, "running_spark", running)
+    monkeypatch.setattr("headwater.pipeline.run.Run._spark_for", lambda self, seqs: spark)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["pipeline", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[object, ...]:
+    with headwater.open(tmp_path / "events.db", maintenance_interval=None) as log:
+        for number in (1, 2, 3):
+            log.publish("orders.new", {"order": number}, from_="shop", type="order")
+        log.publish("notes.made", "hello")
+    return "--log", tmp_path / "events.db", "--lake", tmp_path / "lake"
+
+
+def test_run_query_replay_audit(call: Call, both: tuple[object, ...], tmp_path: Path) -> None:
+    lake = both[2:]
+    code, out, _ = call("run", *both, "--json")
+    ran = json.loads(out)
+    assert (code, ran["messages"], ran["last_seq"]) == (0, 4, 4)
+    assert (ran["tables"]["bronze/messages"], ran["tables"]["silver/messages"]) == (4, 4)
+    assert call("run", *both)[1].startswith("0 messages ingested, up to seq 4, in ")
+
+    code, out, _ = call("sql", VOLUME, *lake)
+    assert [line.split() for line in out.splitlines()] == [
+        ["topic", "messages"],
+        ["notes.made", "1"],
+        ["orders.new", "3"],
+    ]
+    code, out, err = call("sql", VOLUME, *lake, "--csv", "--limit", 1)
+    assert (code, out) == (0, "topic,messages\nnotes.made,1\n")
+    assert "more than 1 rows" in err
+    times = json.loads(call("sql", TIMES, *both[:2], "--json")[1])
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(times["last"])) < timedelta(minutes=30)
+    assert (times["n"], times["then"], times["m"]) == (4, "2026-01-02T03:04:05Z", {"a": 1})
+    assert json.loads(call("sql", "select count(*) n from messages", *lake, "--at", 1, "--json")[1]) == {"n": 0}
+    code, out, err = call("sql", "select nothing from nowhere", *lake)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[0] == "error: sql: there is no table `nowhere` (line 1, column 21)"
+    assert "bronze_messages" in err.splitlines()[1]
+
+    replay = ("replay", *lake, "--to", tmp_path / "other.db", "--where")
+    code, _, err = call(*replay, "topic ~ 1")
+    assert (code, "no condition" in err, (tmp_path / "other.db").exists()) == (2, True, False)
+    assert call(*replay, "topic = 'orders.new'", "--dry-run")[1].startswith("3 messages would be published\n")
+    assert json.loads(call(*replay, "topic = 'orders.new'", "--json")[1])["published"] == 3
+    assert call(*replay, "topic = 'orders.new'")[1].startswith("0 messages published")
+    with headwater.open(tmp_path / "other.db", maintenance_interval=None) as other:
+        assert {topic.topic: topic.count for topic in other.topics()} == {"orders.new": 3}
+
+    code, out, _ = call("audit", *both, "--page", tmp_path / "audit.html")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()[1:-2]} <= {"ok", "skipped"}
+    assert out.splitlines()[-2].startswith("whole up to seq 4")
+    assert "</html>" in (tmp_path / "audit.html").read_text()
+    next((tmp_path / "lake").glob("bronze/**/*.parquet")).unlink()
+    code, out, _ = call("audit", *both, "--json")
+    broken = json.loads(out)
+    assert (code, broken["whole"], len(broken["files_missing"])) == (1, False, 1)
+    assert broken["missing"]
+    assert broken["page"] == str(tmp_path / "lake" / "audit.html")

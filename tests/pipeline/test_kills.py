@@ -1,0 +1,132 @@
+"""`headwater pipeline run` killed with −9 in the middle of its work, on a disk and on S3, while a writer publishes and
+retention prunes: the lake has every message once, and the audit says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+from lake_world import ORDER, assert_derived
+from pyspark.sql import SparkSession
+from s3_server import S3Server
+
+import headwater
+from headwater.pipeline.audit import audit
+from headwater.pipeline.lake import BRONZE, SILVER, Lake
+from headwater.pipeline.logs import log_identity
+from headwater.pipeline.run import Run
+from headwater.pipeline.storage import Storage
+from headwater.pipeline.types import load_types
+
+WRITER = Path(__file__).with_name("log_writer.py")
+KILL_S_MAX = 120.0
+STAGES = (f"{BRONZE}/day=", f"{BRONZE}/_delta_log", "gold/volume/_delta_log", f"{SILVER}/_delta_log")
+"""A run is killed when something new is there: a data file of bronze, its commit, a commit of a sum, silver's."""
+Say = Callable[[str], None]
+
+
+@contextmanager
+def writer_process(log: Path) -> Iterator[None]:
+    with headwater.open(log, maintenance_interval=None):
+        pass  # it is there before a run looks
+    stop = log.with_suffix(".stop")
+    process = subprocess.Popen([sys.executable, str(WRITER), str(log), str(stop)])
+    try:
+        yield
+    finally:
+        stop.touch()
+        assert process.wait(60) == 0
+
+
+def run_command(log: Path, lake: str, types: Path) -> list[str]:
+    named = ["--log", str(log), "--lake", lake, "--types", str(types), "--conf", "spark.master=local[2]"]
+    return [sys.executable, "-m", "headwater", "pipeline", "run", *named]
+
+
+def paths(storage: Storage, stage: str) -> set[str]:
+    """What is there of a table: data files in folders of days, or log entries."""
+    folder, _, day = stage.partition("/day=") if "/day=" in stage else (stage, "", None)
+    found = storage.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=day is not None))
+    return {each.path for each in found if each.type == pafs.FileType.File and (day is None or "/day=" in each.path)}
+
+
+def kill_when_new(command: list[str], storage: Storage, stage: str) -> None:
+    """With its group; the JVM, if it is not in it, notices by itself and goes a moment later, as after any kill."""
+    before = paths(storage, stage)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
+    )
+    until = time.monotonic() + KILL_S_MAX
+    try:
+        while paths(storage, stage) <= before:
+            assert process.poll() is None, f"it ended by itself: {process.communicate()[1][-2000:]}"
+            assert time.monotonic() < until, f"nothing new in {stage}"
+            time.sleep(0.002)  # the lake is written by another process: there is no other signal
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def assert_whole_after_kills(
+    spark: SparkSession, folder: Path, lake: str, kills: int, say: Say, stages: Sequence[str] = STAGES
+) -> None:
+    log, types = folder / "events.db", folder / "types"
+    types.mkdir()
+    (types / "order@1.json").write_text(json.dumps(ORDER))
+    storage, command = Storage(lake), run_command(log, lake, types)
+    with writer_process(log):
+        for kill in range(kills):
+            kill_when_new(command, storage, stages[kill % len(stages)])
+    opened = Lake.open(lake)
+    with opened.lock(), Run(opened, str(log), load_types(types), lambda short: nullcontext(spark)) as run:  # type: ignore[arg-type,return-value]
+        run.ingest(run._last_seq)
+    document = audit(spark, opened, str(log))
+    assert document["whole"], document["checks"]
+    assert document["not_yet"] == 0
+    assert document["gaps"], "retention took nothing: this proved less than it should"
+    assert {check["status"] for check in document["checks"]} == {"ok"}
+    assert_derived(opened, opened.table(BRONZE).read().sort_by("seq").to_pylist(), log_identity(str(log))[0], True)
+    say(f"{kills} kills of runs on {'S3' if '://' in lake else 'a disk'}; the audit after them:")
+    for check in document["checks"]:
+        say(f"  {check['status']:<7} {check['name']}: {check['what']}")
+
+
+@pytest.fixture
+def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in s3.lake_environment.items():
+        monkeypatch.setenv(name, value)
+    return s3.new_lake()
+
+
+# States that a kill can leave: files without a commit, bronze ahead of the log's position, sums ahead of silver. After
+# silver's commit a run is complete; the long tests kill there too, and `test_run` after every commit, without Spark.
+
+
+def test_runs_killed_on_a_disk(spark: SparkSession, tmp_path: Path) -> None:
+    assert_whole_after_kills(spark, tmp_path, str(tmp_path / "lake"), 2, print, (STAGES[0], STAGES[2]))
+
+
+def test_runs_killed_on_an_object_store(spark: SparkSession, tmp_path: Path, bucket: str) -> None:
+    assert_whole_after_kills(spark, tmp_path, bucket, 1, print, STAGES[1:2])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7_200)
+def test_a_hundred_runs_killed_on_a_disk(spark: SparkSession, tmp_path: Path, figures: Say) -> None:
+    assert_whole_after_kills(spark, tmp_path, str(tmp_path / "lake"), 100, figures)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+def test_twenty_runs_killed_on_an_object_store(spark: SparkSession, tmp_path: Path, bucket: str, figures: Say) -> None:
+    assert_whole_after_kills(spark, tmp_path, bucket, 20, figures)
