@@ -2,7 +2,14 @@
 
 Publishes, acks and claims from all threads and tasks queue up here. The thread takes whatever is there, runs it in one
 transaction and completes them after the commit. While one group is being written the next one gathers, so groups grow
-by themselves under load and there is no timer to tune.
+by themselves under load. Only acks that no caller waits for are held back for a moment, so that they share the commit
+of a publish or a claim.
+
+Not every transaction is synced to disk: one that only claims is not. A power cut then loses the claim, which costs an
+attempt count and never a message. The process may be killed at any time: what it committed stays.
+
+A consumer that waits for messages is served by the transaction that publishes them (`Wakeups.claim_published`), where
+the store allows it: one commit instead of two.
 
 A group is bounded in works, messages and bytes. What does not fit into one group waits in a lane for each source, and
 the lanes take turns by bytes (deficit round robin): a source with little to write is in the next group, however much
@@ -20,6 +27,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from headwater.broker.flow import Completion, complete
 from headwater.broker.logger import logger
+from headwater.broker.wakeups import Wakeups
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import (
     ClosedError,
@@ -47,12 +55,14 @@ T = TypeVar("T")
 
 class TransactionHooks(list[Callable[[], None]]):
     """Callbacks that undo a transaction's changes in memory if it fails. `then`: callbacks after the commit.
-    `published`: what readers are woken for. `timed`: deliveries and acks, counted as one batch after the commit."""
+    `published`: what readers are woken for. `claims`: consumers are being served, which no work is to blame for if it
+    fails. `timed`: deliveries and acks, counted as one batch after the commit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.then: list[Callable[[], None]] = []
         self.published: Published | None = None
+        self.claims = False
         self.timed: dict[tuple[str, str], list[Any]] = {}
 
     def note_published(self, drafts: Iterable[Draft], new_seqs: Sequence[int]) -> None:
@@ -83,6 +93,7 @@ GROUP_BYTES_MAX = 4 * 1024 * 1024  # of payload; the work that reaches it is sti
 TURN_BYTES = 64 * 1024  # that a lane may write when its turn comes
 WORK_COST_BYTES = 1_024  # of a work besides its payload
 CONFLICTS_MAX = 5  # how often a group is retried after a conflict with another process
+LAZY_S = 0.002  # how long a work that no caller waits for may wait for another one to share its commit
 
 
 class _Queued(NamedTuple):
@@ -92,6 +103,8 @@ class _Queued(NamedTuple):
     touching: str | None  # see `ports.store.GroupedWork`
     bytes: int  # of payload
     source: Hashable  # works of one source stay in order; None for all that belongs to no client in particular
+    synced: bool
+    lazy: bool
 
 
 class _Lane:
@@ -110,17 +123,18 @@ class Committer:
         store: Store,
         clock: Clock,
         window: DedupeWindow,
-        on_publish: Callable[[set[str], int, int], None],
+        wakeups: Wakeups,
     ) -> None:
         self._store = store
         self._clock = clock
         self._window = window
-        self._on_publish = on_publish
+        self._wakeups = wakeups
         self._queue: deque[_Queued] = deque()
         # The writer's own: what did not fit into a group, next turn first.
         self._lanes: OrderedDict[Hashable, _Lane] = OrderedDict()
         self._work_queued = threading.Lock()  # locked while there is nothing to do; an Event costs three times as much
         self._work_queued.acquire()
+        self._waits_for_others = False  # the writer has lazy works only
         self._closing = self._ended = False
         self._thread = threading.Thread(target=self._run, name="headwater-writer", daemon=True)
         self._thread.start()
@@ -140,6 +154,8 @@ class Committer:
         bytes: int = 0,
         touching: str | None = None,
         source: Hashable = None,
+        synced: bool = True,
+        lazy: bool = False,
     ) -> Completion[T]: ...
 
     def submit(
@@ -150,17 +166,21 @@ class Committer:
         bytes: int = 0,
         touching: str | None = None,
         source: Hashable = None,
+        synced: bool = True,
+        lazy: bool = False,
     ) -> Completion[Any]:
         """Store a message (the outcome is its seq) or several (all or none), or run `work`, in the next transaction, or
         when its source has its turn. `messages` and `bytes` are what it writes. A work may run again, if its group
         failed, and takes back its changes in memory through `hooks`. If it refuses (SubscriptionError and the like), it
         does so before it writes, so that the others of its group go on. One that names the existing subscription it
-        touches, and touches no other, does not make other processes wait."""
+        touches, and touches no other, does not make other processes wait. A group of works that are not `synced` is
+        committed without waiting for the disk. A `lazy` work waits a moment for others to share its commit."""
         if self._closing:
             raise self._closed()
         completion: Completion[Any] = Completion()
-        self._queue.append(_Queued(completion, work, messages, touching, bytes, source))
-        if self._work_queued.locked():
+        self._queue.append(_Queued(completion, work, messages, touching, bytes, source, synced, lazy))
+        # Appended before this is asked: a writer that ends its wait takes the work along.
+        if self._work_queued.locked() and not (lazy and self._waits_for_others):
             try:  # noqa: SIM105 (`suppress` is a call, and every publish comes here)
                 self._work_queued.release()
             except RuntimeError:  # another thread rang at the same moment
@@ -190,6 +210,10 @@ class Committer:
         while True:
             self._work_queued.acquire()
             while self._queue or self._lanes:
+                if not self._closing and not self._lanes and all(queued.lazy for queued in self._queue.copy()):
+                    self._waits_for_others = True
+                    self._work_queued.acquire(timeout=LAZY_S)
+                    self._waits_for_others = False
                 self._commit(self._next_group())
             if self._closing and not self._queue:
                 self._ended = True
@@ -241,32 +265,32 @@ class Committer:
             lane.credit_bytes += TURN_BYTES
             self._lanes.move_to_end(source)
 
-    def _commit(self, group: list[_Queued], conflicts: int = 0) -> None:
+    def _commit(self, group: list[_Queued], conflicts: int = 0, *, claims: bool = True) -> None:
         hooks = TransactionHooks()
         try:
-            outcomes = self._write(group, hooks)
+            outcomes = self._write(group, hooks, claims=claims and self._store.claims_with_publish)
         except BaseException as exc:
             if isinstance(exc, ConflictError) and conflicts < CONFLICTS_MAX:
-                self._commit(group, conflicts + 1)
+                self._commit(group, conflicts + 1, claims=claims)
                 return
             if isinstance(exc, LockedError):
                 blocked, others = self._store.split_locked(group)
                 if blocked and others:
-                    self._commit(others)
+                    self._commit(others, claims=claims)
                     complete([(queued.completion, None, exc) for queued in blocked])
                     return
-            if len(group) == 1 or isinstance(exc, _FOR_EVERYBODY):
+            if (len(group) == 1 and not hooks.claims) or isinstance(exc, _FOR_EVERYBODY):
                 complete([(queued.completion, None, exc) for queued in group])
                 return
-            # One of them is at fault: tried one by one, each gets its own answer.
+            # One of them is at fault, or a claim for a consumer: tried one by one, each gets its own answer.
             for single in group:
-                self._commit([single])
+                self._commit([single], claims=False)
             return
         try:
-            if hooks.published is not None:
-                self._on_publish(*hooks.published)
-            for step in hooks.then:
+            for step in hooks.then:  # first, so that a consumer that is woken finds what was claimed for it
                 step()
+            if hooks.published is not None:
+                self._wakeups.published(*hooks.published)
         except Exception:  # a wake-up is only a hint; the commit stands and must be reported
             logger.exception("waking readers failed")
         complete(
@@ -276,11 +300,12 @@ class Committer:
             ]
         )
 
-    def _write(self, group: list[_Queued], hooks: TransactionHooks) -> list[Any]:
+    def _write(self, group: list[_Queued], hooks: TransactionHooks, *, claims: bool) -> list[Any]:
         """Run a group in one transaction; the outcome of each, an error where one refused."""
         outcomes: list[Any] = []
         alone = self._store.order(group)
-        with self._store.write(hooks.take_back, alone=alone) as writer:
+        synced = any(queued.synced for queued in group)
+        with self._store.write(hooks.take_back, alone=alone, synced=synced) as writer:
             now_ms = self._clock.now_ms()
             index, end = 0, len(group)
             while index < end:
@@ -306,6 +331,9 @@ class Committer:
                     except _REFUSALS as exc:
                         outcomes.append(exc)
                     index += 1
+            if claims and hooks.published is not None:
+                hooks.claims = True
+                self._wakeups.claim_published(hooks.published, writer, hooks)
         return outcomes
 
 

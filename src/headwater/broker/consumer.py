@@ -103,7 +103,13 @@ class Consumer(ABC):
         finally:
             with self._lock:
                 self._takers -= 1
+                is_last = self._takers == 0
+            if is_last:
+                self._end_credit()
             self._release_idle()
+
+    def _end_credit(self) -> None:  # noqa: B027 (of a log in this process nothing comes unasked)
+        """No taker is there any more: nothing more may come unasked."""
 
     def take(self, limit: int, wait_s: float | None, *, ahead: bool = False) -> Flow[list[Claimed]]:
         """Up to `limit` messages; waits up to `wait_s` for the first (None: for ever), returns [] when time is up.
@@ -155,7 +161,7 @@ class Consumer(ABC):
                     self._leave_queue(turn)
                 continue
             try:
-                yield from self._fill(self._how_many(limit, ahead), until)
+                yield from self._fill(self._how_many(limit, ahead), until, ahead=ahead)
             finally:
                 with self._lock:
                     self._filling = False
@@ -173,6 +179,11 @@ class Consumer(ABC):
                 return None if self._closing else self._buffer.popleft()
             except IndexError:
                 return None
+
+    def pop_many(self, limit: int) -> list[Claimed]:
+        """What the buffer has, up to so many; [] if its time may have run out."""
+        with self._lock:
+            return [] if self._closing or self._is_overdue() else self._pop(limit)
 
     def put_back(self, untouched: Sequence[Claimed]) -> None:
         """What was taken and not looked at is the next to be taken."""
@@ -267,31 +278,43 @@ class Consumer(ABC):
             self.lose(exc)
             raise
 
-    def _fill(self, limit: int, until_s: float | None) -> Flow[None]:
+    def _fill(self, limit: int, until_s: float | None, *, ahead: bool) -> Flow[None]:
         """Claim, and wait until something is delivered, time is up, or the consumer ends. One call at a time."""
         while True:
             news, deliveries = self._waiter.arm(), self._deliveries
             if self._buffer or self._has_ended:
                 return
-            look_again_ms = yield from self._look(limit)
+            if not (ahead and self.is_up_to_date()):
+                yield from self._look(limit)
             left_s = None if until_s is None else until_s - time.monotonic()
             # Other takers may have popped all that came: then there may be more.
             if self._deliveries != deliveries or (left_s is not None and left_s <= 0):
                 return
             self._report_gaps()
-            yield self._within(news, left_s, look_again_ms)
+            yield from self.wait_for(news, left_s, limit)
 
     def news(self) -> Completion[None]:
         """Asked for before a take that finds nothing: what `wait_for` waits for afterwards."""
         return self._waiter.arm()
 
-    def wait_for(self, news: Completion[None], timeout_s: float | None) -> Flow[None]:
-        """Until another take may find something, and no longer than this. Claims nothing."""
-        yield self._within(news, timeout_s, self._look_again_ms)
+    def wait_for(self, news: Completion[None], timeout_s: float | None, limit: int) -> Flow[None]:
+        """Until another take may find something, and no longer than this. A publish of this process may claim up to
+        `limit` messages meanwhile."""
+        due_s = None if self._look_again_ms is None else (self._look_again_ms - self._now_ms()) / 1000
+        with self._standing_by(limit):
+            yield WaitFor(news, max(0.0, min(s for s in (timeout_s, due_s, FALLBACK_POLL_S) if s is not None)))
 
-    def _within(self, news: Completion[None], timeout_s: float | None, due_ms: int | None) -> WaitFor:
-        due_s = None if due_ms is None else (due_ms - self._now_ms()) / 1000
-        return WaitFor(news, max(0.0, min(s for s in (timeout_s, due_s, FALLBACK_POLL_S) if s is not None)))
+    def has_nothing(self) -> bool:
+        """Whether a take would find nothing, as far as this process knows."""
+        return not self._buffer and not self._gaps and not self._has_ended and self.is_up_to_date()
+
+    def is_up_to_date(self) -> bool:
+        """Whether a look would find nothing, as far as this process knows."""
+        return False
+
+    def _standing_by(self, limit: int) -> contextlib.AbstractContextManager[None]:
+        """Inside, transactions that publish claim for this consumer, where that is possible."""
+        return contextlib.nullcontext()
 
     # --- ending -------------------------------------------------------------------------------------------------
 
@@ -323,6 +346,10 @@ class Consumer(ABC):
         self._error = error or taken_over(self.id)
         self._buffer.clear()
         self._wake()
+
+    def wake(self) -> None:
+        """Those that wait look again."""
+        self._waiter.wake()
 
     def _wake(self) -> None:
         self._waiter.wake()
@@ -358,7 +385,8 @@ class Consumer(ABC):
 
     def ack_soon(self, settled: Iterable[Claimed]) -> None:
         """Ack and go on. What is acked while an ack is under way goes into the next one, so that a quick handler is not
-        held to one commit a message. A failure is logged; the message is delivered again."""
+        held to one commit a message; and the ack may wait a moment to share the commit of a publish. A failure is
+        logged; the message is delivered again."""
         with self._lock:
             self._acks += settled
             is_busy = self._acking is not None and not self._acking.done
@@ -369,7 +397,7 @@ class Consumer(ABC):
         with self._lock:
             settled, self._acks = self._acks, []
             if settled:
-                self._acking = self.submit_ack(settled)
+                self._acking = self.submit_ack(settled, lazy=True)
                 self._acking.watch(self._acked)
 
     def _acked(self, ack: Completion[list[int]]) -> None:
@@ -387,9 +415,9 @@ class Consumer(ABC):
         """All or none: an error if one of them is not in flight here."""
 
     @abstractmethod
-    def submit_ack(self, settled: Sequence[Claimed]) -> Completion[list[int]]:
+    def submit_ack(self, settled: Sequence[Claimed], *, lazy: bool = False) -> Completion[list[int]]:
         """Each by itself: one whose time ran out does not keep the others from being acked. The outcome is the seqs of
-        those that were too late."""
+        those that were too late. `lazy`: no caller waits for it."""
 
     @abstractmethod
     def nack(self, claimed: Claimed, delay_ms: int | None, failure: Failure) -> Flow[None]:

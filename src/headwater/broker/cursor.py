@@ -14,7 +14,6 @@ from headwater.broker import deliveries
 from headwater.broker.committer import TransactionHooks
 from headwater.broker.deliveries import Claimed, ClaimResult, FetchPlan, replace
 from headwater.broker.in_flight import InFlight, Rows
-from headwater.broker.wakeups import Wakeups
 from headwater.delivery.window import Window
 from headwater.ports.records import DeliveryRow, SubscriptionRecord, selection_of
 from headwater.ports.store import Reader, Writer
@@ -25,10 +24,9 @@ SPANS_KEPT = 4  # how many times max_in_flight a window may stretch, from its fi
 
 
 class Cursor:
-    def __init__(self, in_flight: InFlight, record: SubscriptionRecord, wakeups: Wakeups) -> None:
+    def __init__(self, in_flight: InFlight, record: SubscriptionRecord) -> None:
         self.id, self.spec = record.id, record.spec
         self._in_flight = in_flight
-        self._wakeups = wakeups
         self._selection = selection_of(record.spec)
         self._filter_takes_time = self._selection.takes_time
         self._window = Window(record.window)
@@ -44,13 +42,24 @@ class Cursor:
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
-    def may_claim_at_once(self) -> bool:
+    def is_behind(self, last_seq: int) -> bool:
+        return last_seq > self._scanned
+
+    def may_claim_at_once(self, last_seq: int) -> bool:
         """Near the end of the log, planning and claiming is one step of the writer, which takes half the time. Where
         there may be much to scan, the writer must not be kept waiting."""
         if self._filter_takes_time or self._are_large:
             return False
-        behind = self._wakeups.announced - self._scanned
-        return 0 < behind <= NEAR_SEQS and len(self._in_flight) < self.spec.max_in_flight
+        return 0 < last_seq - self._scanned <= NEAR_SEQS and len(self._in_flight) < self.spec.max_in_flight
+
+    def may_claim_published(self, last_seq: int) -> bool:
+        """The same inside the transaction that publishes, where only what it published is looked for."""
+        return self.may_claim_at_once(last_seq)
+
+    def plan_published(self, writer: Writer, limit: int) -> FetchPlan | None:
+        room = self._in_flight.room(writer, limit, self._window.open)
+        delivered = self._window.delivered
+        return deliveries.plan_published(writer, self._selection, room, self._scanned, delivered)
 
     def plan_at_once(self, writer: Writer, limit: int) -> FetchPlan | None:
         plan = self.plan(writer, limit, NEAR_BYTES_MAX)

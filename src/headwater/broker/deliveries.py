@@ -30,6 +30,7 @@ from headwater.ports.records import (
     Due,
     Gap,
     Scan,
+    Selection,
     SubscriptionRecord,
     SubscriptionSpec,
     selection_of,
@@ -39,6 +40,7 @@ from headwater.ports.store import Reader, Writer
 PRIORITY_ROWS_MAX = 10_000  # how many messages are looked through for the highest priority
 KEYED_ROWS_MAX = 1_000  # how many messages may be parked behind others of their key
 RECOVERY_PAGE = 1_000
+PUBLISHED_BYTES_MAX = 16 * 1024  # claimed by the transaction that publishes, before a server has reserved room for it
 ERROR_CHARS_MAX = 2_000  # of a dead letter
 STACK_CHARS_MAX = 8_000
 
@@ -229,7 +231,8 @@ def _take_back_undelivered(
 
 
 class FetchPlan(NamedTuple):
-    """What there is to claim, read without disturbing the writer. `saved_to` is the stored position of the cursor."""
+    """What there is to claim, read without disturbing the writer. `saved_to` is the stored position of the cursor.
+    `is_current`: made inside the transaction that claims, and of new messages alone."""
 
     room: int
     fresh: list[Message]
@@ -239,6 +242,7 @@ class FetchPlan(NamedTuple):
     last_seq: int
     next_due_ms: int | None
     has_gaps: bool
+    is_current: bool = False
 
     @property
     def at_end(self) -> bool:
@@ -364,6 +368,17 @@ def claim_fresh(
     writer.put_deliveries(record.id, rows)
     record = dead_letter_expired(writer, record, expired, now_ms)
     return replace(record, window=WindowState(cursor, cursor)), [Claimed(message, 1, token) for message in ready]
+
+
+def plan_published(writer: Writer, selection: Selection, room: int, after: int, saved_to: int) -> FetchPlan | None:
+    """A plan inside the transaction that publishes, of messages that are ready now. Others, and what was due before,
+    are found by the consumer's own look."""
+    if room <= 0:
+        return None
+    fresh, scanned_to = writer.scan(selection, after, room, None, PUBLISHED_BYTES_MAX)
+    if not fresh or any(message.deliver_ms is not None or message.expires_ms is not None for message in fresh):
+        return None
+    return FetchPlan(room, fresh, after, scanned_to, saved_to, scanned_to, None, has_gaps=False, is_current=True)
 
 
 def parking_room(reader: Reader, id: str, spec: SubscriptionSpec) -> int:

@@ -8,12 +8,14 @@ consumer that has lost its lease, changes deliveries, and saves the subscription
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from headwater.broker import deliveries
 from headwater.broker.committer import TransactionHooks
-from headwater.broker.consumer import Consumer
+from headwater.broker.consumer import FALLBACK_POLL_S, Consumer
 from headwater.broker.cursor import Cursor
 from headwater.broker.deliveries import NOTHING, Claim, Claimed, Failure, FetchPlan, Resumed, replace
 from headwater.broker.engine import Engine, refuse_in_transaction
@@ -43,11 +45,10 @@ class DurableConsumer(Consumer):
         self.resumed_from = resumed_from
         self._in_flight = InFlight(engine, record, waiter, resumed.held)
         self._state: Cursor | LeasedRows = (
-            LeasedRows(self._in_flight, record)
-            if record.spec.keeps_rows
-            else Cursor(self._in_flight, record, engine.wakeups)
+            LeasedRows(self._in_flight, record) if record.spec.keeps_rows else Cursor(self._in_flight, record)
         )
         self._lane = engine.filters if selection.takes_time else engine.readers
+        self._looked_s = 0.0  # at the log, not only at what this process published
         engine.ensure_watching()
 
     @property
@@ -65,11 +66,12 @@ class DurableConsumer(Consumer):
         self.engine.refuse_closed()
         submit, state = self.engine.committer.submit, self._state
         claim: Claim
-        if state.may_claim_at_once():
-            claim = yield submit(partial(self._claim_at_once, limit), touching=self.id)
+        if state.may_claim_at_once(self.engine.wakeups.announced):
+            claim = yield submit(partial(self._claim_at_once, limit), touching=self.id, synced=False)
             if claim.found:
-                return None
+                return self._due_before(self._now_ms() + self.spec.ack_wait_ms)
         last_place = None
+        self._waiter.is_stale, self._looked_s = False, time.monotonic()
         while True:
             plan = yield from self.engine.read(
                 lambda reader: state.plan(reader, limit, self.claim_bytes_max), self._lane
@@ -83,7 +85,7 @@ class DurableConsumer(Consumer):
             is_far = plan.scanned_to - plan.saved_to > SCANNED_UNSAVED_MAX
             claim = NOTHING
             if plan.fresh or is_due or is_far or plan.has_gaps:
-                claim = yield submit(partial(self._claim_planned, plan), touching=self.id)
+                claim = yield submit(partial(self._claim_planned, plan), touching=self.id, synced=False)
             else:
                 state.skip(plan)
             place = (plan.scanned_from, plan.saved_to)
@@ -100,6 +102,34 @@ class DurableConsumer(Consumer):
         record = self._in_flight.load(writer)
         plan = self._state.plan_at_once(writer, limit)
         return NOTHING if plan is None else self._claim(writer, hooks, record, plan)
+
+    def is_up_to_date(self) -> bool:
+        if self._waiter.is_stale or time.monotonic() - self._looked_s >= FALLBACK_POLL_S:
+            return False
+        due_ms = self._look_again_ms
+        return not self._state.is_behind(self.engine.wakeups.last_known) and (due_ms is None or due_ms > self._now_ms())
+
+    @contextlib.contextmanager
+    def _standing_by(self, limit: int) -> Iterator[None]:
+        if self.engine.store.claims_with_publish:
+            self.engine.wakeups.stand_by(self._waiter, partial(self._claim_published, limit))
+        try:
+            yield
+        finally:
+            self.engine.wakeups.stand_down(self._waiter)
+
+    def _claim_published(self, limit: int, last_seq: int, writer: Writer, hooks: TransactionHooks) -> bool:
+        if self._has_ended or not self._state.may_claim_published(last_seq):
+            return False
+        record = self._in_flight.load(writer)
+        plan = self._state.plan_published(writer, limit)
+        if plan is None or not self._claim(writer, hooks, record, plan).found:
+            return False
+        self._look_again_ms = self._due_before(self._now_ms() + self.spec.ack_wait_ms)
+        return True
+
+    def _due_before(self, due_ms: int) -> int:
+        return due_ms if self._look_again_ms is None else min(due_ms, self._look_again_ms)
 
     def _claim_planned(self, plan: FetchPlan, writer: Writer, hooks: TransactionHooks) -> Claim:
         return NOTHING if self._closing else self._claim(writer, hooks, self._in_flight.load(writer), plan)
@@ -125,8 +155,10 @@ class DurableConsumer(Consumer):
     def ack(self, settled: Sequence[Claimed]) -> Completion[list[int]]:
         return self.engine.submit(partial(self.ack_in, settled), touching=self.id)
 
-    def submit_ack(self, settled: Sequence[Claimed]) -> Completion[list[int]]:
-        return self.engine.committer.submit(partial(self.ack_in, settled, strict=False), touching=self.id)
+    def submit_ack(self, settled: Sequence[Claimed], *, lazy: bool = False) -> Completion[list[int]]:
+        # Not where deliveries wait for it: others of its key, a taker without room.
+        lazy = lazy and self.spec.order_key is None and 2 * len(self._in_flight) < self.spec.max_in_flight
+        return self.engine.committer.submit(partial(self.ack_in, settled, strict=False), touching=self.id, lazy=lazy)
 
     def ack_in(
         self, settled: Sequence[Claimed], writer: Writer, hooks: TransactionHooks, *, strict: bool = True

@@ -54,7 +54,7 @@ class Engine:
         self.timings = Timings(clock)
         with store.read() as reader:
             self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
-        self.committer = Committer(store, clock, dedupe, self.wakeups.published)
+        self.committer = Committer(store, clock, dedupe, self.wakeups)
         self.readers = FairThreadPool(READERS_MAX, "headwater-reader")
         self.statistics = FairThreadPool(STATISTICS_MAX, "headwater-statistics")
         self.filters = FairThreadPool(FILTERS_MAX, "headwater-filter")

@@ -8,6 +8,7 @@ to it that have no row are settled.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from headwater.broker import deliveries
@@ -39,9 +40,21 @@ class LeasedRows:
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
-    def may_claim_at_once(self) -> bool:
+    def is_behind(self, last_seq: int) -> bool:
+        return last_seq > self._scanned
+
+    def may_claim_at_once(self, last_seq: int) -> bool:
         """Whether a claim without a plan is cheap for the writer, and likely to find something."""
         return self._expects_more
+
+    def may_claim_published(self, last_seq: int) -> bool:
+        """The same inside the transaction that publishes."""
+        return self._in_seq_order and not self._filter_takes_time and 0 < last_seq - self._scanned <= DENSE_SEQS
+
+    def plan_published(self, writer: Writer, limit: int) -> FetchPlan | None:
+        room = self._in_flight.room(writer, limit)
+        # Other consumers may have claimed further since, never less: the claim leaves out what is theirs.
+        return deliveries.plan_published(writer, self._selection, room, self._scanned, self._saved_to)
 
     def plan_at_once(self, writer: Writer, limit: int) -> FetchPlan | None:
         self._expects_more = False
@@ -86,15 +99,23 @@ class LeasedRows:
         is_dense = result.record.window.delivered - delivered <= DENSE_SEQS
         is_full = is_dense and result.size == plan.room
         self._expects_more = is_full and self._in_seq_order and not self._filter_takes_time
+        hooks.then.append(partial(self._advance, result.record.window.delivered))
         return result, result.dropped or was_outrun
+
+    def _advance(self, delivered: int) -> None:
+        self._scanned = max(self._scanned, delivered)
+        self._saved_to = max(self._saved_to, delivered)
 
     def _claim_rows(
         self, writer: Writer, record: SubscriptionRecord, plan: FetchPlan, now_ms: int, bytes_max: int | None
     ) -> ClaimResult:
         if record.spec.mode == "shared":  # every claim has a token of its own, so an old one is recognised
             record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
-        suspects = self._in_flight.suspect_until_ms(writer) is None
         fresh = self._fresh(writer, record, plan, bytes_max)
+        if plan.is_current:
+            record, claimed = deliveries.claim_fresh(writer, record, fresh(plan.room), now_ms)
+            return ClaimResult(record, claimed)
+        suspects = self._in_flight.suspect_until_ms(writer) is None
         if not self._in_seq_order:
             return deliveries.park_and_claim(
                 writer, record, plan.room, fresh, now_ms, suspects=suspects, bytes_max=bytes_max
@@ -112,7 +133,7 @@ class LeasedRows:
         """New messages, up to so many: scanned now, from the first that the plan found on; or those of the plan, if the
         filter takes time. Messages that others have claimed meanwhile are not among them."""
         delivered, moved_back = record.window.delivered, record.window.delivered < plan.saved_to
-        if not self._filter_takes_time:
+        if not (self._filter_takes_time or plan.is_current):
             skip_to = plan.fresh[0].seq - 1 if plan.fresh else plan.scanned_to
             after = delivered if moved_back else max(delivered, skip_to)
             # What is parked is not delivered yet: the order is right only if all that there is room for is seen.

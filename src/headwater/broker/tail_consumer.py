@@ -56,7 +56,7 @@ class TailConsumer(Consumer):
         complete([(done, None, None)])
         return done
 
-    def submit_ack(self, settled: Sequence[Claimed]) -> Completion[list[int]]:
+    def submit_ack(self, settled: Sequence[Claimed], *, lazy: bool = False) -> Completion[list[int]]:
         done: Completion[list[int]] = Completion()
         complete([(done, [], None)])
         return done

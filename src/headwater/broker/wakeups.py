@@ -1,11 +1,26 @@
-"""Waiters by topic pattern, and waking those that a change concerns. A wake-up is a hint: the waiter reads the log."""
+"""Waiters by topic pattern, and waking those that a change concerns. A wake-up is a hint: the waiter reads the log.
+
+A consumer that waits may stand by: the transaction that publishes what it waits for claims for it, and the wake-up then
+finds the messages in its buffer. Consumers that stand by for the same messages take turns.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from headwater.broker.flow import Completion, complete
+from headwater.errors import SubscriptionError
 from headwater.topics import Pattern, TopicTrie
+
+if TYPE_CHECKING:
+    from headwater.broker.committer import Published, TransactionHooks
+    from headwater.ports.store import Writer
+
+CLAIMS_MAX = 8  # consumers that one transaction serves; the others claim for themselves
+TOPICS_CLAIMED_MAX = 8  # of a transaction that serves consumers
 
 
 class Waiter:
@@ -15,6 +30,8 @@ class Waiter:
         self.pattern = pattern
         self.subscription = subscription
         self.wake_on_settle = wake_on_settle
+        self.is_stale = True
+        """More may have changed than that messages were published; its consumer resets it before it looks."""
         self._ticket: Completion[None] = Completion()
         self._lock = threading.Lock()
 
@@ -26,7 +43,15 @@ class Waiter:
         return self._ticket
 
     def wake(self) -> None:
+        self.is_stale = True
+        self.wake_for_messages()
+
+    def wake_for_messages(self) -> None:
         complete([(self._ticket, None, None)])
+
+
+ClaimPublished = Callable[[int, "Writer", "TransactionHooks"], bool]
+"""Claims for a consumer in the transaction that published up to this seq; whether it claimed something."""
 
 
 class Wakeups:
@@ -37,6 +62,8 @@ class Wakeups:
         self._lock = threading.Lock()
         self._trie: TopicTrie[Waiter] = TopicTrie()
         self._waiters: set[Waiter] = set()
+        self._standing_by: dict[Waiter, tuple[int, ClaimPublished]] = {}
+        self._turns = itertools.count()
         self.announced = self.last_known = 0
 
     def add(self, pattern: Pattern, subscription: str, *, wake_on_settle: bool) -> Waiter:
@@ -65,7 +92,31 @@ class Wakeups:
                 self.announced = max(self.announced, last_seq)
             awake = {waiter for topic in topics for waiter in self._trie.match(topic)} if self._waiters else ()
         for waiter in awake:
-            waiter.wake()
+            waiter.wake_for_messages()
+
+    def stand_by(self, waiter: Waiter, claim: ClaimPublished) -> None:
+        """From now on transactions that publish call `claim`, until it has claimed something or `stand_down`."""
+        with self._lock:
+            self._standing_by[waiter] = next(self._turns), claim
+
+    def stand_down(self, waiter: Waiter) -> None:
+        with self._lock:
+            self._standing_by.pop(waiter, None)
+
+    def claim_published(self, published: Published, writer: Writer, hooks: TransactionHooks) -> None:
+        """Inside the transaction. A consumer that is refused has lost its subscription, and learns of it by itself."""
+        if not self._standing_by or len(published.topics) > TOPICS_CLAIMED_MAX:
+            return
+        with self._lock:
+            found = {waiter for topic in published.topics for waiter in self._trie.match(topic)}
+            ready = [(*self._standing_by[waiter], waiter) for waiter in found if waiter in self._standing_by]
+        for _, claim, waiter in sorted(ready, key=lambda each: each[0])[:CLAIMS_MAX]:
+            try:
+                has_claimed = claim(published.last_seq, writer, hooks)
+            except SubscriptionError:
+                has_claimed = True
+            if has_claimed:
+                self.stand_down(waiter)
 
     def settled(self, subscription: str | None = None) -> None:
         """Something became deliverable in this subscription; None if it is not known in which."""

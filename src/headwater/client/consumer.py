@@ -82,8 +82,7 @@ _fetched = msgspec.json.Decoder(rpc.Fetched)
 read_subscribed = msgspec.json.Decoder(rpc.Subscribed).decode
 
 
-def read_fetched(raw: Any) -> list[Claimed]:
-    fetched = _fetched.decode(raw)
+def claimed_of(fetched: rpc.Fetched | rpc.Delivered) -> list[Claimed]:
     found = _claimed.decode(fetched.messages)
     for at in fetched.unreadable:
         found[at] = _unpacked(found[at])
@@ -134,6 +133,8 @@ class RemoteConsumer(Consumer):
         self._settling: dict[int, Completion[Any]] = {}  # nacks and rejects without an answer, by seq
         self._leaves_s = 0.0
         self._last_seq = 0
+        self._credit = self._credit_wanted = 0  # messages that may come unasked: now, and after a refill
+        self._granting: Completion[Any] | None = None
 
     # --- beginning, and beginning again -------------------------------------------------------------------------
 
@@ -206,6 +207,8 @@ class RemoteConsumer(Consumer):
 
     def lost_connection(self) -> None:
         self._ready = False
+        self._credit = 0
+        self._waiter.wake()  # those that wait give credit again
 
     def resume(self) -> Request | None:
         if self.closed or self.lost or self._subscribing is not None:  # an unanswered one is sent again
@@ -241,8 +244,57 @@ class RemoteConsumer(Consumer):
             if not self._ready:
                 self._end_wait(asked)
 
-    def _fill(self, limit: int, until_s: float | None) -> Flow[None]:
-        """One fetch waits at the server; the timeout holds with or without a connection."""
+    def _fill(self, limit: int, until_s: float | None, *, ahead: bool) -> Flow[None]:
+        """Iterators and handlers give credit, and messages come unasked. For a fetch, one call waits at the server. The
+        timeout holds with or without a connection."""
+        return self._fill_by_credit(limit, until_s) if ahead else self._fill_by_fetch(limit, until_s)
+
+    def _fill_by_credit(self, limit: int, until_s: float | None) -> Flow[None]:
+        while not (self._buffer or self._has_ended):
+            news = self._waiter.arm()
+            self._connection.refuse_closed()
+            self._give_credit(limit)
+            left_s = None if until_s is None else until_s - time.monotonic()
+            if self._buffer or self._has_ended or (left_s is not None and left_s <= 0):
+                return
+            yield WaitFor(news, left_s)
+
+    def _give_credit(self, limit: int) -> None:
+        """Refill the credit when half of it is used. A refill that is not answered yet is sent again after a broken
+        connection."""
+        with self._lock:
+            if self._granting is not None:
+                if not self._granting.done:
+                    return
+                granting, self._granting = self._granting, None
+                granting.result()
+            count = limit - self._credit - len(self._buffer)
+            self._credit_wanted = limit
+            if count < 1 or 2 * self._credit > limit:
+                return
+            self._credit += count
+            params = rpc.Credit(self.wire_id, count)
+            self._granting = self._connection.enqueue(
+                Request("rpc.credit", params, read_nothing, consumer=self), WAIT_S_MAX
+            )
+        self._granting.watch(self._fetched)
+
+    def _end_credit(self) -> None:
+        with self._lock:
+            was_given, self._credit = self._credit > 0, 0
+        if was_given and self._ready:
+            self._connection.enqueue(self._end_request())
+
+    def take_messages(self, delivered: rpc.Delivered) -> None:
+        """On the loop of the connection."""
+        found = claimed_of(delivered)
+        self._credit = max(0, self._credit - len(found))
+        self._take_found(found)
+        if self._takers and not self._has_ended:
+            self._give_credit(self._credit_wanted)
+        self._waiter.wake()
+
+    def _fill_by_fetch(self, limit: int, until_s: float | None) -> Flow[None]:
         asked: Completion[Any] | None = None
         try:
             while not (self._buffer or self._has_ended):
@@ -277,15 +329,18 @@ class RemoteConsumer(Consumer):
         if asked.done:
             return
         if self._ready:
-            self._connection.enqueue(
-                Request("rpc.fetch.end", rpc.SubscriptionId(self.wire_id), read_nothing, again=False)
-            )
+            self._connection.enqueue(self._end_request())
         else:
             complete([(asked, None, None)])  # so that it is not sent again
 
+    def _end_request(self) -> Request:
+        return Request("rpc.fetch.end", rpc.SubscriptionId(self.wire_id), read_nothing, again=False)
+
     def _on_fetched(self, raw: Any) -> None:
         """On the loop of the connection, in the order of the answers."""
-        found = read_fetched(raw)
+        self._take_found(claimed_of(_fetched.decode(raw)))
+
+    def _take_found(self, found: list[Claimed]) -> None:
         if self.spec.mode != "ephemeral":
             self._in_flight.update((claimed.message.seq, claimed) for claimed in found)
         if found:
@@ -317,7 +372,7 @@ class RemoteConsumer(Consumer):
         completion.watch(lambda _: self._forget(settled) if completion.error is None else None)
         return completion
 
-    def submit_ack(self, settled: Sequence[Claimed]) -> Completion[list[int]]:
+    def submit_ack(self, settled: Sequence[Claimed], *, lazy: bool = False) -> Completion[list[int]]:
         if self.spec.mode == "ephemeral" or self.closed:
             # After close an ack is too late. Acks that wait to be sent are still sent.
             done_already: Completion[list[int]] = Completion()

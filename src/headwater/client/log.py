@@ -85,6 +85,7 @@ def _reader(type: Any) -> Callable[[Any], Any]:
 _seq = msgspec.json.Decoder(_Seq)
 _seqs = msgspec.json.Decoder(_Seqs)
 _removed = msgspec.json.Decoder(_Removed)
+_delivered = msgspec.json.Decoder(rpc.Delivered)
 _gap_notice = msgspec.json.Decoder(rpc.GapNotice)
 _lost_notice = msgspec.json.Decoder(rpc.LostNotice)
 _infos = _reader(list[SubscriptionInfo])
@@ -118,6 +119,7 @@ class RemoteLog:
         connection.resumables.append(self.live)
         connection.on_call = self._rpc_methods.take_call
         self._rpc_methods.builtin = {
+            "rpc.deliver": self._take_messages,
             "rpc.gap": self._take_gap,
             "rpc.lost": self._take_loss,
             "rpc.notification": self.live.take_notification,
@@ -273,6 +275,12 @@ class RemoteLog:
         return self._ask("rpc.housekeep", None, _report)
 
     # --- notifications of the server ------------------------------------------------------------------------------
+
+    def _take_messages(self, notice: Raw) -> None:
+        delivered = _delivered.decode(notice)
+        consumer = self._consumers.get(delivered.subscription_id)
+        if consumer is not None:  # else it was closed, and the server has released them
+            consumer.take_messages(delivered)
 
     def _take_gap(self, notice: Raw) -> None:
         gap = _gap_notice.decode(notice)

@@ -294,12 +294,17 @@ class Store(Protocol):
     name: str
     salt: int
     """What the ids of messages that were given none follow from."""
+    claims_with_publish: bool
+    """Whether a transaction that has published may go on to claim, for any subscription."""
 
     def write(
-        self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True
+        self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True, synced: bool = True
     ) -> AbstractContextManager[Writer]:
         """Begin a transaction; commit durably at the end of the block, roll back if it or the commit raises. One at a
         time per store object: further callers wait, also for `on_rollback`, which is called if it was rolled back.
+
+        `synced`: the commit is on disk when the block ends. Else it survives the end of this process, and a power cut
+        loses it or keeps it whole; a later commit that is synced makes it durable too.
 
         `alone`: no other transaction writes meanwhile, anywhere. One that is not alone may publish, and may touch
         existing subscriptions, in the order of their ids, before it publishes. Conflict means that nothing of the

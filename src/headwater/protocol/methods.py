@@ -275,6 +275,13 @@ class Fetched(msgspec.Struct, gc=False, omit_defaults=True):
     unreadable: list[int] = []
 
 
+class Credit(Params):
+    """For `rpc.credit`: so many more messages are sent as `rpc.deliver`, when they come. `rpc.fetch.end` ends it."""
+
+    subscription_id: str
+    count: int
+
+
 # --- operating a log ------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +363,14 @@ class Delivery(msgspec.Struct, gc=False):
     id: str
     headers: dict[str, Any]
     attempt: int
+
+
+class Delivered(msgspec.Struct, gc=False, omit_defaults=True):
+    """`rpc.deliver`: messages for which the client gave credit, in the form of `Fetched`."""
+
+    subscription_id: str
+    messages: Raw
+    unreadable: list[int] = []
 
 
 class GapNotice(msgspec.Struct, gc=False, rename={"from_": "from"}):

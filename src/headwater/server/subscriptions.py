@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from msgspec import UNSET
 
+from headwater.broker.consumer import FETCH_MAX
 from headwater.broker.deliveries import Claimed, Failure, Resume, drop_payloads
 from headwater.broker.durable_consumer import DurableConsumer
 from headwater.broker.flow import Flow, run_async
@@ -30,6 +32,7 @@ from headwater.errors import (
     UnknownSubscriptionError,
 )
 from headwater.formats import iso, span_ms
+from headwater.message import check_whole
 from headwater.ports.records import Gap, selection_of
 from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
@@ -58,6 +61,9 @@ OK = {"ok": True}
 _NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
 
 
+Send = Callable[["Connection", str, DurableConsumer | TailConsumer, Sequence[Claimed]], Coroutine[Any, Any, None]]
+
+
 class Taken(NamedTuple):
     """Messages to send, and the outbound bytes reserved for them, which are released when they are sent."""
 
@@ -72,6 +78,8 @@ class Held:
         self.subscriber = subscriber
         self.pump: asyncio.Task[None] | None = None
         self.is_forbidden = False  # for the current token: a fetch under way must not return messages
+        self.credit: float = 0  # messages that may be sent without a fetch
+        self.has_credit = asyncio.Event()
         self.push_batch = PUSH_BATCH_MIN
         self._usual_bytes = FIRST_GUESS_BYTES
         self._least_bytes = TAKE_BYTES_MAX  # to reserve: a guess may be wrong, and many may begin at once
@@ -82,7 +90,7 @@ class Held:
         """About as many messages as may be sent at a time, judged by the size of the last ones; those that do not fit
         stay in the buffer. The log is not read before outbound room is reserved."""
         taking = self._take(connection, count, wait_s)
-        if not wait_s:
+        if wait_s == 0:
             return await taking
         task = asyncio.ensure_future(self._take_in_turn(taking))
         self._waits.add(task)
@@ -98,11 +106,23 @@ class Held:
         async with self._turn:
             return await taking
 
+    async def take_on_credit(self, connection: Connection) -> Taken:
+        """Waits for messages for as long as there is credit; [] if there is none any more."""
+        return await self._take(connection, self.push_batch, None)
+
     async def _take(self, connection: Connection, count: int, wait_s: float | None) -> Taken:
+        """`wait_s` None: on credit."""
         loop = asyncio.get_running_loop()
         until_s = None if wait_s is None else loop.time() + wait_s
         while True:
             news = self.subscriber.news()
+            if wait_s is None:
+                count = int(min(self.push_batch, self.credit))
+                if count <= 0:
+                    return Taken([], 0)
+                if self.subscriber.has_nothing():
+                    await run_async(self.subscriber.wait_for(news, None, count))
+                    continue
             bytes = max(self._least_bytes, min(TAKE_BYTES_MAX, SIZES_VARY * count * self._usual_bytes))
             try:
                 async with asyncio.timeout_at(None if until_s is None else until_s + ROOM_S):
@@ -112,7 +132,8 @@ class Held:
             try:
                 most = min(count, max(1, room_bytes // self._usual_bytes))
                 self.subscriber.claim_bytes_max = room_bytes
-                found = self._fitting(await run_async(self.subscriber.take(most, 0)))
+                buffered = self.subscriber.pop_many(most) if wait_s is None else []
+                found = self._fitting(buffered or await run_async(self.subscriber.take(most, 0)))
             except BaseException:
                 connection.release_room(room_bytes)
                 raise
@@ -122,7 +143,7 @@ class Held:
             left_s = None if until_s is None else until_s - loop.time()
             if self.subscriber.interrupted or (left_s is not None and left_s <= 0):
                 return Taken([], 0)
-            await run_async(self.subscriber.wait_for(news, left_s))
+            await run_async(self.subscriber.wait_for(news, left_s, most))
 
     def _fitting(self, found: list[Claimed]) -> list[Claimed]:
         total, fit = 0, 0
@@ -138,9 +159,24 @@ class Held:
         return found[:fit]
 
     def end_waits(self) -> None:
-        """Make waiting fetches return nothing. Messages that one of them just claimed go to the next fetch."""
+        """Make waiting fetches return nothing, and end the credit. Messages that a fetch just claimed go to the next
+        one."""
         for task in self._waits:
             task.cancel()
+        if self.credit:
+            self.credit = 0
+            self.has_credit.clear()
+            self.subscriber.wake()
+
+    def add_credit(self, count: float) -> None:
+        self.credit = min(self.credit + count, FETCH_MAX) if count < math.inf else count
+        self.has_credit.set()
+        self.subscriber.wake()
+
+    def spend_credit(self, count: int) -> None:
+        self.credit -= count
+        if self.credit <= 0:
+            self.has_credit.clear()
 
 
 def stored_id(subscription_id: str) -> str:
@@ -255,7 +291,8 @@ class Subscriptions:
                 self._in_background(self._release_quietly(held, vanished=False))
             raise
         if params.deliver == "push" and self._held.get(id) is held:  # else the client has unsubscribed meanwhile
-            held.pump = asyncio.create_task(self._pump(id, held))
+            held.add_credit(math.inf)
+            held.pump = asyncio.create_task(self._pump(id, held, _push))
         return _subscribed(params, subscriber, undelivered)
 
     async def _count_undelivered(self, subscriber: DurableConsumer | TailConsumer) -> int:
@@ -306,28 +343,46 @@ class Subscriptions:
 
     # --- delivering ---------------------------------------------------------------------------------------------
 
-    async def _pump(self, id: str, held: Held) -> None:
-        """Deliver until the subscription ends: as many as may be in flight, and no faster than the client reads."""
+    async def _pump(self, id: str, held: Held, send: Send) -> None:
+        """Deliver until the subscription ends: as many as may be in flight, as the client gives credit for, and no
+        faster than it reads."""
         connection, subscriber = self._connection, held.subscriber
-        with subscriber.taking():
-            while True:
-                try:
-                    await connection.writable()
-                    found, room_bytes = await held.take(connection, held.push_batch, None)
-                    held.push_batch = min(PUSH_BATCH, max(PUSH_BATCH_MIN, 2 * len(found)))
-                    try:
-                        await _push(connection, id, subscriber, found)
-                    finally:
-                        connection.release_room(room_bytes)
-                except StoreError as exc:
-                    logger.warning("delivery of subscription %s is retried: %s", subscriber.id, exc)
-                    await asyncio.sleep(RETRY_S)
-                except (LeaseLostError, UnknownSubscriptionError, ClosedError) as exc:
-                    if not connection.is_gone and self._held.get(id) is held:
-                        connection.notify("rpc.lost", rpc.LostNotice(id, exc.why))
-                        del self._held[id]
-                        self._in_background(self._release_quietly(held, vanished=False))
-                    return
+        while True:
+            try:
+                await held.has_credit.wait()
+                with subscriber.taking():
+                    while held.credit > 0:
+                        await self._pump_once(id, held, send)
+            except StoreError as exc:
+                logger.warning("delivery of subscription %s is retried: %s", subscriber.id, exc)
+                await asyncio.sleep(RETRY_S)
+            except (LeaseLostError, UnknownSubscriptionError, ClosedError) as exc:
+                if not connection.is_gone and self._held.get(id) is held:
+                    connection.notify("rpc.lost", rpc.LostNotice(id, exc.why))
+                    del self._held[id]
+                    self._in_background(self._release_quietly(held, vanished=False))
+                return
+
+    async def _pump_once(self, id: str, held: Held, send: Send) -> None:
+        connection = self._connection
+        await connection.writable()
+        found, room_bytes = await held.take_on_credit(connection)
+        if found:
+            held.push_batch = min(PUSH_BATCH, max(PUSH_BATCH_MIN, 2 * len(found)))
+            held.spend_credit(len(found))
+            try:
+                await send(connection, id, held.subscriber, found)
+            finally:
+                connection.release_room(room_bytes)
+
+    def add_credit(self, params: rpc.Credit) -> dict[str, bool]:
+        """The client takes so many more messages without fetching them."""
+        held = self._find(params.subscription_id)
+        check_whole("the credit", params.count, 1, FETCH_MAX)
+        held.add_credit(params.count)
+        if held.pump is None:
+            held.pump = asyncio.create_task(self._pump(params.subscription_id, held, _deliver))
+        return OK
 
     async def fetch(self, params: rpc.Fetch) -> Any:
         connection = self._connection
@@ -345,7 +400,7 @@ class Subscriptions:
         return answer
 
     def end_fetches(self, params: rpc.SubscriptionId) -> dict[str, bool]:
-        """Waiting fetches are answered now, as if their timeout had passed."""
+        """Waiting fetches are answered now, as if their timeout had passed, and the credit ends."""
         self._find(params.subscription_id).end_waits()
         return OK
 
@@ -357,7 +412,7 @@ class Subscriptions:
 
     def acknowledge(self, id: str, seqs: Sequence[int]) -> Flow[Mapping[int, HeadwaterError]]:
         """Ack messages in flight. An ack may be repeated; returns the reason for each seq that was not acked."""
-        late = yield from self.acknowledge_leniently(id, seqs)
+        late = yield from self.acknowledge_leniently(id, seqs, lazy=False)
         subscriber = self.find(id)
         if not late or isinstance(subscriber, TailConsumer):
             return {}
@@ -370,14 +425,15 @@ class Subscriptions:
         yield subscriber.ack(claimed)
         self._connection.context.metrics.count_settled("ack", len(seqs))
 
-    def acknowledge_leniently(self, id: str, seqs: Sequence[int]) -> Flow[list[int]]:
-        """Ack messages still in flight, and return the other seqs, including those that were acked before."""
+    def acknowledge_leniently(self, id: str, seqs: Sequence[int], *, lazy: bool = True) -> Flow[list[int]]:
+        """Ack messages still in flight, and return the other seqs, including those that were acked before. `lazy`: the
+        client goes on meanwhile."""
         subscriber = self.find(id)
         claimed = subscriber.still_in_flight(seqs)
         known = {each.message.seq for each in claimed}
         late: list[int] = []
         if claimed:
-            late = yield subscriber.submit_ack(claimed)
+            late = yield subscriber.submit_ack(claimed, lazy=lazy)
         self._connection.context.metrics.count_settled("ack", len(claimed) - len(late))
         if isinstance(subscriber, TailConsumer):
             return []
@@ -513,6 +569,23 @@ async def _push(
     drop_payloads(found)
     connection.flush()
     connection.context.metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
+
+
+async def _deliver(
+    connection: Connection, id: str, subscriber: DurableConsumer | TailConsumer, found: Sequence[Claimed]
+) -> None:
+    """The same in the form of `rpc.fetch`, for clients that give credit."""
+    try:
+        sent, packed = await _pack(connection, subscriber, found)
+    except asyncio.CancelledError:
+        subscriber.put_back(found)
+        raise
+    if not sent:
+        return
+    drop_payloads(sent)
+    connection.notify("rpc.deliver", rpc.Delivered(id, packed.messages, packed.unreadable))
+    connection.flush()
+    connection.context.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
 
 
 async def _pack(

@@ -89,6 +89,8 @@ class PostgresStore:
     anything (`alone`) excludes all others. A commit whose answer got lost is looked up by its transaction id.
     """
 
+    claims_with_publish = False  # the publish lock is taken last, behind the rows of subscriptions
+
     def __init__(
         self,
         url: str,
@@ -182,7 +184,9 @@ class PostgresStore:
     # --- writing ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def write(self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True) -> Iterator[PostgresWriter]:
+    def write(
+        self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True, synced: bool = True
+    ) -> Iterator[PostgresWriter]:
         with self._turn:
             self._refuse_closed()
             xid = self._begin_writing(alone)

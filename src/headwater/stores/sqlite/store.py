@@ -46,6 +46,7 @@ class SqliteStore:
     """
 
     external_tx = None
+    claims_with_publish = True
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class SqliteStore:
         self._announcements = f"{self.path}-server"
         self._announced: IO[bytes] | None = None
         self._turn = threading.Lock()
+        self._syncs = durability == "full"  # the writing connection, as it is set now
         self._topics = TopicTail()
         self._idle_readers: list[apsw.Connection] = []
         self._reading: dict[int, tuple[float, str]] = {}  # thread names and since when they read, for `health`
@@ -91,13 +93,18 @@ class SqliteStore:
         return connection
 
     @contextmanager
-    def write(self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True) -> Iterator[SqliteWriter]:
+    def write(
+        self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True, synced: bool = True
+    ) -> Iterator[SqliteWriter]:
         """Always alone: SQLite has one writer at a time."""
         with self._turn, translated(self.path):
             self._refuse_closed()
             connection = self._connection
             if connection.in_transaction:  # a rollback failed; without this one no write would ever succeed again
                 connection.execute("ROLLBACK")
+            if synced is not self._syncs and self.durability == "full":
+                connection.execute("PRAGMA synchronous = FULL" if synced else "PRAGMA synchronous = NORMAL")
+                self._syncs = synced
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield SqliteWriter(connection, self.salt, self._topics)
