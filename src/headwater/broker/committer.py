@@ -5,6 +5,10 @@ transaction and completes them after the commit. While one group is being writte
 by themselves under load. Only acks that no caller waits for are held back for a moment, so that they share the commit
 of a publish or a claim.
 
+A server's event loop commits small groups itself, at the end of its turn (`commit_on`): the way to the thread and back
+takes longer than a small transaction. The thread takes over when a group is large, when the disk is slow, and when
+another process has the lock.
+
 Not every transaction is synced to disk: one that only claims is not. A power cut then loses the claim, which costs an
 attempt count and never a message. The process may be killed at any time: what it committed stays.
 
@@ -18,8 +22,10 @@ another one has queued.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter
@@ -94,6 +100,10 @@ TURN_BYTES = 64 * 1024  # that a lane may write when its turn comes
 WORK_COST_BYTES = 1_024  # of a work besides its payload
 CONFLICTS_MAX = 5  # how often a group is retried after a conflict with another process
 LAZY_S = 0.002  # how long a work that no caller waits for may wait for another one to share its commit
+LOOP_WORKS_MAX = 64  # of a group that an event loop commits itself
+LOOP_BYTES_MAX = 64 * 1024
+LOOP_S_MAX = 0.01  # a commit that took longer: the disk is slow
+SLOW_S = 0.25  # and for so long the thread commits
 
 
 class _Queued(NamedTuple):
@@ -135,6 +145,11 @@ class Committer:
         self._work_queued = threading.Lock()  # locked while there is nothing to do; an Event costs three times as much
         self._work_queued.acquire()
         self._waits_for_others = False  # the writer has lazy works only
+        self._committing = threading.Lock()  # by the thread, or by an event loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_commits = False  # at the end of its turn
+        self._loop_timer: asyncio.TimerHandle | None = None
+        self._slow_until_s = 0.0
         self._closing = self._ended = False
         self._thread = threading.Thread(target=self._run, name="headwater-writer", daemon=True)
         self._thread.start()
@@ -179,18 +194,62 @@ class Committer:
             raise self._closed()
         completion: Completion[Any] = Completion()
         self._queue.append(_Queued(completion, work, messages, touching, bytes, source, synced, lazy))
+        if self._loop is not None and asyncio._get_running_loop() is self._loop:
+            self._commit_soon(self._loop, lazy=lazy)
         # Appended before this is asked: a writer that ends its wait takes the work along.
-        if self._work_queued.locked() and not (lazy and self._waits_for_others):
-            try:  # noqa: SIM105 (`suppress` is a call, and every publish comes here)
-                self._work_queued.release()
-            except RuntimeError:  # another thread rang at the same moment
-                pass
+        elif not (lazy and self._waits_for_others):
+            self._ring()
         if self._ended:  # between the look at `_closing` and now
             self._refuse_rest()
         return completion
 
+    def _ring(self) -> None:
+        if self._work_queued.locked():
+            try:  # noqa: SIM105 (`suppress` is a call, and every publish comes here)
+                self._work_queued.release()
+            except RuntimeError:  # another thread rang at the same moment
+                pass
+
+    # --- on an event loop -----------------------------------------------------------------------------------------
+
+    def commit_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let this event loop commit what is submitted on it, if the store is fit for that."""
+        self._loop = loop if self._store.commits_in_place else None
+
+    def _commit_soon(self, loop: asyncio.AbstractEventLoop, *, lazy: bool) -> None:
+        if self._loop_commits:
+            return
+        if not lazy:
+            self._loop_commits = True
+            loop.call_soon(self._commit_here)
+        elif self._loop_timer is None:
+            self._loop_timer = loop.call_later(LAZY_S, self._commit_here)
+
+    def _commit_here(self) -> None:
+        self._loop_commits = False
+        if self._loop_timer is not None:
+            self._loop_timer.cancel()
+            self._loop_timer = None
+        if not self._queue:  # the thread was quicker
+            return
+        began_s = time.monotonic()
+        queued = self._queue.copy()
+        is_large = len(queued) > LOOP_WORKS_MAX or sum(each.bytes for each in queued) > LOOP_BYTES_MAX
+        if is_large or self._lanes or began_s < self._slow_until_s or not self._committing.acquire(blocking=False):
+            self._ring()
+            return
+        try:
+            self._commit(self._next_group(), wait=False)
+        finally:
+            self._committing.release()
+        if time.monotonic() - began_s > LOOP_S_MAX:
+            self._slow_until_s = began_s + SLOW_S
+        if self._queue:
+            self._ring()
+
     def close(self) -> None:
         """Finish what is queued, then stop."""
+        self._loop = None
         self._closing = True
         with contextlib.suppress(RuntimeError):  # it rings already
             self._work_queued.release()
@@ -214,7 +273,10 @@ class Committer:
                     self._waits_for_others = True
                     self._work_queued.acquire(timeout=LAZY_S)
                     self._waits_for_others = False
-                self._commit(self._next_group())
+                with self._committing:
+                    group = self._next_group()
+                    if group:
+                        self._commit(group)
             if self._closing and not self._queue:
                 self._ended = True
                 return
@@ -265,11 +327,16 @@ class Committer:
             lane.credit_bytes += TURN_BYTES
             self._lanes.move_to_end(source)
 
-    def _commit(self, group: list[_Queued], conflicts: int = 0, *, claims: bool = True) -> None:
+    def _commit(self, group: list[_Queued], conflicts: int = 0, *, claims: bool = True, wait: bool = True) -> None:
+        """Unless it may `wait`, a group that would have to wait for a lock is left to the thread."""
         hooks = TransactionHooks()
         try:
-            outcomes = self._write(group, hooks, claims=claims and self._store.claims_with_publish)
+            outcomes = self._write(group, hooks, claims=claims and self._store.claims_with_publish, wait=wait)
         except BaseException as exc:
+            if isinstance(exc, LockedError) and not wait:
+                self._queue.extendleft(reversed(group))
+                self._ring()
+                return
             if isinstance(exc, ConflictError) and conflicts < CONFLICTS_MAX:
                 self._commit(group, conflicts + 1, claims=claims)
                 return
@@ -284,7 +351,7 @@ class Committer:
                 return
             # One of them is at fault, or a claim for a consumer: tried one by one, each gets its own answer.
             for single in group:
-                self._commit([single], claims=False)
+                self._commit([single], claims=False, wait=wait)
             return
         try:
             for step in hooks.then:  # first, so that a consumer that is woken finds what was claimed for it
@@ -300,12 +367,12 @@ class Committer:
             ]
         )
 
-    def _write(self, group: list[_Queued], hooks: TransactionHooks, *, claims: bool) -> list[Any]:
+    def _write(self, group: list[_Queued], hooks: TransactionHooks, *, claims: bool, wait: bool) -> list[Any]:
         """Run a group in one transaction; the outcome of each, an error where one refused."""
         outcomes: list[Any] = []
         alone = self._store.order(group)
         synced = any(queued.synced for queued in group)
-        with self._store.write(hooks.take_back, alone=alone, synced=synced) as writer:
+        with self._store.write(hooks.take_back, alone=alone, synced=synced, wait=wait) as writer:
             now_ms = self._clock.now_ms()
             index, end = 0, len(group)
             while index < end:

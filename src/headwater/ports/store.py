@@ -296,12 +296,21 @@ class Store(Protocol):
     """What the ids of messages that were given none follow from."""
     claims_with_publish: bool
     """Whether a transaction that has published may go on to claim, for any subscription."""
+    commits_in_place: bool
+    """Whether a small transaction takes no longer than its sync to disk, so that an event loop may wait for it."""
 
     def write(
-        self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True, synced: bool = True
+        self,
+        on_rollback: Callable[[], None] | None = None,
+        *,
+        alone: bool = True,
+        synced: bool = True,
+        wait: bool = True,
     ) -> AbstractContextManager[Writer]:
         """Begin a transaction; commit durably at the end of the block, roll back if it or the commit raises. One at a
         time per store object: further callers wait, also for `on_rollback`, which is called if it was rolled back.
+
+        `wait`: for other writers; else LockedError. Only where the store `commits_in_place`.
 
         `synced`: the commit is on disk when the block ends. Else it survives the end of this process, and a power cut
         loses it or keeps it whole; a later commit that is synced makes it durable too.

@@ -137,6 +137,7 @@ class Server:
                 core, self.registry, self.settings, self.metrics, authenticate, self._version, audit
             )
             self._pages = Pages(self._context, self.settings.server, self._files)
+            core.engine.committer.commit_on(asyncio.get_running_loop())
             try:
                 await self._apply_retention(core)
             except DiskFullError as exc:

@@ -89,6 +89,7 @@ class PostgresStore:
     anything (`alone`) excludes all others. A commit whose answer got lost is looked up by its transaction id.
     """
 
+    commits_in_place = False
     claims_with_publish = False  # the publish lock is taken last, behind the rows of subscriptions
 
     def __init__(
@@ -185,7 +186,12 @@ class PostgresStore:
 
     @contextmanager
     def write(
-        self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True, synced: bool = True
+        self,
+        on_rollback: Callable[[], None] | None = None,
+        *,
+        alone: bool = True,
+        synced: bool = True,
+        wait: bool = True,
     ) -> Iterator[PostgresWriter]:
         with self._turn:
             self._refuse_closed()

@@ -30,7 +30,9 @@ Durability = Literal["full", "relaxed"]
 
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL reset at the wrong moment could lose commits
 CACHE_KIB = 16 * 1024
-WAL_PAGES_CHECKPOINT = 1_000
+WAL_PAGES_CHECKPOINT = 1_000  # moved into the database at a time
+WAL_PAGES_RESTART = 4_000  # from here on the writer waits until all are moved, so that the write-ahead log starts anew
+WAL_PAGES_MAX = 16_000  # and from here on it moves them itself
 WAL_BYTES_KEPT = 16 * 1024 * 1024
 
 _PACKAGE = "headwater.stores.sqlite"
@@ -104,14 +106,14 @@ def connect(path: str, *, durability: Durability, busy_timeout_ms: int, vfs: str
         with suppress(OSError):
             os.mknod(path, 0o600)
     connection = apsw.Connection(path, vfs=vfs)
-    connection.set_busy_handler(_patient(busy_timeout_ms))
+    connection.set_busy_handler(patience(busy_timeout_ms))
     # On macOS a plain fsync does not reach the disk; elsewhere these two do nothing.
     connection.execute("PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON")
     connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     connection.execute("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA foreign_keys = ON")
-    connection.wal_autocheckpoint(WAL_PAGES_CHECKPOINT)
+    connection.wal_autocheckpoint(0)  # see `Checkpointer`
     return connection
 
 
@@ -122,7 +124,7 @@ def keep_journal(connection: apsw.Connection) -> None:
     connection.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(on))
 
 
-def _patient(timeout_ms: int) -> Callable[[int], bool]:
+def patience(timeout_ms: int) -> Callable[[int], bool]:
     """Waits for locks in short, uneven steps. SQLite's own handler sleeps up to 100 ms at a time, which starves
     one of two busy writers and costs the other its latency."""
     started = 0.0

@@ -83,15 +83,8 @@ SELECT value, key, ? FROM json_each(?)
 DELETE FROM remembered_ids
 WHERE seq IN (SELECT seq FROM remembered_ids WHERE seq <= ? OR published_at < ? ORDER BY seq LIMIT ?)
 
--- :receipts: what a publisher has stored in a range of its numbers: the last one that begins at or below it, and those
--- that begin inside; receipts do not overlap
-SELECT json_group_array(json_array(number, length, seq)) FROM (
-    SELECT * FROM (
-        SELECT number, length, seq FROM receipts WHERE publisher = ?1 AND number <= ?2 ORDER BY number DESC LIMIT 1
-    )
-    UNION ALL
-    SELECT number, length, seq FROM receipts WHERE publisher = ?1 AND number > ?2 AND number < ?3
-)
+-- :receipts: what a publisher has stored, from below a number down
+SELECT number, length, seq FROM receipts WHERE publisher = ? AND number < ? ORDER BY number DESC
 
 -- :add_receipt: note what numbers became which seqs
 INSERT OR REPLACE INTO receipts (publisher, number, length, seq, at) VALUES (?, ?, ?, ?, ?)

@@ -69,7 +69,6 @@ _due = msgspec.json.Decoder(list[tuple[DeliveryRow, Message | None]])
 _rows = msgspec.json.Decoder(list[DeliveryRow])
 _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 _limits = msgspec.json.Decoder(Limits)
-_receipts = msgspec.json.Decoder(list[Receipt])
 RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 _timings = msgspec.json.Decoder(list[Timing])
 
@@ -329,8 +328,14 @@ class SqliteReader:
         return int(self._value("gap_total", subscription))
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
-        near = _receipts.decode(self._value("receipts", publisher, first, first + count))
-        return [each for each in near if each.number < first + count and each.number + each.length > first]
+        found: list[Receipt] = []
+        with contextlib.closing(self._connection.execute(SQL["receipts"], (publisher, first + count))) as rows:
+            for number, length, seq in rows:
+                if number + length > first:
+                    found.append(Receipt(number, length, seq))
+                if number <= first:  # receipts do not overlap: those further down end below
+                    break
+        return found
 
     def pruned(self, low: int, high: int) -> list[Run]:
         return RUNS.decode(self._value("pruned", low, high))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -13,16 +14,20 @@ from typing import IO, Any
 
 import apsw
 
-from headwater.errors import ClosedError, LockedError
+from headwater.errors import ClosedError, HeadwaterError, LockedError
 from headwater.ports.store import GroupedWorkT, Interruption
 from headwater.stores.sql import TopicTail
 from headwater.stores.sqlite.connection import (
     MEMORY,
     SQL,
+    WAL_PAGES_CHECKPOINT,
+    WAL_PAGES_MAX,
+    WAL_PAGES_RESTART,
     Durability,
     check_file,
     connect,
     keep_journal,
+    patience,
     refuse_unsafe_sqlite,
     translated,
 )
@@ -35,6 +40,8 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+logger = logging.getLogger("headwater")
+
 IDLE_READERS_MAX = 8
 ASKS_EVERY_STEPS = 1_000_000  # of SQLite's virtual machine, some 20 ms
 
@@ -46,7 +53,7 @@ class SqliteStore:
     """
 
     external_tx = None
-    claims_with_publish = True
+    claims_with_publish = commits_in_place = True
 
     def __init__(
         self,
@@ -72,6 +79,10 @@ class SqliteStore:
         self._reading: dict[int, tuple[float, str]] = {}  # thread names and since when they read, for `health`
         with translated(self.path):
             self._connection = self.connect()
+            self._waits = True  # for the locks of other processes
+            be_patient = patience(busy_timeout_ms)
+            self._connection.set_busy_handler(lambda tries: self._waits and be_patient(tries))
+            self._checkpointer = Checkpointer(self, self._connection)
             try:
                 prepare(self._connection, self.path, adopt=adopt, busy_timeout_ms=busy_timeout_ms)
                 self.salt = int(self._connection.execute(SQL["fact"], ("salt",)).get)
@@ -94,29 +105,44 @@ class SqliteStore:
 
     @contextmanager
     def write(
-        self, on_rollback: Callable[[], None] | None = None, *, alone: bool = True, synced: bool = True
+        self,
+        on_rollback: Callable[[], None] | None = None,
+        *,
+        alone: bool = True,
+        synced: bool = True,
+        wait: bool = True,
     ) -> Iterator[SqliteWriter]:
         """Always alone: SQLite has one writer at a time."""
-        with self._turn, translated(self.path):
-            self._refuse_closed()
-            connection = self._connection
-            if connection.in_transaction:  # a rollback failed; without this one no write would ever succeed again
-                connection.execute("ROLLBACK")
-            if synced is not self._syncs and self.durability == "full":
-                connection.execute("PRAGMA synchronous = FULL" if synced else "PRAGMA synchronous = NORMAL")
-                self._syncs = synced
-            connection.execute("BEGIN IMMEDIATE")
+        if not self._turn.acquire(blocking=wait):
+            raise LockedError("another transaction of this process is open", where=self.path, next="Try again")
+        try:
+            with translated(self.path):
+                self._refuse_closed()
+                self._waits = wait
+                yield from self._transaction(on_rollback, synced)
+        finally:
+            self._waits = True
+            self._turn.release()
+
+    def _transaction(self, on_rollback: Callable[[], None] | None, synced: bool) -> Iterator[SqliteWriter]:
+        connection = self._connection
+        if connection.in_transaction:  # a rollback failed; without this one no write would ever succeed again
+            connection.execute("ROLLBACK")
+        if synced is not self._syncs and self.durability == "full":
+            connection.execute("PRAGMA synchronous = FULL" if synced else "PRAGMA synchronous = NORMAL")
+            self._syncs = synced
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield SqliteWriter(connection, self.salt, self._topics)
+            connection.execute("COMMIT")
+        except BaseException:
             try:
-                yield SqliteWriter(connection, self.salt, self._topics)
-                connection.execute("COMMIT")
-            except BaseException:
-                try:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
-                finally:
-                    if on_rollback is not None:
-                        on_rollback()
-                raise
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            finally:
+                if on_rollback is not None:
+                    on_rollback()
+            raise
 
     def order(self, group: list[GroupedWorkT]) -> bool:
         """Any order will do: SQLite locks the whole file."""
@@ -254,6 +280,7 @@ class SqliteStore:
             }
 
     def close(self) -> None:
+        self._checkpointer.stop()
         with self._turn:
             if self._closed:
                 return
@@ -320,6 +347,55 @@ class MemoryStore(SqliteStore):
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ClosedError("the log is closed", where=self.path, next="Its messages are gone; open a new one")
+
+
+class Checkpointer:
+    """Moves pages of the write-ahead log into the database, on a thread of its own and a connection of its own, so that
+    commits do not wait for it. The log can start anew only when all its pages are moved and nothing was written
+    meanwhile: for the rest of a long one, which is short by then, the writer waits."""
+
+    def __init__(self, store: SqliteStore, connection: apsw.Connection) -> None:
+        self._store = store
+        self._due = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._moved = 0  # pages
+        connection.set_wal_hook(self._on_commit)
+
+    def _on_commit(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        if pages < self._moved:  # it has started anew
+            self._moved = 0
+        if pages >= WAL_PAGES_MAX:  # the thread does not keep up
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        elif pages - self._moved >= WAL_PAGES_CHECKPOINT and not self._due.is_set():
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="headwater-checkpointer", daemon=True)
+                self._thread.start()
+            self._due.set()
+        return apsw.SQLITE_OK
+
+    def _run(self) -> None:
+        connection: apsw.Connection | None = None
+        while True:
+            self._due.wait()
+            if self._stopped:
+                break
+            try:
+                connection = connection or self._store.connect()
+                pages, self._moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                if pages >= WAL_PAGES_RESTART:
+                    _, self._moved = self._store.checkpoint()
+            except (apsw.Error, HeadwaterError) as exc:  # such as a full disk; a later commit asks for it again
+                logger.debug("the write-ahead log of %s is moved later: %s", self._store.path, exc)
+            self._due.clear()
+        if connection is not None:
+            connection.close()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._due.set()
+        if self._thread is not None:
+            self._thread.join()
 
 
 def _for_its_user_alone(path: str, flags: int) -> int:
