@@ -10,6 +10,7 @@ import pytest
 from headwater import ManualClock
 from headwater.broker.committer import GROUP_BYTES_MAX, GROUP_WORKS_MAX, Committer
 from headwater.broker.flow import Completion
+from headwater.broker.wakeups import Wakeups
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import ClosedError, DiskFullError, StoreError, UnknownSubscriptionError
 from headwater.message import Draft
@@ -52,9 +53,9 @@ class Desk:
     def __init__(self) -> None:
         self.gate = Gate()
         self.announced: list[tuple[set[str], int, int]] = []
-        self.committer = Committer(
-            self.gate.store, ManualClock(), DedupeWindow(), lambda *news: self.announced.append(news)
-        )
+        wakeups = Wakeups()
+        wakeups.published = lambda *news: self.announced.append(news)  # type: ignore[method-assign]
+        self.committer = Committer(self.gate.store, ManualClock(), DedupeWindow(), wakeups)
 
     def hold(self) -> None:
         self.committer.submit(lambda writer, hooks: None)

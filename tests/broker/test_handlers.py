@@ -358,8 +358,10 @@ def test_workers_with_an_order_key_do_not_wait_for_the_net(
 def test_an_ack_that_is_answered_at_once_leaves_the_handler_going(monkeypatch: pytest.MonkeyPatch) -> None:
     submit_ack = DurableConsumer.submit_ack
 
-    def answered_at_once(self: DurableConsumer, settled: Sequence[Claimed]) -> Completion[list[int]]:
-        completion = submit_ack(self, settled)
+    def answered_at_once(
+        self: DurableConsumer, settled: Sequence[Claimed], *, lazy: bool = False
+    ) -> Completion[list[int]]:
+        completion = submit_ack(self, settled, lazy=lazy)
         completion.wait(30)
         return completion
 

@@ -220,7 +220,8 @@ def test_a_lost_wake_up_costs_time_and_no_message(log: Log, monkeypatch: pytest.
     monkeypatch.setattr(consumers, "FALLBACK_POLL_S", 0.05)
     subscription = log.subscribe("s", "a")
     wakeups = log._core.engine.wakeups
-    monkeypatch.setattr(log._core.engine.committer, "_on_publish", lambda *news: None)
+    for lost in ("published", "claim_published"):
+        monkeypatch.setattr(wakeups, lost, lambda *news: None)
     monkeypatch.setattr(wakeups, "wake_all", lambda: None)
     waiting = Waiting(subscription)
     log.publish("a", 1)

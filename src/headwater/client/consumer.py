@@ -254,10 +254,10 @@ class RemoteConsumer(Consumer):
             news = self._waiter.arm()
             self._connection.refuse_closed()
             self._give_credit(limit)
-            left_s = None if until_s is None else until_s - time.monotonic()
-            if self._buffer or self._has_ended or (left_s is not None and left_s <= 0):
+            left_s = POLL_S if until_s is None else until_s - time.monotonic()
+            if self._buffer or self._has_ended or left_s <= 0:
                 return
-            yield WaitFor(news, left_s)
+            yield WaitFor(news, min(left_s, POLL_S))
 
     def _give_credit(self, limit: int) -> None:
         """Refill the credit when half of it is used. A refill that is not answered yet is sent again after a broken

@@ -41,7 +41,7 @@ from headwater.server.budget import RateLimit
 from headwater.server.live import LiveHub
 from headwater.server.logging import logger
 from headwater.server.pages import Metrics
-from headwater.server.publish import start_batch, start_publishes
+from headwater.server.publish import start_ack, start_batch, start_publishes
 from headwater.server.registry import CallContext, Middleware, Outcome, Registry, ShortCircuit
 from headwater.server.shapes import SpecificationShapes
 from headwater.server.subscriptions import Subscriptions
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 TOPICS_CHECKED_MAX = 10_000  # topics whose publish right a connection caches
 OUTGOING_BYTES_MAX = 8 * 1024 * 1024  # of a frame: any one message fits, however its payload is escaped
 WAITING_MAX = 1_000  # calls to one client without an answer
-IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe"})  # they never wait
+IN_PLACE = frozenset({"rpc.subscribe", "rpc.unsubscribe", "rpc.credit"})  # they never wait
 UNTIMED = frozenset({"rpc.fetch"})  # it has a timeout of its own
 CANCELLED = Fault(INTERNAL_ERROR, "the connection ended before it was done")
 REVOKED_CLOSE_S = 2.0  # for the answer to the close
@@ -377,6 +377,8 @@ class Connection:
                 publishes = []
             if in_place and call.method == "rpc.publish.batch":
                 start_batch(self, exchange, call)
+            elif in_place and call.method == "rpc.acknowledge.persistent" and start_ack(self, exchange, call):
+                continue
             elif in_place and call.method in IN_PLACE:
                 self._answer_at_once(exchange, call)
             else:

@@ -94,10 +94,14 @@ class Metrics:
         self._calls.labels(method, "done" if done else "refused").inc()
         self._duration.labels(method).observe(seconds)
 
-    def observe_publish(self, method: str, calls: int, seconds: float) -> None:
-        """Calls of one transaction."""
-        self._publish_calls[method].inc(calls)
-        self._publish_duration.observe(seconds)
+    def observe_in_place(self, method: str, calls: int, seconds: float) -> None:
+        """Calls of one method and one transaction."""
+        publishes = self._publish_calls.get(method)
+        if publishes is None:
+            self.observe_call(method, True, seconds)
+        else:
+            publishes.inc(calls)
+            self._publish_duration.observe(seconds)
 
     def count_published(self, messages: int, duplicates: int) -> None:
         self._published.inc(messages - duplicates)

@@ -1,4 +1,4 @@
-"""`rpc.publish` and `rpc.publish.batch`: the messages of a frame go into one transaction."""
+"""Publishes and the acks of handlers: the messages of a frame go into one transaction, without a task for each call."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from headwater.message import (
 )
 from headwater.protocol.jsonrpc import Call, Fault, params_of
 from headwater.protocol.methods import (
+    Acknowledge,
     PlainBatch,
     PlainMessage,
     PlainPublish,
@@ -127,6 +128,25 @@ def start_batch(connection: Connection, exchange: Exchange, call: Call) -> None:
     _start(connection, exchange, [call], publish_one_batch())
 
 
+def start_ack(connection: Connection, exchange: Exchange, call: Call) -> bool:
+    """An ack that its client does not wait for; False if it is another one."""
+    try:
+        params = _ack.decode(call.params) if call.params is not UNSET else None
+    except msgspec.DecodeError:
+        return False
+    if params is None or not params.lenient or params.sequence_ids is None:
+        return False
+    subscriptions, id, seqs = connection.subscriptions, params.subscription_id, params.sequence_ids
+
+    def ack() -> Flow[Sequence[Any]]:
+        connection.require_method(call.method)
+        late = yield from subscriptions.acknowledge_leniently(id, seqs)
+        return [connection.shapes.acknowledged(params, late)]
+
+    _start(connection, exchange, [call], ack())
+    return True
+
+
 def _start(connection: Connection, exchange: Exchange, calls: Sequence[Call], flow: Flow[Sequence[Any]]) -> None:
     """Answers the calls, which are of one method, with the results of the flow, which waits once at most."""
     began_s, metrics, method = time.perf_counter(), connection.context.metrics, calls[0].method
@@ -145,7 +165,7 @@ def _start(connection: Connection, exchange: Exchange, calls: Sequence[Call], fl
                 exchange.answer(calls[0], stop.value[0])
             else:
                 exchange.answer_all(calls, stop.value)
-            metrics.observe_publish(method, len(calls), time.perf_counter() - began_s)
+            metrics.observe_in_place(method, len(calls), time.perf_counter() - began_s)
         except Exception as exc:
             connection.finished(len(calls), exchange)
             fault = connection.fault_for(exc, method)
@@ -168,6 +188,7 @@ def _params(call: Call, plain: msgspec.json.Decoder[T], full: type[U]) -> T | U:
     return params_of(call, full)
 
 
+_ack = msgspec.json.Decoder(Acknowledge)
 _plain = msgspec.json.Decoder(PlainPublish)
 _plain_batch = msgspec.json.Decoder(PlainBatch)
 
