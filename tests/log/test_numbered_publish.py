@@ -272,7 +272,7 @@ def test_a_neighbour_that_fails_costs_nothing(log: Log) -> None:
 
 def test_what_is_said_twice_wakes_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[set[str], int, int]] = []
-    monkeypatch.setattr(log._core.engine.committer, "_on_publish", lambda *news: told.append(news))  # type: ignore[attr-defined]
+    monkeypatch.setattr(log._core.engine.wakeups, "published", lambda *news: told.append(news))  # type: ignore[attr-defined]
     send(log, "p", 1, "one", "two")
     assert told == [({"a"}, 1, 2)]
     send(log, "p", 1, "one", "two")

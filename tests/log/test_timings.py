@@ -242,8 +242,8 @@ def test_a_delivery_that_was_taken_back_is_not_counted(
     write = store.write
 
     @contextmanager
-    def write_and_fail(on_rollback: Callable[[], None], *, alone: bool) -> Iterator[Writer]:
-        with write(on_rollback, alone=alone) as writer:
+    def write_and_fail(on_rollback: Callable[[], None], **options: bool) -> Iterator[Writer]:
+        with write(on_rollback, **options) as writer:
             yield writer
             raise StoreError("no room")
 

@@ -27,7 +27,7 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -101,6 +101,7 @@ WORK_COST_BYTES = 1_024  # of a work besides its payload
 CONFLICTS_MAX = 5  # how often a group is retried after a conflict with another process
 LAZY_S = 0.002  # how long a work that no caller waits for may wait for another one to share its commit
 LOOP_WORKS_MAX = 64  # of a group that an event loop commits itself
+LOOP_MESSAGES_MAX = 256
 LOOP_BYTES_MAX = 64 * 1024
 LOOP_S_MAX = 0.01  # a commit that took longer: the disk is slow
 SLOW_S = 0.25  # and for so long the thread commits
@@ -115,6 +116,7 @@ class _Queued(NamedTuple):
     source: Hashable  # works of one source stay in order; None for all that belongs to no client in particular
     synced: bool
     lazy: bool
+    is_of_loop: bool  # submitted on the event loop that commits
 
 
 class _Lane:
@@ -185,17 +187,20 @@ class Committer:
         lazy: bool = False,
     ) -> Completion[Any]:
         """Store a message (the outcome is its seq) or several (all or none), or run `work`, in the next transaction, or
-        when its source has its turn. `messages` and `bytes` are what it writes. A work may run again, if its group
+        when its source has its turn. A work may run again, if its group
         failed, and takes back its changes in memory through `hooks`. If it refuses (SubscriptionError and the like), it
-        does so before it writes, so that the others of its group go on. One that names the existing subscription it
+        does so before it writes, so that the others of its group go on. `messages` and
+        `bytes` are what it may read or write. One that names the existing subscription it
         touches, and touches no other, does not make other processes wait. A group of works that are not `synced` is
         committed without waiting for the disk. A `lazy` work waits a moment for others to share its commit."""
         if self._closing:
             raise self._closed()
         completion: Completion[Any] = Completion()
-        self._queue.append(_Queued(completion, work, messages, touching, bytes, source, synced, lazy))
-        if self._loop is not None and asyncio._get_running_loop() is self._loop:
-            self._commit_soon(self._loop, lazy=lazy)
+        loop = self._loop
+        is_of_loop = loop is not None and asyncio._get_running_loop() is loop
+        self._queue.append(_Queued(completion, work, messages, touching, bytes, source, synced, lazy, is_of_loop))
+        if loop is not None and is_of_loop:
+            self._commit_soon(loop, lazy=lazy)
         # Appended before this is asked: a writer that ends its wait takes the work along.
         elif not (lazy and self._waits_for_others):
             self._ring()
@@ -233,9 +238,8 @@ class Committer:
         if not self._queue:  # the thread was quicker
             return
         began_s = time.monotonic()
-        queued = self._queue.copy()
-        is_large = len(queued) > LOOP_WORKS_MAX or sum(each.bytes for each in queued) > LOOP_BYTES_MAX
-        if is_large or self._lanes or began_s < self._slow_until_s or not self._committing.acquire(blocking=False):
+        is_slow = bool(self._lanes) or began_s < self._slow_until_s or not _is_small(self._queue.copy())
+        if is_slow or not self._committing.acquire(blocking=False):
             self._ring()
             return
         try:
@@ -402,6 +406,17 @@ class Committer:
                 hooks.claims = True
                 self._wakeups.claim_published(hooks.published, writer, hooks)
         return outcomes
+
+
+def _is_small(queued: Collection[_Queued]) -> bool:
+    """Whether an event loop may commit them: few, of its own, and none that may touch anything."""
+    messages = bytes = 0
+    for each in queued:
+        if each.touching is None or not each.is_of_loop:
+            return False
+        messages += each.messages
+        bytes += each.bytes
+    return len(queued) <= LOOP_WORKS_MAX and messages <= LOOP_MESSAGES_MAX and bytes <= LOOP_BYTES_MAX
 
 
 def append(

@@ -67,7 +67,7 @@ class DurableConsumer(Consumer):
         submit, state = self.engine.committer.submit, self._state
         claim: Claim
         if state.may_claim_at_once(self.engine.wakeups.announced):
-            claim = yield submit(partial(self._claim_at_once, limit), touching=self.id, synced=False)
+            claim = yield submit(partial(self._claim_at_once, limit), limit, touching=self.id, synced=False)
             if claim.found:
                 return self._due_before(self._now_ms() + self.spec.ack_wait_ms)
         last_place = None
@@ -85,7 +85,7 @@ class DurableConsumer(Consumer):
             is_far = plan.scanned_to - plan.saved_to > SCANNED_UNSAVED_MAX
             claim = NOTHING
             if plan.fresh or is_due or is_far or plan.has_gaps:
-                claim = yield submit(partial(self._claim_planned, plan), touching=self.id, synced=False)
+                claim = yield submit(partial(self._claim_planned, plan), plan.room, touching=self.id, synced=False)
             else:
                 state.skip(plan)
             place = (plan.scanned_from, plan.saved_to)
@@ -153,12 +153,13 @@ class DurableConsumer(Consumer):
     # --- settling -----------------------------------------------------------------------------------------------
 
     def ack(self, settled: Sequence[Claimed]) -> Completion[list[int]]:
-        return self.engine.submit(partial(self.ack_in, settled), touching=self.id)
+        return self.engine.submit(partial(self.ack_in, settled), len(settled), touching=self.id)
 
     def submit_ack(self, settled: Sequence[Claimed], *, lazy: bool = False) -> Completion[list[int]]:
         # Not where deliveries wait for it: others of its key, a taker without room.
         lazy = lazy and self.spec.order_key is None and 2 * len(self._in_flight) < self.spec.max_in_flight
-        return self.engine.committer.submit(partial(self.ack_in, settled, strict=False), touching=self.id, lazy=lazy)
+        ack = partial(self.ack_in, settled, strict=False)
+        return self.engine.committer.submit(ack, len(settled), touching=self.id, lazy=lazy)
 
     def ack_in(
         self, settled: Sequence[Claimed], writer: Writer, hooks: TransactionHooks, *, strict: bool = True

@@ -87,9 +87,9 @@ class Engine:
         """A name for one holder: two of the same process are two."""
         return f"{self.owner}:{next(self._holders)}"
 
-    def submit(self, work: Work[T], *, touching: str | None = None) -> Completion[T]:
+    def submit(self, work: Work[T], messages: int = 1, *, touching: str | None = None) -> Completion[T]:
         self.check_usable()
-        return self.committer.submit(work, touching=touching)
+        return self.committer.submit(work, messages, touching=touching)
 
     def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
         outcome: T = yield self.submit(work, touching=touching)

@@ -31,8 +31,7 @@ Durability = Literal["full", "relaxed"]
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, a WAL reset at the wrong moment could lose commits
 CACHE_KIB = 16 * 1024
 WAL_PAGES_CHECKPOINT = 1_000  # moved into the database at a time
-WAL_PAGES_RESTART = 4_000  # from here on the writer waits until all are moved, so that the write-ahead log starts anew
-WAL_PAGES_MAX = 16_000  # and from here on it moves them itself
+WAL_PAGES_MAX = 8_000  # from here on the writer moves them itself
 WAL_BYTES_KEPT = 16 * 1024 * 1024
 
 _PACKAGE = "headwater.stores.sqlite"

@@ -335,7 +335,7 @@ class SqliteReader:
                     found.append(Receipt(number, length, seq))
                 if number <= first:  # receipts do not overlap: those further down end below
                     break
-        return found
+        return found[::-1]
 
     def pruned(self, low: int, high: int) -> list[Run]:
         return RUNS.decode(self._value("pruned", low, high))

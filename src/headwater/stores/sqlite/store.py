@@ -22,7 +22,6 @@ from headwater.stores.sqlite.connection import (
     SQL,
     WAL_PAGES_CHECKPOINT,
     WAL_PAGES_MAX,
-    WAL_PAGES_RESTART,
     Durability,
     check_file,
     connect,
@@ -351,8 +350,8 @@ class MemoryStore(SqliteStore):
 
 class Checkpointer:
     """Moves pages of the write-ahead log into the database, on a thread of its own and a connection of its own, so that
-    commits do not wait for it. The log can start anew only when all its pages are moved and nothing was written
-    meanwhile: for the rest of a long one, which is short by then, the writer waits."""
+    commits do not wait for it. Then the writer waits for the few that came meanwhile: once all are moved, the next
+    commit writes to the beginning of the file again, which syncs faster than a file that grows."""
 
     def __init__(self, store: SqliteStore, connection: apsw.Connection) -> None:
         self._store = store
@@ -378,16 +377,15 @@ class Checkpointer:
         connection: apsw.Connection | None = None
         while True:
             self._due.wait()
+            self._due.clear()
             if self._stopped:
                 break
             try:
                 connection = connection or self._store.connect()
-                pages, self._moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-                if pages >= WAL_PAGES_RESTART:
-                    _, self._moved = self._store.checkpoint()
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                _, self._moved = self._store.checkpoint()
             except (apsw.Error, HeadwaterError) as exc:  # such as a full disk; a later commit asks for it again
                 logger.debug("the write-ahead log of %s is moved later: %s", self._store.path, exc)
-            self._due.clear()
         if connection is not None:
             connection.close()
 
