@@ -1,4 +1,4 @@
-"""The front door, and the only place that picks concrete parts: which store, which clock, which notifier."""
+"""Opens logs, servers, buses and transports: the only module that chooses a store, a clock or a notifier."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _setting_path(name: str) -> str:
 
 
 def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Server:
-    """What is said of the log here goes before the settings."""
+    """`log_options` override the settings of the log."""
     from headwater.console import console_files
     from headwater.server.server import Server
 
@@ -232,7 +232,7 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
 
 
 def replicas_directory(settings: Settings) -> str | None:
-    """Replicas are kept beside a log that is a file, if nothing else was said."""
+    """The directory of the settings, or one beside a log that is a file."""
     from headwater.replication.host.disk import DIRECTORY_SUFFIX
 
     log = settings.server.log

@@ -331,7 +331,7 @@ def test_a_forwarder_whose_subscription_was_taken_over_waits_for_it(
     assert target.arrived == [1]
 
 
-def test_an_error_of_its_own_ends_it_and_is_raised_to_who_asks(memory_log: Log, target: Target, make: Make) -> None:
+def test_an_error_of_its_own_ends_it_and_is_raised_to_the_caller(memory_log: Log, target: Target, make: Make) -> None:
     memory_log.subscribe("f", "other.>").close()
     forwarder = make()
     forwarder.start()
@@ -351,14 +351,14 @@ def test_a_closed_transport_ends_it(memory_log: Log, target: Target, make: Make)
     assert memory_log.subscription("f").lag == 1
 
 
-def test_errors_of_the_target_are_told(memory_log: Log, target: Target, make: Make) -> None:
-    told: list[Exception] = []
+def test_errors_of_the_target_are_reported(memory_log: Log, target: Target, make: Make) -> None:
+    reported: list[Exception] = []
     target.away = True
     publish(memory_log, 1)
-    forwarder = make(on_error=told.append, backoff=0, breaker=BreakerPolicy(failures=2))
+    forwarder = make(on_error=reported.append, backoff=0, breaker=BreakerPolicy(failures=2))
     with pytest.raises(TransportFailedError):
         forwarder.run(once=True)
-    assert [str(error) for error in told] == ["target: the target is away"] * 2
+    assert [str(error) for error in reported] == ["target: the target is away"] * 2
 
 
 @pytest.mark.parametrize(

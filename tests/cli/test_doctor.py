@@ -150,8 +150,10 @@ def test_a_log_is_healthy_whatever_spark_would_run_on(run, log, path: Path, spar
     monkeypatch.setenv("PATH", str(fake_java(spark_at / "new", "21.0.4") / "bin"))
     result = run("doctor", path, "--json")
     assert (result.code, result.json["healthy"]) == (0, True)
-    told = [(row["check"], row["level"], row["what"]) for row in result.json["findings"] if row["check"] != "processes"]
-    assert told[-3:] == [
+    reported = [
+        (row["check"], row["level"], row["what"]) for row in result.json["findings"] if row["check"] != "processes"
+    ]
+    assert reported[-3:] == [
         ("spark", "ok", "PySpark 4.3.9"),
         ("java", "note", f"passed over: JAVA_HOME={old} is Java 1.8.0_402, too old"),
         ("java", "ok", f"21.0.4 in {spark_at / 'new'}, from PATH"),

@@ -87,7 +87,7 @@ def test_for_programs(run, log: headwater.Log, path: Path, tmp_path):
 def test_messages_that_the_target_cannot_hold_are_dead_letters_and_a_finding(run, path: Path, tmp_path):
     with headwater.open(path, maintenance_interval=None) as log:
         log.publish("a", 1)
-    with contextlib.closing(apsw.Connection(str(path))) as plain:  # as anybody may insert
+    with contextlib.closing(apsw.Connection(str(path))) as plain:  # as plain SQL may insert
         plain.execute("INSERT INTO messages (topic, data, \"from\") VALUES ('a', '2', ?)", ("x" * 300,))
     with headwater.open(path, maintenance_interval=None) as log:
         log.publish("a", 3)

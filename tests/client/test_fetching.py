@@ -84,7 +84,7 @@ async def test_a_cancelled_fetch_loses_nothing(serve: Any, mode: Any, tap: Frame
             [message] = found[0]
             assert (message.seq, message.attempt, message.data) == (n, 1, n)
             await message.ack()
-        assert len(tap.of("rpc.fetch")) < 60  # those who gave up leave no queue behind
+        assert len(tap.of("rpc.fetch")) < 60  # cancelled fetches leave no queue behind
 
 
 async def test_a_fetch_that_is_interrupted_returns(serve: Any) -> None:
@@ -351,7 +351,7 @@ async def test_a_handler_may_take_longer_than_the_ack_wait(serve: Any, tap: Fram
         assert (await log.subscription("s")).redelivered == 0
 
 
-async def test_one_who_takes_over_leaves_the_old_holder_nothing(serve: Any) -> None:
+async def test_a_takeover_leaves_the_old_holder_nothing(serve: Any) -> None:
     async with serve() as server, headwater.open_async(server.url) as one, headwater.open_async(server.url) as other:
         await one.publish("a", 1)
         first = await one.subscribe("s", "a")

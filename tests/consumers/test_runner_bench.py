@@ -70,7 +70,7 @@ PLAYS = st.builds(
 
 
 def _closed_while_nacked_ones_come_again(mode: str, how: str) -> Play:
-    """What was nacked is on its way to one of many who wait when all is closed. Rare among random plays."""
+    """What was nacked is on its way to one of many waiting consumers when all is closed. Rare among random plays."""
     return Play(mode, 50, 4 * (Round(3, "iterate", 4, ("nack", "keep"), how, 5),))
 
 
@@ -105,7 +105,7 @@ class Ledger:
         """The attempt that was handed out last."""
         self.vanished: Counter[int] = Counter()
         """How often its holder was taken over or lost its connection: what that one had fetched ahead may count."""
-        self.complaints: list[str] = []
+        self.problems: list[str] = []
         self.handed_out = 0
         self._changed = threading.Condition()
 
@@ -123,13 +123,13 @@ class Ledger:
         where = f"message {seq}, attempt {attempt}"
         most = 1 + self.given[seq] + self.vanished[seq]
         if seq in holder.in_hand and not self.vanished[seq]:
-            self.complaints.append(f"{where}, is in two hands of one holder")
+            self.problems.append(f"{where}, is in two hands of one holder")
         if seq in self.acked or seq in self.dead:
-            self.complaints.append(f"{where}, was settled for good before")
+            self.problems.append(f"{where}, was settled for good before")
         if attempt > most:
-            self.complaints.append(f"{where}, was handed out {self.given[seq]} times only")
+            self.problems.append(f"{where}, was handed out {self.given[seq]} times only")
         if attempt <= self.attempts[seq]:
-            self.complaints.append(f"{where}, comes after attempt {self.attempts[seq]}")
+            self.problems.append(f"{where}, comes after attempt {self.attempts[seq]}")
 
     def let_go(self, holder: Holder, seq: int) -> None:
         """Before it is settled, for then others may get it at once."""
@@ -143,7 +143,7 @@ class Ledger:
 
     def complain(self, what: str) -> None:
         with self._changed:
-            self.complaints.append(what)
+            self.problems.append(what)
             self._changed.notify_all()
 
     def available(self, holder: Holder) -> int:
@@ -158,9 +158,9 @@ class Ledger:
             return len(fresh) - len(suspects) + (1 if suspects and not is_held_up else 0)
 
     def wait_for(self, count: int) -> bool:
-        """Until so many were handed out, or somebody complains."""
+        """Until so many were delivered, or a rule is broken."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.handed_out >= count or bool(self.complaints), PATIENCE_S)
+            return self._changed.wait_for(lambda: self.handed_out >= count or bool(self.problems), PATIENCE_S)
 
 
 # --- the play ---------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Bench:
         finally:
             await self._close_log()
         await self._reckon()
-        return self.ledger.complaints
+        return self.ledger.problems
 
     async def _play(self, round: Round) -> None:
         if self.log is None:
@@ -334,9 +334,9 @@ class Bench:
         if undead := ledger.dead - set(dead):
             ledger.complain(f"dead, and no dead letters: {sorted(undead)}")
         counts = {"acked": info.acked - len(rest), "dead": info.dead, "lag before": before.lag, "lag": info.lag}
-        buried_now = before.lag - len(rest)  # had all their attempts, and are found out when they are next claimed
-        expected = {"acked": len(gone), "dead": len(dead), "lag before": len(rest) + max(0, buried_now), "lag": 0}
-        if counts != expected or not 0 <= buried_now <= len(dead):
+        expired_now = before.lag - len(rest)  # had all their attempts, and are found out when they are next claimed
+        expected = {"acked": len(gone), "dead": len(dead), "lag before": len(rest) + max(0, expired_now), "lag": 0}
+        if counts != expected or not 0 <= expired_now <= len(dead):
             ledger.complain(f"the subscription says {counts}, its messages {expected}")
 
 
@@ -541,7 +541,7 @@ def test_every_message_is_acked_dead_or_available_at_once(
         nonlocal played
         played += 1
         bench = Bench(api, stage, workers, play, f"-{case}-{played}")
-        complaints = asyncio.run(bench.run())
-        assert not complaints, "\n".join([str(play.rounds), *complaints[:10]])
+        problems = asyncio.run(bench.run())
+        assert not problems, "\n".join([str(play.rounds), *problems[:10]])
 
     perform()

@@ -86,7 +86,7 @@ class Reader:
         return self.deliveries[handle.seq].due_ms <= now_ms
 
     def overlooked(self, in_hand: Iterable[Any], now_ms: int) -> list[int]:
-        """What an empty fetch should have returned, or buried."""
+        """What an empty fetch should have returned, or dead-lettered."""
         waits = self._suspects(in_hand, now_ms)
         return [
             seq
@@ -134,18 +134,18 @@ class Reader:
             and not delivery.message.expired(now_ms)
         ]
 
-    def buried_by_itself(self, seq: int, reason: str, now_ms: int) -> None:
+    def dead_lettered_by_itself(self, seq: int, reason: str, now_ms: int) -> None:
         """The log gave up on a message: was it right?"""
         delivery = self.deliveries[seq]
-        assert delivery.due(now_ms), f"message {seq} was buried ({reason}) while it was {delivery.state}"
+        assert delivery.due(now_ms), f"message {seq} was dead-lettered ({reason}) while it was {delivery.state}"
         if reason != "expired":  # it was given back, or lost, once too often
             assert reason in ("timeout", "max_attempts")
             assert delivery.attempts >= self.max_attempts
         else:
             assert delivery.message.expired(now_ms)
-        self._bury(delivery, reason)
+        self._dead_letter(delivery, reason)
 
-    def _bury(self, delivery: Delivery, reason: str) -> None:
+    def _dead_letter(self, delivery: Delivery, reason: str) -> None:
         delivery.state, delivery.handle = DEAD, None
         letter = self.letters.setdefault(delivery.message.seq, Letter(reason))
         letter.reason, letter.redriving = reason, False
@@ -159,19 +159,19 @@ class Reader:
     def nack(self, handle: Any, delay_ms: int | None, now_ms: int) -> None:
         delivery = self.deliveries[handle.seq]
         if delivery.attempts >= self.max_attempts:
-            self._bury(delivery, "max_attempts")
+            self._dead_letter(delivery, "max_attempts")
             return
         wait_ms = self.backoff_ms * 2 ** (delivery.attempts - 1) if delay_ms is None else delay_ms
         delivery.state, delivery.due_ms, delivery.handle = WAITING, now_ms + wait_ms, None
 
     def reject(self, handle: Any) -> None:
-        self._bury(self.deliveries[handle.seq], "rejected")
+        self._dead_letter(self.deliveries[handle.seq], "rejected")
 
     def extend(self, handle: Any, now_ms: int) -> None:
         self.deliveries[handle.seq].due_ms = now_ms + self.ack_wait_ms
 
     def given_back(self, handles: Iterable[Any], now_ms: int) -> None:
-        """Closed in good order: what was in flight is due at once, and nobody is to blame."""
+        """Closed in good order: what was in flight is due at once, and no attempt is charged."""
         for handle in handles:
             if self.holds(handle):
                 delivery = self.deliveries[handle.seq]

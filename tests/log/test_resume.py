@@ -73,7 +73,7 @@ def test_every_verb_works_on_it(log: Log, mode: Any, broken: Break) -> None:
     assert [letter.attempts for letter in log.dead_letters.list()] == [1]
 
 
-def test_nobody_else_gets_it(log: Log, broken: Break, clock: ManualClock) -> None:
+def test_no_other_consumer_gets_it(log: Log, broken: Break, clock: ManualClock) -> None:
     publish(log, 2)
     client = Client(log, mode="shared", ack_wait=ACK_WAIT_MS / 1000)
     other = Client(log, mode="shared", ack_wait=ACK_WAIT_MS / 1000)
@@ -183,7 +183,7 @@ def test_what_never_arrived_comes_again_and_is_no_attempt(log: Log, broken: Brea
     client.fetch(4, arriving=1)
     broken(client)
     assert client.resume() == [(1, 1)]
-    assert client.fetch() == [(2, 1), (3, 1), (4, 1), (5, 1)], "all at once: none of them has killed anybody"
+    assert client.fetch() == [(2, 1), (3, 1), (4, 1), (5, 1)], "all at once: none of them is suspect"
 
 
 def test_a_retry_that_never_arrived_keeps_its_count(log: Log, broken: Break) -> None:
@@ -222,7 +222,7 @@ def test_what_waits_in_front_does_not_hide_it(log: Log, broken: Break, clock: Ma
 
 
 def test_a_later_attempt_that_never_arrived_is_no_attempt(log: Log, broken: Break, clock: ManualClock) -> None:
-    """The client was too slow and it was handed out anew; nobody has it but the client, who may go on."""
+    """The client was too slow and it was delivered again, to the client itself, which may go on."""
     publish(log, 1)
     client = Client(log, ack_wait=ACK_WAIT_MS / 1000, lease=3_600)
     client.fetch()
@@ -253,7 +253,7 @@ def test_a_suspect_that_was_never_sent_keeps_its_count(log: Log, broken: Break, 
     assert client.fetch() == [(1, 2)]
 
 
-def test_of_a_shared_subscription_it_comes_back_like_that_of_any_who_vanished(log: Log) -> None:
+def test_of_a_shared_subscription_it_comes_back_like_that_of_any_vanished_consumer(log: Log) -> None:
     publish(log, 3)
     client, other = Client(log, mode="shared"), Client(log, mode="shared")
     client.fetch(arriving=1)
@@ -267,7 +267,7 @@ def test_of_a_shared_subscription_it_comes_back_like_that_of_any_who_vanished(lo
 # --- settled, or passed on ----------------------------------------------------------------------------------------
 
 
-def test_an_ack_that_got_through_is_told(log: Log, mode: Any, broken: Break) -> None:
+def test_an_ack_that_got_through_is_reported(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 4)
     client = Client(log, mode=mode)
     client.fetch()
@@ -279,7 +279,7 @@ def test_an_ack_that_got_through_is_told(log: Log, mode: Any, broken: Break) -> 
     assert log.subscription("s").acked == 4
 
 
-def test_a_reject_that_got_through_is_told(log: Log, mode: Any, broken: Break) -> None:
+def test_a_reject_that_got_through_is_reported(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 1)
     client = Client(log, mode=mode)
     client.fetch()
@@ -288,7 +288,7 @@ def test_a_reject_that_got_through_is_told(log: Log, mode: Any, broken: Break) -
     assert (client.resume(), client.settled) == ([], [1])
 
 
-def test_a_nack_that_got_through_may_be_said_again(log: Log, mode: Any, broken: Break) -> None:
+def test_a_nack_that_got_through_may_be_sent_again(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 1)
     client = Client(log, mode=mode, jitter=0)
     client.fetch()
@@ -296,10 +296,10 @@ def test_a_nack_that_got_through_may_be_said_again(log: Log, mode: Any, broken: 
     broken(client)
     assert client.resume() == [(1, 1)]
     client.nack(1)
-    assert client.fetch() == [(1, 2)], "said twice, counted once"
+    assert client.fetch() == [(1, 2)], "sent twice, counted once"
 
 
-def test_a_nack_may_be_said_again_though_the_next_attempt_was_handed_out(log: Log, broken: Break) -> None:
+def test_a_nack_may_be_sent_again_though_the_next_attempt_was_handed_out(log: Log, broken: Break) -> None:
     """And never arrived: then the client knows of its own attempt alone, and waits for the answer to its nack."""
     publish(log, 1)
     client = Client(log, jitter=0)
@@ -309,7 +309,7 @@ def test_a_nack_may_be_said_again_though_the_next_attempt_was_handed_out(log: Lo
     broken(client)
     assert client.resume() == [(1, 1)]
     client.nack(1)
-    assert client.fetch() == [(1, 2)], "said twice, counted once"
+    assert client.fetch() == [(1, 2)], "sent twice, counted once"
 
 
 @pytest.mark.parametrize("seq", [2, 99])
@@ -323,7 +323,7 @@ def test_what_was_never_delivered_is_neither(log: Log, mode: Any, broken: Break,
 
 
 def test_a_delayed_message_cannot_be_claimed_so(log: Log, mode: Any, broken: Break) -> None:
-    """It has a row, which nobody was ever handed."""
+    """It has a row that was never delivered."""
     publish(log, 1, delay=60)
     client = Client(log, mode=mode)
     assert client.fetch() == []

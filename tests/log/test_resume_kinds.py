@@ -143,7 +143,7 @@ def test_a_redriven_dead_letter_that_never_arrived(log: Log, broken: Break) -> N
 # --- deleted meanwhile --------------------------------------------------------------------------------------------
 
 
-def test_what_retention_took_is_told_as_a_gap(log: Log, mode: Any, broken: Break, clock: ManualClock) -> None:
+def test_what_retention_took_is_reported_as_a_gap(log: Log, mode: Any, broken: Break, clock: ManualClock) -> None:
     log.publish_many([("a", n) for n in range(1, 4)])
     client = Client(log, mode=mode, ack_wait=ACK_WAIT_MS / 1000)
     client.fetch()
@@ -171,7 +171,7 @@ def test_what_is_being_handled_is_spared_also_after_a_resume(log: Log, mode: Any
     client.ack(1, 2)
 
 
-def test_what_was_deleted_by_hand_is_told_as_a_gap(log: Log, mode: Any) -> None:
+def test_what_was_deleted_by_hand_is_reported_as_a_gap(log: Log, mode: Any) -> None:
     log.publish_many([("a", 1), ("a", 2)])
     client = Client(log, mode=mode)
     client.fetch()

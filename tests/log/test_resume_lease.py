@@ -1,4 +1,4 @@
-"""Who may resume an exclusive subscription: whoever proves that nobody else has had it since."""
+"""An exclusive subscription is resumed only by a consumer that proves that no other has held it since."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_a_live_holder_is_not_disturbed(log: Log) -> None:
 
 
 @pytest.mark.parametrize("owner", ["somebody", ""])
-def test_without_the_right_proof_nobody_gets_past_a_live_lease(log: Log, owner: str) -> None:
+def test_without_the_right_proof_a_live_lease_holds(log: Log, owner: str) -> None:
     publish(log, 1)
     client = Client(log)
     client.fetch()
@@ -190,7 +190,7 @@ def test_one_that_was_only_frozen_is_refused(open_log: Any) -> None:
     assert client.fetch() == [(3, 1)]
 
 
-def test_a_lease_that_ran_out_is_still_the_clients_if_nobody_took_it(log: Log, mode: Any, clock: ManualClock) -> None:
+def test_a_lease_that_ran_out_is_still_the_clients_until_it_is_taken(log: Log, mode: Any, clock: ManualClock) -> None:
     publish(log, 2)
     client = Client(log, mode=mode)
     client.fetch()

@@ -309,7 +309,7 @@ def test_a_full_window_of_an_exclusive_holder_opens_without_waiting(log: Log, cl
     assert attempts(subscription.fetch()) == [(1, 2)]
 
 
-def test_a_fetch_goes_on_behind_what_it_buried(log: Log, mode: Any, clock: ManualClock) -> None:
+def test_a_fetch_goes_on_behind_what_it_dead_lettered(log: Log, mode: Any, clock: ManualClock) -> None:
     log.publish_many([("a", "expires", {"ttl": 6}), ("a", "stays")])
     subscription = log.subscribe("s", "a", mode=mode)
     for message in subscription.fetch():

@@ -1,4 +1,4 @@
-"""How far behind everybody is."""
+"""How far behind each subscription is."""
 
 from typing import Any
 

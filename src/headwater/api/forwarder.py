@@ -130,7 +130,7 @@ class Forwarder:
 
     A batch is sent when it is full or has waited for `wait`, and acked when the transport has accepted it. While the
     target is away the forwarder keeps the batch and retries after a backoff, without limit; no attempt is counted. A
-    message that the target refuses while others get through is set aside, tried `max_attempts` times and then
+    message that the target refuses while others get through is sent alone, up to `max_attempts` times, and then
     dead-lettered. A forwarder that is killed in between sends a batch again; a target that recognises ids stores it
     once. The other options are those of the subscription.
     """

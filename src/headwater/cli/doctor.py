@@ -78,7 +78,7 @@ def doctor(
         findings = list(_inside(path, lag_max, age_ms_max))
     else:
         file = require_log(path)
-        findings = [*_surroundings(file), *_inside(file, lag_max, age_ms_max), *_spark()]
+        findings = [*_environment(file), *_inside(file, lag_max, age_ms_max), *_spark()]
     wrong = [finding for finding in findings if finding.level == "wrong"]
     if as_json:
         write_document({"path": file, "healthy": not wrong, "findings": [finding._asdict() for finding in findings]})
@@ -104,7 +104,7 @@ def _show(findings: list[Finding], wrong: list[Finding]) -> None:
 # --- around the log -------------------------------------------------------------------------------------------------
 
 
-def _surroundings(file: str) -> Iterator[Finding]:
+def _environment(file: str) -> Iterator[Finding]:
     yield _sqlite_version(apsw.sqlite_lib_version())
     yield _file_system(file)
     free = shutil.disk_usage(file).free
@@ -170,7 +170,7 @@ def _server(log: headwater.Log, health: dict[str, Any]) -> Iterator[Finding]:
     if health["store"] == "sqlite":
         yield _sqlite_version(health["sqlite"])
         what = "its file system, disk and processes are not seen from here: that takes the file"
-        yield Finding("surroundings", "note", what, f"On its machine: headwater doctor {health['path']}")
+        yield Finding("environment", "note", what, f"On its machine: headwater doctor {health['path']}")
     else:
         yield Finding("log", "note", "in the server's memory: gone when the server stops", "Serve a file instead")
 

@@ -76,7 +76,7 @@ TEXT_COLUMNS_MIN = 24  # with fewer, a text is shown under its row
 GAP_COLUMNS = 2
 
 _NEXT_WITHOUT: dict[Missing, str] = {
-    "room": "Free some disk space, and verify again",
+    "space": "Free some disk space, and verify again",
     "rights": "Verify as the user that the server runs as",
 }
 _FINDINGS: dict[Finding, tuple[str, str]] = {
@@ -94,7 +94,7 @@ replica = typer.Typer(
 )
 key_commands = typer.Typer(
     no_args_is_help=True,
-    help="Keys: who may push to or pull from one replica.\n\n"
+    help="Keys: rights to push to or pull from one replica.\n\n"
     "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push",
 )
 replica.add_typer(key_commands, name="key")
@@ -906,7 +906,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict.finding,
         "next": None if verdict.missing is None else _NEXT_WITHOUT[verdict.missing],
         "checks": [
-            {"what": check.what, "ok": check.ok, "said": check.details, "lacks": check.missing}
+            {"what": check.what, "ok": check.ok, "details": check.details, "lacks": check.missing}
             for check in verdict.checks
         ],
     }

@@ -24,7 +24,6 @@ from headwater.protocol.jsonrpc import (
     TOO_LARGE,
     Answer,
     Call,
-    ErrorObject,
     Fault,
     Frame,
     NoExchange,
@@ -199,8 +198,6 @@ class Session:
         self.batch_max = batch_max
         self.strays = 0
         """Answers to no call, or to one that was answered already."""
-        self.complaint: ErrorObject | None = None
-        """The last error with id null: the other end could not read a frame of ours."""
         self.on_outgoing: Callable[[], None] | None = None
         """Called when the first text is queued."""
         self._next_id = first_id
@@ -229,7 +226,7 @@ class Session:
                 self._unanswered.remove(answer.id)
                 found.append(answer)
             else:
-                self._note_stray(answer)
+                self.strays += 1
         return found
 
     def _utf8(self, text: str | bytes) -> bytes:
@@ -243,11 +240,6 @@ class Session:
             if len(data) <= self.frame_bytes_max:
                 return data
         raise frame_too_long(self.frame_bytes_max)
-
-    def _note_stray(self, answer: Answer) -> None:
-        self.strays += 1
-        if answer.id is None and answer.error is not UNSET:
-            self.complaint = answer.error
 
     def queue_answers(self, texts: list[bytes]) -> None:
         """For exchanges: whole texts, sent as they are."""

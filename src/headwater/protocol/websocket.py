@@ -127,11 +127,6 @@ class WebSocket:
         received = self._protocol.close_rcvd
         return VANISHED if received is None else received.code
 
-    @property
-    def close_reason(self) -> str:
-        received = self._protocol.close_rcvd
-        return "" if received is None else received.reason
-
 
 class _ServerProtocol(ServerProtocol):
     speaks_rpc = False

@@ -114,7 +114,7 @@ def require_place_for(path: str) -> None:
 
 
 def no_space(path: str) -> DiskFullError:
-    return DiskFullError("there is no room for it", where=path, next="Free some disk space and try again")
+    return DiskFullError("the disk is full", where=path, next="Free some disk space and try again")
 
 
 def remove_database(path: str) -> None:

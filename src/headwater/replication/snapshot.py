@@ -108,7 +108,7 @@ def _without_copy(live: Snapshot, is_wal: bool) -> Snapshot:
     if is_wal:
         return live
     raise DiskFullError(
-        f"there is no room for a copy of {live.size} bytes beside it",
+        f"there is no disk space for a copy of {live.size} bytes beside it",
         where=live.path,
         next="Free some disk space, or set `PRAGMA journal_mode=WAL`, which needs no copy",
     )

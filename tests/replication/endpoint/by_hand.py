@@ -172,7 +172,7 @@ class Session:
         return json.loads(text.removeprefix("CONFIG=")) if text.startswith("CONFIG=") else text
 
     async def move(self, *arguments: str, in_vain: bool = False) -> tuple[int, int]:
-        """Run an end of `sqlite3_rsync` here, until it has gone. `in_vain`: and the server has said why."""
+        """Run an end of `sqlite3_rsync` here, until it has gone. `in_vain`: and the server has sent the reason."""
         end = await asyncio.create_subprocess_exec(
             apsw.sqlite_extra.path("sqlite3_rsync"),
             *arguments,
@@ -191,14 +191,14 @@ class Session:
                     await self.send(data)
                 sent += len(data)
                 tail = (tail + data[-6:])[-6:]
-                if arguments[0] == "--origin" and tail[:1] + tail[-1:] == b"\x45\x42":  # it has said all
+                if arguments[0] == "--origin" and tail[:1] + tail[-1:] == b"\x45\x42":  # it has sent all
                     end.stdin.close()
-            code, complaint = await end.wait(), await end.stderr.read()
+            code, problem = await end.wait(), await end.stderr.read()
             if in_vain:
                 async with asyncio.timeout(PATIENCE_S):
                     await hearing
             else:
-                assert (code, complaint, self.aborted) == (0, b"", "")
+                assert (code, problem, self.aborted) == (0, b"", "")
         finally:
             if end.returncode is None:
                 end.kill()
@@ -219,7 +219,7 @@ class Session:
 
     _heard = 0
     aborted = ""
-    """What the server said in the middle of the pages."""
+    """What the server sent in the middle of the pages."""
 
     # --- pulling ------------------------------------------------------------------------------------------------
 

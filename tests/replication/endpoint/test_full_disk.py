@@ -1,4 +1,4 @@
-"""The server's disk is full: what is kept can be restored all the same; who cannot be served hears whose disk it is."""
+"""The server's disk is full: stored versions can be restored all the same; a refused client learns whose disk it is."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_the_newest_version_comes_from_a_full_disk_and_an_older_one_says_w
     assert rows_of(tmp_path / "by-hand.db") == rows_of(database)
 
 
-def test_a_full_disk_is_told_as_that_of_the_server() -> None:
+def test_a_full_disk_is_reported_as_that_of_the_server() -> None:
     no_space = disk.error_of(OSError(28, "No space left on device"), "/srv/replicas")
     for error in (no_space, DiskFullError("database or disk is full"), DiskFullError("the server's disk is full")):
         abort = abort_of(error)

@@ -183,7 +183,7 @@ async def test_an_older_version_cannot_be_followed(follow: Follow, tmp_path: Pat
             pass
 
 
-async def test_a_directory_that_is_not_there_is_said_at_the_start_and_waited_for_later(
+async def test_a_directory_that_is_not_there_is_reported_at_the_start_and_waited_for_later(
     server: RunningServer, database: Database, follow: Follow, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote, away = f"{server.url}/shop/app.db", tmp_path / "away"

@@ -82,7 +82,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_shelf(directory: Path, clock: ManualClock) -> Iterator[Callable[..., ReplicaStore]]:
-    """To be served, unless told otherwise; closed at the end of the test."""
+    """To be served, unless given; closed at the end of the test."""
     opened: list[ReplicaStore] = []
 
     def call(*, serve: bool = True, policy: RetentionPolicy | None = None, **options: object) -> ReplicaStore:

@@ -59,7 +59,7 @@ def test_a_replica_removed_at_any_step_of_a_push_is_a_conflict(open_shelf: Open,
     assert [each for each in os.scandir(store.directory) if each.is_dir()] == []
 
 
-def test_versions_are_told_in_their_order_when_the_clock_went_back(
+def test_versions_are_reported_in_their_order_when_the_clock_went_back(
     store: ReplicaStore, pusher, clock: ManualClock
 ) -> None:
     pusher.push(store, 1)

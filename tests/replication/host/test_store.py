@@ -162,7 +162,7 @@ def test_a_base_is_agreed_on_only_if_it_is_the_newest_or_led_to_it(
     assert agreed_base("latest", last, remembered, version) == newest
 
 
-def test_a_change_that_is_told_is_noted(store: ReplicaStore, pusher) -> None:
+def test_a_change_that_is_reported_is_noted(store: ReplicaStore, pusher) -> None:
     pusher.push(store, 1)
     [before] = store.catalogue.replicas()
     store.record_change(before.name)
@@ -358,7 +358,7 @@ def test_keys_open_their_own_replica_and_only_while_they_are_there(store: Replic
         assert store.catalogue.remove_key(pusher.name, key.id)
     assert not store.catalogue.remove_key(pusher.name, push.split("_")[1])
     assert store.catalogue.key_kind(replica.id, push) is None
-    assert store.catalogue.needs_key(replica.id)  # revoking the last key lets nobody in
+    assert store.catalogue.needs_key(replica.id)  # revoking the last key opens nothing
     with pytest.raises(InvalidOptionError):
         store.create_key(pusher.name, "pull", "two\nlines")
 

@@ -235,7 +235,7 @@ def test_what_was_not_announced_stays_until_it_is() -> None:
 
 
 @given(st.lists(st.integers(0, 100), max_size=12), st.integers(1, 14), st.integers(1, 120))
-def test_only_the_oldest_go_and_in_one_piece_whatever_clocks_said(times: list[int], last: int, age_ms: int) -> None:
+def test_only_the_oldest_go_and_in_one_piece_whatever_the_clocks(times: list[int], last: int, age_ms: int) -> None:
     gone = surplus(versions_at(*times), RetentionPolicy(keep_last=last, keep_age_ms=age_ms), 100)
     assert gone == list(range(1, len(gone) + 1))
     assert len(gone) < max(1, len(times))

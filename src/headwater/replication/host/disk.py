@@ -110,7 +110,7 @@ def error_of(exc: OSError, where: str) -> HeadwaterError:
     why = exc.strerror or str(exc)
     if is_full(exc):
         return DiskFullError(
-            f"no room ({why})", where=where, next="Free some disk space and try again; nothing was changed"
+            f"no disk space ({why})", where=where, next="Free some disk space and try again; nothing was changed"
         )
     if exc.errno in _DENIED:
         return ReadOnlyError(why, where=where, next="Give this user write access to the directory")

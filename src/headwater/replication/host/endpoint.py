@@ -530,8 +530,8 @@ def client_of(headers: dict[str, str], address: str) -> str:
 
 
 def client_identity(headers: dict[str, str], bearer: str | None) -> ClientIdentity:
-    """The owner of a claim, who may extend or release it: the same name with the same token or key. A client without a
-    name is identified by its connection."""
+    """The owner of a claim, which alone may extend or release it: the same name with the same token or key. A client
+    without a name is identified by its connection."""
     name = headers.get("x-clientid", "").strip()
     return (bearer, name) if name else object()
 

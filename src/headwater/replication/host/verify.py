@@ -42,9 +42,9 @@ NO_HASH = "no hash came with it"
 
 LOCKED_S_MAX = 5.0  # for other programs to end their transactions
 
-Missing = Literal["room", "rights", "hash"]
+Missing = Literal["space", "rights", "hash"]
 Finding = Literal["proved", "whole", "not checked", "bad"]
-_MISSING: dict[type[HeadwaterError], Missing] = {DiskFullError: "room", ReadOnlyError: "rights"}
+_MISSING: dict[type[HeadwaterError], Missing] = {DiskFullError: "space", ReadOnlyError: "rights"}
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -143,7 +143,7 @@ def prove_content(path: str, pushed: str | None) -> str:
 
 def _restore_drill(made: OpenedVersion) -> str:
     if made.directory is None:
-        raise DiskFullError("no room for it")
+        raise DiskFullError("the disk is full")
     target = os.path.join(made.directory, "drill.db")
     restore(made, target)
     with Shell(target) as shell:
