@@ -83,7 +83,7 @@ class HeadwaterError(Exception):
         return f"{text}. {self.next}" if self.next else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.why, self.where, self.next))
+        return (_rebuild, (type(self), self.why, self.where, self.next), vars(self))  # with what subclasses add
 
 
 def _rebuild(kind: type[HeadwaterError], why: str, where: str, next: str) -> HeadwaterError:
@@ -258,13 +258,6 @@ class CallError(RemoteError):
         self.code = code
         self.data = data
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_call_failed, (self.why, self.where, self.next, self.code, self.data))
-
-
-def _rebuild_call_failed(why: str, where: str, next: str, code: int, data: object) -> CallError:
-    return CallError(why, where=where, next=next, code=code, data=data)
-
 
 class TransportError(HeadwaterError):
     pass
@@ -283,13 +276,6 @@ class AllTransportsFailedError(TransportError):
         super().__init__(why, where=where, next=next)
         self.causes = dict(causes or {})
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_all_failed, (self.why, self.where, self.next, self.causes))
-
-
-def _rebuild_all_failed(why: str, where: str, next: str, causes: Mapping[str, Exception]) -> AllTransportsFailedError:
-    return AllTransportsFailedError(why, where=where, next=next, causes=causes)
-
 
 class CircuitOpenError(TransportError):
     pass
@@ -305,13 +291,6 @@ class UnsentError(TransportError):
     def __init__(self, why: str, *, where: str = "", next: str = "", messages: Sequence[object] = ()) -> None:
         super().__init__(why, where=where, next=next)
         self.messages = list(messages)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_unsent, (self.why, self.where, self.next, self.messages))
-
-
-def _rebuild_unsent(why: str, where: str, next: str, messages: Sequence[object]) -> UnsentError:
-    return UnsentError(why, where=where, next=next, messages=messages)
 
 
 class TypedError(HeadwaterError):
@@ -348,13 +327,6 @@ class VersionConflictError(ReplicationError):
     def __init__(self, why: str, *, where: str = "", next: str = "", newest: int = 0) -> None:
         super().__init__(why, where=where, next=next)
         self.newest = newest
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_conflict, (self.why, self.where, self.next, self.newest))
-
-
-def _rebuild_conflict(why: str, where: str, next: str, newest: int) -> VersionConflictError:
-    return VersionConflictError(why, where=where, next=next, newest=newest)
 
 
 class UnsyncedChangesError(ReplicationError):

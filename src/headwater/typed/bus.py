@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -46,14 +46,21 @@ logger = logging.getLogger("headwater.typed")
 RANDOM_BITS = 48  # of an id, where that of a message in a log has its seq
 
 T = TypeVar("T")
+AnyLog = TypeVar("AnyLog", Log, AsyncLog)
 
 
-class _BaseBus:
+class _BaseBus(Generic[AnyLog]):
     """The transports of a bus, and which class goes to which."""
 
     def __init__(
-        self, transports: Mapping[str, Transport], routes: Mapping[str, Sequence[str]] | None, clock: Clock | None
+        self,
+        log: AnyLog,
+        transports: Mapping[str, Transport],
+        *,
+        routes: Mapping[str, Sequence[str]] | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self.log: AnyLog = log
         self.transports = dict(transports)
         self._failures: Counter[str] = Counter()
         self._routes = {type_: tuple(names) for type_, names in (routes or {}).items()}
@@ -139,19 +146,8 @@ class _BaseBus:
             raise first
 
 
-class Bus(_BaseBus):
+class Bus(_BaseBus[Log]):
     """`order.publish(bus)`. `routes` has the transports of a type; it overrides what the class declares."""
-
-    def __init__(
-        self,
-        log: Log,
-        transports: Mapping[str, Transport],
-        *,
-        routes: Mapping[str, Sequence[str]] | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(transports, routes, clock)
-        self.log = log
 
     def close(self) -> None:
         """Closes its transports; the log stays open."""
@@ -164,19 +160,8 @@ class Bus(_BaseBus):
         self.close()
 
 
-class AsyncBus(_BaseBus):
+class AsyncBus(_BaseBus[AsyncLog]):
     """The same over an AsyncLog: `await order.publish(bus)`. Transports run on threads."""
-
-    def __init__(
-        self,
-        log: AsyncLog,
-        transports: Mapping[str, Transport],
-        *,
-        routes: Mapping[str, Sequence[str]] | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(transports, routes, clock)
-        self.log = log
 
     async def close(self) -> None:
         await run_async(_on_thread(self._close))
@@ -238,7 +223,7 @@ def _options(configured: TransportSettings) -> dict[str, Any]:
 
 
 def publish_prepared(
-    verbs: LogVerbs, bus: _BaseBus | None, batch: Sequence[tuple[Event, Prepared]], *, together: bool = False
+    verbs: LogVerbs, bus: Bus | AsyncBus | None, batch: Sequence[tuple[Event, Prepared]], *, together: bool = False
 ) -> Flow[list[int]]:
     """The log first, then the copies. Events with log=False have seq 0. Checks all of the batch before it publishes."""
     routes = [bus._route(event) if bus is not None else () for event, _ in batch]
