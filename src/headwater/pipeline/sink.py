@@ -306,7 +306,7 @@ def stage(folder: str, drafts: Iterator[Draft]) -> StagedPartition:
     first = next(drafts, None)
     if first is None:
         return StagedPartition(None, 0)
-    name, file = _create(folder)
+    name, file = _create_staged_file(folder)
     rows = 0
     try:
         with file:
@@ -374,7 +374,7 @@ def sweep(folder: str, now_ms: int) -> None:
                     os.unlink(entry.path)
 
 
-def _create(folder: str) -> tuple[str, IO[bytes]]:
+def _create_staged_file(folder: str) -> tuple[str, IO[bytes]]:
     name = f"staged-{secrets.token_hex(16)}"
     try:
         for _ in range(FOLDER_TRIES_MAX):
