@@ -19,7 +19,7 @@ from headwater.formats import iso
 from headwater.replication.host import catalogue, disk, versions
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.integrity import dbhash
 from headwater.replication.names import ReplicaName
 
@@ -38,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
 def store(directory: Path) -> Iterator[ReplicaStore]:
     """As a server has it: three versions of shop/app.db, an hour apart."""
     clock = ManualClock(FIRST_MS)
-    with ReplicaStore(directory, RetentionPolicy(), clock).open(serve=True) as store:
+    with ReplicaStore(directory, VersionRetention(), clock).open(serve=True) as store:
         for number in (1, 2, 3):
             clock.advance((HOUR_MS if number > 1 else 0) / 1000)
             scratch = store.pushes.begin(NAME, base="latest", push_id=f"push {number}", client="laptop:1")
@@ -313,7 +313,7 @@ def test_of_several_data_directories_one_has_to_be_named(
     store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory.parent)
-    ReplicaStore("other.db-replicas", RetentionPolicy(), ManualClock(FIRST_MS)).open(serve=True).close()
+    ReplicaStore("other.db-replicas", VersionRetention(), ManualClock(FIRST_MS)).open(serve=True).close()
     reported = run("replica", "log", "shop/app.db")
     assert (reported.code, "there are 2 of them here" in reported.err) == (2, True)
     assert "next: Name it: headwater replica log events.db-replicas shop/app.db\n" in reported.err

@@ -520,7 +520,7 @@ class Forwarder:
     # --- waiting ------------------------------------------------------------------------------------------------
 
     def _pause(self, ms: int) -> None:
-        """For this long, and while the circuit is open; it ends when the forwarder is asked to stop."""
+        """Wait for this long, and while the circuit is open; ends when the forwarder is asked to stop."""
         at_ms = max(self._clock.now_ms() + ms, self._sender.open_until_ms or 0)
         while not self._stopping.is_set():
             self._nudge.clear()
@@ -766,7 +766,7 @@ def same_log(one: str, other: str) -> bool:
 
 
 def _address(url: str) -> tuple[object, ...]:
-    """Of a PostgreSQL with its schema, without its user."""
+    """The address of a PostgreSQL log: host, database and schema, without the user."""
     parts = urlsplit(url)
     scheme = parts.scheme.replace("postgresql", "postgres")
     query = dict(parse_qsl(parts.query)) if scheme == "postgres" else {}

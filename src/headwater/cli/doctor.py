@@ -373,7 +373,7 @@ _WRITE_LOCK_BYTE = 120
 _READ_LOCK_BYTES = range(123, 128)
 
 
-class Mount(NamedTuple):
+class MountPoint(NamedTuple):
     point: str
     file_system: str
 
@@ -398,7 +398,7 @@ class LockHolders(NamedTuple):
     readers: set[int]
 
 
-def mount_of(file: str) -> Mount | None:
+def mount_of(file: str) -> MountPoint | None:
     """The file system a file lies on; None where there is no /proc/mounts."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
@@ -407,15 +407,15 @@ def mount_of(file: str) -> Mount | None:
     return find_mount(os.path.realpath(file), mounts)
 
 
-def find_mount(file: str, mounts: str) -> Mount | None:
+def find_mount(file: str, mounts: str) -> MountPoint | None:
     """The line of /proc/mounts with the longest mount point above `file`; of equal ones the last, which covers."""
-    best: Mount | None = None
+    best: MountPoint | None = None
     for line in mounts.splitlines():
         _, point, file_system = line.split(" ")[:3]
         point = point.replace("\\040", " ")
         above = file == point or file.startswith(point.rstrip("/") + "/")
         if above and (best is None or len(point) >= len(best.point)):
-            best = Mount(point, file_system)
+            best = MountPoint(point, file_system)
     return best
 
 

@@ -111,7 +111,7 @@ def opened_lake(lake: str, *, create: bool = False, log: str | None = None) -> I
 
 @contextmanager
 def locked_lake(lake: str, *, create: bool = False) -> Iterator[Lake]:
-    """For a command that changes it."""
+    """The lake, locked, for a command that changes it."""
     with opened_lake(lake, create=create) as opened, opened.lock():
         yield opened
 

@@ -439,7 +439,7 @@ class MessagesStreamReader(DataSourceStreamReader, streaming.SupportsTriggerAvai
         logger.warning("stream %s: %s", self._name, why)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In the tasks."""
+        """Read a partition; runs in the tasks."""
         if partition.value is None:
             return
         path, (after, upto) = self._options.path, partition.value

@@ -64,7 +64,7 @@ class Exchange(NoExchange):
             self._finish()
 
     def kept_bytes(self, call: Call) -> int:
-        """Of its answer, which waits for those of the other calls."""
+        """The bytes of its answer, which waits for those of the other calls."""
         return len(self._answers.get(call, b""))
 
     def answer(self, call: Call, result: Any) -> None:
@@ -270,7 +270,7 @@ class Session:
         return number
 
     def forget(self, id: int) -> None:
-        """Its answer is not awaited any more and counts as a stray."""
+        """Stop waiting for a call: its answer counts as a stray."""
         self._unanswered.discard(id)
 
     def notify(self, method: str, params: Any = None, *, alone: bool = False) -> None:

@@ -81,7 +81,7 @@ class WebSocket:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of a message that is not complete yet."""
+        """The bytes received of a message that is not complete yet."""
         return len(self._protocol.reader.buffer) + len(self._fragments)
 
     def receive_eof(self) -> None:

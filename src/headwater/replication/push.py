@@ -323,7 +323,7 @@ class _Push:
             self._report("moving")
 
     async def _receive(self, origin: RsyncProcess) -> None:
-        """Until cancelled; ends only by an error."""
+        """Receive until cancelled; ends only by an error."""
         while True:
             frame = await self._connection.next()
             if isinstance(frame, bytes):

@@ -93,7 +93,7 @@ class _BaseBus(Generic[AnyLog]):
             )
 
     def _send(self, messages: Mapping[str, Sequence[Message]]) -> dict[str, Exception]:
-        """To each transport its messages; the errors of those that failed. Blocks."""
+        """Send each transport its messages; returns the errors of those that failed. Blocks."""
         causes: dict[str, Exception] = {}
         for name, batch in messages.items():
             try:
@@ -284,7 +284,7 @@ def _with_id(prepared: Prepared, now_ms: int) -> Prepared:
 
 
 def copy_of(prepared: Prepared, seq: int, now_ms: int) -> Message:
-    """As the log has it, or would have it; `seq` is 0 if no log does."""
+    """The message as the log has it, or would have it; `seq` is 0 if no log does."""
     options: Any = prepared.options
     return msgspec.structs.replace(make_message(prepared.topic, prepared.data, now_ms, **options), seq=seq)
 
@@ -316,7 +316,7 @@ def check_publishable(target: Any, where: str) -> None:
 
 
 def run(log: Log | AsyncLog, flow: Flow[T]) -> Any:
-    """Its outcome, or for asyncio an awaitable of it."""
+    """The outcome of the flow, or for asyncio an awaitable of it."""
     return run_async(flow) if isinstance(log, AsyncLog) else run_blocking(flow)
 
 

@@ -20,7 +20,7 @@ from headwater.ports.clock import Clock
 from headwater.replication.host.endpoint import ReplicaEndpoint
 from headwater.replication.host.session import IDLE_S
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.server.server import Server
 from headwater.settings import load_settings
 from headwater.wiring import open_core
@@ -60,7 +60,7 @@ class Hosted:
 
         def make_store(clock: Clock) -> ReplicaStore:
             more = {} if checkpoint is None else {"checkpoint": checkpoint}
-            return ReplicaStore(self.replicas, RetentionPolicy(), clock, bytes_max=bytes_max, **more)
+            return ReplicaStore(self.replicas, VersionRetention(), clock, bytes_max=bytes_max, **more)
 
         self.endpoint = ReplicaEndpoint(make_store, bytes_max=bytes_max, pushes_max=pushes_max, idle_s=idle_s)
         self.server = Server(lambda: open_core(log), settings, mounts=[self.endpoint])

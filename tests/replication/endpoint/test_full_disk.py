@@ -17,7 +17,7 @@ from headwater.ports.clock import SystemClock
 from headwater.replication.host import disk
 from headwater.replication.host.session import abort_of
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 
 NAME = "ns/app.db"
@@ -57,7 +57,7 @@ async def test_the_newest_version_comes_from_a_full_disk_and_an_older_one_says_w
         assert server.files() == ["1.pages", "2.db"]
     # Nor is there room for what the catalogue needs beside it, without the server.
     leave_no_room(small_disk, also_names=False)
-    with ReplicaStore(small_disk, RetentionPolicy(), SystemClock()).open() as store:
+    with ReplicaStore(small_disk, VersionRetention(), SystemClock()).open() as store:
         store.restore(ReplicaName.parse(NAME), 2, tmp_path / "by-hand.db")
     assert rows_of(tmp_path / "by-hand.db") == rows_of(database)
 

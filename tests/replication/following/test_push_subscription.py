@@ -20,7 +20,7 @@ from headwater.errors import InvalidOptionError, NotADatabaseError, UnreachableE
 from headwater.ports.clock import SystemClock
 from headwater.replication import subscription
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 from headwater.replication.outcome import Outcome
 from headwater.replication.push import push as push_once
@@ -30,7 +30,7 @@ NAME = ReplicaName("shop", "app.db")
 
 
 def shelf_of(server_directory: Path) -> ReplicaStore:
-    return ReplicaStore(server_directory / "log.db-replicas", RetentionPolicy(), SystemClock()).open()
+    return ReplicaStore(server_directory / "log.db-replicas", VersionRetention(), SystemClock()).open()
 
 
 async def test_it_pushes_at_the_start_and_after_each_quiet_second(

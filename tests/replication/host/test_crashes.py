@@ -19,7 +19,7 @@ from headwater.errors import DiskFullError, InputOutputError
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 
 BEFORE_COMMIT = ["begun", "checked", "delta named", "version named", "directory synced"]
 AFTER_COMMIT = ["committed", "old file removed", "versions forgotten"]
@@ -29,7 +29,9 @@ InAProcess = Callable[[Callable[[], object]], int]
 
 
 def serve(directory: Path, checkpoint: Callable[[str], object] = lambda step: None) -> ReplicaStore:
-    store = ReplicaStore(directory, RetentionPolicy(keep_last=2), ManualClock(), checkpoint=checkpoint).open(serve=True)  # type: ignore[arg-type]
+    store = ReplicaStore(directory, VersionRetention(keep_last=2), ManualClock(), checkpoint=checkpoint).open(
+        serve=True
+    )  # type: ignore[arg-type]
     assert store.recover().damaged == []
     return store
 

@@ -16,7 +16,7 @@ import pytest
 from headwater.errors import CorruptError, InputOutputError, InvalidOptionError, LockedError, UnknownReplicaError
 from headwater.replication.host import disk, verify, versions
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 
 Open = Callable[..., ReplicaStore]
 
@@ -71,7 +71,7 @@ def test_a_file_is_copied_whole_also_without_help_of_the_kernel(
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_reader_keeps_its_version_whatever_happens_meanwhile(open_shelf: Open, pusher, number: int) -> None:
-    store = open_shelf(policy=RetentionPolicy(keep_last=1))
+    store = open_shelf(policy=VersionRetention(keep_last=1))
     for each in (1, 2, 3):
         pusher.push(store, each)
     with store.open_version(pusher.name, number) as made:

@@ -28,7 +28,7 @@ from headwater.replication.host import catalogue
 from headwater.replication.host.accept import agreed_base
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 from headwater.replication.protocol import MESSAGE_CHARS_MAX
 
@@ -269,7 +269,7 @@ def test_listings_come_in_pages(store: ReplicaStore, pusher) -> None:
 
 
 def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, pusher, clock: ManualClock) -> None:
-    store = open_shelf(policy=RetentionPolicy(keep_last=2))
+    store = open_shelf(policy=VersionRetention(keep_last=2))
     for number in range(1, 4):
         pusher.push(store, number)
     assert store.catalogue.numbers(pusher.name) == [1, 2, 3]
@@ -282,7 +282,7 @@ def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, 
     assert (store.catalogue.numbers(pusher.name), pusher.files(store)) == ([3, 4], ["3.pages", "4.db"])
     assert store.verify(pusher.name, 3).ok
     store.close()
-    store = open_shelf(policy=RetentionPolicy(keep_age_ms=1000))
+    store = open_shelf(policy=VersionRetention(keep_age_ms=1000))
     clock.advance(2)
     store.recover()
     assert (store.catalogue.numbers(pusher.name), pusher.files(store)) == ([4], ["4.db"])

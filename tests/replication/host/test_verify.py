@@ -14,11 +14,11 @@ from headwater.errors import DiskFullError
 from headwater.replication.host import disk, versions
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.verify import Verdict
+from headwater.replication.host.verify import VersionVerdict
 from headwater.replication.integrity import dbhash
 
 
-def findings(verdict: Verdict) -> dict[str, str]:
+def findings(verdict: VersionVerdict) -> dict[str, str]:
     return {check.what: check.details for check in verdict.checks if not check.ok}
 
 

@@ -23,7 +23,7 @@ import headwater
 from headwater.ports.clock import SystemClock
 from headwater.replication.host.catalogue import Version
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 
 BEFORE_COMMIT = ["begun", "checked", "version named", "directory synced"]
@@ -118,7 +118,7 @@ class ReplicaHost(ServerProcess):
 
     def store(self) -> ReplicaStore:
         """As a command sees it, beside the server."""
-        return ReplicaStore(self.directory, RetentionPolicy(), SystemClock()).open()
+        return ReplicaStore(self.directory, VersionRetention(), SystemClock()).open()
 
     def newest(self, name: ReplicaName) -> int:
         with self.store() as store:
