@@ -85,17 +85,17 @@ class Reader:
     def overdue(self, handle: Any, now_ms: int) -> bool:
         return self.deliveries[handle.seq].due_ms <= now_ms
 
-    def overlooked(self, in_hand: Iterable[Any], now_ms: int) -> list[int]:
+    def overlooked(self, in_flight: Iterable[Any], now_ms: int) -> list[int]:
         """What an empty fetch should have returned, or dead-lettered."""
-        waits = self._suspects(in_hand, now_ms)
+        waits = self._suspects(in_flight, now_ms)
         return [
             seq
             for seq, delivery in self.deliveries.items()
             if delivery.due(now_ms) and not (waits and delivery.state == FLIGHT)
         ]
 
-    def _suspects(self, in_hand: Iterable[Any], now_ms: int) -> list[int]:
-        held = {id(handle) for handle in in_hand}
+    def _suspects(self, in_flight: Iterable[Any], now_ms: int) -> list[int]:
+        held = {id(handle) for handle in in_flight}
         return [
             seq
             for seq, delivery in self.deliveries.items()
@@ -107,7 +107,7 @@ class Reader:
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
-    def delivered(self, handle: Any, in_hand: Iterable[Any], now_ms: int) -> None:
+    def delivered(self, handle: Any, in_flight: Iterable[Any], now_ms: int) -> None:
         seq = handle.seq
         assert seq in self.deliveries, f"message {seq} is none of this subscription's"
         delivery = self.deliveries[seq]
@@ -119,7 +119,7 @@ class Reader:
             assert not self._passed_over(seq, now_ms), f"message {seq} came before a lower one"
         self.redelivered += handle.attempt > 1
         delivery.suspect = delivery.state == FLIGHT
-        others = self._suspects(in_hand, now_ms)
+        others = self._suspects(in_flight, now_ms)
         assert not (delivery.suspect and others), f"message {seq} came beside another suspect, {others}"
         delivery.state, delivery.attempts = FLIGHT, handle.attempt
         delivery.due_ms, delivery.handle = now_ms + self.ack_wait_ms, handle
@@ -204,8 +204,8 @@ class Reader:
                 continue
             if seq in self.letters:  # it is being redriven, and its letter carries a copy
                 continue
-            in_hand = delivery.state == FLIGHT and now_ms < delivery.due_ms and delivery.handle is not None
-            assert not in_hand, f"message {seq} was deleted while it was being handled"
+            in_flight = delivery.state == FLIGHT and now_ms < delivery.due_ms and delivery.handle is not None
+            assert not in_flight, f"message {seq} was deleted while it was being handled"
             delivery.state, delivery.handle = LOST, None
             lost += 1
         self.gaps += lost

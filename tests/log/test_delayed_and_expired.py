@@ -7,11 +7,6 @@ import pytest
 from headwater import Log, ManualClock
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def seqs(messages: Any) -> list[int]:
     return [message.seq for message in messages]
 

@@ -10,11 +10,6 @@ from headwater import Log, ManualClock
 from headwater.errors import DiskFullError
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 @pytest.fixture
 def full_disk(log: Log, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """`with full_disk():` every commit fails, after all the work for it was done."""

@@ -2,14 +2,7 @@
 
 from typing import Any
 
-import pytest
-
 from headwater import Gap, Log, ManualClock
-
-
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 def prune(log: Log, pattern: str = ">", **limits: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Publishers that number their messages may say everything twice, and it is stored once."""
+"""Publishers that number their messages may send everything twice, and it is stored once."""
 
 from typing import Any
 

@@ -1,12 +1,11 @@
-"""A client whose connection broke goes on with what it has in its hands: nothing of it is delivered again, and a broken
+"""A client whose connection broke keeps its messages in flight: none of them is delivered again, and a broken
 connection is no failed attempt."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from full_disk import full_disk
-from resuming_client import Client, done
+from resuming_client import BREAKS, Break, Client, done
 
 from headwater import Log, ManualClock
 from headwater.broker.flow import run_blocking
@@ -14,8 +13,6 @@ from headwater.broker.subscribe import Resume
 from headwater.errors import DiskFullError, LeaseLostError
 
 ACK_WAIT_MS = 30_000
-
-Break = Callable[[Client], None]
 
 
 @pytest.fixture
@@ -25,33 +22,26 @@ def log(engine_here: None, open_log: Any) -> Log:
     return opened
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture(params=["noticed", "unnoticed"])
+@pytest.fixture(params=BREAKS)
 def broken(request: pytest.FixtureRequest) -> Break:
-    """How the connection ends for the server: it sees it break, or it still believes in it when the client is back.
-    A server that died leaves the same behind as one that noticed nothing."""
-    return Client.vanish if request.param == "noticed" else lambda client: None
+    return BREAKS[request.param]
 
 
 def publish(log: Any, count: int, **options: Any) -> None:
     log.publish_many([("a", n, options) for n in range(1, count + 1)])
 
 
-# --- in hand ------------------------------------------------------------------------------------------------------
+# --- in flight ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_in_hand_stays_the_clients_and_can_be_acked(log: Log, mode: Any, broken: Break) -> None:
+def test_what_is_in_flight_stays_the_clients_and_can_be_acked(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 3)
     client = Client(log, mode=mode)
     client.fetch()
     broken(client)
     assert client.resume() == [(1, 1), (2, 1), (3, 1)]
     assert client.settled == []
-    assert [claimed.message.topic for claimed in client.hands.values()] == ["a"] * 3, "their data is with the client"
+    assert [claimed.message.topic for claimed in client.in_flight.values()] == ["a"] * 3, "with their data"
     assert client.fetch() == [], "it is not delivered again"
     client.ack(2)
     client.ack(1, 3)
@@ -67,7 +57,7 @@ def test_every_verb_works_on_it(log: Log, mode: Any, broken: Break) -> None:
     client.resume()
     client.reject(1)
     client.nack(2)
-    run_blocking(client.connection.extend([client.hands[3]], 60_000))
+    run_blocking(client.connection.extend([client.in_flight[3]], 60_000))
     client.ack(4)
     assert client.fetch() == [(2, 2)], "the nack counts, the broken connection does not"
     assert [letter.attempts for letter in log.dead_letters.list()] == [1]
@@ -100,7 +90,7 @@ def test_its_time_begins_anew(log: Log, broken: Break, clock: ManualClock) -> No
     assert client.fetch() == [(1, 2)]
 
 
-def test_a_retry_in_hand_keeps_its_attempt(log: Log, mode: Any, broken: Break) -> None:
+def test_a_retry_in_flight_keeps_its_attempt(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 2)
     client = Client(log, mode=mode)
     client.fetch()
@@ -118,7 +108,7 @@ def test_it_takes_up_room(log: Log, mode: Any, broken: Break) -> None:
     client.fetch()
     broken(client)
     client.resume()
-    assert client.fetch() == [], "both hands are full"
+    assert client.fetch() == [], "max_in_flight is reached"
     client.ack(1)
     assert client.fetch() == [(3, 1)]
 
@@ -127,10 +117,10 @@ def test_the_old_connection_has_nothing_to_say_any_more(log: Log, mode: Any) -> 
     publish(log, 3)
     client = Client(log, mode=mode)
     client.fetch(2)
-    old, in_old_hands = client.connection, list(client.hands.values())
+    old, old_deliveries = client.connection, list(client.in_flight.values())
     client.resume()
     with pytest.raises(LeaseLostError):
-        done(old.ack(in_old_hands))
+        done(old.ack(old_deliveries))
     run_blocking(old.close(vanished=True))
     assert client.fetch() == [(3, 1)], "what it closed late was not its own to give back"
     client.ack(1, 2, 3)

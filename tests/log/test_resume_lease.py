@@ -25,11 +25,6 @@ def open_log(engine_here: None, open_log: Any) -> Any:
     return open_log
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def publish(log: Any, count: int) -> None:
     log.publish_many([("a", n) for n in range(1, count + 1)])
 
@@ -179,10 +174,10 @@ def test_one_that_was_only_frozen_is_refused(open_log: Any) -> None:
     publish(frozen, 3)
     client = Client(frozen)
     client.fetch(2)
-    old, in_old_hands = client.connection, list(client.hands.values())
+    old, old_deliveries = client.connection, list(client.in_flight.values())
     client.resume(present)
     with pytest.raises(LeaseLostError):
-        done(old.ack(in_old_hands))
+        done(old.ack(old_deliveries))
     with pytest.raises(LeaseLostError):
         run_blocking(old.take(1, 0.0))
     run_blocking(old.close())

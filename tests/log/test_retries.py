@@ -8,11 +8,6 @@ from headwater import Log, ManualClock
 from headwater.errors import InvalidOptionError, LeaseLostError
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def attempts(messages: Any) -> list[tuple[int, int]]:
     return [(message.seq, message.attempt) for message in messages]
 

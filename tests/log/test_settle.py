@@ -9,11 +9,6 @@ from headwater import Log, ManualClock, Subscription
 from headwater.errors import LeaseLostError, NotDeliveredError
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def seqs(messages: Any) -> list[int]:
     return [message.seq for message in messages]
 

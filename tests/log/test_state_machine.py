@@ -65,7 +65,7 @@ class LogMachine(RuleBasedStateMachine):
             {mode: Reader(topics, ACK_WAIT_MS, MAX_ATTEMPTS, BACKOFF_MS) for mode, topics in TOPICS.items()}
         )
         self.subscriptions: dict[str, Any] = {}
-        self.in_hand: dict[str, list[Any]] = {consumer: [] for consumer in CONSUMERS}
+        self.in_flight: dict[str, list[Any]] = {consumer: [] for consumer in CONSUMERS}
         self.log = self.open()
 
     def open(self) -> Log:
@@ -101,7 +101,7 @@ class LogMachine(RuleBasedStateMachine):
             self.reported[mode] += gap.count
 
         self.subscriptions[consumer] = subscription
-        self.in_hand[consumer] = []
+        self.in_flight[consumer] = []
 
     @initialize()
     def begin(self) -> None:
@@ -139,10 +139,10 @@ class LogMachine(RuleBasedStateMachine):
         self._note_burials(mode)
         assert len(found) <= n
         for handle in found:
-            reader.delivered(handle, self.in_hand[consumer], self.now_ms)
-            self.in_hand[consumer].append(handle)
+            reader.delivered(handle, self.in_flight[consumer], self.now_ms)
+            self.in_flight[consumer].append(handle)
         if not found:
-            overlooked = reader.overlooked(self.in_hand[consumer], self.now_ms)
+            overlooked = reader.overlooked(self.in_flight[consumer], self.now_ms)
             assert overlooked == [], "an empty fetch, yet there was something"
         assert self.reported[mode] == reader.gaps
         return found
@@ -269,7 +269,7 @@ class LogMachine(RuleBasedStateMachine):
         else:
             consumer = data.draw(st.sampled_from(sorted(CONSUMERS)))
             self.subscriptions[consumer].close()
-            self.model.readers[CONSUMERS[consumer]].given_back(self.in_hand[consumer], self.now_ms)
+            self.model.readers[CONSUMERS[consumer]].given_back(self.in_flight[consumer], self.now_ms)
             self.subscribe(consumer)
 
     def _take_over(self) -> None:
@@ -292,7 +292,7 @@ class LogMachine(RuleBasedStateMachine):
     def _close_and_open_again(self) -> None:
         self.log.close()
         for consumer, mode in CONSUMERS.items():
-            self.model.readers[mode].given_back(self.in_hand[consumer], self.now_ms)
+            self.model.readers[mode].given_back(self.in_flight[consumer], self.now_ms)
         self.log = self.open()
         for consumer in CONSUMERS:
             self.subscribe(consumer)

@@ -10,11 +10,6 @@ from headwater.broker import statistics
 from headwater.errors import InvalidTopicError, UnknownSubscriptionError
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def test_a_message_on_its_way_through(log: Log, mode: Any, clock: ManualClock) -> None:
     subscription = log.subscribe("s", "a", mode=mode)
 

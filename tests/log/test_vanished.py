@@ -15,11 +15,6 @@ def log(engine_here: None, open_log: Any) -> Log:
     return opened
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def close(subscription: Subscription, *, vanished: bool) -> None:
     subscriber: Any = subscription._consumer
     run_blocking(subscriber.close(vanished=vanished))
