@@ -91,7 +91,7 @@ def test_an_incomplete_batch_waits_for_more_and_a_full_one_does_not(
         publish(memory_log, number)
     target.wait_for_tries(1)
     assert target.arrived == [0, 1, 2]
-    wait_for(lambda: forwarder.status().in_hand == 1, forwarder)
+    wait_for(lambda: forwarder.status().in_flight == 1, forwarder)
     assert target.arrived == [0, 1, 2]
     forwarder.stop()  # which waits no longer
     assert target.batches == [3, 1]
@@ -128,7 +128,7 @@ def test_one_that_is_refused_does_not_keep_the_others_back_and_is_given_up_in_th
     publish(memory_log, *range(5))
     forwarder = make(max_attempts=3, backoff=1)
     forwarder.start()
-    wait_for(lambda: forwarder.status().set_aside == 1, forwarder)
+    wait_for(lambda: forwarder.status().refused == 1, forwarder)
     assert target.arrived == [0, 1, 3, 4]
     number = 5
     while not memory_log.dead_letters.list():
@@ -144,7 +144,7 @@ def test_one_that_is_refused_does_not_keep_the_others_back_and_is_given_up_in_th
     assert drained(forwarder)
     assert target.arrived == [0, 1, 3, 4, *range(5, number)]
     forwarder.stop()
-    assert (forwarder.status().dead, forwarder.status().set_aside) == (1, 0)
+    assert (forwarder.status().dead, forwarder.status().refused) == (1, 0)
 
 
 def test_one_that_is_refused_only_for_a_while_arrives(
@@ -154,7 +154,7 @@ def test_one_that_is_refused_only_for_a_while_arrives(
     publish(memory_log, 0, 1)
     forwarder = make()
     forwarder.start()
-    wait_for(lambda: forwarder.status().set_aside == 1, forwarder)
+    wait_for(lambda: forwarder.status().refused == 1, forwarder)
     assert target.arrived == [1]
     target.refused = set()
     clock.advance(2)

@@ -158,7 +158,7 @@ def test_once_with_a_target_that_is_away_ends_with_an_error_and_loses_nothing(
     assert log.subscription("copies").lag == 4
 
 
-def test_a_terminate_signal_ends_it_after_the_batch_in_hand(start, log: headwater.Log, path: Path, tmp_path):
+def test_a_terminate_signal_ends_it_after_the_batch_in_flight(start, log: headwater.Log, path: Path, tmp_path):
     copy = tmp_path / "copy.jsonl"
     process = start("forward", path, copy, "--id", "copies", "--wait", "1h")
     assert process.stderr.readline() == f"forwarding > of {path} to file:{copy} as copies\n"

@@ -141,7 +141,7 @@ def test_threads_that_fetch_from_one_subscription_share_it(server: RunningServer
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
-async def test_what_is_in_hand_stays_in_hand(serve: Any, proxy_to: Any, mode: Any) -> None:
+async def test_messages_in_flight_stay_with_the_client(serve: Any, proxy_to: Any, mode: Any) -> None:
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish_many([("a", n) for n in range(6)])
         async with log.subscribe("s", "a", mode=mode, max_attempts=2) as subscription:

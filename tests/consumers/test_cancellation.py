@@ -310,14 +310,14 @@ async def test_closing_a_subscription(place: Place, moment: str, mode: Any) -> N
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
             subscription = await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS)
-            [in_hand, soon_acked] = await subscription.fetch(2)
+            [in_flight, soon_acked] = await subscription.fetch(2)
             await soon_acked.ack(confirm=False)
             await anext(aiter(subscription.messages()))  # so that some are fetched ahead
             await strike(subscription.close())
             await subscription.close()
             async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
                 found = sorted(await take_all(API, subscription))
-                assert found == [(in_hand.seq, 2), (seqs[2], 2), *first(seqs[3:])]
+                assert found == [(in_flight.seq, 2), (seqs[2], 2), *first(seqs[3:])]
                 assert (await subscription.info()).acked == COUNT
 
         await every_step(moment, story)

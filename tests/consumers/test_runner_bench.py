@@ -81,7 +81,7 @@ class Holder:
     """One subscription object, or one start of a handler: a message is in one hand of it at a time."""
 
     def __init__(self) -> None:
-        self.in_hand: set[int] = set()
+        self.in_flight: set[int] = set()
         self.unsure: set[int] = set()  # its nack did not return
         self.is_late = False  # taken over; what it hands out from now on proves nothing
 
@@ -114,7 +114,7 @@ class Ledger:
             if not holder.is_late:
                 self._check(holder, seq, attempt)
                 self.attempts[seq] = attempt
-            holder.in_hand.add(seq)
+            holder.in_flight.add(seq)
             self.given[seq] += 1
             self.handed_out += 1
             self._changed.notify_all()
@@ -122,7 +122,7 @@ class Ledger:
     def _check(self, holder: Holder, seq: int, attempt: int) -> None:
         where = f"message {seq}, attempt {attempt}"
         most = 1 + self.given[seq] + self.vanished[seq]
-        if seq in holder.in_hand and not self.vanished[seq]:
+        if seq in holder.in_flight and not self.vanished[seq]:
             self.problems.append(f"{where}, is in two hands of one holder")
         if seq in self.acked or seq in self.dead:
             self.problems.append(f"{where}, was settled for good before")
@@ -134,7 +134,7 @@ class Ledger:
     def let_go(self, holder: Holder, seq: int) -> None:
         """Before it is settled, for then others may get it at once."""
         with self._changed:
-            holder.in_hand.discard(seq)
+            holder.in_flight.discard(seq)
 
     def vanish(self, holder: Holder, *, for_good: bool) -> None:
         with self._changed:
@@ -150,11 +150,11 @@ class Ledger:
         """How many messages at least this holder must be able to hand out."""
         with self._changed:
             settled = self.acked | self.perhaps_acked | self.dead | self.perhaps_dead
-            open_ones = self.published - settled - holder.in_hand - holder.unsure
+            open_ones = self.published - settled - holder.in_flight - holder.unsure
             fresh = {seq for seq in open_ones if self.given[seq] + self.vanished[seq] < self.max_attempts}
             # What a holder had that vanished comes one at a time, so one that is kept may hold up the others.
             suspects = {seq for seq in fresh if self.vanished[seq]}
-            is_held_up = any(self.vanished[seq] for seq in holder.in_hand)
+            is_held_up = any(self.vanished[seq] for seq in holder.in_flight)
             return len(fresh) - len(suspects) + (1 if suspects and not is_held_up else 0)
 
     def wait_for(self, count: int) -> bool:

@@ -135,7 +135,7 @@ def test_a_signal_in_the_middle_of_a_handler(
 
 
 @pytest.mark.parametrize("how", SIGNALS)
-def test_a_signal_while_nothing_is_in_hand(
+def test_a_signal_while_nothing_is_in_flight(
     api: Api, near_place: Place, spawn: Spawn, log: headwater.Log, how: signal.Signals
 ) -> None:
     log.publish("a", 0)
@@ -154,15 +154,15 @@ def test_a_signal_while_nothing_is_in_hand(
 
 def test_several_handlers_at_work_all_finish(api: Api, near_place: Place, spawn: Spawn, log: headwater.Log) -> None:
     child = at_work(spawn, log, concurrency=3)
-    in_hand = {child.hear("began")[0] for _ in range(3)}
+    in_flight = {child.hear("began")[0] for _ in range(3)}
     child.process.send_signal(signal.SIGTERM)
     eventually(lambda: log.subscription("h").in_flight, 3)
-    for _ in in_hand:
+    for _ in in_flight:
         child.let_a_handler_end()
-    assert {child.hear("ended")[0] for _ in in_hand} == in_hand
+    assert {child.hear("ended")[0] for _ in in_flight} == in_flight
     child.hear("returned", [])
     assert child.end() == 0, child.errors()
-    assert rest(api, near_place) == [(seq, 1) for seq in range(1, COUNT + 1) if seq not in in_hand]
+    assert rest(api, near_place) == [(seq, 1) for seq in range(1, COUNT + 1) if seq not in in_flight]
 
 
 def test_a_handler_that_outlasts_the_shutdown_timeout(

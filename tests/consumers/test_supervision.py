@@ -212,7 +212,7 @@ async def test_run_raises_when_the_subscription_was_taken_over(api: Api, lasting
         await api.do(rival.close)
 
 
-async def test_what_ends_one_handler_ends_run_and_the_others_finish_what_is_in_hand(
+async def test_what_ends_one_handler_ends_run_and_the_others_finish_what_is_in_flight(
     api: Api, lasting_place: Place
 ) -> None:
     async with api.opened(lasting_place) as log, api.opened(lasting_place) as other:
