@@ -126,7 +126,7 @@ class Known(NamedTuple):
     has_subscriptions: bool
 
 
-def known(marks: Iterable[Step]) -> Known:
+def what_was_known(marks: Iterable[Step]) -> Known:
     """Sums up the marks before the cut."""
     now = Known({}, set(), {id: set() for id in MODES}, {id: set() for id in MODES}, False, False)
     for mark in marks:

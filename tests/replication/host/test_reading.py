@@ -199,7 +199,9 @@ def test_a_damaged_version_is_not_restored(store: ReplicaStore, pusher, tmp_path
     head = Path(store.directory) / store.catalogue.get(pusher.name).id / "1.db"
     with open(head, "r+b") as file:
         file.seek(-5, os.SEEK_END)
-        file.write(b"!")
+        [byte] = file.read(1)
+        file.seek(-5, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
     target = tmp_path / "target.db"
     target.write_bytes(b"mine")
     with pytest.raises(CorruptError):
