@@ -59,7 +59,7 @@ def test_names_are_read_in_any_case() -> None:
     assert (options.fail_on_data_loss, options.table) == (False, "dead_letters")
 
 
-def test_what_is_not_sent_is_everything_there_is() -> None:
+def test_without_options_everything_is_read() -> None:
     options = read()
     assert (options.path, options.table, options.patterns) == ("/logs/events.db", "messages", ())
     assert (options.starting_seq, options.ending_seq, options.fail_on_data_loss) == (0, None, True)
