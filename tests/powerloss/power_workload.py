@@ -6,16 +6,18 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import apsw
 from power_disk import Mark, Recorder, Step
 
 import headwater
 from headwater.api._sync import Log
+from headwater.broker.committer import Committer
 from headwater.broker.engine import Engine
 from headwater.broker.log import LocalLog
 from headwater.delivery.publishing import DedupeWindow
+from headwater.ports.store import PUBLISHING
 from headwater.stores.sqlite import Durability, SqliteStore
 
 NAME = "log.db"
@@ -25,13 +27,20 @@ START_MS = 1_700_000_000_000
 AN_HOUR_MS = 3_600_000
 IN_FLIGHT_MAX = 8
 
+Unsynced = Literal["publish", "ack"]
 
-def record(directory: Path, durability: Durability, rounds: int, seed: int) -> list[Step]:
+
+def record(
+    directory: Path, durability: Durability, rounds: int, seed: int, *, without_sync: Unsynced | None = None
+) -> list[Step]:
+    """`without_sync`: publishes or acks are committed as claims are, which is a mistake."""
     recorder = Recorder(f"recorder-{durability}-{seed}")
     try:
         clock = headwater.ManualClock(START_MS)
         store = SqliteStore(directory / NAME, durability=durability, vfs=recorder.name)
         engine = Engine(store, clock, dedupe=DedupeWindow())
+        if without_sync is not None:
+            _leave_out_syncs(engine.committer, without_sync)
         log = Log(LocalLog(engine, maintenance_s=None, heartbeats=False))
         recorder.mark("open")
         _Workload(log, store, clock, recorder, random.Random(seed)).run(rounds)
@@ -40,6 +49,18 @@ def record(directory: Path, durability: Durability, rounds: int, seed: int) -> l
         return recorder.steps
     finally:
         recorder.unregister()
+
+
+def _leave_out_syncs(committer: Committer, of: Unsynced) -> None:
+    submit = committer.submit
+
+    def unsynced(work: Any, *arguments: Any, touching: str | None = None, **options: Any) -> Any:
+        is_ack = getattr(getattr(work, "func", None), "__name__", "") == "ack_in"
+        if is_ack if of == "ack" else touching == PUBLISHING:
+            options["synced"] = False
+        return submit(work, *arguments, touching=touching, **options)
+
+    committer.submit = unsynced  # type: ignore[method-assign, assignment]
 
 
 class _Workload:
@@ -65,7 +86,9 @@ class _Workload:
             for id, subscription in subscriptions.items():
                 room = IN_FLIGHT_MAX - len(in_flight[id])
                 if room > 0:
-                    in_flight[id] += subscription.fetch(room)
+                    found = subscription.fetch(room)
+                    self._mark("claimed", (id, {message.seq: message.attempt for message in found}))
+                    in_flight[id] += found
                 self._settle(id, subscription, in_flight[id])
             if number % 16 == 9:
                 self._store.checkpoint()  # the next commit begins the WAL anew
@@ -122,13 +145,15 @@ class Known(NamedTuple):
     tried: set[int]  # the numbers in the data
     acked: dict[str, set[int]]
     perhaps_acked: dict[str, set[int]]
+    attempts: dict[str, dict[int, int]]
     pruning: bool
     has_subscriptions: bool
 
 
 def what_was_known(marks: Iterable[Step]) -> Known:
     """Sums up the marks before the cut."""
-    now = Known({}, set(), {id: set() for id in MODES}, {id: set() for id in MODES}, False, False)
+    acked, perhaps_acked, attempts = ({id: kind() for id in MODES} for kind in (set, set, dict))
+    now = Known({}, set(), acked, perhaps_acked, attempts, False, False)
     for mark in marks:
         if not isinstance(mark, Mark):
             continue
@@ -138,6 +163,8 @@ def what_was_known(marks: Iterable[Step]) -> Known:
                 now = now._replace(has_subscriptions=True)  # the workload subscribes before it publishes
             case "published":
                 now.published.update(mark.about)
+            case "claimed":
+                now.attempts[mark.about[0]].update(mark.about[1])
             case "acking":
                 now.perhaps_acked[mark.about[0]].update(mark.about[1])
             case "acked":
@@ -150,6 +177,7 @@ def what_was_known(marks: Iterable[Step]) -> Known:
 class Verdict(NamedTuple):
     broken: list[str]  # what no cut may ever do, relaxed or not
     lost: list[str]  # what was acknowledged and is not there any more
+    uncounted: list[int]  # messages whose last attempt is not counted: their claim was lost, which is allowed
 
 
 def judge(directory: Path, image: dict[str, bytes], known: Known) -> Verdict:
@@ -157,7 +185,7 @@ def judge(directory: Path, image: dict[str, bytes], known: Known) -> Verdict:
     for name, content in image.items():
         (directory / name).write_bytes(content)
     path = directory / NAME
-    verdict = Verdict([], [])
+    verdict = Verdict([], [], [])
     try:
         clock = headwater.ManualClock(START_MS + AN_HOUR_MS)
         # Relaxed only so that looking is quick; it changes nothing in what is found.
@@ -181,6 +209,10 @@ def _judge_deliveries(log: Log, known: Known, verdict: Verdict) -> None:
         seqs: list[int] = []
         while messages := subscription.fetch(1_000):
             seqs += [message.seq for message in messages]
+            attempts = known.attempts[id]
+            verdict.uncounted.extend(
+                message.seq for message in messages if message.attempt <= attempts.get(message.seq, 0)
+            )
             subscription.ack_many(messages)  # what was in flight comes one at a time, the next when this one is settled
         found = set(seqs)
         if len(found) != len(seqs):
