@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import os
 import pickle
+import resource
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,7 +17,15 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from s3_server import CREDENTIALS, S3Server
 
-from headwater.errors import ConflictError, CorruptError, InvalidOptionError, LockedError, StoreError
+from headwater.errors import (
+    ConflictError,
+    CorruptError,
+    DiskFullError,
+    InvalidOptionError,
+    LockedError,
+    ReadOnlyError,
+    StoreError,
+)
 from headwater.pipeline import delta, lake
 from headwater.pipeline.columns import GOLD_SCHEMAS, LAKE_SCHEMA, MESSAGE_SCHEMA
 from headwater.pipeline.delta import LOG, Table, rename_torn_entries
@@ -25,6 +36,7 @@ SCHEMA = pa.schema([("seq", pa.int64()), ("text", pa.string())])
 BY_DAY = pa.schema([("day", pa.date32()), ("n", pa.int64())])
 IDENTITY = (12345, 1_700_000_000_000)
 DAY_MS = 86_400_000
+NOBODY = 65534
 
 
 def rows(first: int, last: int, text: str = "x") -> pa.Table:
@@ -152,8 +164,9 @@ def test_a_lost_answer_is_recognised(place: Storage, monkeypatch: pytest.MonkeyP
     table = table.append(rows(11, 20), transaction=20)
     assert (table.transaction(), seqs(table)) == (20, list(range(1, 21)))
     monkeypatch.setattr(DeltaTable, "create_write_transaction", never_sent)
-    with pytest.raises(ConflictError):
+    with pytest.raises(StoreError, match="failed") as failed:
         table.append(rows(21, 30), transaction=30)
+    assert not isinstance(failed.value, ConflictError)  # no other run has anything to do with it
     assert Table(place, "t").transaction() == 20
 
 
@@ -497,3 +510,61 @@ def test_small_files_of_a_report_become_one(disk: Storage) -> None:
     assert (len(after.files), after.transaction()) == (2, 3)
     order = [("day", "ascending"), ("messages", "ascending")]
     assert after.read().sort_by(order).equals(before.read().sort_by(order))
+
+
+# --- a disk that takes no more, and a lake that may not be written ----------------------------------------------------
+
+
+@contextmanager
+def no_file_over(size: int) -> Iterator[None]:
+    """The system cuts a write off where the file reaches this size, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_called_one(disk: Storage) -> None:
+    table = Table(disk, "t").append(rows(1, 10), transaction=10)
+    with no_file_over(50), pytest.raises(DiskFullError, match="cannot be written"):
+        table.append(rows(11, 20), transaction=20)
+    assert not list(Path(disk.root).rglob("*.writing"))
+    new = written(disk, "t", rows(11, 20))
+    with no_file_over(50), pytest.raises(DiskFullError):  # of the entry: no other run has anything to do with it
+        table.commit(new, transaction=20)
+    assert Table(disk, "t").commit(new, transaction=20).transaction() == 20
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may write everywhere, so this process becomes nobody for a while."""
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_a_lake_that_may_not_be_written_is_called_one() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own are for root's eyes only
+        Path(name).chmod(0o755)
+        made = Lake(Storage(name))
+        made.bind(IDENTITY, "events.db")
+        new = written(made.storage, BRONZE, messages(1, 9))
+        with as_nobody():
+            assert made.table(BRONZE).transaction() == 0
+            with pytest.raises(ReadOnlyError, match="cannot be written"):
+                made.table(BRONZE).commit(new, transaction=9)
+            with pytest.raises(ReadOnlyError):
+                made.add_audit({}, dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+            with pytest.raises(ReadOnlyError), made.lock():
+                raise AssertionError
+        with made.lock():
+            pass
+        with as_nobody(), pytest.raises(ReadOnlyError), made.lock():
+            made.bind(IDENTITY, "moved.db")
