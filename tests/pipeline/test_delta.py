@@ -291,6 +291,26 @@ def test_checkpoints_and_cleanup_keep_the_transactions(place: Storage, monkeypat
     assert (again.transaction(), again.transaction("rows"), seqs(again)) == (7, 7, list(range(1, 8)))
 
 
+def test_no_commit_writes_a_checkpoint_by_itself(disk: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook of delta-rs would write one that is not synced, and remove the entries that it stands for."""
+    monkeypatch.setattr(delta, "_PROPERTIES", {**delta._PROPERTIES, "delta.checkpointInterval": "1"})
+
+    def checkpoints() -> list[str]:
+        return [name for name in disk.names(f"{BRONZE}/{LOG}") if "checkpoint" in name]
+
+    made = Lake(disk)
+    bronze = made.bind(IDENTITY, "events.db")
+    bronze = bronze.commit(written(disk, BRONZE, messages(1, 9)), transaction=9)
+    bronze = made.bind(IDENTITY, "moved.db")
+    bronze = bronze.ensure(LAKE_SCHEMA.append(pa.field("more", pa.string())))
+    bronze.vacuum(0)
+    made.table(BRONZE).reset()
+    assert checkpoints() == []
+    other = CommitProperties(app_transactions=[Transaction("another", 1)])
+    made.table(BRONZE).delta.create_write_transaction([], "append", LAKE_SCHEMA, ["day"], commit_properties=other)
+    assert checkpoints(), "without these settings it does"
+
+
 def test_merging_bronze_keeps_rows_and_transactions_and_refuses_a_damaged_file(disk: Storage) -> None:
     table = Table(disk, BRONZE).ensure(LAKE_SCHEMA)
     for number in range(4):

@@ -311,7 +311,9 @@ class Table:
 
     def set_properties(self, properties: Mapping[str, str]) -> Table:
         """`create` refuses names that Delta does not know; `alter` takes them."""
-        self.delta.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+        self.delta.alter.set_table_properties(
+            dict(properties), raise_if_not_exists=False, post_commithook_properties=_NO_HOOKS
+        )
         return self._after_commit()
 
     def _after_commit(self) -> Table:
