@@ -274,6 +274,15 @@ def test_a_torn_first_entry_is_no_table(disk: Storage) -> None:
     assert Table(disk, "t").append(rows(1, 3), transaction=3).transaction() == 3
 
 
+def test_a_missing_entry_is_named_in_one_sentence(disk: Storage) -> None:
+    for number in (1, 2, 3):
+        Table(disk, "t").append(rows(number, number), transaction=number)
+    Path(disk.root, "t", LOG, f"{2:020d}.json").unlink()
+    with pytest.raises(CorruptError, match="contiguous") as refused:
+        Table(disk, "t")
+    assert "{" not in refused.value.why  # delta-rs shows its structs
+
+
 def test_checkpoints_and_cleanup_keep_the_transactions(place: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "CHECKPOINT_COMMITS", 3)
     expired = {**delta._PROPERTIES, "delta.logRetentionDuration": "interval 0 seconds"}

@@ -8,6 +8,7 @@ disk data files are synced before the commit names them, and the entry of the co
 from __future__ import annotations
 
 import datetime as dt
+import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -36,6 +37,7 @@ _PROPERTIES = {
     "delta.logRetentionDuration": f"interval {RETENTION_DAYS} days",
     "delta.deletedFileRetentionDuration": f"interval {RETENTION_DAYS} days",
 }
+_STRUCT = re.compile(r":? *\w+ \{.*")
 # Hooks would write a checkpoint that is not synced, and remove the entries that it stands for.
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
@@ -447,4 +449,6 @@ def _partition(file: DataFile) -> dict[str, str | None]:
 
 
 def _first_line(exc: BaseException) -> str:
-    return next((line.strip() for line in str(exc).splitlines() if line.strip()), type(exc).__name__)
+    """Without the structs that delta-rs shows."""
+    line = next((line.strip() for line in str(exc).splitlines() if line.strip()), type(exc).__name__)
+    return _STRUCT.sub("", line)
