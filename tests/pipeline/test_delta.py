@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -413,6 +414,28 @@ def test_an_abandoned_writer_leaves_nothing(place: Storage) -> None:
     writer.abandon()
     left = [name for day in range(1, 4) for name in place.names(f"t/day=2026-01-0{day}")]
     assert left == []
+
+
+def test_a_folder_may_be_made_while_it_is_listed(disk: Storage) -> None:
+    """As a command sees the lake beside a run that makes its first tables."""
+    folders, looked = 300, threading.Semaphore(0)
+
+    def make() -> None:
+        for number in range(folders):
+            looked.acquire()
+            os.makedirs(Path(disk.root, str(number), "day"))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        for number in range(folders):
+            looked.release()
+            while not disk.entries(str(number)):
+                pass
+    finally:
+        for _ in range(folders):
+            looked.release()
+        thread.join()
 
 
 # --- the lake ---------------------------------------------------------------------------------------------------------

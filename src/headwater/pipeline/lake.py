@@ -69,8 +69,8 @@ class Lake:
         """Names of all tables that are there."""
         found = [name for name in (AUDITS, REPLAYS) if self._is_table(name)]
         for layer in LAYERS:
-            folders = self.storage.filesystem.get_file_info(pafs.FileSelector(layer, allow_not_found=True))
-            names = [f"{layer}/{each.base_name}" for each in folders if each.type == pafs.FileType.Directory]
+            folders = [each for each in self.storage.entries(layer) if each.type == pafs.FileType.Directory]
+            names = [f"{layer}/{each.base_name}" for each in folders]
             found += [name for name in names if self._is_table(name)]
         return sorted(found)
 

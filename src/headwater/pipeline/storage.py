@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -111,13 +111,22 @@ class Storage:
 
     def names(self, folder: str) -> list[str]:
         """Of the files directly in a folder."""
-        found = self.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-        return sorted(each.base_name for each in found if each.type == pafs.FileType.File)
+        return sorted(each.base_name for each in self.entries(folder) if each.type == pafs.FileType.File)
 
     def paths(self, folder: str) -> dict[str, int]:
         """All files below a folder, with their sizes."""
-        found = self.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
+        found = self.entries(folder, recursive=True)
         return {each.path: each.size for each in found if each.type == pafs.FileType.File}
+
+    def entries(self, folder: str, *, recursive: bool = False) -> Sequence[pafs.FileInfo]:
+        """What is in a folder; nothing if there is none."""
+        selector = pafs.FileSelector(folder, allow_not_found=True, recursive=recursive)
+        try:
+            found: Sequence[pafs.FileInfo] = self.filesystem.get_file_info(selector)
+        except FileNotFoundError:
+            # Arrow did not find it, and then looked whether it is there: another process made it in between.
+            found = self.filesystem.get_file_info(selector)
+        return found
 
     def delete(self, path: str) -> None:
         if self.size(path) is not None:
