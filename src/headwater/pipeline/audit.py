@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headwater.errors import CorruptError, StoreError
+from headwater.errors import CorruptError, ReadOnlyError, StoreError
 from headwater.formats import iso
 from headwater.pipeline.columns import LAKE_SCHEMA, MESSAGE_SCHEMA
 from headwater.pipeline.delta import LOG, Table, entry_versions, last_checkpoint
@@ -58,7 +58,8 @@ class Comparison(NamedTuple):
 
 
 def audit(spark: SparkSession, lake: Lake, log: str, on_step: Step = lambda step: None) -> dict[str, Any]:
-    """Compare the lake with its log; returns the document that the audit's page shows, and keeps it in the lake."""
+    """Compare the lake with its log; returns the document that the audit's page shows, and records it in the lake, if
+    that may be written."""
     began = time.monotonic()
     on_step("files")
     checks = [_check_entries(lake)]
@@ -110,8 +111,11 @@ def audit(spark: SparkSession, lake: Lake, log: str, on_step: Step = lambda step
         **document,
         "checks": checks,
     }
-    lake.add_audit(document, now)
-    return document
+    try:
+        lake.add_audit(document, now)
+    except ReadOnlyError:
+        return document | {"recorded": False}
+    return document | {"recorded": True}
 
 
 # --- the log of each table --------------------------------------------------------------------------------------------
