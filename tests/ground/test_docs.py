@@ -25,6 +25,7 @@ DOCS = [
     "docs/postgres.md",
     "docs/transports.md",
     "docs/speed.md",
+    "docs/frameworks.md",
     "docs/testing.md",
     "README.md",
     "ARCHITECTURE.md",
@@ -270,6 +271,12 @@ def test_the_code_of_the_readme_runs_in_order(tmp_path: Path) -> None:
     for words in commands():
         done = run(words, tmp_path)
         assert done.returncode == 0, (words, done.stderr)
+
+
+def test_the_code_of_the_page_on_frameworks_runs(tmp_path: Path) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```$", text("docs/frameworks.md"), re.MULTILINE | re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("SecondLibraryWarning\n", "")
 
 
 def test_the_code_of_the_page_on_testing_runs(tmp_path: Path) -> None:
