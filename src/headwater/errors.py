@@ -61,7 +61,9 @@ HeadwaterError
 ├── InvalidStateError (also a RuntimeError) the call does not fit what the object is or does now; nothing was changed
 └── ClosedError                             used after close()
 
-Each carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
+A warning besides: SecondLibraryWarning.
+
+Each error carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
 """
 
 from __future__ import annotations
@@ -343,3 +345,8 @@ class InvalidStateError(HeadwaterError, RuntimeError):
 
 class ClosedError(HeadwaterError):
     pass
+
+
+class SecondLibraryWarning(RuntimeWarning):
+    """A second SQLite library opens the file of a log in one process. `warnings.filterwarnings("error",
+    category=SecondLibraryWarning)` makes `sqlite3.connect` raise it, and the file is not opened."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater import wiring
+from headwater import testing, wiring
 from headwater.broker.subscribe import SubscribeOptions
 from headwater.client.options import RemoteOptions, read_options
 from headwater.delivery.publishing import DedupeWindow
@@ -25,6 +25,8 @@ DOCS = [
     "docs/postgres.md",
     "docs/transports.md",
     "docs/speed.md",
+    "docs/frameworks.md",
+    "docs/testing.md",
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -36,7 +38,7 @@ DOCS = [
 ]
 WRITTEN = [*DOCS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").rglob("*.*")))]
 FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json")
-THE_READERS_OWN = {"headwater.toml", "manifest.db"}
+THE_READERS_OWN = {"headwater.toml", "manifest.db", "conftest.py", "shop.py"}
 LAKE_TABLES = ("bronze/", "silver/", "gold/", "metrics/", "typed/")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt|opt|usr|var)/")
 
@@ -269,6 +271,35 @@ def test_the_code_of_the_readme_runs_in_order(tmp_path: Path) -> None:
     for words in commands():
         done = run(words, tmp_path)
         assert done.returncode == 0, (words, done.stderr)
+
+
+def test_the_code_of_the_page_on_frameworks_runs(tmp_path: Path) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```$", text("docs/frameworks.md"), re.MULTILINE | re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("SecondLibraryWarning\n", "")
+
+
+def test_the_code_of_the_page_on_testing_runs(tmp_path: Path) -> None:
+    """The first line of each block names its file."""
+    blocks = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", text("docs/testing.md"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == text("docs/testing.md").count("```python\n") > 3
+    for name, code in blocks:
+        with (tmp_path / name).open("a") as file:
+            file.write(code)
+    words = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    tests = sum(code.count("\ndef test_") + code.startswith("def test_") for _, code in blocks)
+    assert f"{tests} passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_the_failure_shown_on_the_page_on_testing_is_that_of_the_code() -> None:
+    [shown] = re.findall(r"^```text\n(expected a message.*?)^```$", text("docs/testing.md"), re.MULTILINE | re.DOTALL)
+    with testing.open_log() as log:
+        log.publish("orders.new", {"id": 21, "amount": 9})
+        log.publish("invoices.sent", {"order": 21, "amount": 9})
+        with pytest.raises(AssertionError) as caught:
+            testing.assert_published(log, "invoices.sent", data={"order": 21, "amount": 10})
+    assert [line.rstrip() for line in str(caught.value).splitlines()] == shown.splitlines()
 
 
 def command_names(markdown: str) -> set[tuple[str, ...]]:

@@ -55,6 +55,11 @@ def test_a_rolled_back_publish_leaves_neither_message_nor_hole(log: Log, mine: p
     assert log.publish("a", 2) == 1
 
 
+def test_a_message_of_the_past_is_no_part_of_it(log: Log, mine: psycopg.Connection) -> None:
+    with pytest.raises(InvalidOptionError, match="published_at and tx"):
+        log.publish("a", 1, published_at=1_600_000_000, tx=mine)
+
+
 def test_an_id_is_recognised_across_both_ways(log: Log, mine: psycopg.Connection) -> None:
     first = log.publish("a", 1, id="one")
     assert log.publish("a", 1, id="one", tx=mine) == first

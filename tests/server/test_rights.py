@@ -579,6 +579,21 @@ def test_a_revoked_token_is_noticed_within_five_seconds() -> None:
 # --- publishers -------------------------------------------------------------------------------------------------------
 
 
+async def test_a_time_of_its_own_needs_the_right_to_manage(serve_tokens: Serve, make: Make) -> None:
+    old = {"topic": "a.b", "data": 1, "published_at": "2020-01-31T12:00:00Z"}
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(make("shop", publish=["a.>"], manage=["b.>"]))) as shop,
+        connect(server, **bearer(make("importer", publish=["a.>"], manage=["a.>"], read=["a.>"]))) as importer,
+    ):
+        for method, params in (("rpc.publish", old), ("rpc.publish.batch", {"messages": [old]})):
+            with pytest.raises(Refused) as caught:
+                await shop.call(method, params)
+            assert caught.value.error["code"] == UNAUTHORIZED
+            await importer.call(method, params)
+        assert await shop.publish("a.b") == 3
+
+
 async def test_a_publisher_belongs_to_its_token(serve_tokens: Serve, make: Make) -> None:
     async with (
         serve_tokens() as server,

@@ -304,6 +304,11 @@ class Consumer(ABC):
         with self._standing_by(limit):
             yield WaitFor(news, max(0.0, min(s for s in (timeout_s, due_s, FALLBACK_POLL_S) if s is not None)))
 
+    @property
+    def look_again_ms(self) -> int | None:
+        """When a take that has found nothing may find something, though nothing is published until then."""
+        return self._look_again_ms
+
     def has_nothing(self) -> bool:
         """Whether a take would find nothing, as far as this process knows."""
         return not self._buffer and not self._gaps and not self._has_ended and self.is_up_to_date()
@@ -399,6 +404,13 @@ class Consumer(ABC):
             if settled:
                 self._acking = self.submit_ack(settled, lazy=True)
                 self._acking.watch(self._acked)
+
+    def flush_acks(self) -> Flow[None]:
+        """Wait until everything that `ack_soon` was given is acked, or has failed to be."""
+        self._submit_acks()
+        while self._acking is not None and not self._acking.done:
+            yield WaitFor(self._acking, None)
+            self._submit_acks()
 
     def _acked(self, ack: Completion[list[int]]) -> None:
         if ack.error is not None:

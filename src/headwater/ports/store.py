@@ -102,8 +102,8 @@ class Reader(Protocol):
         """What retention looks at: the first matching messages in (after, upto], without their payload."""
 
     def seq_before(self, at_ms: int) -> int:
-        """A position that divides the log at a time: messages at or below it were published before, those above it
-        not. Assumes a clock that runs forward."""
+        """The last position at and below which all messages were published before a time; the next one was not. Assumes
+        a clock that runs forward. Messages that were published with times of their own may be older behind it."""
 
     def count(self, selection: Selection, after: int, upto: int) -> int:
         """How many messages in (after, upto] match. Looks at all of them and at no others: the caller bounds it. No
