@@ -37,6 +37,9 @@ def path(tmp_path: Path) -> Path:
 # --- what it tells ----------------------------------------------------------------------------------------------------
 
 
+SCHEDULE = {"schedule": {"id": "s", "topic": "a", "every_ms": 60_000}, "publisher": "p"}
+
+
 async def bury(client: Client) -> str:
     await client.subscribe("s", "a")
     seq = await client.publish("a", "secret")
@@ -55,6 +58,8 @@ async def test_every_change_is_told_with_who_and_from_where(
         done: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             ("rpc.retain", {"topic": "a", "max_count": 9}, {"topic": "a", "max_count": 9}),
             ("rpc.unretain", {"topic": "a"}, {"topic": "a"}),
+            ("rpc.schedule.declare", SCHEDULE, {"publisher": "p"}),
+            ("rpc.schedule.remove", {"schedule_id": "s"}, {"schedule_id": "s"}),
             ("rpc.seek", {"subscription_id": "s", "start": "new"}, {"subscription_id": "s", "start": "new"}),
             ("rpc.dead_letters.redrive", {"to_topic": "b"}, {"to_topic": "b"}),
             ("rpc.dead_letters.import", {"lines": [line]}, {"lines": 1}),
