@@ -489,7 +489,7 @@ class AsyncLog:
         pattern: str,
         *,
         id: str | None = None,
-        concurrency: int = 1,
+        concurrency: int | None = None,
         auto_ack: bool = True,
         on_gap: Callable[[Gap], None] | None = None,
         dedupe: DedupeQueue | None = None,
@@ -516,9 +516,12 @@ class AsyncLog:
         dead_letter_expired: bool = True,
     ) -> Callable[[Handler], Handler]:
         """Declare a handler. It runs once `start()` or `run()` is called, or at once if that has been. `id` names its
-        durable subscription; only an ephemeral one does without. With a `dedupe` queue, a message that was handled
-        before is only acked when it is delivered again. The other options are those of `subscribe`."""
-        check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        durable subscription; only an ephemeral one does without. `concurrency`: messages that it handles at a time; by
+        default one, or, in a shared subscription, as many as `headwater worker --threads` says. With a `dedupe` queue,
+        a message that was handled before is only acked when it is delivered again. The other options are those of
+        `subscribe`."""
+        if concurrency is not None:
+            check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         _check_dedupe(dedupe, auto_ack, pattern)
         options = given(SubscribeOptions, AsyncLog.on, locals())
         spec = make_spec(pattern, options)  # refuses here, not when the handler is started

@@ -91,7 +91,7 @@ class Registration(NamedTuple):
     id: str
     pattern: str
     handler: Handler
-    concurrency: int
+    concurrency: int | None  # None: one, or what a worker is told
     auto_ack: bool
     on_gap: Callable[[Gap], None] | None
     dedupe: DedupeQueue | None
@@ -128,6 +128,7 @@ class Handlers:
         self._running: dict[str, Running] = {}  # those that ended stay until they are declared or started anew
         self._declared: dict[str, Declared] = {}
         self._started = False
+        self.on_started: Callable[[], None] = lambda: None  # called by run()
         self._over: Completion[None] = Completion()  # run() goes on: a stop was requested, or a handler failed
 
     def declare(self, registration: Declared) -> None:
@@ -143,6 +144,16 @@ class Handlers:
         self._declared[id] = registration
         if self._started:
             self._add(registration).start_by_itself()
+
+    @property
+    def has_declared(self) -> bool:
+        return bool(self._declared)
+
+    def change_registrations(self, change: Callable[[Registration], Registration]) -> None:
+        """Of handlers, before they are started."""
+        for id, registration in self._declared.items():
+            if isinstance(registration, Registration):
+                self._declared[id] = change(registration)
 
     def health(self) -> dict[str, Any]:
         return {
@@ -179,6 +190,7 @@ class Handlers:
     def _run(self, timeout_s: float | None) -> Flow[None]:
         try:
             yield from self.start()
+            self.on_started()
             while not (yield WaitFor(self._over, SIGNAL_S)):
                 pass
             self.ask_to_stop()
@@ -364,7 +376,7 @@ class RunningHandler(Running):
         self._state = "running"
         if self._stopped.done:
             consumer.interrupt()
-        for number in range(given.concurrency):
+        for number in range(given.concurrency or 1):
             self._begin_worker(self._work(consumer), str(number))
 
     # --- ending -------------------------------------------------------------------------------------------------
