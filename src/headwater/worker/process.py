@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any, TypeVar
@@ -67,7 +67,7 @@ class ProcessOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """`state`: starting, running or failed. `error` and `next`: why it failed, and what to do. `files`: what has been
-    imported and is the application's own, if that has changed."""
+    imported and is the application's own, with its time of change then; only if there are more than before."""
 
     state: str
     tasks: int = 0
@@ -76,7 +76,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     recycling: str = ""
     error: str = ""
     next: str = ""
-    files: list[str] | None = None
+    files: dict[str, int] | None = None
 
 
 # --- the module -------------------------------------------------------------------------------------------------------
@@ -149,6 +149,17 @@ def own_files(exc: BaseException | None = None) -> list[str]:
     return sorted(path for path in paths if not path.startswith(installed) and os.path.exists(path))[:FILES_MAX]
 
 
+def modified(files: Iterable[str]) -> dict[str, int]:
+    """When each of them was changed, in nanoseconds; 0 for one that is not there."""
+    found = {}
+    for file in files:
+        try:
+            found[file] = os.stat(file).st_mtime_ns
+        except OSError:
+            found[file] = 0
+    return found
+
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +174,7 @@ class WorkerProcess:
         self._is_asked = False
         self._lock = threading.Lock()
         self._reporting = threading.Lock()
-        self._files: list[str] = []
+        self._files: dict[str, int] = {}
 
     def run(self) -> int:
         """The exit code."""
@@ -206,7 +217,7 @@ class WorkerProcess:
     def _run_blocking(self, context: AbstractContextManager[Any]) -> None:
         with context as opened:
             log: Log = _checked(self._options.target, opened, Log)
-            self._prepare(log._handlers, log._handlers.end_run)
+            self._prepare(log._handlers, log._handlers.ask_to_stop)
             log.run(self._options.shutdown_timeout_s)
 
     async def _run_async(self, context: Any) -> None:
@@ -214,8 +225,15 @@ class WorkerProcess:
             context = await context
         async with context as opened:
             log: AsyncLog = _checked(self._options.target, opened, AsyncLog)
-            loop = asyncio.get_running_loop()
-            self._prepare(log._handlers, lambda: loop.call_soon_threadsafe(log._handlers.end_run))
+            loop, ask_to_stop = asyncio.get_running_loop(), log._handlers.ask_to_stop
+
+            def stop() -> None:
+                if asyncio._get_running_loop() is loop:
+                    ask_to_stop()
+                else:
+                    loop.call_soon_threadsafe(ask_to_stop)
+
+            self._prepare(log._handlers, stop)
             await log.run(self._options.shutdown_timeout_s)
 
     def _prepare(self, handlers: Handlers, stop: Callable[[], object]) -> None:
@@ -288,8 +306,8 @@ class WorkerProcess:
         states = {} if self._handlers is None else self._handlers.health()
         error, next = _described(exc)
         with self._reporting:
-            files = own_files(exc) if self._options.reports_files else []
-            fresh, self._files = (None if files == self._files else files), files
+            new = [file for file in own_files(exc) if file not in self._files] if self._options.reports_files else []
+            self._files |= modified(new)
             report = Report(
                 state=self._state,
                 tasks=self._tasks,
@@ -298,7 +316,7 @@ class WorkerProcess:
                 recycling=self._recycling,
                 error=error,
                 next=next,
-                files=fresh,
+                files=self._files if new else None,
             )
             line = memoryview(msgspec.json.encode(report) + b"\n")
             with contextlib.suppress(OSError):  # the supervisor is gone

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ import h11
 import msgspec
 
 from headwater.errors import InvalidOptionError
-from headwater.worker.process import UNUSABLE, ProcessOptions, Report
+from headwater.worker.process import UNUSABLE, ProcessOptions, Report, modified
 
 logger = logging.getLogger("headwater.worker")
 
@@ -85,7 +85,7 @@ class Slot:
         self.process: asyncio.subprocess.Process | None = None
         self.control: int | None = None  # closed to stop the process
         self.report = Report("starting")
-        self.files: list[str] = []
+        self.files: dict[str, int] = {}  # and when each had been changed as the process imported it
         self.restarts = 0
         self.failures = 0
         self.began_s = self.heard_s = time.monotonic()
@@ -313,17 +313,15 @@ class Supervisor:
     # --- reload -------------------------------------------------------------------------------------------------------
 
     async def _watch_files(self) -> None:
-        known: dict[str, int] = {}
         while True:
             await asyncio.sleep(RELOAD_S)
-            files = {file for slot in self._slots for file in slot.files}
-            seen = modified(files)
-            changed = sorted(file for file in known.keys() & seen.keys() if known[file] != seen[file])
-            known = seen
+            seen = modified({file for slot in self._slots for file in slot.files})
+            changed = {file for slot in self._slots for file, at in slot.files.items() if seen[file] != at}
             if changed:
-                logger.info("%s has changed: the processes are started anew", os.path.relpath(changed[0]))
+                logger.info("%s has changed: the processes are started anew", os.path.relpath(min(changed)))
                 woken, self._changed = self._changed, asyncio.Event()
                 for slot in self._slots:
+                    slot.files = seen.copy()  # until the next process says what it has imported
                     slot.is_wanted_anew = slot.state in ("starting", "running")
                     slot.stop()
                 woken.set()
@@ -388,17 +386,6 @@ class Supervisor:
 
 
 _report = msgspec.json.Decoder(Report)
-
-
-def modified(files: Iterable[str]) -> dict[str, int]:
-    """When each of them was changed, in nanoseconds; 0 for one that is not there."""
-    found = {}
-    for file in files:
-        try:
-            found[file] = os.stat(file).st_mtime_ns
-        except OSError:
-            found[file] = 0
-    return found
 
 
 def _count(processes: int) -> str:
