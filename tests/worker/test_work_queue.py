@@ -67,7 +67,7 @@ def test_ten_thousand_jobs_and_nothing_is_lost(
         assert log.dead_letters.list() == []
     workers = len({pid for _, pid in lines(tmp_path)})
     figures(
-        f"work queue: {JOBS:,} jobs in {workers} processes, one killed after {KILLED_AT:,} and the rest ended by SIGTERM "
+        f"work queue: {JOBS:,} jobs in {workers} processes, one killed after {KILLED_AT:,}, the rest ended by SIGTERM "
         f"at {before:,}: {len(handled):,} done, 0 lost, {len(again)} done twice"
     )
 
