@@ -62,7 +62,7 @@ class Worker:
             raise AssertionError(f"it does not end:\n{self.text()}") from None
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        [url, *_] = self.wait_for(r"health is at (\S+)")
+        [url, *_] = self.wait_for(r"health is at (http://[\w.:]+/healthz)")
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return answer.status, json.load(answer)
