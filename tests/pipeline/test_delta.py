@@ -212,7 +212,7 @@ def test_a_table_is_reset_in_one_step(place: Storage) -> None:
 
 
 @pytest.mark.parametrize("left", [b"", b'{"commitInfo":{"timestamp":17', b'{"add":{}}\n{"txn":'])
-def test_a_torn_last_entry_is_set_aside_under_the_lock(disk: Storage, left: bytes) -> None:
+def test_a_torn_last_entry_is_moved_away_under_the_lock(disk: Storage, left: bytes) -> None:
     Table(disk, BRONZE).ensure(LAKE_SCHEMA).commit(written(disk, BRONZE, messages(1, 9)), transaction=9)
     table = Table(disk, BRONZE).commit(written(disk, BRONZE, messages(10, 19)), transaction=19)
     entry = Path(disk.root, BRONZE, LOG, f"{table.version:020d}.json")
@@ -226,7 +226,7 @@ def test_a_torn_last_entry_is_set_aside_under_the_lock(disk: Storage, left: byte
         assert made.table(BRONZE).transaction() == 19
 
 
-def test_all_torn_entries_at_the_end_are_set_aside(disk: Storage) -> None:
+def test_all_torn_entries_at_the_end_are_moved_away(disk: Storage) -> None:
     """Vacuum writes two that a power loss may cut off."""
     Table(disk, "t").append(rows(1, 3), transaction=3)
     for version, content in ((2, b'{"commitInfo":'), (3, b"")):

@@ -111,7 +111,7 @@ def opened_lake(lake: str, *, create: bool = False, log: str | None = None) -> I
 
 @contextmanager
 def locked_lake(lake: str, *, create: bool = False) -> Iterator[Lake]:
-    """For a command that changes it."""
+    """The lake, locked, for a command that changes it."""
     with opened_lake(lake, create=create) as opened, opened.lock():
         yield opened
 
@@ -693,7 +693,7 @@ def demo(
 
 
 def _publish_demo(log: str, folder: str) -> None:
-    """With what a run each twelve hours would have written down about the log."""
+    """Publish sample traffic, and record the metrics that a run every twelve hours would have recorded."""
     from headwater.demo.traffic import publish_traffic
     from headwater.pipeline.lake import Lake
     from headwater.pipeline.metrics import record_metrics
@@ -701,11 +701,11 @@ def _publish_demo(log: str, folder: str) -> None:
 
     lake = Lake.open(folder, create=True)
 
-    def on_observe(now_ms: int) -> None:
+    def on_run(now_ms: int) -> None:
         bind(lake, log)
         record_metrics(lake, log, now_ms)
 
-    publish_traffic(log, on_observe=on_observe)
+    publish_traffic(log, on_run=on_run)
 
 
 # --- Spark ------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ Step = Callable[[str], None]
 
 
 class Fingerprint(NamedTuple):
-    """Of the messages of one bucket."""
+    """The fingerprint of the messages of one bucket."""
 
     rows: int
     seqs: bytes
@@ -44,7 +44,7 @@ class Fingerprint(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Of bronze at one version with the log."""
+    """The comparison of bronze, at one version, with the log."""
 
     bronze: Table
     position: int | None
@@ -287,7 +287,7 @@ def _different(
 
 
 def _in_buckets(buckets: Iterable[int]) -> Column:
-    """As ranges of seqs, which files and logs can skip by."""
+    """A condition for these buckets: ranges of seqs, by which files and logs can skip."""
     condition = F.lit(False)
     for low, high in joined((_first_seq(bucket), _first_seq(bucket) + BUCKET_SEQS - 1) for bucket in buckets):
         condition = condition | F.col("seq").between(low, high)
@@ -426,7 +426,7 @@ def spans_held(bitmaps: Mapping[int, bytes]) -> list[SeqRange]:
 
 
 def _bits(bitmap: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """As Spark's `bitmap_construct_agg` has them: bit 0 of byte 0 is the bucket's first seq."""
+    """The bits as Spark's `bitmap_construct_agg` sets them: bit 0 of byte 0 is the bucket's first seq."""
     return np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
 
 

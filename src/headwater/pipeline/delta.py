@@ -101,7 +101,7 @@ class Table:
 
     @cached_property
     def files(self) -> list[DataFile]:
-        """In the order of their seqs."""
+        """The data files, in the order of their seqs."""
         if self._delta is None:
             return []
         actions = pa.table(self._delta.get_add_actions(flatten=True))

@@ -102,7 +102,7 @@ class Storage:
         return digest.hexdigest()
 
     def names(self, folder: str) -> list[str]:
-        """Of the files directly in a folder."""
+        """The names of the files directly in a folder."""
         found = self.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
         return sorted(each.base_name for each in found if each.type == pafs.FileType.File)
 
@@ -181,7 +181,7 @@ class DataFile(msgspec.Struct, frozen=True):
 
     @property
     def sha256(self) -> str | None:
-        """From its name; None for a file that another writer named."""
+        """The hash in the name of a file; None for a file that another writer named."""
         words = self.path.rpartition("/")[2].removesuffix(".parquet").split("-")
         return words[2] if len(words) == 4 and len(words[2]) == 64 else None
 
@@ -314,7 +314,7 @@ def _value(scalar: pa.Scalar) -> int:
 
 
 def _plain(scalar: pa.Scalar) -> int | str:
-    """As the log of a Delta table spells it. The log's times are whole milliseconds, so nothing is cut off."""
+    """A value as the log of a Delta table spells it. The log's times are whole milliseconds, so nothing is cut off."""
     if not pa.types.is_timestamp(scalar.type):
         return int(scalar.as_py())
     return str(scalar.as_py().strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]) + "Z"

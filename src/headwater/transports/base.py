@@ -72,7 +72,7 @@ class BaseTransport(ABC):
         self.publish_many([message])
 
     def publish_many(self, messages: Iterable[Message | HasMessage]) -> None:
-        """In their order. A received message is sent as the log holds it; sending does not ack it."""
+        """Send messages in their order. A received message is sent as the log holds it; sending does not ack it."""
         self._publish([self._message_of(each) for each in messages])
 
     @abstractmethod
