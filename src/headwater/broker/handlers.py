@@ -158,7 +158,7 @@ class Handlers:
     def health(self) -> dict[str, Any]:
         return {
             id: self._running[id].health() if id in self._running else {"state": "declared", "error": None}
-            for id in self._declared
+            for id in list(self._declared)  # a worker asks on a thread of its own
         }
 
     def start(self) -> Flow[None]:
