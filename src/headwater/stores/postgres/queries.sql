@@ -246,6 +246,9 @@ SELECT batch FROM sinks WHERE sink = %s
 INSERT INTO sinks (sink, batch, at) VALUES (%s, %s, %s)
 ON CONFLICT (sink) DO UPDATE SET batch = excluded.batch, at = excluded.at
 
+-- :delete_sink: forget a sink
+DELETE FROM sinks WHERE sink = %s
+
 -- :timings: how long deliveries took, from an hour on
 SELECT coalesce(
     json_agg(json_build_array(subscription, hour, stage, bucket, count) ORDER BY subscription, hour, stage, bucket), '[]'
@@ -454,6 +457,12 @@ INSERT INTO leases (resource, owner, fence, until) VALUES (%s, '', 0, 0) ON CONF
 INSERT INTO {table} (resource, owner, fence, until)
 VALUES ({note}, '', {number}, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 ON CONFLICT (resource) DO UPDATE SET fence = excluded.fence, until = excluded.until
+
+-- :leases: leases whose resource begins with a text
+SELECT resource, owner, fence, until FROM leases WHERE substr(resource, 1, length(%s)) = %s ORDER BY resource
+
+-- :delete_lease: remove a lease
+DELETE FROM leases WHERE resource = %s
 
 -- :save_lease: write a lease down
 INSERT INTO leases (resource, owner, fence, until) VALUES (%s, %s, %s, %s)

@@ -441,6 +441,10 @@ class PostgresReader:
         row = self._row("lease", resource)
         return Lease() if row is None else Lease(*row)
 
+    def leases(self, prefix: str) -> dict[str, Lease]:
+        rows: list[Any] = self._execute(SQL["leases"], (prefix, prefix)).fetchall()
+        return {resource: Lease(*lease) for resource, *lease in rows}
+
     def _execute(self, sql: str, bindings: Sequence[Any] | None = None) -> psycopg.Cursor[Any]:
         if self._interruption is not None:  # between two statements there is nothing that could be cancelled
             self._interruption.check()
