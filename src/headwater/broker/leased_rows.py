@@ -119,7 +119,7 @@ class LeasedRows:
             record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
         fresh = self._fresh(writer, record, plan, bytes_max)
         if plan.is_current:
-            record, claimed = deliveries.claim_fresh(writer, record, fresh(plan.room), now_ms)
+            record, claimed = deliveries.claim_fresh(writer, hooks, record, fresh(plan.room), now_ms)
             return ClaimResult(record, claimed)
         suspects = self._in_flight.suspect_until_ms(writer) is None
         if not self._in_seq_order:
