@@ -76,7 +76,7 @@ def measure() -> list[Line]:
     return [
         against("exclusive, fetch and ack 1,000s", exclusive, reads, bare, 0.2),
         against("shared with leases, 1,000s", shared, reads, bare, 0.05),
-        against("exclusive, fetch and ack 100s", hundreds, reads, bare),
+        against("exclusive, fetch and ack 100s", hundreds, reads, bare, 0.15),
         against("exclusive, by a handler, one at a time", handler, "litequeue, pop and done", lite),
         against("exclusive, by a handler, one at a time", handler, "persist-queue, get and ack", persist),
     ]

@@ -98,6 +98,6 @@ def measure() -> list[Line]:
         against("100 tasks, each awaits its seq", concurrent, "bare APSW, one by one", bare, 10),
         against("100 tasks, each awaits its seq", concurrent, "persist-queue, one by one", persist),
         against("100 threads, each awaits its seq", in_threads, "bare APSW, one by one", bare),
-        against("publish one by one", single, "bare APSW, one by one", bare),
+        against("publish one by one", single, "bare APSW, one by one", bare, 0.85),
         against("publish one by one", single, "litequeue, one by one", lite),
     ]

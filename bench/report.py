@@ -17,7 +17,10 @@ class Line(NamedTuple):
     met: bool | None = None
 
 
-def against(what: str, ours: float, name: str, other: float, at_least: float | None = None) -> Line:
+def against(what: str, ours: float, name: str, other: float | None, at_least: float | None = None) -> Line:
+    """`other` is None where the other system failed."""
+    if other is None:
+        return Line(what, f"{ours:,.0f}/s", f"{name} failed")
     ratio = ours / other
     met = None if at_least is None else ratio >= at_least
     wanted = "" if at_least is None else f"≥ {at_least:g} ×"

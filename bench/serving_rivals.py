@@ -333,17 +333,30 @@ def percentiles_ms(delays_s: list[float]) -> Percentiles:
 def figures_of(
     pipelined: dict[str, Measure], others: dict[str, Measure], latency: Callable[[], Coroutine[Any, Any, Percentiles]]
 ) -> dict[str, float]:
-    """A short trial of each determines how many messages make a run long enough; it also warms up the server."""
+    """A short trial of each determines how many messages make a run long enough; it also warms up the server. One that
+    fails leaves its figure out."""
 
     def run_of(measure: Measure) -> Callable[[], float]:
         count = int(min(run(measure(TRIAL_COUNT)) * RUN_S, COUNT_MAX))
         return lambda: run(measure(count))
 
-    measures = pipelined | others
-    found = dict(zip(measures, medians(REPEATS, *map(run_of, measures.values())), strict=True))
-    p50s, p99s = zip(*(run(latency()) for _ in range(REPEATS)), strict=True)
-    found["publish to deliver p50 ms"], found["publish to deliver p99 ms"] = map(statistics.median, (p50s, p99s))
-    return {"publish pipelined": max(found[name] for name in pipelined)} | found
+    found: dict[str, float] = {}
+    for name, measure in (pipelined | others).items():
+        with left_out_if_it_fails(name):
+            [found[name]] = medians(REPEATS, run_of(measure))
+    with left_out_if_it_fails("latency"):
+        p50s, p99s = zip(*(run(latency()) for _ in range(REPEATS)), strict=True)
+        found["publish to deliver p50 ms"], found["publish to deliver p99 ms"] = map(statistics.median, (p50s, p99s))
+    best = [found[name] for name in pipelined if name in found]
+    return ({"publish pipelined": max(best)} if best else {}) | found
+
+
+@contextmanager
+def left_out_if_it_fails(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:  # of any kind: each client raises its own
+        print(f"  {name} failed: {type(exc).__name__}: {exc}", flush=True)
 
 
 def jetstream_figures(port: int) -> dict[str, float]:
@@ -372,11 +385,17 @@ def rival_figures() -> dict[str, float]:
     """Messages per second, or milliseconds if the name says so: `jetstream publish pipelined, default sync`."""
     figures: dict[str, float] = {}
     for sync, label in ((None, "default sync"), ("always", "sync always")):
-        with jetstream_server(sync) as port:
-            figures |= {f"jetstream {name}, {label}": value for name, value in jetstream_figures(port).items()}
+        with left_out_if_it_fails(f"jetstream, {label}"), jetstream_server(sync) as port:
+            figures |= told({f"jetstream {name}, {label}": value for name, value in jetstream_figures(port).items()})
     for sync in ("everysec", "always"):
-        with redis_server(sync) as port:
-            figures |= {f"redis {name}, aof {sync}": value for name, value in redis_figures(port).items()}
+        with left_out_if_it_fails(f"redis, {sync}"), redis_server(sync) as port:
+            figures |= told({f"redis {name}, aof {sync}": value for name, value in redis_figures(port).items()})
+    return figures
+
+
+def told(figures: dict[str, float]) -> dict[str, float]:
+    for name, value in figures.items():
+        print(f"  {name}: {f'{value:.2f} ms' if ' ms' in name else f'{value:,.0f}/s'}", flush=True)
     return figures
 
 
@@ -390,7 +409,7 @@ def main() -> None:
     table = Table(title=f"Other brokers, median of {REPEATS} runs", title_justify="left")
     table.add_column("measured")
     table.add_column("figure", justify="right")
-    for name, value in rival_figures().items():
+    for name, value in rival_figures().items():  # each is printed when it is there, too
         table.add_row(name, f"{value:.2f} ms" if " ms" in name else f"{value:,.0f}/s")
     Console(width=130).print(table)
 
