@@ -34,6 +34,7 @@ class Cursor:
         self._window = Window(record.window)
         self._scanned = record.window.delivered
         self._are_large = False  # the messages claimed last
+        self._full_claim = 0  # how many the last claim wanted and found close together: probably there is more behind
 
     @property
     def delivered_to(self) -> int:
@@ -45,14 +46,20 @@ class Cursor:
     # --- claiming -----------------------------------------------------------------------------------------------
 
     def may_claim_at_once(self) -> bool:
-        """Near the end of the log, planning and claiming is one step of the writer, which takes half the time. Where
-        there may be much to scan, the writer must not be kept waiting."""
-        if self._filter_takes_time or self._are_large:
+        """Near the end of the log, or where the last claim found all it wanted close together, planning and claiming is
+        one step of the writer, which takes half the time. Where there may be much to scan, the writer must not be kept
+        waiting."""
+        if self._filter_takes_time or self._are_large or len(self._in_flight) >= self.spec.max_in_flight:
             return False
-        behind = self._wakeups.announced - self._scanned
-        return 0 < behind <= NEAR_SEQS and len(self._in_flight) < self.spec.max_in_flight
+        return self._full_claim > 0 or self._is_near()
+
+    def _is_near(self) -> bool:
+        return 0 < self._wakeups.announced - self._scanned <= NEAR_SEQS
 
     def plan_at_once(self, writer: Writer, limit: int) -> FetchPlan | None:
+        full_claim, self._full_claim = self._full_claim, 0
+        if limit > full_claim and not self._is_near():
+            return None
         plan = self.plan(writer, limit, NEAR_BYTES_MAX)
         return plan if plan.fresh else None
 
@@ -120,6 +127,9 @@ class Cursor:
         hooks.append(take_back)
         self._window.deliver(seqs, scanned_to, now_ms + self.spec.ack_wait_ms)
         self._scanned = scanned_to
+        is_dense = scanned_to - plan.scanned_from <= NEAR_SEQS
+        is_small = sum(message.size for message in fresh) <= NEAR_BYTES_MAX // 2
+        self._full_claim = room if len(fresh) == room and is_dense and is_small else 0
         ready, delayed, expired = deliveries.sort_fresh(fresh, now_ms)
         record = result.record
         if len(ready) < len(seqs):  # the others have a row or are dead, so they are not open in the window
