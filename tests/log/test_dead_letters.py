@@ -10,7 +10,7 @@ from headwater.errors import InvalidFilterError, InvalidPatternError, UnknownDea
 from headwater.ports.store import LETTERS_BYTES_MAX
 
 
-def bury(log: Log, *letters: tuple[str, str | None, str | None], id: str = "s") -> None:
+def dead_letter(log: Log, *letters: tuple[str, str | None, str | None], id: str = "s") -> None:
     """Rejects a message per (topic, type, error)."""
     log.publish_many([(topic, None, {"type": type}) for topic, type, _ in letters])
     with log.subscribe(id, ">") as subscription:
@@ -21,7 +21,7 @@ def bury(log: Log, *letters: tuple[str, str | None, str | None], id: str = "s") 
 
 @pytest.fixture
 def three(log: Log) -> Log:
-    bury(
+    dead_letter(
         log,
         ("orders.new", "TestMessage", "Redis error: connection refused"),
         ("orders.old", "TestMessage", "Redis error: timed out"),
@@ -115,7 +115,7 @@ def test_purging_removes_some_or_all_and_says_how_many(three: Log) -> None:
 
 def test_ids_are_not_used_again_after_purging(three: Log) -> None:
     three.dead_letters.purge()
-    bury(three, ("again", None, None))
+    dead_letter(three, ("again", None, None))
     assert ids(three) == [4]
 
 
@@ -129,7 +129,7 @@ def test_they_outlive_their_message_and_their_subscription(three: Log, clock: Ma
 
 def test_they_survive_reopening(open_log: Any) -> None:
     with open_log() as log:
-        bury(log, ("a", "T", "broken"))
+        dead_letter(log, ("a", "T", "broken"))
     with open_log() as log:
         [letter] = log.dead_letters.list()
     assert (letter.message.topic, letter.message.type, letter.error) == ("a", "T", "broken")
@@ -145,7 +145,7 @@ def test_more_than_a_page_of_them(log: Log) -> None:
     assert log.dead_letters.purge() == count
 
 
-def test_what_is_told_of_a_failure_is_cut(log: Log) -> None:
+def test_what_is_reported_of_a_failure_is_cut(log: Log) -> None:
     log.publish("a", 1)
     [message] = log.subscribe("s", "a").fetch()
     message.reject("é" * 1_000_000)

@@ -339,7 +339,7 @@ def test_the_users_sql_may_not_touch_the_log_nor_end_the_transaction(store: Stor
 # --- the store's own life -----------------------------------------------------------------------------------
 
 
-def test_health_is_told_in_plain_values(store: Store) -> None:
+def test_health_is_reported_in_plain_values(store: Store) -> None:
     assert isinstance(store.name, str)
     health = store.health()
     assert health

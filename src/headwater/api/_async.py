@@ -52,7 +52,7 @@ CONCURRENCY_MAX = 1_000
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NO_OPTIONS: PublishOptions = {}
-_NO_NAMES, _NO_TIMES, _NO_PRIORITY = (None,) * 10, (None,) * 4, 0  # most messages have nothing but topic and data
+_NO_NAMES, _NO_TIMES, _NO_PRIORITY = (None,) * 10, (None,) * 5, 0  # most messages have nothing but topic and data
 
 
 class AsyncReceivedMessage(Received, gc=False, eq=False):
@@ -134,6 +134,7 @@ class AsyncTransaction:
         delay: Span | None = None,
         expires_at: Moment | None = None,
         ttl: Span | None = None,
+        published_at: Moment | None = None,
     ) -> int:
         publish = partial(self._inner.publish, topic, data, given(PublishOptions, AsyncTransaction.publish, locals()))
         context = copy_context()  # which has the current span
@@ -415,13 +416,16 @@ class AsyncLog:
         delay: Span | None = None,
         expires_at: Moment | None = None,
         ttl: Span | None = None,
+        published_at: Moment | None = None,
         tx: Any = None,
     ) -> int:
         """Store a message and return its seq. When this returns, the message is on disk. With `tx`, a connection of
-        yours to the log's PostgreSQL, it is when you commit there; until then other publishers wait."""
+        yours to the log's PostgreSQL, it is when you commit there; until then other publishers wait. `published_at`: a
+        message of the past, from another system, with its own time."""
         options = _NO_OPTIONS
         names = (id, headers, from_, to, reply_to, correlation_id, type, version, content_type, traceparent)
-        if names != _NO_NAMES or priority is not _NO_PRIORITY or (deliver_at, delay, expires_at, ttl) != _NO_TIMES:
+        times = (deliver_at, delay, expires_at, ttl, published_at)
+        if names != _NO_NAMES or priority is not _NO_PRIORITY or times != _NO_TIMES:
             options = given(PublishOptions, AsyncLog.publish, locals())
         if tx is not None:
             check_connection_kind(tx, is_async=IS_ASYNC)

@@ -123,6 +123,16 @@ class Handlers:
         if self._started:
             self._add(registration).start_by_itself()
 
+    def declared(self) -> list[Registration]:
+        """For `headwater.testing`, which runs handlers itself."""
+        if any(not running.has_ended for running in self._running.values()):
+            raise InvalidStateError(
+                "the handlers run in the background already",
+                where=self._log.name,
+                next="Leave out start(), or call stop() before",
+            )
+        return list(self._declared.values())
+
     def health(self) -> dict[str, Any]:
         return {
             id: self._running[id].health() if id in self._running else {"state": "declared", "error": None}
@@ -268,6 +278,13 @@ class RunningHandler:
             return
 
     def _begin(self, consumer: Consumer) -> None:
+        self._prepare(consumer)
+        if self._stopped.done:
+            consumer.interrupt()
+        for number in range(self._registration.concurrency):
+            self._begin_worker(self._work(consumer), str(number))
+
+    def _prepare(self, consumer: Consumer) -> None:
         given = self._registration
         consumer.on_gap = given.on_gap
         self._receive = given.receiving(consumer)
@@ -275,10 +292,19 @@ class RunningHandler:
             self._once = HandledOnce(given.dedupe, consumer.id, consumer.spec.ack_wait_ms)
         self._consumer = consumer
         self._state = "running"
-        if self._stopped.done:
-            consumer.interrupt()
-        for number in range(given.concurrency):
-            self._begin_worker(self._work(consumer), str(number))
+
+    def subscribe_without_workers(self) -> Flow[Consumer]:
+        """For `headwater.testing`: the caller runs the handler, one message at a time, with `handle_next`."""
+        consumer = yield from self._subscribe(0.0)
+        self._prepare(consumer)
+        return consumer
+
+    def handle_next(self, consumer: Consumer) -> Flow[bool]:
+        """Handle the next message that is due, if there is one."""
+        claimed = yield from consumer.take_next(0.0)
+        if claimed is not None:
+            yield from self._handle(consumer, claimed)
+        return claimed is not None
 
     def _begin_worker(self, flow: Flow[None], name: str) -> None:
         with self._lock:
@@ -340,7 +366,6 @@ class RunningHandler:
     # --- working ------------------------------------------------------------------------------------------------
 
     def _work(self, consumer: Consumer) -> Flow[None]:
-        handle = self._run if self._once is None else partial(self._run_once, self._once)
         with consumer.taking():
             while not self._stopped.done:
                 try:
@@ -348,15 +373,21 @@ class RunningHandler:
                     if claimed is None:  # interrupted
                         return
                     self._state = "running"
-                    consumer.began(claimed)
-                    try:
-                        yield from handle(consumer, claimed)
-                    finally:
-                        consumer.ended(claimed)
+                    yield from self._handle(consumer, claimed)
                 except _PASSES as exc:  # nothing is lost meanwhile
                     self._state = "restarting"
                     logger.warning("subscription %s tries again: %s", self.id, exc)
                     yield WaitFor(self._stopped, RETRY_S)
+
+    def _handle(self, consumer: Consumer, claimed: Claimed) -> Flow[None]:
+        consumer.began(claimed)
+        try:
+            if self._once is None:
+                yield from self._run(consumer, claimed)
+            else:
+                yield from self._run_once(self._once, consumer, claimed)
+        finally:
+            consumer.ended(claimed)
 
     def _run_once(self, once: HandledOnce, consumer: Consumer, claimed: Claimed) -> Flow[None]:
         id = claimed.message.scoped_id

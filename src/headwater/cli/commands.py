@@ -24,6 +24,7 @@ _PANELS = {
         "publish": ("messages:publish", "Publish a message, or many from JSON lines."),
         "subscribe": ("messages:subscribe", "Begin or resume a durable subscription and print its messages."),
         "tail": ("messages:tail", "Print messages without a subscription: nothing is acked, nothing is kept."),
+        "import": ("import_:import_", "Import messages with their own times from JSON lines, each line once."),
         "serve": ("serve:serve", "Serve a log: JSON-RPC over WebSocket, metrics and health, on one port."),
         "forward": ("forward:forward", "Forward messages to another system; the next run continues after the last."),
         "sync": ("sync:sync", "Make TARGET equal to SOURCE, moving only the pages that differ."),

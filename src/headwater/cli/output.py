@@ -179,7 +179,7 @@ class Table:
         self.rows.append(cells)  # type: ignore[arg-type]
 
     def lines(self) -> Iterator[str]:
-        """For a pipe: columns two blanks apart, without trailing blanks."""
+        """The table for a pipe: columns two blanks apart, without trailing blanks."""
         header = [tuple(column.header for column in self.columns)] if self.has_header else []
         rows = [[str(cell).expandtabs().split("\n") for cell in row] for row in [*header, *self.rows]]
         widths = [max((_width(line) for row in rows for line in row[at]), default=0) for at in range(len(self.columns))]
@@ -455,7 +455,7 @@ class Following:
         pass
 
     def wait(self, seconds: float) -> bool:
-        """Until then, or until a signal ends it."""
+        """Wait until then, or until a signal ends it."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._line.is_shown:

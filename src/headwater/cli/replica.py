@@ -52,14 +52,14 @@ from headwater.replication.host.verify import (
     Check,
     Finding,
     Missing,
-    Verdict,
+    VersionVerdict,
     failed,
     passed,
     prove_content,
     prove_integrity,
     refuse_target,
 )
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import Remote, ReplicaName, VersionName, place_of, split_version
 from headwater.replication.protocol import PREFIX
 
@@ -76,7 +76,7 @@ TEXT_COLUMNS_MIN = 24  # with fewer, a text is shown under its row
 GAP_COLUMNS = 2
 
 _NEXT_WITHOUT: dict[Missing, str] = {
-    "room": "Free some disk space, and verify again",
+    "space": "Free some disk space, and verify again",
     "rights": "Verify as the user that the server runs as",
 }
 _FINDINGS: dict[Finding, tuple[str, str]] = {
@@ -94,7 +94,7 @@ replica = typer.Typer(
 )
 key_commands = typer.Typer(
     no_args_is_help=True,
-    help="Keys: who may push to or pull from one replica.\n\n"
+    help="Keys: rights to push to or pull from one replica.\n\n"
     "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push",
 )
 replica.add_typer(key_commands, name="key")
@@ -152,7 +152,7 @@ def _opened(directory: str) -> Iterator[ReplicaStore]:
             where=directory,
             next=f"Name {beside}" if os.path.isdir(beside) else "Name the data directory of the server",
         )
-    with ReplicaStore(_refuse_url(directory), RetentionPolicy(), SystemClock()).open() as store:
+    with ReplicaStore(_refuse_url(directory), VersionRetention(), SystemClock()).open() as store:
         yield store
 
 
@@ -509,10 +509,10 @@ def verify(
     Ends with 1 if something was found, else with 3 if something could not be checked.
     """
     directory, [name] = _directory_first(place, [name], "verify")
-    verdicts: list[Verdict] = []
+    verdicts: list[VersionVerdict] = []
     is_one = name is not None and "@" in name
 
-    def add(verdict: Verdict, *, every_check: bool) -> None:
+    def add(verdict: VersionVerdict, *, every_check: bool) -> None:
         verdicts.append(verdict)
         if not as_json:
             _show_verdict(verdict, every_check=every_check)
@@ -543,7 +543,7 @@ def verify(
         raise typer.Exit(STORE)
 
 
-def _summary(verdicts: Sequence[Verdict]) -> str:
+def _summary(verdicts: Sequence[VersionVerdict]) -> str:
     number = Counter(verdict.finding for verdict in verdicts)
     if number["bad"]:
         parts = [f"{number['bad']:,} of {plural(len(verdicts), 'version')} bad"]
@@ -577,7 +577,7 @@ def _versions_to_verify(store: ReplicaStore, name: str | None) -> Iterator[tuple
             yield each, number
 
 
-def _show_verdict(verdict: Verdict, *, every_check: bool) -> None:
+def _show_verdict(verdict: VersionVerdict, *, every_check: bool) -> None:
     line = Text(f"{verdict.name}@{verdict.version}  ")
     line.append(*_FINDINGS[verdict.finding])
     say(line)
@@ -757,7 +757,7 @@ def _remote_replicas(url: str, key: str | None, ca: str | None) -> tuple[list[Re
 
 
 def _listing_url(url: str) -> str:
-    """Of a server or a namespace, checked by the rules for names of replicas."""
+    """The url of a server or a namespace, checked by the rules for names of replicas."""
     url = url.rstrip("/")
     names = url.partition("://")[2].count("/")
     if names > 1:
@@ -796,7 +796,7 @@ class _RemoteReplica(NamedTuple):
         return self._page(None if before is None else before - 1)[:limit]
 
     def _page(self, upto: int | None = None) -> list[Version]:
-        """As many as the server lists at once, newest first."""
+        """One page of versions, as large as the server allows, newest first."""
         from headwater.replication.connection import UNREADABLE, http_request, http_url
 
         url = http_url(self.address, "versions/") + ("" if upto is None else f"@{upto}")
@@ -820,7 +820,7 @@ class _RemoteReplica(NamedTuple):
 
         return sync(self.url, target, pull_key=self.key, ca=self.ca, overwrite=True)
 
-    def verify(self) -> Verdict:
+    def verify(self) -> VersionVerdict:
         """One version, by default the newest: pulled to a temporary file, checked and hashed."""
         versions = self._page()
         address = self.address
@@ -851,7 +851,7 @@ class _RemoteReplica(NamedTuple):
                 except HeadwaterError as exc:
                     checks.append(failed(what, exc))
                     break
-        return Verdict(address.name.path, number, tuple(checks))
+        return VersionVerdict(address.name.path, number, tuple(checks))
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------
@@ -897,7 +897,7 @@ def _report_json(report: ClientReport) -> dict[str, Any]:
     return {"at": iso(report.at_ms), "client": report.client, "report": msgspec.json.decode(report.document)}
 
 
-def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+def _verdict_json(verdict: VersionVerdict) -> dict[str, Any]:
     """`verdict` is proved, whole (without a hash to prove it by), not checked or bad; `ok` the first two."""
     return {
         "replica": verdict.name,
@@ -906,7 +906,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict.finding,
         "next": None if verdict.missing is None else _NEXT_WITHOUT[verdict.missing],
         "checks": [
-            {"what": check.what, "ok": check.ok, "said": check.details, "lacks": check.missing}
+            {"what": check.what, "ok": check.ok, "details": check.details, "lacks": check.missing}
             for check in verdict.checks
         ],
     }

@@ -217,7 +217,7 @@ def _announce_subscription(work: Sync, timers: Timers) -> None:
 
 
 def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], None]) -> None:
-    """Until a signal: the first one ends it in order, the second one at once."""
+    """Run until a signal: the first one ends it in order, the second one at once."""
     with asyncio.Runner() as runner:
         with _signals_held():  # a signal while the loop is made would break it
             loop = runner.get_loop()

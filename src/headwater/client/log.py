@@ -398,7 +398,7 @@ def _plain_messages(batch: list[Outgoing]) -> list[rpc.PlainMessage] | None:
 def _publish_params(draft: Draft, options: PublishOptions) -> rpc.Publish:
     """`delay` and `ttl` stay durations: the clock of the server counts."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    for name in ("deliver_at", "expires_at"):
+    for name in ("deliver_at", "expires_at", "published_at"):
         if name in given:
             given[name] = time_ms(given[name], name) / 1000
     for name in ("delay", "ttl"):

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from headwater.errors import CorruptError, InvalidOptionError, LockedError, StoreError
+from headwater.errors import CorruptError, InvalidOptionError, LockedError, ReadOnlyError, StoreError
 from headwater.formats import iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, filled, rename_torn_entries
-from headwater.pipeline.storage import DataFile, Storage, TableWriter
+from headwater.pipeline.storage import DataFile, Storage, TableWriter, write_errors_translated
 
 BRONZE = "bronze/messages"
 SILVER = "silver/messages"
@@ -69,8 +69,8 @@ class Lake:
         """Names of all tables that are there."""
         found = [name for name in (AUDITS, REPLAYS) if self._is_table(name)]
         for layer in LAYERS:
-            folders = self.storage.filesystem.get_file_info(pafs.FileSelector(layer, allow_not_found=True))
-            names = [f"{layer}/{each.base_name}" for each in folders if each.type == pafs.FileType.Directory]
+            folders = [each for each in self.storage.entries(layer) if each.type == pafs.FileType.Directory]
+            names = [f"{layer}/{each.base_name}" for each in folders]
             found += [name for name in names if self._is_table(name)]
         return sorted(found)
 
@@ -190,13 +190,20 @@ class Lake:
         import apsw
 
         folder = Path(self.storage.root)
-        folder.mkdir(parents=True, exist_ok=True)
-        connection = apsw.Connection(str(folder / LOCK))
+        with write_errors_translated(self.name):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            connection = apsw.Connection(str(folder / LOCK))
+        except apsw.CantOpenError as exc:
+            raise ReadOnlyError(
+                "the lake's lock cannot be made", where=self.name, next="Get write access to the folder"
+            ) from exc
         try:
             connection.execute("BEGIN EXCLUSIVE")
-            for name in self.tables():
-                rename_torn_entries(self.storage, name)
-            yield
+            with write_errors_translated(self.name):
+                for name in self.tables():
+                    rename_torn_entries(self.storage, name)
+                yield
         except apsw.BusyError as exc:
             raise LockedError(
                 "another run is writing this lake",

@@ -61,6 +61,7 @@ class _Publish(Params):
     data: Raw
     id: str | None = None
     headers: dict[str, Any] | None = None
+    published_at: str | float | None = None
     number: int | None = None
     confirmed: int = 0
 

@@ -149,7 +149,7 @@ class AuditFile:
         os.close(self._descriptor)
 
     def _write(self, lines: list[bytes]) -> None:
-        """As many as there is room for. A line that was cut off counts as lost, and a line break ends it."""
+        """Write as many lines as the disk takes. A line that was cut off counts as lost, and a line break ends it."""
         with self._lock:
             lost, self._lost = self._lost, 0
         try:

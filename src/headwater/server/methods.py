@@ -206,7 +206,7 @@ def topics(connection: Connection, params: rpc.TopicPage) -> Flow[msgspec.Raw]:
 
 
 def _encoded(answer: Any) -> msgspec.Raw:
-    """On the thread of the reader: encoding a large answer on the event loop would delay all clients."""
+    """Encode on the thread of the reader: encoding a large answer on the event loop would delay all clients."""
     return msgspec.Raw(msgspec.json.encode(answer))
 
 
@@ -298,7 +298,7 @@ def _dialect(given: str) -> Dialect:
 
 
 def list_dead_letters(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[list[Any]]:
-    """As many as fit into an answer; the next page starts after the last of them, and an empty one is the end."""
+    """A page of dead letters that fits into an answer. The next page starts after its last; an empty one is the end."""
     _check_limit(params)
     found = yield from connection.core.dead_letters.page(params.after, params.limit, **_filter(connection, params))
     return [dead_letters.to_wire(letter) for letter in found.letters]
@@ -332,7 +332,7 @@ def dead_letter_statistics(connection: Connection, params: rpc.DeadLetterFilter)
 
 
 def redrive(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[RedriveResult]:
-    """To their subscription without publishing again; to a topic by publishing the message there."""
+    """Redrive to their subscription without publishing again, or publish them to a topic."""
     chosen = _filter(connection, params)
     if params.to_topic is not None:
         connection.require_publish(params.to_topic)
@@ -426,7 +426,7 @@ def _methods() -> dict[str, Method]:
 
 
 def _other_spellings(methods: dict[str, Method]) -> dict[str, Method]:
-    """With underscores, as some clients write them; there the params of a batch are a bare array."""
+    """The names with underscores, as some clients write them; there the params of a batch are a bare array."""
     verbs = {"subscribe": "subscribe", "acknowledge": "ack", "unsubscribe": "unsubscribe"}
     spelled: dict[str, Method] = {}
     for dotted, short in verbs.items():

@@ -32,7 +32,7 @@ from headwater.stores.postgres.connection import SQL, array_of
 from headwater.stores.postgres.external_tx import run_users_sql
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.postgres.reader import LOOK_AHEAD, RUNS, SEQS, PostgresReader
-from headwater.stores.sql import TopicTail, assign_seqs, record_of, scoped_ids
+from headwater.stores.sql import UNORDERED_FACTS, TopicTail, assign_seqs, record_of, scoped_ids, unordered_by
 from headwater.topics import Dialect
 
 COPY_BYTES = 4 * 1024 * 1024
@@ -196,6 +196,8 @@ class PostgresWriter(PostgresReader):
             return
         if not plain:
             _refuse_nul(drafts)
+            if any(draft.published_ms is not None for draft in drafts):
+                self._note_unordered(drafts, seqs, now_ms)
         with self.connection.cursor().copy(SQL["copy_plain" if plain else "copy_full"].encode()) as copy:
             if plain:
                 # Large messages go in smaller parts: each part is held three times over while it is written down.
@@ -206,9 +208,18 @@ class PostgresWriter(PostgresReader):
             else:
                 for draft, seq in zip(drafts, seqs, strict=True):
                     extras = msgspec.structs.astuple(draft.extras or _NO_EXTRAS)
-                    copy.write_row((seq, draft.topic, draft.data_json, now_ms, draft.size, 2, draft.id, *extras))
+                    published_ms = now_ms if draft.published_ms is None else draft.published_ms
+                    copy.write_row((seq, draft.topic, draft.data_json, published_ms, draft.size, 2, draft.id, *extras))
         self._last = seqs[-1]
         self.has_news = self.has_published = True
+
+    def _note_unordered(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> None:
+        known = self.unordered()
+        seq, published_ms = self._row("last_published") or (0, 0)
+        found = unordered_by(drafts, seqs, now_ms, (seq, published_ms), known)
+        if found is not None and found != known:
+            for name, value in zip(UNORDERED_FACTS, found, strict=True):
+                self._later("set_fact", (name, value))
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         self._last_to_publish_after()  # two servers may be given the same messages at once; one of them is first

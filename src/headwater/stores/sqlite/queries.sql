@@ -60,6 +60,12 @@ SELECT count(*) FROM messages WHERE seq > ? AND seq <= ? AND {condition}
 -- :at_or_after: the first message at or after a seq, for the search by time
 SELECT seq, published_at FROM messages WHERE seq >= ? ORDER BY seq LIMIT 1
 
+-- :last_published: the last message and its time
+SELECT seq, published_at FROM messages ORDER BY seq DESC LIMIT 1
+
+-- :first_published_since: the first message of a seq range that is not older than a time; looks at all before it
+SELECT seq FROM messages WHERE seq BETWEEN ? AND ? AND published_at >= ? ORDER BY seq LIMIT 1
+
 -- :bounds: the first and last seq in the log
 SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM messages
 
