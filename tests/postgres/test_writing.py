@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+import headwater
 from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import ConflictError, InvalidDataError, InvalidOptionError, LockedError
@@ -328,3 +329,31 @@ def test_what_others_may_be_waiting_for_is_news(
             change(writer)
         listening.execute("SELECT 1")  # its answer comes behind what was notified before
         assert [news.payload for news in listening.notifies(timeout=0)] == [store.sender] * is_news
+
+
+# --- asked ahead --------------------------------------------------------------------------------------------
+
+
+def test_what_a_claim_asks_ahead_is_what_it_would_find(postgres_schema_url: str) -> None:
+    """A scan that travels with the question for due rows, as the last claim made it; a `where` that PostgreSQL cannot
+    read some payload for is not asked ahead."""
+    with headwater.open(postgres_schema_url) as log:
+        log.publish_many([("work", {"n": number}) for number in range(6)])
+        log.publish("work", "no n")
+        log.publish("work", {"n": "\0"})
+        log.publish_many([("work", {"n": number}) for number in range(8, 12)])
+        for where, wanted in ((None, 12), ("data.n < 100", 10)):
+            for mode in ("shared", "exclusive"):
+                found = []
+                with log.subscribe(f"{mode}-{wanted}", "work", mode=mode, where=where) as subscription:  # type: ignore[call-overload]
+                    while messages := subscription.fetch(1):
+                        found += [message.seq for message in messages]
+                        if len(found) % 5 == 4:
+                            messages[0].nack(delay=0.0)
+                            [again] = subscription.fetch(1)
+                            assert again.seq == found[-1]
+                            again.ack()
+                        else:
+                            subscription.ack_many(messages)
+                assert len(found) == wanted
+                assert found == sorted(set(found))

@@ -29,7 +29,8 @@ _BOOL, _INT8, _INT2, _INT4, _FLOAT8, _NUMERIC = 16, 20, 21, 23, 701, 1700  # fro
 _TEXTS, _FLOATS, _NUMERICS = 1009, 1022, 1231  # arrays
 
 
-_Receiver = Callable[[pq.abc.PGresult], None]
+_Key = tuple[str, tuple[int, ...] | None]  # a statement, and the types of its bindings where they are named
+_Prepared = tuple[_Key, bytes]
 
 
 def _is_true(value: bytes) -> bool:
@@ -53,9 +54,13 @@ class Statement:
 
     def __init__(self, sql: str, bindings: Iterable[Any]) -> None:
         self.sql = sql
-        encoded = [_encoded(each) for each in bindings]
-        self.bindings = [value for value, _ in encoded]
-        self.types = tuple([type for _, type in encoded])
+        self.bindings: list[bytes | None] = []
+        types: list[int] = []
+        for each in bindings:
+            value, its_type = _encoded(each)
+            self.bindings.append(value)
+            types.append(its_type)
+        self.types = tuple(types) if any(types) else None
         self.result: pq.abc.PGresult | None = None
         self.sent_ns = self.received_ns = 0  # by this host's clock; 0 while it is queued
 
@@ -102,7 +107,7 @@ class PipelinedConnection(psycopg.Connection[Any]):
         self.backend_pid = self.info.backend_pid  # also when the connection is lost
         self.started: str | None = None  # by the server's clock, where it was asked for; no other backend has both
         self.queued: list[Statement] = []
-        self._names_by_statement: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._names_by_statement: dict[_Key, bytes] = {}
         self._names_given = 0
         self._selector = _Selector()
         self._selector.register(self.pgconn.socket, selectors.EVENT_READ)
@@ -147,9 +152,9 @@ class PipelinedConnection(psycopg.Connection[Any]):
         sent_ns = time.time_ns()
         try:
             pgconn.enter_pipeline_mode()
-            wanted = self._send(statements)
+            answering = self._send(statements)
             pgconn.pipeline_sync()
-            error = self._receive(wanted)
+            error = self._receive(answering)
             if pgconn.status != _BAD:
                 pgconn.exit_pipeline_mode()
         except BaseException:  # also KeyboardInterrupt: what was asked is still on its way
@@ -161,37 +166,31 @@ class PipelinedConnection(psycopg.Connection[Any]):
         if error is not None:
             raise error
 
-    def _send(self, statements: list[Statement]) -> list[_Receiver]:
-        """What is to be done with each of the answers."""
+    def _send(self, statements: list[Statement]) -> list[Statement | _Prepared | None]:
+        """What the answers will belong to."""
         pgconn = self.pgconn
-        wanted: list[_Receiver] = []
+        answering: list[Statement | _Prepared | None] = []
+        new: dict[_Key, bytes] = {}
         for statement in statements:
-            sql, key = numbered(statement.sql), (statement.sql, statement.types)
+            sql, key = statement.sql, (statement.sql, statement.types)
             if not self.prepares:
-                pgconn.send_query_params(sql, statement.bindings, statement.types)
+                pgconn.send_query_params(numbered(sql), statement.bindings, statement.types)
             else:
-                name = self._names_by_statement.get(key)
+                name = self._names_by_statement.get(key) or new.get(key)
                 if name is None:
                     if len(self._names_by_statement) >= PREPARED_MAX:
                         oldest = self._names_by_statement.pop(next(iter(self._names_by_statement)))
                         pgconn.send_query_params(b'DEALLOCATE "%b"' % oldest, None)
-                        wanted.append(_ignore)
+                        answering.append(None)
                     self._names_given += 1
-                    name = b"headwater %d" % self._names_given
-                    pgconn.send_prepare(name, sql, statement.types)
-                    wanted.append(self._noting(key, name))
+                    name = new[key] = b"headwater %d" % self._names_given
+                    pgconn.send_prepare(name, numbered(sql), statement.types)
+                    answering.append((key, name))
                 pgconn.send_query_prepared(name, statement.bindings)
-            wanted.append(_keeping(statement))
-        return wanted
+            answering.append(statement)
+        return answering
 
-    def _noting(self, key: tuple[str, tuple[int, ...]], name: bytes) -> _Receiver:
-        def note(result: pq.abc.PGresult) -> None:
-            if result.status == _COMMAND_OK:
-                self._names_by_statement[key] = name
-
-        return note
-
-    def _receive(self, wanted: list[_Receiver]) -> psycopg.Error | None:
+    def _receive(self, answering: list[Statement | _Prepared | None]) -> psycopg.Error | None:
         pgconn, selector = self.pgconn, self._selector
         while pgconn.flush():  # the socket is full; the server may want to be read before it reads on
             selector.modify(pgconn.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -218,7 +217,12 @@ class PipelinedConnection(psycopg.Connection[Any]):
             if status == _SYNC:
                 return error
             if status in (_COMMAND_OK, _TUPLES_OK):
-                wanted[at](result)
+                answered = answering[at]
+                if isinstance(answered, Statement):
+                    answered.result = result
+                elif answered is not None:
+                    key, name = answered
+                    self._names_by_statement[key] = name
                 at += 1
             elif status == _FATAL and error is None:
                 error = error_from_result(result)
@@ -227,17 +231,6 @@ class PipelinedConnection(psycopg.Connection[Any]):
                 return error
             else:
                 at += 1  # not run, because of the error
-
-
-def _ignore(result: pq.abc.PGresult) -> None:
-    pass
-
-
-def _keeping(statement: Statement) -> _Receiver:
-    def keep(result: pq.abc.PGresult) -> None:
-        statement.result = result
-
-    return keep
 
 
 @lru_cache(STATEMENTS_MAX)
@@ -249,14 +242,16 @@ def numbered(sql: str) -> bytes:
 
 def _encoded(value: Any) -> tuple[bytes | None, int]:
     """A binding as text, and its type where the server would not know it from its place."""
-    if value is None:
-        return None, 0
+    if type(value) is int:
+        return b"%d" % value, 0
     if isinstance(value, str):
         return _text(value), 0
+    if value is None:
+        return None, 0
     if isinstance(value, bool):
         return b"t" if value else b"f", _BOOL
     if isinstance(value, int):
-        return str(value).encode(), 0
+        return b"%d" % value, 0
     if isinstance(value, float):
         return repr(value).encode(), _FLOAT8
     if isinstance(value, Decimal):

@@ -204,12 +204,15 @@ class PostgresReader:
         return found, last, len(found) == limit
 
     def _page(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
-        bindings = (after, end, *condition.params, limit)
-        messages, last = self._decoded(_with(SQL["scan"], condition), (self._salt, self._salt, *bindings))
+        messages, last = self._decoded(*self._page_statement(condition, after, end, limit))
         if messages is None:
-            rows = self._execute(_with(SQL["scan_seqs"], condition), (after, min(end, last), *bindings[2:])).rows()
+            bindings = (after, min(end, last), *condition.params, limit)
+            rows = self._execute(_with(SQL["scan_seqs"], condition), bindings).rows()
             messages = self._one_by_one(seq for (seq,) in rows)
         return messages, last
+
+    def _page_statement(self, condition: Condition, after: int, end: int, limit: int) -> tuple[str, tuple[Any, ...]]:
+        return _with(SQL["scan"], condition), (self._salt, self._salt, after, end, *condition.params, limit)
 
     def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
         end = min(upto, self.last_seq(), after + SCAN_SEQS_MAX)

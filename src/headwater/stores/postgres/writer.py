@@ -14,7 +14,7 @@ from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import DedupeWindow, Receipt
 from headwater.delivery.retention import Kept, merged, runs_of
 from headwater.errors import InvalidDataError, InvalidOptionError
-from headwater.message import EXTRA_FIELDS, Draft, Extras, to_document
+from headwater.message import EXTRA_FIELDS, Draft, Extras, Message, to_document
 from headwater.ports.records import (
     Appended,
     DeadLetter,
@@ -28,6 +28,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
+from headwater.stores.postgres.conditions import Condition
 from headwater.stores.postgres.connection import SQL, array_of
 from headwater.stores.postgres.external_tx import run_users_sql
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
@@ -58,6 +59,7 @@ class KnownSubscriptions:
     def __init__(self) -> None:
         self._records: dict[str, tuple[SubscriptionRecord, str]] = {}
         self._written: dict[str, str] = {}  # the versions that were written here
+        self.scans: dict[str, tuple[Condition, int, int]] = {}  # for what a claim scanned last, how far, how many
 
     def get(self, id: str) -> tuple[SubscriptionRecord, str] | None:
         return self._records.get(id)
@@ -81,10 +83,12 @@ class KnownSubscriptions:
         for id in ids:
             self._records.pop(id, None)
             self._written.pop(id, None)
+            self.scans.pop(id, None)
 
     def clear(self) -> None:
         self._records.clear()
         self._written.clear()
+        self.scans.clear()
 
 
 class PostgresWriter(PostgresReader):
@@ -111,6 +115,7 @@ class PostgresWriter(PostgresReader):
         self._current = ""  # the subscription that was asked for last
         self._ahead: dict[str, Statement] = {}  # what is due next and whether there are gaps, asked ahead
         self._has_moved_deliveries = self._has_added_gaps = False  # since
+        self._scanned_ahead: tuple[tuple[str, Sequence[Any]], Statement] | None = None
         self._last: int | None = None  # known while this transaction holds the publish lock
         self._locked: dict[str, SubscriptionRecord] = {}  # locked until the transaction ends
         self.saved: dict[str, SubscriptionRecord] = {}
@@ -133,6 +138,10 @@ class PostgresWriter(PostgresReader):
         return self.connection.queue(SQL[name], bindings)
 
     def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
+        if self._scanned_ahead is not None and self._scanned_ahead[0] == (sql, bindings):
+            (_, statement), self._scanned_ahead = self._scanned_ahead, None
+            if statement.sent_ns and not self.has_published:
+                return statement
         if self._unchecked:
             self.lock_unchecked()
         return super()._execute(sql, bindings)
@@ -142,8 +151,12 @@ class PostgresWriter(PostgresReader):
         if self._unchecked:
             self.lock_unchecked()
         self.connection.send_queued()  # what was queued before may fail, and is none of the savepoint's business
-        with super()._savepoint():
-            yield
+        current, self._current = self._current, ""  # nothing that may fail is asked ahead
+        try:
+            with super()._savepoint():
+                yield
+        finally:
+            self._current = current
 
     def lock_unchecked(self) -> None:
         """Before anything that belongs to them is read or written."""
@@ -303,6 +316,21 @@ class PostgresWriter(PostgresReader):
         self._look_ahead(self._current)
         return super().scan(selection, after, limit, upto, bytes_max)
 
+    def _page(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
+        record = self._locked.get(self._current)
+        if record is not None and after == record.window.delivered:
+            self._known.scans[record.id] = condition, end - after, limit
+        return super()._page(condition, after, end, limit)
+
+    def _scan_ahead(self, id: str) -> None:
+        """Behind what is due a claim scans for new messages, as a rule as the last one did: that travels along."""
+        scan = self._known.scans.pop(id, None)
+        if scan is not None and id in self._locked:
+            condition, width, limit = scan
+            after = self._locked[id].window.delivered
+            asked = self._page_statement(condition, after, after + width, limit)
+            self._scanned_ahead = (asked, self.connection.queue(*asked))
+
     def _look_ahead(self, id: str) -> None:
         """A transaction that looks for something to deliver asks next what is due later and whether there are gaps:
         both travel with its first look."""
@@ -334,6 +362,7 @@ class PostgresWriter(PostgresReader):
         bytes_max: int | None = None,
     ) -> list[Due]:
         self._look_ahead(subscription)
+        self._scan_ahead(subscription)
         # A row that another transaction is just settling is skipped, not waited for. Also if we
         # are alone: such a transaction does not ask us. Written again after its commit, the row would be there anew.
         return self._due(subscription, now_ms, limit, order, suspects, bytes_max, locked=_PASSING_BY)
