@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -16,6 +16,7 @@ from headwater.errors import ConflictError, HeadwaterError, LockedError, Outcome
 from headwater.message import Draft
 from headwater.ports.store import PUBLISHING
 from headwater.stores.postgres import PostgresStore
+from headwater.stores.postgres.pipelined import PipelinedConnection
 
 WINDOW = DedupeWindow()
 
@@ -130,22 +131,22 @@ def test_a_group_whose_connection_is_cut_is_written_on_the_next(postgres: Postgr
             assert log.publish("a", number) == number
 
 
-class LostAnswer:
-    """Stands where the writing connection is and cuts it at the commit: before it is sent, or after it was done."""
+class AtCommit:
+    """Stands where the writing connection is and does something instead of sending the commit and all before it."""
 
-    def __init__(self, inner: psycopg.Connection, postgres: PostgresServer, url: str, *, committed: bool) -> None:
-        self._inner, self._postgres, self._url, self._committed = inner, postgres, url, committed
+    def __init__(self, inner: PipelinedConnection, instead: Callable[[PipelinedConnection], None]) -> None:
+        self._inner, self._instead = inner, instead
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def execute(self, statement: object, *arguments: object, **options: object) -> object:
-        if isinstance(statement, bytes) and statement.endswith(b"COMMIT"):
-            if self._committed:
-                self._inner.execute(statement, *arguments, **options)  # type: ignore[arg-type]
-            cut(self._postgres, self._url)
-            return self._inner.execute("SELECT 1")  # the answer never came
-        return self._inner.execute(statement, *arguments, **options)  # type: ignore[arg-type]
+    def send_queued(self) -> None:
+        if self._inner.queued[-1].sql == "COMMIT":
+            self._instead(self._inner)
+            self._inner.forget_queued()
+            self._inner.ask("SELECT 1")  # the answer never came
+        else:
+            self._inner.send_queued()
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -153,7 +154,13 @@ def test_a_commit_whose_answer_is_lost_is_asked_about(
     postgres: PostgresServer, postgres_url: str, committed: bool
 ) -> None:
     store = PostgresStore(postgres_url)
-    store._connection = LostAnswer(store._connection, postgres, postgres_url, committed=committed)  # type: ignore[assignment]
+
+    def lose_answer(connection: PipelinedConnection) -> None:
+        if committed:
+            connection.send_queued()
+        cut(postgres, postgres_url)
+
+    store._connection = AtCommit(store._connection, lose_answer)  # type: ignore[assignment]
     try:
         with contextlib.ExitStack() as stack:
             if not committed:
@@ -168,31 +175,49 @@ def test_a_commit_whose_answer_is_lost_is_asked_about(
         store.close()
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_ack_that_was_sent_with_its_commit_is_asked_about(
+    postgres: PostgresServer, postgres_url: str, committed: bool
+) -> None:
+    """Nothing came back of it, not even the id of its transaction."""
+    sent: list[str] = []
+
+    def lose_answer(connection: PipelinedConnection) -> None:
+        sent[:] = [statement.sql for statement in connection.queued]
+        if committed:
+            connection.send_queued()
+        cut(postgres, postgres_url)
+
+    with headwater.open(postgres_url) as log:
+        log.publish_many([("a", number) for number in range(4)])
+        subscription = log.subscribe("s", "a")
+        for _ in range(2):  # from then on the store knows the subscription
+            subscription.ack_many(subscription.fetch(1))
+        (message,) = subscription.fetch(1)
+        store = log._core.engine.store  # type: ignore[attr-defined]
+        store._connection = AtCommit(store._connection, lose_answer)
+        message.ack()
+        assert sent[0].startswith("BEGIN")
+        assert log.subscription("s").lag == 1
+        assert log.subscription("s").acked == 3
+        assert [message.data for message in subscription.fetch()] == [3]
+
+
 def test_an_id_that_is_given_out_again_after_a_crash_proves_nothing(restartable: PostgresServer) -> None:
     """The server dies before the commit reaches it, and another session gets the same transaction id, and commits."""
     url = restartable.new_database()
     store = PostgresStore(url, busy_timeout_ms=30_000)
     other = restartable.url_of("postgres")
 
-    class Crash:
-        def __init__(self, inner: psycopg.Connection) -> None:
-            self._inner = inner
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._inner, name)
-
-        def execute(self, statement: object, *arguments: object, **options: object) -> object:
-            if isinstance(statement, bytes) and statement.endswith(b"COMMIT"):
-                restartable.kill()
-                restartable.start()
-                with psycopg.connect(other, autocommit=True) as other_session:
-                    for number in range(200):
-                        other_session.execute(f"CREATE TABLE crash_{number} ()")
-                return self._inner.execute("SELECT 1")
-            return self._inner.execute(statement, *arguments, **options)  # type: ignore[arg-type]
+    def crash(connection: PipelinedConnection) -> None:
+        restartable.kill()
+        restartable.start()
+        with psycopg.connect(other, autocommit=True) as other_session:
+            for number in range(200):
+                other_session.execute(f"CREATE TABLE crash_{number} ()")
 
     try:
-        store._connection = Crash(store._connection)  # type: ignore[assignment]
+        store._connection = AtCommit(store._connection, crash)  # type: ignore[assignment]
         with contextlib.ExitStack() as stack:
             stack.enter_context(pytest.raises(ConflictError))
             stack.enter_context(store.write()).append([Draft("a", "1", 1)], 1_000, WINDOW)
@@ -252,29 +277,29 @@ def test_a_reader_whose_connection_broke_in_the_pool_is_passed_over(
 
 
 class SocketFoundClosed:
-    """psycopg finds the socket closed while libpq still takes the connection for whole; once, at a statement of this
-    kind, before the server has got it or after it has done it."""
+    """The socket is found closed while libpq still takes the connection for whole; once, when a statement of this kind
+    is sent, before the server has got it or after it has done it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, word: bytes, *, done: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, word: str, *, done: bool) -> None:
         self.happened = 0
-        real = psycopg.Connection.execute
+        real = PipelinedConnection.send_queued
 
-        def execute(connection: psycopg.Connection, query: object, *args: object, **options: object) -> object:
-            if self.happened or not isinstance(query, bytes) or not query.endswith(word):
-                return real(connection, query, *args, **options)  # type: ignore[arg-type]
+        def send_queued(connection: PipelinedConnection) -> None:
+            if self.happened or not any(statement.sql.endswith(word) for statement in connection.queued):
+                return real(connection)
             self.happened += 1
             if done:
-                real(connection, query, *args, **options)  # type: ignore[arg-type]
+                real(connection)
             assert not connection.closed
             raise psycopg.OperationalError("connection socket closed")
 
-        monkeypatch.setattr(psycopg.Connection, "execute", execute)
+        monkeypatch.setattr(PipelinedConnection, "send_queued", send_queued)
 
 
 def test_a_socket_found_closed_when_a_read_begins(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with headwater.open(postgres_url) as log:
         log.publish("a", 1)
-        found = SocketFoundClosed(monkeypatch, b"READ ONLY", done=False)
+        found = SocketFoundClosed(monkeypatch, "READ ONLY", done=False)
         assert log.last_seq() == 1
         assert found.happened
 
@@ -283,7 +308,7 @@ def test_a_socket_found_closed_when_a_read_begins(postgres_url: str, monkeypatch
 def test_a_socket_found_closed_in_a_commit(postgres_url: str, monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
     with headwater.open(postgres_url) as log:
         log.publish("a", 1)
-        found = SocketFoundClosed(monkeypatch, b"COMMIT", done=done)
+        found = SocketFoundClosed(monkeypatch, "COMMIT", done=done)
         assert log.publish("a", 2) == 2  # asked on another connection, and written again if it is not there
         assert found.happened
         with log.subscribe("s", "a") as subscription:

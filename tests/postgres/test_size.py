@@ -18,8 +18,11 @@ from headwater.message import Draft, Message
 from headwater.ports.records import DeliveryRow, Selection, SubscriptionRecord, SubscriptionSpec
 from headwater.stores.postgres import PostgresStore
 from headwater.stores.postgres.connection import SQL
+from headwater.stores.postgres.pipelined import PipelinedConnection
+from headwater.stores.postgres.pipelined import Statement as Asked
 from headwater.stores.postgres.reader import SCAN_SEQS_MAX
-from headwater.stores.postgres.writer import PostgresWriter
+from headwater.stores.postgres.writer import KnownSubscriptions, PostgresWriter
+from headwater.stores.sql import TopicTail
 from headwater.topics import parse_pattern
 
 NOW = 1_700_000_000_000
@@ -106,13 +109,17 @@ def fill_the_rest(store: PostgresStore) -> None:
 class _Recording(PostgresWriter):
     """Keeps the statements that it executes."""
 
-    def __init__(self, connection: psycopg.Connection, salt: int) -> None:
-        super().__init__(connection, salt, alone=False)
+    def __init__(self, connection: PipelinedConnection, salt: int) -> None:
+        super().__init__(connection, salt, False, TopicTail(), ("nowhere", ""), KnownSubscriptions())
         self.statements: list[Statement] = []
 
-    def _execute(self, sql: str, bindings: Sequence[Any] | None = None) -> psycopg.Cursor[Any]:
-        self.statements.append((sql, bindings or ()))
+    def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Asked:
+        self.statements.append((sql, bindings))
         return super()._execute(sql, bindings)
+
+    def _later(self, name: str, bindings: Sequence[Any]) -> Asked:
+        self.statements.append((SQL[name], bindings))
+        return super()._later(name, bindings)
 
 
 def statements_of(store: PostgresStore, action: Callable[[PostgresWriter], object]) -> list[Statement]:

@@ -1,14 +1,18 @@
 """What a writer does that only PostgreSQL asks for: locks between hosts, text it cannot keep, and what is news."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import psycopg
 import pytest
+from psycopg import sql
 
+import headwater
 from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import DedupeWindow
-from headwater.errors import InvalidDataError, InvalidOptionError, LockedError
+from headwater.errors import ConflictError, InvalidDataError, InvalidOptionError, LockedError
 from headwater.message import Draft, make_draft
 from headwater.ports.records import (
     DeadLetter,
@@ -18,6 +22,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     SubscriptionSpec,
     Timing,
+    selection_of,
 )
 from headwater.stores.postgres import PostgresStore
 from headwater.stores.postgres.writer import PostgresWriter
@@ -99,10 +104,12 @@ def test_what_one_host_is_about_to_change_another_waits_for(
 def test_alone_is_alone(store: PostgresStore, other: PostgresStore) -> None:
     with store.write(alone=True):
         for alone in (True, False):
-            with pytest.raises(LockedError), other.write(alone=alone):
-                pytest.fail("two at once")
-    with store.write(alone=False), pytest.raises(LockedError), other.write(alone=True):
-        pytest.fail("not alone")
+            with pytest.raises(LockedError), other.write(alone=alone) as late:
+                late.last_seq()  # one that is not alone waits with its first statement
+    with store.write(alone=False) as writer:
+        writer.last_seq()
+        with pytest.raises(LockedError), other.write(alone=True):
+            pytest.fail("not alone")
 
 
 def test_a_delivery_that_is_being_settled_is_passed_over(store: PostgresStore) -> None:
@@ -135,6 +142,7 @@ def test_hosts_that_count_the_same_at_once_wait_in_no_circle(store: PostgresStor
     with ThreadPoolExecutor(1) as pool, psycopg.connect(store.place.conninfo, autocommit=True) as looking:
         with store.write(alone=False) as writer:
             writer.add_timings([first])
+            writer.last_seq()  # so that it is sent
             counting = pool.submit(count, timings[::-1])
             until_a_session_waits(looking)
             writer.add_timings([last])
@@ -161,6 +169,85 @@ def test_hosts_that_fold_at_once_count_each_message_once(store: PostgresStore, p
         assert folding.result(WAIT_S) == 0
     with store.read() as reader:
         assert [(counted.topic, counted.count) for counted in reader.topic_counts()] == [("a", 10)]
+
+
+# --- subscriptions that are known -----------------------------------------------------------------------------
+
+
+def move(store: PostgresStore, id: str = "s") -> None:
+    with store.write(alone=False) as writer:
+        known = writer.subscription(id)
+        assert known is not None
+        writer.save_subscription(msgspec.structs.replace(known, acked=known.acked + 1))
+
+
+def is_known(store: PostgresStore) -> bool:
+    with store.write(alone=False) as writer:
+        writer.subscription("s")
+        return bool(writer.connection.queued)  # not even the BEGIN was sent
+
+
+def acked(store: PostgresStore) -> int:
+    with store.read() as reader:
+        found = reader.subscription("s")
+        assert found is not None
+        return found.acked
+
+
+def test_a_subscription_that_no_other_host_writes_to_is_not_asked_for(store: PostgresStore) -> None:
+    for _ in range(3):
+        move(store)
+    assert is_known(store)
+    assert acked(store) == 3
+
+
+def test_what_another_host_changed_is_a_conflict_and_then_asked_for(
+    store: PostgresStore, patient: PostgresStore
+) -> None:
+    for _ in range(3):
+        move(store)
+    move(patient)
+    for _ in range(2):
+        with pytest.raises(ConflictError):  # checked where it is saved
+            move(store)
+        move(store)  # asked for
+        assert not is_known(store)
+        move(store)
+        move(store)
+        assert is_known(store)
+        move(patient)
+    assert acked(store) == 3 + 2 * 3 + 3
+
+
+def test_it_is_checked_before_anything_of_it_is_read_or_written(store: PostgresStore, patient: PostgresStore) -> None:
+    for use in (
+        lambda writer: writer.due("s", NOW, 1, "seq"),
+        lambda writer: writer.scan(selection_of(SubscriptionSpec(">")), 0, 1),
+        lambda writer: writer.remove_deliveries("s", [1]),
+        lambda writer: writer.execute("SELECT 1"),
+        lambda writer: publish(writer, 1),
+        lambda writer: None,
+    ):
+        for _ in range(3):
+            move(store)
+        assert is_known(store)
+        move(patient)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pytest.raises(ConflictError))
+            writer = stack.enter_context(store.write(alone=False))
+            writer.subscription("s")
+            use(writer)
+        move(store)
+
+
+def test_a_row_that_is_being_changed_is_waited_for(store: PostgresStore, other: PostgresStore) -> None:
+    for _ in range(3):
+        move(other)
+    with store.write(alone=False) as writer:
+        writer.subscription("s")
+        writer.last_seq()
+        with pytest.raises(LockedError):
+            move(other)
 
 
 # --- text that PostgreSQL cannot keep -----------------------------------------------------------------------
@@ -236,6 +323,37 @@ def test_what_others_may_be_waiting_for_is_news(
         publish(writer, 0, id="known")
         rows = [DeliveryRow(1, 1, NOW + 9, token=1), DeliveryRow(2, 1, NOW + 9, token=1, key="k")]
         writer.put_deliveries("s", rows)
-    with store.write() as writer:
-        change(writer)
-        assert writer.has_news is is_news
+    with psycopg.connect(store.place.conninfo, autocommit=True) as listening:
+        listening.execute(sql.SQL("LISTEN {}").format(sql.Identifier(store.place.channel)))
+        with store.write() as writer:
+            change(writer)
+        listening.execute("SELECT 1")  # its answer comes behind what was notified before
+        assert [news.payload for news in listening.notifies(timeout=0)] == [store.sender] * is_news
+
+
+# --- asked ahead --------------------------------------------------------------------------------------------
+
+
+def test_what_a_claim_asks_ahead_is_what_it_would_find(postgres_schema_url: str) -> None:
+    """A scan that travels with the question for due rows, as the last claim made it; a `where` that PostgreSQL cannot
+    read some payload for is not asked ahead."""
+    with headwater.open(postgres_schema_url) as log:
+        log.publish_many([("work", {"n": number}) for number in range(6)])
+        log.publish("work", "no n")
+        log.publish("work", {"n": "\0"})
+        log.publish_many([("work", {"n": number}) for number in range(8, 12)])
+        for where, wanted in ((None, 12), ("data.n < 100", 10)):
+            for mode in ("shared", "exclusive"):
+                found = []
+                with log.subscribe(f"{mode}-{wanted}", "work", mode=mode, where=where) as subscription:  # type: ignore[call-overload]
+                    while messages := subscription.fetch(1):
+                        found += [message.seq for message in messages]
+                        if len(found) % 5 == 4:
+                            messages[0].nack(delay=0.0)
+                            [again] = subscription.fetch(1)
+                            assert again.seq == found[-1]
+                            again.ack()
+                        else:
+                            subscription.ack_many(messages)
+                assert len(found) == wanted
+                assert found == sorted(set(found))

@@ -32,6 +32,7 @@ class Cursor:
         self._window = Window(record.window)
         self._scanned = record.window.delivered
         self._are_large = False  # the messages claimed last
+        self._full_claim = 0  # how many the last claim wanted and found close together: probably there is more behind
 
     @property
     def delivered_to(self) -> int:
@@ -46,22 +47,29 @@ class Cursor:
         return last_seq > self._scanned
 
     def may_claim_at_once(self, last_seq: int) -> bool:
-        """Near the end of the log, planning and claiming is one step of the writer, which takes half the time. Where
-        there may be much to scan, the writer must not be kept waiting."""
-        if self._filter_takes_time or self._are_large:
+        """Near the end of the log, or where the last claim found all it wanted close together, planning and claiming is
+        one step of the writer, which takes half the time. Where there may be much to scan, the writer must not be kept
+        waiting."""
+        if self._filter_takes_time or self._are_large or len(self._in_flight) >= self.spec.max_in_flight:
             return False
-        return 0 < last_seq - self._scanned <= NEAR_SEQS and len(self._in_flight) < self.spec.max_in_flight
+        return self._full_claim > 0 or self._is_near(last_seq)
+
+    def _is_near(self, last_seq: int) -> bool:
+        return 0 < last_seq - self._scanned <= NEAR_SEQS
 
     def may_claim_published(self, last_seq: int) -> bool:
         """The same inside the transaction that publishes, where only what it published is looked for."""
-        return self.may_claim_at_once(last_seq)
+        return self._is_near(last_seq) and self.may_claim_at_once(last_seq)
 
     def plan_published(self, writer: Writer, limit: int) -> FetchPlan | None:
         room = self._in_flight.room(writer, limit, self._window.open)
         delivered = self._window.delivered
         return deliveries.plan_published(writer, self._selection, room, self._scanned, delivered)
 
-    def plan_at_once(self, writer: Writer, limit: int) -> FetchPlan | None:
+    def plan_at_once(self, writer: Writer, limit: int, last_seq: int) -> FetchPlan | None:
+        full_claim, self._full_claim = self._full_claim, 0
+        if limit > full_claim and not self._is_near(last_seq):
+            return None
         plan = self.plan(writer, limit, NEAR_BYTES_MAX)
         return plan if plan.fresh else None
 
@@ -129,6 +137,9 @@ class Cursor:
         hooks.append(take_back)
         self._window.deliver(seqs, scanned_to, now_ms + self.spec.ack_wait_ms)
         self._scanned = scanned_to
+        is_dense = scanned_to - plan.scanned_from <= NEAR_SEQS
+        is_small = sum(message.size for message in fresh) <= NEAR_BYTES_MAX // 2
+        self._full_claim = room if len(fresh) == room and is_dense and is_small else 0
         ready, delayed, expired = deliveries.sort_fresh(fresh, now_ms)
         record = result.record
         if len(ready) < len(seqs):  # the others have a row or are dead, so they are not open in the window

@@ -100,7 +100,7 @@ class DurableConsumer(Consumer):
         if self._closing:  # the close has released everything, and the lease
             return NOTHING
         record = self._in_flight.load(writer)
-        plan = self._state.plan_at_once(writer, limit)
+        plan = self._state.plan_at_once(writer, limit, self.engine.wakeups.announced)
         return NOTHING if plan is None else self._claim(writer, hooks, record, plan)
 
     def is_up_to_date(self) -> bool:

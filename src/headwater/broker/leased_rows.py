@@ -56,7 +56,7 @@ class LeasedRows:
         # Other consumers may have claimed further since, never less: the claim leaves out what is theirs.
         return deliveries.plan_published(writer, self._selection, room, self._scanned, self._saved_to)
 
-    def plan_at_once(self, writer: Writer, limit: int) -> FetchPlan | None:
+    def plan_at_once(self, writer: Writer, limit: int, last_seq: int) -> FetchPlan | None:
         self._expects_more = False
         room = self._in_flight.room(writer, limit)
         return FetchPlan(room, [], 0, 0, self._saved_to, 0, None, has_gaps=True) if room > 0 else None

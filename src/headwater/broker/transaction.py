@@ -22,7 +22,7 @@ from headwater.broker.deliveries import Claimed, taken_over
 from headwater.broker.durable_consumer import DurableConsumer
 from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Call, Flow
-from headwater.errors import InvalidOptionError, InvalidStateError
+from headwater.errors import ConflictError, InvalidOptionError, InvalidStateError
 from headwater.message import PublishOptions, make_draft
 from headwater.ports.store import ExternalTx, Writer
 from headwater.topics import check_topic
@@ -49,6 +49,12 @@ class OwnTransaction:
         self._began_at = 0
 
     def begin(self) -> None:
+        try:
+            self._begin()
+        except ConflictError:  # nothing has been run in it yet
+            self._begin()
+
+    def _begin(self) -> None:
         self._context = self.engine.store.write(self._undo.take_back, alone=False)
         self._writer = self._context.__enter__()
         try:

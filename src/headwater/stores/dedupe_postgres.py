@@ -14,8 +14,10 @@ from headwater.formats import Span
 from headwater.ports.clock import Clock
 from headwater.ports.dedupe import DEDUPE_AGE_S, DEDUPE_COUNT
 from headwater.stores.dedupe import SQL, SqlDedupe
-from headwater.stores.postgres.connection import Pool, PoolTimeout, connect, place_of, translate
+from headwater.stores.postgres.connection import Place, Pool, PoolTimeout, connect, place_of, translate
+from headwater.stores.postgres.pipelined import PipelinedConnection
 
+PREPARED_AFTER = 5  # uses of a statement
 CONNECTIONS_MAX = 4
 CONNECT_S = 10.0
 _SETUP_LOCK = 0x6865_6464  # taken while tables are made, for CREATE … IF NOT EXISTS races with itself
@@ -51,9 +53,9 @@ class PostgresDedupe(SqlDedupe):
         place = place_of(url, public=True)
         super().__init__(place.name, max_count=max_count, max_age=max_age, clock=clock)
         self._schema = sql.Identifier(place.schema)
-        self._pool = Pool(partial(connect, place, application="headwater-dedupe"), CONNECTIONS_MAX)
+        self._pool = Pool(partial(_connect, place), CONNECTIONS_MAX)
         try:
-            with connect(place, application="headwater-dedupe") as connection, connection.transaction():
+            with _connect(place) as connection, connection.transaction():
                 self._prepare(connection, place.schema)
         except psycopg.Error as exc:
             raise translate(exc, self.name) from exc
@@ -87,3 +89,9 @@ class PostgresDedupe(SqlDedupe):
 
     def _close(self) -> None:
         self._pool.close()
+
+
+def _connect(place: Place) -> PipelinedConnection:
+    connection = connect(place, application="headwater-dedupe")
+    connection.prepare_threshold = PREPARED_AFTER
+    return connection

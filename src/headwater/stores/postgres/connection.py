@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import psycopg
@@ -30,6 +30,7 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.formats import redact_url
+from headwater.stores.postgres.pipelined import PipelinedConnection
 from headwater.stores.sql import extra_columns, load, text_of
 
 Durability = Literal["full", "relaxed"]
@@ -149,12 +150,19 @@ def _unreadable(where: str) -> InvalidOptionError:
     )
 
 
-def connect(place: Place, *, application: str, prepare: bool = True) -> psycopg.Connection:
+def connect(place: Place, *, application: str, prepare: bool = True) -> PipelinedConnection:
     """Transactions are begun and ended by hand. Without `prepare` no statement outlives its transaction on the server,
-    as poolers that hand out a server connection per transaction want it."""
-    return psycopg.connect(
-        place.conninfo, autocommit=True, application_name=application, prepare_threshold=5 if prepare else None
+    as poolers that hand out a server connection per transaction want it. psycopg itself prepares none: at times it
+    would deallocate all of them."""
+    connection = PipelinedConnection.connect(
+        place.conninfo,
+        autocommit=True,
+        application_name=application,
+        client_encoding="utf8",
+        prepare_threshold=None,
     )
+    connection.prepares = prepare
+    return connection
 
 
 def settings_of(place: Place, *, durability: Durability, lock_timeout_ms: int, local: bool = True) -> sql.Composed:
@@ -216,7 +224,7 @@ def is_broken(connection: psycopg.Connection, exc: psycopg.Error) -> bool:
     return bool(connection.closed)
 
 
-Begin = Callable[[psycopg.Connection], object]
+Begin = Callable[[PipelinedConnection], object]
 
 
 class PoolTimeout(Exception):
@@ -227,15 +235,15 @@ class Pool:
     """A pool of connections without threads and without a logger. The one of psycopg logs every failed attempt to
     connect as a warning; here the caller gets the error."""
 
-    def __init__(self, connect: Callable[[], psycopg.Connection], most: int) -> None:
+    def __init__(self, connect: Callable[[], PipelinedConnection], most: int) -> None:
         self._connect = connect
         self._free = threading.Semaphore(most)
         self._lock = threading.Lock()
-        self._idle: list[tuple[psycopg.Connection, float]] = []  # and since when, the latest last
+        self._idle: list[tuple[PipelinedConnection, float]] = []  # and since when, the latest last
         self._closed = False
 
     @contextmanager
-    def connection(self, begin: Begin, timeout_s: float) -> Iterator[psycopg.Connection]:
+    def connection(self, begin: Begin, timeout_s: float) -> Iterator[PipelinedConnection]:
         """A connection on which `begin` has succeeded. Idle ones that broke are dropped; an unreachable server is tried
         again until the time is over. Raises PoolTimeout, or psycopg's error."""
         until = time.monotonic() + timeout_s
@@ -250,7 +258,7 @@ class Pool:
         finally:
             self._free.release()
 
-    def _begun(self, begin: Begin, until: float) -> psycopg.Connection:
+    def _begun(self, begin: Begin, until: float) -> PipelinedConnection:
         pause_s = RECONNECT_S_MIN
         while True:
             connection = idle = self._take()
@@ -272,11 +280,11 @@ class Pool:
                 time.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(RECONNECT_S_MAX, pause_s * 2)
 
-    def _take(self) -> psycopg.Connection | None:
+    def _take(self) -> PipelinedConnection | None:
         with self._lock:
             return self._idle.pop()[0] if self._idle else None
 
-    def _put(self, connection: psycopg.Connection) -> None:
+    def _put(self, connection: PipelinedConnection) -> None:
         now = time.monotonic()
         with self._lock:
             if not self._closed and not connection.closed:
@@ -298,9 +306,3 @@ class Pool:
 def array_of(numbers: Iterable[int | None]) -> str:
     """The literal of an array: written and read at half the cost of a list of parameters."""
     return f"{{{','.join(['NULL' if number is None else str(number) for number in numbers])}}}"
-
-
-def untyped(bindings: Iterable[Any]) -> tuple[Any, ...]:
-    """Integers as text, whose type the server takes from their place: psycopg would name the smallest type that holds
-    each, and a statement is prepared anew for each choice of types."""
-    return tuple([str(each) if type(each) is int else each for each in bindings])

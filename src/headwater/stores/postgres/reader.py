@@ -41,7 +41,8 @@ from headwater.stores.postgres.conditions import (
     topic_condition,
     wanted_by,
 )
-from headwater.stores.postgres.connection import SQL, array_of, untyped
+from headwater.stores.postgres.connection import SQL, array_of
+from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.sql import (
     CANDIDATES,
     CANDIDATES_MAX,
@@ -79,6 +80,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
+LOOK_AHEAD = SQL["look_ahead"].replace("{which}", _WHICH[None])
 _NOT_FOR_SQL = (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded)
 _Answer = TypeVar("_Answer")
 _LETTER_COLUMNS = {"error": f"left(split_part(error, E'\\n', 1), {ERROR_LINE_CHARS})", "redriving": "redriving::int"}
@@ -91,7 +93,7 @@ class PostgresReader:
 
     def __init__(
         self,
-        connection: psycopg.Connection,
+        connection: PipelinedConnection,
         salt: int,
         topics: TopicTail | None = None,
         interruption: Interruption | None = None,
@@ -133,8 +135,8 @@ class PostgresReader:
 
         def ask(condition: Condition) -> list[Candidate]:
             sql = _with(SQL["candidates"], condition).replace("{judged}", judged)
-            rows = self._execute(sql, (after, end, *condition.params, most))
-            return [Candidate(*row) for row in rows]
+            statement = self._execute(sql, (after, end, *condition.params, most))
+            return [Candidate(*row) for row in statement.rows()]
 
         judged = wanted.judged
         try:
@@ -159,7 +161,7 @@ class PostgresReader:
         """Up to where it is known from the counts of topics that there is nothing above `after` with such a topic."""
         if topics == EVERYTHING:
             return after
-        found = _first(self._execute(_with(SQL["quiet_upto"], topics), (after, *topics.params)))
+        found = self._execute(_with(SQL["quiet_upto"], topics), (after, *topics.params)).value()
         return after if found is None else max(after, int(found))
 
     def _tried(self, wanted: Wanted, ask: Callable[[Condition], _Answer]) -> tuple[_Answer, bool]:
@@ -176,14 +178,14 @@ class PostgresReader:
     @contextmanager
     def _savepoint(self) -> Iterator[None]:
         """What fails inside is taken back, and the transaction stays usable."""
-        self.connection.execute("SAVEPOINT headwater")
+        self.connection.queue("SAVEPOINT headwater")
         try:
             yield
         except BaseException:
             if not self.connection.closed:
                 self.connection.execute("ROLLBACK TO SAVEPOINT headwater; RELEASE SAVEPOINT headwater", prepare=False)
             raise
-        self.connection.execute("RELEASE SAVEPOINT headwater")
+        self.connection.queue("RELEASE SAVEPOINT headwater")
 
     def _scan(
         self, condition: Condition, after: int, end: int, limit: int, bytes_max: int | None
@@ -202,12 +204,15 @@ class PostgresReader:
         return found, last, len(found) == limit
 
     def _page(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
-        bindings = (after, end, *condition.params, limit)
-        messages, last = self._decoded(_with(SQL["scan"], condition), (self._salt, self._salt, *bindings))
+        messages, last = self._decoded(*self._page_statement(condition, after, end, limit))
         if messages is None:
-            rows = self._execute(_with(SQL["scan_seqs"], condition), (after, min(end, last), *bindings[2:])).fetchall()
+            bindings = (after, min(end, last), *condition.params, limit)
+            rows = self._execute(_with(SQL["scan_seqs"], condition), bindings).rows()
             messages = self._one_by_one(seq for (seq,) in rows)
         return messages, last
+
+    def _page_statement(self, condition: Condition, after: int, end: int, limit: int) -> tuple[str, tuple[Any, ...]]:
+        return _with(SQL["scan"], condition), (self._salt, self._salt, after, end, *condition.params, limit)
 
     def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
         end = min(upto, self.last_seq(), after + SCAN_SEQS_MAX)
@@ -218,8 +223,8 @@ class PostgresReader:
             return times_by_scanning(self, selection, after, limit, end)
         name = "scan_times" if wanted.exact else "scan_candidates"
 
-        def ask(condition: Condition) -> str:
-            return str(_first(self._execute(_with(SQL[name], condition), (after, end, *condition.params, limit))))
+        def ask(condition: Condition) -> bytes:
+            return self._execute(_with(SQL[name], condition), (after, end, *condition.params, limit)).text() or b"[]"
 
         text, exact = self._tried(wanted, ask)
         if wanted.exact and not exact:
@@ -241,12 +246,13 @@ class PostgresReader:
         return found
 
     def heads(self, seqs: Iterable[int]) -> dict[int, Message]:
-        text = _first(self._execute(SQL["heads"], (self._salt, array_of(list(seqs)))))
-        return {message.seq: message for message in MESSAGES.decode(text)}
+        text = self._execute(SQL["heads"], (self._salt, array_of(list(seqs)))).text()
+        return {message.seq: message for message in MESSAGES.decode(text or b"[]")}
 
     def _decoded(self, sql: str, bindings: tuple[Any, ...]) -> tuple[list[Message] | None, int]:
         """Messages that come as one text with their number, and the last seq; None if they must be read one by one."""
-        text, count, last = self._execute(sql, bindings).fetchone() or (None, 0, 0)
+        statement = self._execute(sql, bindings)
+        text, count, last = statement.text(), int(statement.text(1) or 0), int(statement.text(2) or 0)
         try:
             messages = MESSAGES.decode(text) if text else []
         except UNREADABLE:
@@ -274,7 +280,7 @@ class PostgresReader:
         sql = _with(SQL["oldest"], condition)
         found: list[Kept] = []
         while len(found) < limit:
-            text = _first(self._execute(sql, (after, upto, *condition.params, limit)))
+            text = self._execute(sql, (after, upto, *condition.params, limit)).text()
             page = [Kept(*kept) for kept in KEPT.decode(text)] if text else []
             found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
             if len(page) < limit:
@@ -306,7 +312,7 @@ class PostgresReader:
         return count_by_scanning(self, selection, after, upto)
 
     def _count(self, condition: Condition, after: int, upto: int) -> int:
-        return int(_first(self._execute(_with(SQL["count"], condition), (after, upto, *condition.params))))
+        return int(self._execute(_with(SQL["count"], condition), (after, upto, *condition.params)).value())
 
     def topic_counts(self) -> list[TopicCount]:
         return self._topics.topic_counts(self._row, keep=self._keeps_counts)
@@ -322,7 +328,7 @@ class PostgresReader:
         return None if row is None else record_of(row)
 
     def subscriptions(self) -> list[SubscriptionRecord]:
-        return [record_of(row) for row in self._execute(SQL["subscriptions"])]
+        return [record_of(row) for row in self._execute(SQL["subscriptions"]).rows()]
 
     def owned_subscriptions(self, owner: str) -> int:
         return int(self._value("owned_subscriptions", owner))
@@ -352,7 +358,7 @@ class PostgresReader:
     ) -> list[Due]:
         columns = "due_at, seq" if suspects else _ORDER_BY[order]
         sql = SQL["due"].replace("{which}", _WHICH[suspects]).replace("{order}", columns).replace("{locked}", locked)
-        text = _first(self._execute(sql, (subscription, now_ms, limit)))
+        text = self._execute(sql, (subscription, now_ms, limit)).text()
         if not text:
             return []
         rows = DELIVERIES.decode(text)
@@ -368,10 +374,9 @@ class PostgresReader:
         return bool(self._value("is_announced", number))
 
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
-        found = _first(
-            self._execute(SQL["next_due_ms"].replace("{which}", _WHICH[None if suspects else False]), (subscription,))
-        )
-        return None if found is None else int(found)
+        sql = SQL["next_due_ms"].replace("{which}", _WHICH[None if suspects else False])
+        found: int | None = self._execute(sql, (subscription,)).value()
+        return found
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
         return self._deliveries(subscription, seqs, locked="")
@@ -379,14 +384,14 @@ class PostgresReader:
     def _deliveries(self, subscription: str, seqs: Iterable[int], *, locked: str) -> dict[int, DeliveryRow]:
         wanted = list(seqs)
         sql = SQL["deliveries"].replace("{locked}", locked)
-        text = _first(self._execute(sql, (subscription, array_of(wanted)))) if wanted else None
+        text = self._execute(sql, (subscription, array_of(wanted))).text() if wanted else None
         return {row.seq: row for row in DELIVERIES.decode(text)} if text else {}
 
     def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
         return self._deliveries_by(subscription, token, locked="")
 
     def _deliveries_by(self, subscription: str, token: int, *, locked: str) -> list[DeliveryRow]:
-        text = _first(self._execute(SQL["deliveries_by"].replace("{locked}", locked), (subscription, token)))
+        text = self._execute(SQL["deliveries_by"].replace("{locked}", locked), (subscription, token)).text()
         return DELIVERIES.decode(text) if text else []
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts:
@@ -400,7 +405,7 @@ class PostgresReader:
         return letters_page(self._letters(_with(SQL["dead_letters"], condition), condition, after), query, limit)
 
     def _letters(self, sql: str, condition: Condition, after: int) -> Iterator[DeadLetter]:
-        while page := self._execute(sql, (after, *condition.params, LETTERS_AT_ONCE, LETTERS_BYTES_MAX)).fetchall():
+        while page := self._execute(sql, (after, *condition.params, LETTERS_AT_ONCE, LETTERS_BYTES_MAX)).rows():
             yield from map(letter_of, page)
             after = page[-1][0]
 
@@ -408,11 +413,11 @@ class PostgresReader:
         condition = letters_wanted(query)
         column = f"coalesce(({_LETTER_COLUMNS.get(by, by)})::text, '')"
         sql = _with(SQL["count_dead_letters"].replace("{column}", column), condition)
-        found = LETTER_COUNTS.decode(_first(self._execute(sql, (*condition.params, limit))))
+        found = LETTER_COUNTS.decode(self._execute(sql, (*condition.params, limit)).text() or b"[]")
         return {str(value): count for value, count in found}
 
     def gaps(self, subscription: str) -> list[Gap]:
-        return [Gap(*row) for row in self._execute(SQL["gaps"], (subscription,))]
+        return [Gap(*row) for row in self._execute(SQL["gaps"], (subscription,)).rows()]
 
     def gap_total(self, subscription: str) -> int:
         return int(self._value("gap_total", subscription))
@@ -434,7 +439,7 @@ class PostgresReader:
     def retention(self) -> list[RetentionPolicy]:
         return [
             RetentionPolicy(pattern, LIMITS.decode(limits), dialect)
-            for pattern, dialect, limits in self._execute(SQL["retention"])
+            for pattern, dialect, limits in self._execute(SQL["retention"]).rows()
         ]
 
     def lease(self, resource: str) -> Lease:
@@ -445,26 +450,21 @@ class PostgresReader:
         rows: list[Any] = self._execute(SQL["leases"], (prefix, prefix)).fetchall()
         return {resource: Lease(*lease) for resource, *lease in rows}
 
-    def _execute(self, sql: str, bindings: Sequence[Any] | None = None) -> psycopg.Cursor[Any]:
+    def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
         if self._interruption is not None:  # between two statements there is nothing that could be cancelled
             self._interruption.check()
-        return self.connection.execute(sql.encode(), None if bindings is None else untyped(bindings))
+        return self.connection.ask(sql, bindings)
 
     def _value(self, name: str, *bindings: Any) -> Any:
         """The only column of the first row."""
-        return _first(self._execute(SQL[name], bindings))
+        return self._execute(SQL[name], bindings).value()
 
     def _row(self, name: str, *bindings: Any) -> Any:
-        return self._execute(SQL[name], bindings).fetchone()
+        return self._execute(SQL[name], bindings).row()
 
 
 def _with(sql: str, condition: Condition) -> str:
     return sql.replace("{condition}", condition.sql)
-
-
-def _first(cursor: psycopg.Cursor[Any]) -> Any:
-    row = cursor.fetchone()
-    return None if row is None else row[0]
 
 
 def _fitting(found: Sequence[Message], bytes_max: int | None) -> int:

@@ -46,8 +46,9 @@ from headwater.stores.postgres.connection import (
 )
 from headwater.stores.postgres.external_tx import PostgresExternalTx
 from headwater.stores.postgres.migrations import prepare
+from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.postgres.reader import PostgresReader
-from headwater.stores.postgres.writer import PostgresWriter
+from headwater.stores.postgres.writer import KnownSubscriptions, PostgresWriter
 from headwater.stores.sql import TopicTail
 
 READERS_MAX = 8  # connections that read, at most
@@ -65,10 +66,15 @@ _DEAD_DELIVERIES = "SELECT pg_stat_get_dead_tuples(%s::regclass)"
 OUTCOME_POLL_S = 0.05
 NOTES_KEPT_MS = 24 * 3_600_000  # those of stores that were killed
 
-_END_WHAT_RUNS = (
+_END_TRANSACTION = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_xid = %s::xid8::xid"
     " AND usename = current_user"
 )
+_END_CONNECTION = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s::timestamptz"
+    " AND usename = current_user"
+)
+_STARTED = "SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 _TABLES = """
 SELECT relname, n_live_tup, n_dead_tup, pg_total_relation_size(relid), last_autovacuum::text
 FROM pg_stat_user_tables WHERE schemaname = %s ORDER BY relname
@@ -113,18 +119,16 @@ class PostgresStore:
         # Behind a pooler a connection is ours for one transaction only.
         self._settings = settings_of(
             self.place, durability=durability, lock_timeout_ms=busy_timeout_ms, local=poll_only
-        ).as_bytes()
-        # As bytes, all of them: to put a statement together takes longer than the server takes to run it.
-        settings = b"; " + self._settings if poll_only else b""
-        self._begin_read = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" + settings
-        begin_write = b"BEGIN ISOLATION LEVEL READ COMMITTED" + settings
+        ).as_string()
+        settings = [self._settings] if poll_only else []
+        self._begin_read = ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *settings]
         self._begin_write = {
-            alone: begin_write + f"; SELECT {SQL[lock]}, {_XID_AND_TIME}".encode()
+            alone: ["BEGIN ISOLATION LEVEL READ COMMITTED", *settings, f"SELECT {SQL[lock]}, {_XID_AND_TIME}"]
             for alone, lock in ((True, "lock_alone"), (False, "lock_shared"))
         }
-        tell = sql.SQL("SELECT pg_notify({}, {}); ").format(sql.Literal(self.place.channel), sql.Literal(self.sender))
-        self._tell = tell.as_bytes()
+        self._news = (self.place.channel, self.sender)
         self._outcomes = Outcomes(self.place, self.sender, self.connect)
+        self._known = KnownSubscriptions()
         self._turn = threading.Lock()
         self._announced: int | None = None
         self._topics = TopicTail()
@@ -143,8 +147,7 @@ class PostgresStore:
             self._connection = self.connect("writer")
             try:
                 self._refuse_old_server()
-                _, server_ms = self._connection.execute(f"SELECT {_XID_AND_TIME}").fetchone() or ("", 0)
-                self._compare_clocks(server_ms)
+                self._compare_clocks(self._connection.ask(f"SELECT NULL, {_XID_AND_TIME}"))
                 if not create:
                     self._refuse_absent()
                 return prepare(self._connection, self.place.schema, self.name)
@@ -156,11 +159,13 @@ class PostgresStore:
                 raise
         return self._open(create, tries - 1)
 
-    def connect(self, purpose: str) -> psycopg.Connection:
+    def connect(self, purpose: str) -> PipelinedConnection:
         connection = connect(self.place, application=f"headwater {purpose}", prepare=not self._poll_only)
         if not self._poll_only:
             try:
-                connection.execute(self._settings, prepare=False)
+                connection.execute(self._settings.encode(), prepare=False)
+                if purpose == "writer":
+                    connection.started = connection.ask(_STARTED).value()
             except BaseException:
                 connection.close()
                 raise
@@ -195,12 +200,13 @@ class PostgresStore:
     ) -> Iterator[PostgresWriter]:
         with self._turn:
             self._refuse_closed()
-            xid = self._begin_writing(alone)
-            writer = PostgresWriter(self._connection, self.salt, alone, self._topics)
+            begun = self._begin_writing(alone)
+            writer = PostgresWriter(self._connection, self.salt, alone, self._topics, self._news, self._known)
             try:
-                with self._whole_or_conflict():
+                with self._whole_or_conflict(writer):
                     yield writer
-                self._commit(writer, xid)
+                    writer.lock_unchecked()
+                self._commit(writer, begun, synced)
             except BaseException:
                 try:
                     self._roll_back()
@@ -222,23 +228,24 @@ class PostgresStore:
         blocked = [work for work in group if work.touching in (None, PUBLISHING)]
         return blocked, [work for work in group if work.touching not in (None, PUBLISHING)]
 
-    def _begin_writing(self, alone: bool) -> str:
-        """Begin, on a new connection if the old one is gone; the transaction's id."""
+    def _begin_writing(self, alone: bool) -> Statement:
+        """Begin, on a new connection if the old one is gone. Unless `alone`, BEGIN travels with the first statement.
+        Returns the statement that tells the transaction's id and the server's time."""
         until = time.monotonic() + self._patience_s
         pause_s = RECONNECT_S_MIN
         while True:
             try:
-                if self._connection.closed:
+                if not self._connection.is_alive():
                     self._connection = self.connect("writer")
+                    self._known.clear()
                     self._hold_announced()
                 if self._connection.info.transaction_status != TransactionStatus.IDLE:
                     self._connection.execute("ROLLBACK")
-                cursor = self._connection.execute(self._begin_write[alone], prepare=False)
-                while cursor.nextset():
-                    pass
-                _, xid, server_ms = cursor.fetchone() or (None, "", 0)
-                self._compare_clocks(server_ms)
-                return str(xid)
+                *_, begun = [self._connection.queue(sql) for sql in self._begin_write[alone]]
+                if alone or self._poll_only:  # behind a pooler only the id tells of a lost commit
+                    self._connection.send_queued()
+                    self._compare_clocks(begun)
+                return begun
             except psycopg.Error as exc:
                 error = translate(exc, self.name)
                 gone = is_broken(self._connection, exc) or isinstance(error, UnavailableError)
@@ -249,10 +256,12 @@ class PostgresStore:
                 pause_s = min(RECONNECT_S_MAX, pause_s * 2)
 
     @contextmanager
-    def _whole_or_conflict(self) -> Iterator[None]:
+    def _whole_or_conflict(self, writer: PostgresWriter) -> Iterator[None]:
         """Whatever breaks before the commit was sent, nothing of the transaction stays."""
         try:
             yield
+        except psycopg.errors.DivisionByZero as exc:
+            raise self._changed_elsewhere(writer) from exc
         except psycopg.Error as exc:
             error = translate(exc, self.name)
             if is_broken(self._connection, exc):
@@ -261,26 +270,41 @@ class PostgresStore:
                 ) from exc
             raise error from exc
 
-    def _commit(self, writer: PostgresWriter, xid: str) -> None:
-        pid = self._connection.info.backend_pid
-        note = self._outcomes.note() if writer.has_published else b""
-        # A NOTIFY costs every committing transaction of the server a turn: only when there is news.
-        news = self._tell if writer.has_news else b""
+    def _commit(self, writer: PostgresWriter, begun: Statement, synced: bool) -> None:
+        connection = self._connection
+        is_noted = writer.has_published or not begun.sent_ns
+        if is_noted:
+            connection.queue(SQL["note_commit"], self._outcomes.note())
+        if writer.has_news:  # a NOTIFY costs every committing transaction of the server a turn
+            connection.queue(SQL["notify"], self._news)
+        if not synced and self.durability == "full":
+            connection.queue(SQL["commit_unsynced"])
+        connection.queue("COMMIT")
         try:
-            self._connection.execute(note + news + b"COMMIT", prepare=False)
+            connection.send_queued()
+        except psycopg.errors.DivisionByZero as exc:
+            raise self._changed_elsewhere(writer) from exc
         except psycopg.Error as exc:
-            if not is_broken(self._connection, exc):
+            if not is_broken(connection, exc):
                 raise translate(exc, self.name) from exc  # refused: rolled back
-            if not self._outcomes.was_committed(xid, pid, self._patience_s, noted=bool(note)):
+            if not self._outcomes.was_committed(begun, connection, self._patience_s, noted=is_noted):
                 raise ConflictError(
                     "the connection broke in the commit, which did not happen",
                     where=self.name,
                     next="Nothing was written; try again",
                 ) from exc
+        else:
+            self._known.saved(writer.saved, begun.row()[1])
+            self._compare_clocks(begun)
+
+    def _changed_elsewhere(self, writer: PostgresWriter) -> ConflictError:
+        self._known.forget(writer.taken_for_known)
+        return ConflictError("another host changed the subscription", where=self.name, next="Try again")
 
     def _roll_back(self) -> None:
         if self._connection.closed:
             return
+        self._connection.forget_queued()
         try:
             if self._connection.info.transaction_status != TransactionStatus.IDLE:
                 self._connection.execute("ROLLBACK")
@@ -298,7 +322,7 @@ class PostgresStore:
                 try:
                     with interruption.stops(partial(_cancel, connection, ended)):
                         yield PostgresReader(connection, self.salt, self._topics, interruption)
-                    connection.execute("COMMIT")  # after a ROLLBACK psycopg would prepare all statements anew
+                    connection.ask("COMMIT")
                 except psycopg.Error as exc:
                     if interruption.reason is not None:
                         raise interruption.reason from exc
@@ -312,6 +336,7 @@ class PostgresStore:
                     ended.set()
                     if interruption.reason is not None:
                         connection.close()  # or the cancellation, if it comes late, ends what is read next
+                    connection.forget_queued()
                     with contextlib.suppress(psycopg.Error):
                         if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
                             connection.execute("ROLLBACK")
@@ -322,15 +347,22 @@ class PostgresStore:
                 str(exc), where=self.name, next="All connections to read with are busy; read fewer things at once"
             ) from exc
 
-    def _begin_reading(self, connection: psycopg.Connection) -> None:
-        connection.execute(self._begin_read, prepare=False)
+    def _begin_reading(self, connection: PipelinedConnection) -> None:
+        if not connection.is_alive():
+            raise psycopg.OperationalError("the connection broke while it was idle")
+        for statement in self._begin_read:
+            connection.queue(statement)
 
     # --- the rest -----------------------------------------------------------------------------------------------
 
-    def _compare_clocks(self, server_ms: int) -> None:
-        ahead_ms = server_ms - time.time_ns() // 1_000_000
-        if abs(ahead_ms - self.ahead_ms) > CLOCK_JITTER_MS:
-            self.ahead_ms = ahead_ms
+    def _compare_clocks(self, begun: Statement) -> None:
+        """The server read its clock between sending and receiving, by this host's."""
+        row = begun.row()
+        if row is not None:
+            least_ms, most_ms = row[2] - begun.received_ns // 1_000_000, row[2] - begun.sent_ns // 1_000_000
+            ahead_ms = min(max(self.ahead_ms, least_ms), most_ms)
+            if abs(ahead_ms - self.ahead_ms) > CLOCK_JITTER_MS:
+                self.ahead_ms = ahead_ms
 
     def announce(self) -> str | None:
         """A lock of the writing connection's session, which ends with the process. Behind a pooler there is none."""
@@ -423,21 +455,19 @@ class Outcomes:
     without: one that is taken for done and is not leads to one more delivery, no more.
     """
 
-    def __init__(self, place: Place, sender: str, connect: Callable[[str], psycopg.Connection]) -> None:
+    def __init__(self, place: Place, sender: str, connect: Callable[[str], PipelinedConnection]) -> None:
         self._place = place
         self._connect = connect
         self._note = f"commits of {sender}"
         self._number = 0
         self._table = sql.Identifier(place.schema, "leases")
-        statement = SQL["note_commit"].replace("{number}", "{{number}}")
-        self._statement = sql.SQL(statement).format(table=self._table, note=sql.Literal(self._note)).as_bytes()
 
-    def note(self) -> bytes:
-        """The statement before a COMMIT; each call is the next transaction."""
+    def note(self) -> tuple[str, int]:
+        """What is noted before a COMMIT; each call is the next transaction."""
         self._number += 1
-        return self._statement.replace(b"{number}", b"%d" % self._number) + b"; "
+        return self._note, self._number
 
-    def was_committed(self, xid: str, pid: int, patience_s: float, *, noted: bool) -> bool:
+    def was_committed(self, begun: Statement, lost: PipelinedConnection, patience_s: float, *, noted: bool) -> bool:
         """Ask on another connection, for so long, about a transaction; `noted`: the one that was noted last."""
         until = time.monotonic() + patience_s
         why: HeadwaterError | None = None
@@ -445,8 +475,7 @@ class Outcomes:
             try:
                 with self._connect("outcome") as connection:
                     while time.monotonic() < until:
-                        connection.execute(_END_WHAT_RUNS, (pid, xid))  # it will get no further word from us
-                        status = _value(connection, sql.SQL("SELECT pg_xact_status(%s::xid8)"), xid)
+                        status = self._status(connection, begun, lost)
                         if status == "aborted":
                             return False
                         if status != "in progress":
@@ -462,6 +491,17 @@ class Outcomes:
             where=self._place.name,
             next="Publish again with the same id: if it is there already, it stays one message",
         )
+
+    def _status(self, connection: PipelinedConnection, begun: Statement, lost: PipelinedConnection) -> str | None:
+        """What runs on is ended: it will get no further word from us. Where not even the id of the transaction came
+        back, it is over when its connection is."""
+        row = begun.row()
+        if row is None:
+            is_there = connection.ask(_END_CONNECTION, (lost.backend_pid, lost.started)).row() is not None
+            return "in progress" if is_there else None
+        connection.ask(_END_TRANSACTION, (lost.backend_pid, row[1]))
+        status: str | None = connection.ask("SELECT pg_xact_status(%s::xid8)", (row[1],)).value()
+        return status
 
     def _noted(self, connection: psycopg.Connection) -> Any:
         return _value(connection, sql.SQL("SELECT fence FROM {} WHERE resource = %s").format(self._table), self._note)

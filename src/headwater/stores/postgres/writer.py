@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
 import msgspec
-import psycopg
 
 from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import DedupeWindow, Receipt
 from headwater.delivery.retention import Kept, merged, runs_of
 from headwater.errors import InvalidDataError, InvalidOptionError
-from headwater.message import EXTRA_FIELDS, Draft, Extras, to_document
+from headwater.message import EXTRA_FIELDS, Draft, Extras, Message, to_document
 from headwater.ports.records import (
     Appended,
     DeadLetter,
@@ -23,23 +23,71 @@ from headwater.ports.records import (
     Gap,
     Order,
     RetentionPolicy,
+    Scan,
+    Selection,
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.postgres.connection import SQL, array_of, untyped
+from headwater.stores.postgres.conditions import Condition
+from headwater.stores.postgres.connection import SQL, array_of
 from headwater.stores.postgres.external_tx import run_users_sql
-from headwater.stores.postgres.reader import RUNS, SEQS, PostgresReader
+from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
+from headwater.stores.postgres.reader import LOOK_AHEAD, RUNS, SEQS, PostgresReader
 from headwater.stores.sql import UNORDERED_FACTS, TopicTail, assign_seqs, record_of, scoped_ids, unordered_by
 from headwater.topics import Dialect
 
 COPY_BYTES = 4 * 1024 * 1024
 COPY_ROWS = 500  # how many rows are written down before they are sent: the server reads them while we write the next
+KNOWN_MAX = 10_000  # subscriptions whose state is remembered
 ALIKE_MAX = 4  # into how many statements delivery rows are split at most, by what they have in common
 
+_MOVING = frozenset(["move_subscription", "move_unchanged"])
 _PASSING_BY = "FOR UPDATE SKIP LOCKED"
 _NO_EXTRAS = Extras()
 _topic, _data_json, _extras, _id, _size = map(attrgetter, ("topic", "data_json", "extras", "id", "size"))
+_all_but_seq = attrgetter("attempts", "due_ms", "token", "priority", "key", "dead_letter")
 _TEXTS = tuple(field.attribute for field in EXTRA_FIELDS if field.kind == "text")
+
+
+class KnownSubscriptions:
+    """Subscriptions as the last transaction of this store has left them, and their versions. As long as no other host
+    changes one, a transaction need not ask for it before it goes on; whether it is unchanged is checked by a statement
+    that travels with the others. A version is the id of the transaction that wrote the row, and as good as the
+    connection: a server that crashed gives ids out again."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, tuple[SubscriptionRecord, str]] = {}
+        self._written: dict[str, str] = {}  # the versions that were written here
+        self.scans: dict[str, tuple[Condition, int, int]] = {}  # for what a claim scanned last, how far, how many
+
+    def get(self, id: str) -> tuple[SubscriptionRecord, str] | None:
+        return self._records.get(id)
+
+    def seen(self, id: str, version: str) -> None:
+        """A subscription was read. One that another host has written since is asked for again the next time."""
+        if self._written.get(id) != version:
+            self._written.pop(id, None)
+
+    def saved(self, saved: Mapping[str, SubscriptionRecord], xid: str) -> None:
+        """A transaction is committed. The second one in a row that no other host comes between makes it known."""
+        version = str(int(xid) & 0xFFFFFFFF)
+        for id, record in saved.items():
+            if id in self._written:
+                self._records[id] = record, version
+            elif len(self._written) >= KNOWN_MAX:
+                self.clear()
+            self._written[id] = version
+
+    def forget(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            self._records.pop(id, None)
+            self._written.pop(id, None)
+            self.scans.pop(id, None)
+
+    def clear(self) -> None:
+        self._records.clear()
+        self._written.clear()
+        self.scans.clear()
 
 
 class PostgresWriter(PostgresReader):
@@ -48,21 +96,79 @@ class PostgresWriter(PostgresReader):
 
     _keeps_counts = False  # it may yet be rolled back
 
-    def __init__(self, connection: psycopg.Connection, salt: int, alone: bool, topics: TopicTail | None = None) -> None:
+    def __init__(
+        self,
+        connection: PipelinedConnection,
+        salt: int,
+        alone: bool,
+        topics: TopicTail,
+        news: tuple[str, str],
+        known: KnownSubscriptions,
+    ) -> None:
+        """`news`: the channel and the payload of a notification."""
         super().__init__(connection, salt, topics)
         self._alone = alone
+        self._news = news
+        self._known = known
+        self._unchecked: dict[str, str] = {}  # subscriptions that are taken for unchanged, and their versions
+        self._current = ""  # the subscription that was asked for last
+        self._ahead: dict[str, Statement] = {}  # what is due next and whether there are gaps, asked ahead
+        self._has_moved_deliveries = self._has_added_gaps = False  # since
+        self._scanned_ahead: tuple[tuple[str, Sequence[Any]], Statement] | None = None
         self._last: int | None = None  # known while this transaction holds the publish lock
         self._locked: dict[str, SubscriptionRecord] = {}  # locked until the transaction ends
+        self.saved: dict[str, SubscriptionRecord] = {}
+        self.taken_for_known: list[str] = []
         self.has_published = False
         self.has_news = False
         """Whether something was done that others may be waiting for."""
+
+    def _later(self, name: str, bindings: Sequence[Any]) -> Statement:
+        """A statement whose outcome decides nothing here travels with the next one, or with the commit."""
+        if self._unchecked:
+            self.lock_unchecked()
+        self._has_moved_deliveries |= name not in _MOVING
+        self._has_added_gaps |= name == "add_gap"
+        return self.connection.queue(SQL[name], bindings)
+
+    def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
+        if self._scanned_ahead is not None and self._scanned_ahead[0] == (sql, bindings):
+            (_, statement), self._scanned_ahead = self._scanned_ahead, None
+            if statement.sent_ns and not self.has_published:
+                return statement
+        if self._unchecked:
+            self.lock_unchecked()
+        return super()._execute(sql, bindings)
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        if self._unchecked:
+            self.lock_unchecked()
+        self.connection.send_queued()  # what was queued before may fail, and is none of the savepoint's business
+        current, self._current = self._current, ""  # nothing that may fail is asked ahead
+        try:
+            with super()._savepoint():
+                yield
+        finally:
+            self._current = current
+
+    def lock_unchecked(self) -> None:
+        """Before anything that belongs to them is read or written."""
+        for id, version in self._unchecked.items():
+            self.connection.queue(SQL["lock_unchanged"], (id, version))
+        self._unchecked.clear()
+
+    def _change(self, name: str, bindings: Sequence[Any] = ()) -> Statement:
+        """A statement that writes, and whose outcome is wanted."""
+        self._has_moved_deliveries = True
+        return self._execute(SQL[name], bindings)
 
     def last_seq(self) -> int:
         return super().last_seq() if self._last is None else self._last
 
     def _last_to_publish_after(self) -> int:
         if self._last is None:
-            self._last = int(self._value("lock_publishing"))
+            self._last = int(self._change("lock_publishing").value())
         return self._last
 
     def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
@@ -80,14 +186,14 @@ class PostgresWriter(PostgresReader):
         self._copy(assigned.fresh, assigned.fresh_seqs, now_ms, plain=False)
         new = assigned.to_remember
         if new:
-            self._execute(SQL["remember_ids"], (now_ms, array_of(new.values()), list(new)))
+            self._later("remember_ids", (now_ms, array_of(new.values()), list(new)))
         return Appended(assigned.seqs, assigned.duplicates)
 
     def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
         asked = [id for id in scoped if id is not None]
         return {
             id: seq
-            for id, seq, published_ms in self._execute(SQL["known_ids"], (asked,))
+            for id, seq, published_ms in self._execute(SQL["known_ids"], (asked,)).rows()
             if window.remembers(seq, published_ms, last, now_ms)
         }
 
@@ -119,7 +225,7 @@ class PostgresWriter(PostgresReader):
         found = unordered_by(drafts, seqs, now_ms, (seq, published_ms), known)
         if found is not None and found != known:
             for name, value in zip(UNORDERED_FACTS, found, strict=True):
-                self._execute(SQL["set_fact"], (name, value))
+                self._later("set_fact", (name, value))
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         self._last_to_publish_after()  # two servers may be given the same messages at once; one of them is first
@@ -129,55 +235,112 @@ class PostgresWriter(PostgresReader):
         if receipts:
             last_word = {receipt.number: receipt for receipt in receipts}
             columns = zip(*map(msgspec.structs.astuple, last_word.values()), strict=True)
-            self._execute(SQL["add_receipts"], (publisher, now_ms, *map(array_of, columns)))
+            self._later("add_receipts", (publisher, now_ms, *map(array_of, columns)))
 
     def forget_receipts(self, publisher: str, below: int) -> None:
-        self._execute(SQL["forget_receipts"], (publisher, below))
+        self._later("forget_receipts", (publisher, below))
 
     def forget_old_receipts(self, before_ms: int, limit: int) -> int:
-        return self._execute(SQL["forget_old_receipts"], (before_ms, limit)).rowcount
+        return self._change("forget_old_receipts", (before_ms, limit)).count
 
     def subscription(self, id: str) -> SubscriptionRecord | None:
-        if id not in self._locked:
-            row = self._row("subscription" if self._alone else "subscription_to_change", id)
-            if row is None:
-                return None
-            self._locked[id] = record_of(row)
+        self._current = id
+        if id in self._locked:
+            return self._locked[id]
+        if self._alone:
+            row = self._row("subscription", id)
+        elif (known := self._known.get(id)) is not None:
+            self._locked[id], self._unchecked[id] = known
+            self.taken_for_known.append(id)
+            return self._locked[id]
+        else:
+            row = self._row("subscription_to_change", id)
+            if row is not None:
+                *row, version = row
+                self._known.seen(id, version)
+        if row is None:
+            return None
+        self._locked[id] = record_of(tuple(row))
         return self._locked[id]
 
     def save_subscription(self, record: SubscriptionRecord) -> None:
-        spec, window, lease = record.spec, record.window, record.lease
+        spec, window, lease, known = record.spec, record.window, record.lease, self._locked.get(record.id)
         if "\0" in record.id:
             raise _nul("the id of a subscription", record.id)
-        self._locked[record.id] = record
-        self._execute(
-            SQL["save_subscription"],
-            (
-                record.id,
-                spec.pattern,
-                spec.mode,
-                _json(spec),
-                window.floor,
-                window.delivered,
-                _json(window.settled),
-                _storable(lease.owner),
-                lease.fence,
-                lease.until_ms,
-                record.created_ms,
-                record.active_ms,
-                record.acked,
-                record.redelivered,
-                record.dead_lettered,
-            ),
+        moved = (
+            window.floor,
+            window.delivered,
+            _json(window.settled),
+            _storable(lease.owner),
+            lease.fence,
+            lease.until_ms,
+            record.active_ms,
+            record.acked,
+            record.redelivered,
+            record.dead_lettered,
         )
+        if known is not None and known.spec == spec and known.created_ms == record.created_ms:
+            version = self._unchecked.pop(record.id, None)
+            if version is None:
+                self._later("move_subscription", (*moved, record.id))
+            else:
+                self._later("move_unchanged", (*moved, record.id, version))
+        else:
+            self._later(
+                "save_subscription", (record.id, spec.pattern, spec.mode, _json(spec), record.created_ms, *moved)
+            )
+        self._locked[record.id] = self.saved[record.id] = record
         if spec.mode != "shared" and lease.until_ms == 0:
             self.has_news = True  # it is free to be taken
 
     def delete_subscription(self, id: str) -> None:
         self._locked.pop(id, None)
+        self.saved.pop(id, None)
+        self._known.forget([id])
         for statement in ("delete_subscription", "clear_deliveries", "delete_gaps", "delete_timings"):
-            self._execute(SQL[statement], (id,))
+            self._later(statement, (id,))
         self.has_news = True
+
+    def scan(
+        self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
+    ) -> Scan:
+        self._look_ahead(self._current)
+        return super().scan(selection, after, limit, upto, bytes_max)
+
+    def _page(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
+        record = self._locked.get(self._current)
+        if record is not None and after == record.window.delivered:
+            self._known.scans[record.id] = condition, end - after, limit
+        return super()._page(condition, after, end, limit)
+
+    def _scan_ahead(self, id: str) -> None:
+        """Behind what is due a claim scans for new messages, as a rule as the last one did: that travels along."""
+        scan = self._known.scans.pop(id, None)
+        if scan is not None and id in self._locked:
+            condition, width, limit = scan
+            after = self._locked[id].window.delivered
+            asked = self._page_statement(condition, after, after + width, limit)
+            self._scanned_ahead = (asked, self.connection.queue(*asked))
+
+    def _look_ahead(self, id: str) -> None:
+        """A transaction that looks for something to deliver asks next what is due later and whether there are gaps:
+        both travel with its first look."""
+        if id in self._locked and id not in self._ahead:
+            if self._unchecked:
+                self.lock_unchecked()
+            self._ahead[id] = self.connection.queue(LOOK_AHEAD, (id, id))
+
+    def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
+        asked = self._ahead.get(subscription) if suspects else None
+        if asked is None or not asked.sent_ns or self._has_moved_deliveries:
+            return super().next_due_ms(subscription, suspects=suspects)
+        due_ms, _ = asked.row()
+        return None if due_ms is None else int(due_ms)
+
+    def gaps(self, subscription: str) -> list[Gap]:
+        asked = self._ahead.get(subscription)
+        has_none = asked is not None and asked.sent_ns and not asked.row()[1] and not self._has_added_gaps
+        return [] if has_none else super().gaps(subscription)
 
     def due(
         self,
@@ -189,6 +352,8 @@ class PostgresWriter(PostgresReader):
         suspects: bool | None = None,
         bytes_max: int | None = None,
     ) -> list[Due]:
+        self._look_ahead(subscription)
+        self._scan_ahead(subscription)
         # A row that another transaction is just settling is skipped, not waited for. Also if we
         # are alone: such a transaction does not ask us. Written again after its commit, the row would be there anew.
         return self._due(subscription, now_ms, limit, order, suspects, bytes_max, locked=_PASSING_BY)
@@ -201,62 +366,56 @@ class PostgresWriter(PostgresReader):
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
         alike: dict[tuple[Any, ...], list[int]] = {}
-        for row in rows:  # a claimed batch differs in nothing but its seqs
-            alike.setdefault(msgspec.structs.astuple(row)[1:], []).append(row.seq)
+        for rest, row in zip(map(_all_but_seq, rows), rows, strict=True):  # a claimed batch differs in nothing else
+            alike.setdefault(rest, []).append(row.seq)
         if len(alike) <= ALIKE_MAX:
             for (attempts, due_ms, token, priority, key, letter), seqs in alike.items():
                 common = (subscription, attempts, due_ms, token, priority, _storable(key), letter, array_of(seqs))
-                bounds = (subscription, min(seqs), max(seqs))
-                if not self._execute(SQL["add_deliveries"], (*common, *bounds)).rowcount:
-                    self._execute(SQL["put_deliveries"], common)
+                self._later("put_deliveries", (*common, min(seqs), max(seqs)))
         else:
             columns = list(zip(*map(msgspec.structs.astuple, rows), strict=True))
             keys = [_storable(key) for key in columns.pop(5)]
             numbers = [array_of(column) for column in columns]
-            self._execute(SQL["put_mixed_deliveries"], (subscription, *numbers[:5], keys, numbers[5]))
-        if any(row.token == 0 for row in rows):
+            self._later("put_mixed_deliveries", (subscription, *numbers[:5], keys, numbers[5]))
+        if any(token == 0 for _, _, token, _, _, _ in alike):
             self.has_news = True  # given back
 
     def end_leases(self, subscription: str, now_ms: int) -> None:
-        if self._execute(SQL["end_leases"], (now_ms, subscription, subscription, now_ms)).rowcount:
+        if self._change("end_leases", (now_ms, subscription, subscription, now_ms)).count:
             self.has_news = True
 
     def remove_deliveries(self, subscription: str, seqs: Sequence[int]) -> None:
-        if seqs and self._value("remove_deliveries", subscription, array_of(seqs)):
-            self.has_news = True  # the next of their keys may come
+        if seqs:
+            self._later("remove_deliveries", (subscription, array_of(seqs), *self._news))
 
     def clear_deliveries(self, subscription: str) -> None:
-        self._execute(SQL["clear_deliveries"], (subscription,))
+        self._later("clear_deliveries", (subscription,))
 
     def save_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
         if not letters:
             return []
-        cursor = self.connection.cursor()
-        cursor.executemany(SQL["save_dead_letter"].encode(), list(map(_letter_values, letters)), returning=True)
-        ids: list[int] = []
-        while True:
-            ids += [id for (id,) in cursor]
-            if not cursor.nextset():
-                return ids
+        saved = [self._later("save_dead_letter", _letter_values(letter)) for letter in letters]
+        self.connection.send_queued()
+        return [statement.value() for statement in saved]
 
     def remove_dead_letters(self, ids: Sequence[int]) -> None:
-        self._execute(SQL["remove_dead_letters"], (array_of(ids),))
+        self._later("remove_dead_letters", (array_of(ids),))
 
     def end_redrives(self, subscription: str, why: str) -> None:
-        self._execute(SQL["end_redrives"], (why, subscription))
+        self._later("end_redrives", (why, subscription))
 
     def add_gap(self, gap: Gap) -> None:
-        self._execute(SQL["add_gap"], (gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why, gap.at_ms))
+        self._later("add_gap", (gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why, gap.at_ms))
         self.has_news = True
 
     def mark_gaps_reported(self, subscription: str) -> None:
-        self._execute(SQL["mark_gaps_reported"], (subscription,))
+        self._later("mark_gaps_reported", (subscription,))
 
     def set_retention(self, policy: RetentionPolicy) -> None:
-        self._execute(SQL["set_retention"], (policy.pattern, policy.dialect, _json(policy.limits)))
+        self._later("set_retention", (policy.pattern, policy.dialect, _json(policy.limits)))
 
     def remove_retention(self, pattern: str, dialect: Dialect) -> bool:
-        return self._execute(SQL["remove_retention"], (pattern, dialect)).rowcount > 0
+        return self._change("remove_retention", (pattern, dialect)).count > 0
 
     def delete_messages(self, gone: Sequence[Kept]) -> None:
         if not gone:
@@ -265,7 +424,7 @@ class PostgresWriter(PostgresReader):
         seqs = sorted({kept.seq for kept in gone})
         if seqs[-1] > counted_to:  # count them in first, or their topic's last seq would be forgotten
             self._fold(counted_to, min(seqs[-1], self.last_seq()))
-        self._note_pruned(SEQS.decode(self._value("delete_messages", array_of(seqs))))
+        self._note_pruned(SEQS.decode(self._change("delete_messages", (array_of(seqs),)).text() or b"[]"))
 
     def _note_pruned(self, seqs: Sequence[int]) -> None:
         """Only the runs right beside are looked at, so that it costs the same however many there are."""
@@ -277,9 +436,9 @@ class PostgresWriter(PostgresReader):
             ends, starts = [first - 1 for first, _ in runs], [last + 1 for _, last in runs]
             beside = RUNS.decode(self._value("pruned_beside", array_of(ends), array_of(starts)))
             runs = merged([*runs, *beside])
-            self._execute(SQL["forget_pruned"], (array_of(first for first, _ in beside),))
+            self._later("forget_pruned", (array_of(first for first, _ in beside),))
         firsts, lasts = zip(*runs, strict=True)
-        self._execute(SQL["add_pruned"], (array_of(firsts), array_of(lasts)))
+        self._later("add_pruned", (array_of(firsts), array_of(lasts)))
 
     def fold_topic_counts(self, limit: int) -> int:
         counted_to = self._counted_to()
@@ -293,15 +452,15 @@ class PostgresWriter(PostgresReader):
         return int(self._value("fact_to_change", "counted_to"))
 
     def _fold(self, counted_to: int, upto: int) -> None:
-        self._execute(SQL["fold_topic_counts"], (counted_to, upto))
-        self._execute(SQL["set_fact"], ("counted_to", upto))
+        self._later("fold_topic_counts", (counted_to, upto))
+        self._later("set_fact", ("counted_to", upto))
 
     def forget_ids(self, window: DedupeWindow, now_ms: int, limit: int) -> int:
         oldest_seq, oldest_ms = window.oldest_seq(self.last_seq()), window.oldest_ms(now_ms)
-        return self._execute(SQL["forget_ids"], (oldest_seq, oldest_ms, limit)).rowcount
+        return self._change("forget_ids", (oldest_seq, oldest_ms, limit)).count
 
     def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
-        self._execute(SQL["save_sink_batch"], (sink, batch, now_ms))
+        self._later("save_sink_batch", (sink, batch, now_ms))
 
     def delete_sink(self, sink: str) -> None:
         self._execute(SQL["delete_sink"], (sink,))
@@ -310,27 +469,30 @@ class PostgresWriter(PostgresReader):
         if timings:
             ids, hours, stages, buckets, counts = zip(*map(msgspec.structs.astuple, timings), strict=True)
             columns = (list(ids), array_of(hours), list(stages), array_of(buckets), array_of(counts))
-            self._execute(SQL["add_timings"], columns)
+            self._later("add_timings", columns)
 
     def forget_old_timings(self, before_ms: int, limit: int) -> int:
-        return self._execute(SQL["forget_old_timings"], (before_ms, limit)).rowcount
+        return self._change("forget_old_timings", (before_ms, limit)).count
 
     def lease(self, resource: str) -> Lease:
         if self._alone:
             return super().lease(resource)
         row = self._row("lease_to_change", resource)
         if row is None:
-            self._execute(SQL["add_free_lease"], (resource,))
+            self._later("add_free_lease", (resource,))
             row = self._row("lease_to_change", resource)
         return Lease(*row)
 
     def save_lease(self, resource: str, lease: Lease) -> None:
-        self._execute(SQL["save_lease"], (resource, lease.owner, lease.fence, lease.until_ms))
+        self._later("save_lease", (resource, lease.owner, lease.fence, lease.until_ms))
 
     def delete_lease(self, resource: str) -> None:
         self._execute(SQL["delete_lease"], (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        if self._unchecked:
+            self.lock_unchecked()
+        self._has_moved_deliveries = True
         self._last = self._seen_last = None  # a trigger of the user's may publish
         return run_users_sql(self.connection, sql, bindings)
 
@@ -375,24 +537,22 @@ def _storable(text: str | None) -> Any:
 
 def _letter_values(letter: DeadLetter) -> tuple[Any, ...]:
     message = letter.message
-    return untyped(
-        (
-            letter.id,
-            letter.subscription,
-            message.seq,
-            message.topic,
-            message.type,
-            letter.reason,
-            letter.attempts,
-            letter.died_ms,
-            _storable(letter.error),
-            _storable(letter.stack),
-            _storable(letter.handler),
-            letter.redrives,
-            letter.redriving,
-            _storable(letter.redrive_error),
-            _json(to_document(message)),
-        )
+    return (
+        letter.id,
+        letter.subscription,
+        message.seq,
+        message.topic,
+        message.type,
+        letter.reason,
+        letter.attempts,
+        letter.died_ms,
+        _storable(letter.error),
+        _storable(letter.stack),
+        _storable(letter.handler),
+        letter.redrives,
+        letter.redriving,
+        _storable(letter.redrive_error),
+        _json(to_document(message)),
     )
 
 
