@@ -9,8 +9,8 @@ A server's event loop commits small groups itself, at the end of its turn (`comm
 takes longer than a small transaction. The thread takes over when a group is large, when the disk is slow, and when
 another process has the lock.
 
-Not every transaction is synced to disk: one that only claims is not. A power cut then loses the claim, which costs an
-attempt count and never a message. The process may be killed at any time: what it committed stays.
+Not every transaction is synced to disk: one that only claims or extends is not. A power cut then loses the claim, which
+costs an attempt count and never a message. The process may be killed at any time: what it committed stays.
 
 A consumer that waits for messages is served by the transaction that publishes them (`Wakeups.claim_published`), where
 the store allows it: one commit instead of two.

@@ -233,7 +233,7 @@ class DurableConsumer(Consumer):
             self._state.extend(writer, extended, now_ms + by_ms, strict=strict)
             writer.save_subscription(deliveries.renewed(record, now_ms))
 
-        return self.engine.write(work, touching=self.id)
+        return self.engine.write(work, touching=self.id, synced=False)
 
     def release(self, untouched: Sequence[Claimed]) -> Completion[None]:
         def work(writer: Writer, hooks: TransactionHooks) -> None:

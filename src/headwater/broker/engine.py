@@ -87,12 +87,14 @@ class Engine:
         """A name for one holder: two of the same process are two."""
         return f"{self.owner}:{next(self._holders)}"
 
-    def submit(self, work: Work[T], messages: int = 1, *, touching: str | None = None) -> Completion[T]:
+    def submit(
+        self, work: Work[T], messages: int = 1, *, touching: str | None = None, synced: bool = True
+    ) -> Completion[T]:
         self.check_usable()
-        return self.committer.submit(work, messages, touching=touching)
+        return self.committer.submit(work, messages, touching=touching, synced=synced)
 
-    def write(self, work: Work[T], *, touching: str | None = None) -> Flow[T]:
-        outcome: T = yield self.submit(work, touching=touching)
+    def write(self, work: Work[T], *, touching: str | None = None, synced: bool = True) -> Flow[T]:
+        outcome: T = yield self.submit(work, touching=touching, synced=synced)
         return outcome
 
     def read(self, work: Callable[[Reader], T], lane: Executor | None = None) -> Flow[T]:

@@ -447,7 +447,7 @@ class PostgresReader:
         return Lease() if row is None else Lease(*row)
 
     def leases(self, prefix: str) -> dict[str, Lease]:
-        rows: list[Any] = self._execute(SQL["leases"], (prefix, prefix)).fetchall()
+        rows = self._execute(SQL["leases"], (prefix, prefix)).rows()
         return {resource: Lease(*lease) for resource, *lease in rows}
 
     def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
