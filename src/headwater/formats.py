@@ -216,6 +216,10 @@ def redact_url(url: str, *, keep: Collection[str] | None = (), user: bool = True
     return f"{place}?{'&'.join(kept)}" if kept else place
 
 
+def is_postgres(url: str) -> bool:
+    return url.startswith(("postgres://", "postgresql://"))
+
+
 def mask_url(url: str) -> str:
     """The url as a setting is shown: whole, with `***` for each secret."""
     place, mark, query = _USER_INFO.sub(r"//\1:***@", url).partition("?")

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, cast
 
-from headwater.api._async import AsyncLog
 from headwater.api._runtime import Opening, given
 from headwater.api._sync import Log
 from headwater.broker.engine import Engine
@@ -20,7 +19,7 @@ from headwater.broker.verbs import LogVerbs
 from headwater.client.options import RemoteOptions, Strategy
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import InvalidOptionError, NotALogError
-from headwater.formats import Span, span_ms
+from headwater.formats import Span, is_postgres, span_ms
 from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Notifier, Store
@@ -30,6 +29,7 @@ from headwater.version import VERSION
 if TYPE_CHECKING:
     from types import EllipsisType
 
+    from headwater.api._async import AsyncLog
     from headwater.broker.tracing import Tracing
     from headwater.delivery.circuit import BreakerPolicy
     from headwater.server.mount import Mount
@@ -233,7 +233,7 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
 
 def replicas_directory(settings: Settings) -> str | None:
     """Replicas are kept beside a log that is a file, if nothing else was said."""
-    from headwater.replication.host.disk import DIRECTORY_SUFFIX
+    from headwater.replication import DIRECTORY_SUFFIX
 
     log = settings.server.log
     if settings.replicas.directory is not None:
@@ -298,6 +298,8 @@ def open_async(
 
 
 async def _connect(url: str | os.PathLike[str], options: AllOptions) -> AsyncLog:
+    from headwater.api._async import AsyncLog  # not before it is wanted
+
     tracing = _tracing(options.get("tracing", False))
     core: LogVerbs
     if _is_remote(url):
@@ -508,10 +510,6 @@ def _sqlite_path(url: str) -> str:
             next="Use a file path, postgres://, ws:// or memory:",
         )
     return rest.removeprefix("/") if found else url.removeprefix("sqlite:")  # sqlite:///relative, sqlite:////absolute
-
-
-def is_postgres(url: str) -> bool:
-    return url.startswith(("postgres://", "postgresql://"))
 
 
 def _one_of(name: str, value: Any, *known: str) -> Any:

@@ -10,8 +10,10 @@ import apsw
 import pytest
 
 import headwater
+from headwater.api import forwarder
 from headwater.broker.subscribe import check_subscription_id
 from headwater.cli import forward
+from headwater.cli.commands import load_command
 from headwater.cli.forward import default_id
 
 
@@ -233,3 +235,9 @@ def test_it_ends_when_its_reader_has_enough(start, log: headwater.Log, path: Pat
     process.stdout.close()
     log.publish_many([("orders.new", "x" * 1_000)] * 100)  # more than fits into the pipe
     assert process.wait(60) == 0
+
+
+def test_the_defaults_of_the_flags_are_those_of_the_library():
+    """They are written twice: completion must not import the forwarder."""
+    [batch] = [each for each in load_command("forward").params if each.name == "batch"]
+    assert (batch.default, batch.type.max) == (forwarder.BATCH, forwarder.BATCH_MAX)

@@ -9,7 +9,7 @@ import apsw
 import pytest
 from served import RunningServer
 
-from headwater.cli import replica
+from headwater.cli import replica_remote
 from headwater.replication import connection as client_connection
 from headwater.replication.host import catalogue, endpoint
 
@@ -99,11 +99,11 @@ def test_ls_goes_on_until_it_has_all(run: Any, remote: str, tmp_path: Path, monk
         assert ([each["replica"] for each in found.json], "there are more" in found.err) == (names, False)
     assert run("replica", "ls", server, "--stale", "5200w").code == 0
     assert len(run("replica", "ls", server, "--stale", "0s", "--json").json) == 3
-    monkeypatch.setattr(replica, "REMOTE_LISTED_MAX", 2)
+    monkeypatch.setattr(replica_remote, "REMOTE_LISTED_MAX", 2)
     assert "there are more than these 2 replicas" in run("replica", "ls", server).err
     ask = client_connection.http_request
     monkeypatch.setattr(
-        client_connection, "http_request", lambda url, **more: ask(url.partition("?")[0], **more)
+        replica_remote, "http_request", lambda url, **more: ask(url.partition("?")[0], **more)
     )  # it cannot go on
     assert "there are more than these 1 replica;" in run("replica", "ls", server).err
 
@@ -166,6 +166,6 @@ def test_reports(run: Any, remote: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [("ls", "ws://host"), ("log", "ws://host/shop/app.db")])
 def test_an_answer_without_bottom_is_said(run: Any, words: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     head = b'{"x":' if words[0] == "ls" else b'[{"x":'
-    monkeypatch.setattr(client_connection, "http_request", lambda url, **_: head + b"[" * 200_000)
+    monkeypatch.setattr(replica_remote, "http_request", lambda url, **_: head + b"[" * 200_000)
     asked = run("replica", *words, "--json")
     assert (asked.code, "cannot be read" in asked.err, "unexpected" in asked.err) == (2, True, False)

@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import headwater
-from headwater.broker.subscribe import Start
 from headwater.cli.output import note
 from headwater.errors import InvalidOptionError, NotALogError, UnauthorizedError
-from headwater.formats import TIME_HELP, mask_url, parse_time
-from headwater.wiring import AllOptions, OpenOptions, is_postgres
+from headwater.formats import TIME_HELP, is_postgres, mask_url, parse_time
+
+if TYPE_CHECKING:
+    from headwater.broker.subscribe import Start
+    from headwater.wiring import AllOptions, OpenOptions
 
 CONNECT_S_MAX = 3.0  # a command gives up on a server that does not answer
 REMOTE = ("ws://", "wss://")

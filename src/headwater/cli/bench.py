@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import apsw
-import msgspec
 import typer
 
 import headwater
@@ -117,6 +116,8 @@ def _log_in(scratch: str, durability: Literal["full", "relaxed"], *, through_ser
 
 def _url_in(line: bytes) -> str:
     """The first thing a server logs is where it serves."""
+    import msgspec
+
     try:
         url: str = msgspec.json.decode(line)["url"]
     except (msgspec.DecodeError, KeyError) as exc:

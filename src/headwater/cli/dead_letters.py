@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from headwater.broker.dead_letters import LetterFilter, to_json
 from headwater.cli.arguments import AsJson, ListsByDefault, LogPath, existing_log, takes_log
 from headwater.cli.output import (
     Text,
@@ -26,7 +25,10 @@ from headwater.cli.output import (
 )
 from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import plural
-from headwater.ports.records import DeadLetter
+
+if TYPE_CHECKING:
+    from headwater.broker.dead_letters import LetterFilter
+    from headwater.ports.records import DeadLetter
 
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Dead letters by id.")]
 Subscription = Annotated[str | None, typer.Option("--subscription", "-s", help="Of this subscription.")]
@@ -53,7 +55,7 @@ def make_filter(
         "reason": reason,
         "error": error,
     }
-    return cast(LetterFilter, {name: value for name, value in given.items() if value is not None})
+    return cast("LetterFilter", {name: value for name, value in given.items() if value is not None})
 
 
 def require_choice(chosen: LetterFilter, all_of_them: bool) -> None:
@@ -88,6 +90,8 @@ def list_letters(
     with existing_log(path) as log:
         letters = log.dead_letters.list(after=after, limit=limit, **chosen)
     if as_json:
+        from headwater.broker.dead_letters import to_json
+
         write_document([to_json(letter) for letter in letters])
         return
     if not letters:
@@ -117,6 +121,8 @@ def show(path: LogPath, id: Id, as_json: AsJson = False) -> None:
     with existing_log(path) as log:
         letter = log.dead_letters.get(id)
     if as_json:
+        from headwater.broker.dead_letters import to_json
+
         write_document(to_json(letter))
         return
     show_table(pairs(_details(letter)))

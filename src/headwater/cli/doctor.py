@@ -7,19 +7,20 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import apsw
 import typer
 
 import headwater
-from headwater.broker.statistics import SubscriptionInfo
 from headwater.cli.arguments import AsJson, LogPath, existing_log, is_remote, require_log, shown_name, takes_log
 from headwater.cli.inspect import is_lake, is_late
 from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_document
 from headwater.errors import HeadwaterError, NotALogError, StoreError
-from headwater.formats import format_seconds, format_size, parse_duration, plural
-from headwater.wiring import is_postgres
+from headwater.formats import format_seconds, format_size, is_postgres, parse_duration, plural
+
+if TYPE_CHECKING:
+    from headwater.broker.statistics import SubscriptionInfo
 
 SQLITE_SAFE = (3, 51, 3)
 WAL_BYTES_ALARM = 64 * 1024 * 1024
@@ -90,7 +91,7 @@ def doctor(
 
 def _show(findings: list[Finding], wrong: list[Finding]) -> None:
     marks = {"ok": Text("ok", "green"), "note": Text("note", "yellow"), "wrong": Text("wrong", "bold red")}
-    columns = [Column(""), Column("", style="bold"), Column("", no_wrap=False, overflow="fold")]
+    columns = [Column(""), Column("", style="bold"), Column("", overflow="fold")]
     shown = Table(columns, has_header=False)
     for finding in findings:
         shown.add_row(marks[finding.level], finding.check, Text(printable(finding.what)))

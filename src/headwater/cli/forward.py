@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl, unquote
 
 import typer
 
 import headwater
-from headwater.api.forwarder import BACKOFF_S, BATCH, BATCH_MAX, Forwarder, ForwarderStatus
 from headwater.cli.arguments import REMOTE, AsJson, existing_log, is_file, parse_start, takes_log
 from headwater.cli.messages import EVERYTHING, Dialect, Where
 from headwater.cli.output import StatusLine, count, note, say, write_document
 from headwater.cli.stopping import FINDING, INTERRUPTED, Stop
-from headwater.delivery.circuit import BreakerPolicy
 from headwater.errors import ClosedError, InvalidOptionError
 from headwater.formats import DURATION_HELP, TIME_HELP, parse_duration, plural, redact_url
-from headwater.transports.open import cut_wraps
+
+if TYPE_CHECKING:
+    from headwater.api.forwarder import Forwarder, ForwarderStatus
 
 LOOK_S = 0.2
 ONCE_FAILURES = 3  # with --once, a target that is away ends it soon
@@ -49,9 +49,7 @@ def forward(
     id: Annotated[
         str | None, typer.Option("--id", help="The subscription's name; by default derived from DST.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, max=BATCH_MAX, help="Send up to N at a time.")
-    ] = BATCH,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=5_000, help="Send up to N at a time.")] = 100,
     wait: Annotated[
         str, typer.Option("--wait", metavar="SPAN", help=f"How long a batch may wait for more: {DURATION_HELP}.")
     ] = "5s",
@@ -79,6 +77,9 @@ def forward(
     while it accepts others becomes a dead letter. Ctrl-C or SIGTERM ends it
     after the current batch.
     """
+    from headwater.api.forwarder import BACKOFF_S, Forwarder
+    from headwater.delivery.circuit import BreakerPolicy
+
     name = id or default_id(target)
     start = parse_start(from_, "--from", inclusive=True)
     span = parse_duration(wait, "--wait")
@@ -131,6 +132,8 @@ def _run(forwarder: Forwarder, stop: Stop) -> None:
 def default_id(target: str) -> str:
     """Names the subscription after its target, so that the next run continues it from any directory and with other
     options. A digest distinguishes targets that the name alone does not. It holds no secrets."""
+    from headwater.transports.open import cut_wraps
+
     text = f"forward-{_identity(cut_wraps(target)[0])}"
     name = re.sub("[^A-Za-z0-9._:@/-]+", "-", text)
     if name == text and len(name) <= ID_CHARS_MAX:

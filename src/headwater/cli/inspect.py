@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import msgspec
 import typer
 
 import headwater
-from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.cli.arguments import (
     AsJson,
     ListsByDefault,
@@ -47,8 +45,10 @@ from headwater.cli.output import (
 )
 from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import DURATION_HELP, format_seconds, format_size, iso, parse_duration, plural
-from headwater.ports.records import TopicCount
-from headwater.topics import parse_pattern
+
+if TYPE_CHECKING:
+    from headwater.broker.statistics import LogStatistics, SubscriptionInfo
+    from headwater.ports.records import TopicCount
 
 
 @takes_log
@@ -58,6 +58,8 @@ def topics(
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a log with their counts and sizes."""
+    from headwater.topics import parse_pattern
+
     wanted = None if pattern is None else parse_pattern(pattern)
     with existing_log(path) as log:
         found = [topic for topic in log.topics() if wanted is None or wanted.matches(topic.topic)]
@@ -577,6 +579,8 @@ def _import(module: str) -> ModuleType:
 
 
 def _write(path: Path, document: object) -> None:
+    import msgspec
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

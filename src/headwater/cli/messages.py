@@ -11,13 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import msgspec
 import typer
 
 import headwater
-from headwater.broker.subscribe import Start, SubscribeOptions
 from headwater.cli.arguments import AsJson, LogPath, existing_log, log_or_new_one, parse_start, takes_log
 from headwater.cli.output import MessagePrinter, PublishBar, Text, note, printable, say, write_document
 from headwater.cli.stopping import Stop
@@ -30,6 +28,9 @@ from headwater.errors import (
     TooLargeError,
 )
 from headwater.formats import DURATION_HELP, TIME_HELP, parse_duration, parse_time, plural
+
+if TYPE_CHECKING:
+    from headwater.broker.subscribe import Start, SubscribeOptions
 
 
 @takes_log
@@ -175,6 +176,8 @@ def _opened_file(file: str) -> Any:
 
 
 def _json_of(data: str) -> Any:
+    import msgspec
+
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError) as exc:
@@ -309,6 +312,8 @@ def outgoing_reader(
     topic: str | None, defaults: Mapping[str, Any], now: datetime
 ) -> Callable[[bytes], Mapping[str, Any]]:
     """How to turn a line into a message: with a topic given, the line is the data; without, it says both itself."""
+    import msgspec
+
     decode = msgspec.json.Decoder().decode
 
     def read(text: bytes) -> Mapping[str, Any]:

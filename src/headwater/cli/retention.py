@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -10,7 +10,9 @@ from headwater.cli.arguments import AsJson, ListsByDefault, LogPath, existing_lo
 from headwater.cli.output import count, note, printable, say, show_table, table, write_document
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, format_seconds, format_size, parse_duration, parse_size, plural
-from headwater.ports.records import RetentionPolicy
+
+if TYPE_CHECKING:
+    from headwater.ports.records import RetentionPolicy
 
 retention = typer.Typer(
     cls=ListsByDefault,

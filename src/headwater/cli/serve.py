@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -23,9 +22,10 @@ from headwater.cli.output import Text, console, printable
 from headwater.cli.stopping import exit_code_of
 from headwater.demo import EVERYWHERE, page_of, reachable, this_command
 from headwater.errors import HeadwaterError, InvalidConfigurationError, InvalidOptionError
-from headwater.wiring import replicas_directory
 
 if TYPE_CHECKING:
+    import asyncio
+
     from headwater.server.server import Server
     from headwater.settings import Settings
 
@@ -220,6 +220,8 @@ class _Serving:
             raise typer.Exit(exit_code_of(exc)) from None
 
     def _on_ready(self, server: Server) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         with contextlib.suppress(NotImplementedError):  # not on every system
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -253,6 +255,8 @@ def _is_new(log: str) -> bool:
 
 def show_banner(server: Server, *, is_new: bool) -> None:
     """The log, the addresses, the access, commands to try and how to stop."""
+    from headwater.wiring import replicas_directory
+
     settings = server.settings.server
     url = reachable(server.url)
     command = this_command() if settings.tokens is None else f"HEADWATER_TOKEN=hw_… {this_command()}"

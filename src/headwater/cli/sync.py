@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,24 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwater.cli.arguments import AsJson
-from headwater.cli.output import note
+from headwater.cli.output import console, note, printable, say, surround_lines, write_document, write_line
 from headwater.errors import InvalidOptionError, UnauthorizedError
-from headwater.replication.names import place_of
+from headwater.formats import format_duration, format_size, parse_duration
 from headwater.replication.timers import WAIT_IDLE_MS_DEFAULT, Timers
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rich.progress import Progress, TaskID
 
-    # imported when needed: most commands open no connection
+    from headwater.replication.outcome import Outcome
+    from headwater.replication.outcome import Progress as Moved
     from headwater.replication.subscription import PullSubscription, PushSubscription
     from headwater.replication.sync import Sync
-import sys
-import threading
-
-from headwater.cli.output import console, printable, say, surround_lines, write_document, write_line
-from headwater.formats import format_duration, format_size, parse_duration
-from headwater.replication.outcome import Outcome
-from headwater.replication.outcome import Progress as Moved
 
 _WHEN, _WHO = "Keep at it", "With a server"
 logger = logging.getLogger("headwater")
@@ -155,6 +152,9 @@ def sync(
     not the newest is refused; TARGET@latest says that you mean it all the
     same. Ctrl-C or SIGTERM ends it in order.
     """
+    import asyncio
+
+    from headwater.replication.names import place_of
     from headwater.replication.sync import Keys, Sync, new_client_id
 
     if verbose:
@@ -218,6 +218,8 @@ def _announce_subscription(work: Sync, timers: Timers) -> None:
 
 def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], None]) -> None:
     """Until a signal: the first one ends it in order, the second one at once."""
+    import asyncio
+
     with asyncio.Runner() as runner:
         with _signals_held():  # a signal while the loop is made would break it
             loop = runner.get_loop()
@@ -248,6 +250,8 @@ class _Ending:
             note("ending when the push has; Ctrl-C again ends it at once")
 
     async def wait(self) -> None:
+        import asyncio
+
         try:
             await self._running
         except asyncio.CancelledError:
