@@ -216,6 +216,48 @@ def redact_url(url: str, *, keep: Collection[str] | None = (), user: bool = True
     return f"{place}?{'&'.join(kept)}" if kept else place
 
 
+_ONE_SLASH = re.compile(r"(wss?|https?|postgres(?:ql)?|redis):/?(?!/)(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def refuse_mistyped_url(url: str) -> None:
+    """`ws:/host` would be a path. The error does not repeat what may hold a password."""
+    if found := _ONE_SLASH.fullmatch(url):
+        scheme, rest = found[1].lower(), found[2]
+        address = rest if "@" not in rest else "…"
+        raise InvalidOptionError(
+            f"{scheme}: is followed by two slashes in an address",
+            next=f"Write {scheme}://{address}; a file of that name is ./{scheme}:…",
+        )
+
+
+def install_hint(*extras: str) -> str:
+    """How to install what these extras need: from the directory that Headwater was installed from, if it is still
+    there; otherwise each package by its name."""
+    import importlib.metadata
+    import json
+    import os
+
+    try:
+        headwater = importlib.metadata.distribution("headwater")
+    except importlib.metadata.PackageNotFoundError:
+        return f"In a checkout of Headwater: pip install '.[{','.join(extras)}]'"
+    origin = json.loads(headwater.read_text("direct_url.json") or "{}").get("url", "")
+    if origin.startswith("file://") and os.path.isdir(unquote(origin.removeprefix("file://"))):
+        return f"pip install '{unquote(origin.removeprefix('file://'))}[{','.join(extras)}]'"
+    packages: list[str] = []
+    wanted = list(extras)
+    for extra in wanted:
+        for requirement in headwater.requires or ():
+            package, _, marker = (part.strip() for part in requirement.partition(";"))
+            if not re.search(rf"extra == ['\"]{extra}['\"]", marker):
+                continue
+            if within := re.fullmatch(r"headwater\[(.+)\]", package):
+                wanted += [each for each in within[1].split(",") if each not in wanted]
+            else:
+                packages.append(f"'{package}'")
+    return f"pip install {' '.join(packages)}"
+
+
 def is_postgres(url: str) -> bool:
     return url.startswith(("postgres://", "postgresql://"))
 

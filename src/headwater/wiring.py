@@ -19,7 +19,7 @@ from headwater.broker.verbs import LogVerbs
 from headwater.client.options import RemoteOptions, Strategy
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import InvalidOptionError, NotALogError
-from headwater.formats import Span, is_postgres, span_ms
+from headwater.formats import Span, install_hint, is_postgres, refuse_mistyped_url, span_ms
 from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Notifier, Store
@@ -107,6 +107,16 @@ def open(
     options = given(AllOptions, open, locals())
     spans = _tracing(tracing)
     return Log(_open_remote(str(url), options) if _is_remote(url) else open_core(url, **_local(options)), spans)
+
+
+def open_read_only(path: str) -> Log:
+    """A log in a file that this user may not write. What would change it raises ReadOnlyError."""
+    store = SqliteStore(path, busy_timeout_ms=span_ms(BUSY_TIMEOUT_S, "busy_timeout"), read_only=True)
+    engine = Engine(store, SystemClock(), dedupe=DedupeWindow())
+    engine.watch_with(lambda on_change: SqliteWatcher(store, on_change))
+    core = LocalLog(engine, maintenance_s=None)
+    _open_cores.add(core)
+    return Log(core)
 
 
 def serve(
@@ -399,7 +409,7 @@ def _extra(name: str, where: str) -> Iterator[None]:
         raise InvalidOptionError(
             f"this needs a package that is not installed ({exc})",
             where=where,
-            next=f"pip install 'headwater[{name}]'",
+            next=install_hint(name),
         ) from exc
 
 
@@ -503,6 +513,7 @@ def _open_store(url: str, options: OpenOptions) -> _Opened:
 
 
 def _sqlite_path(url: str) -> str:
+    refuse_mistyped_url(url)
     scheme, found, rest = url.partition("://")
     if found and scheme != "sqlite":
         raise InvalidOptionError(

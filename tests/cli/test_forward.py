@@ -54,8 +54,8 @@ def test_another_log_gets_copies_with_the_same_ids_and_those_it_has_only_once(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--from", "3"), [{"order": 3}, "hello"]),
-        (("--from", "new"), []),
+        (("--start", "3"), [{"order": 3}, "hello"]),
+        (("--start", "new"), []),
         (("--where", "data.order >= 2"), [{"order": 2}, {"order": 3}]),
         (("--topics", "notes.#", "--dialect", "amqp"), ["hello"]),
     ],
@@ -108,7 +108,7 @@ def test_messages_that_the_target_cannot_hold_are_dead_letters_and_a_finding(run
         ("copy.db", (), "Did you mean headwater:copy.db?"),
         ("file:///tmp/copy.jsonl?batch=on", (), "a forwarder makes batches itself"),
         ("copy.jsonl", ("--wait", "soon"), "--wait must be a duration"),
-        ("copy.jsonl", ("--from", "soon"), "--from is no place in a log"),
+        ("copy.jsonl", ("--start", "soon"), "--start is no place in a log"),
         ("copy.jsonl", ("--topics", "a..b"), "a..b"),
         ("copy.jsonl", ("--target-token", "t"), "--target-token is for a server"),
     ],

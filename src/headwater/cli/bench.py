@@ -21,7 +21,7 @@ import typer
 import headwater
 from headwater.cli.arguments import AsJson, is_file
 from headwater.cli.doctor import mount_of
-from headwater.cli.output import note, pairs, show_table, table, write_document
+from headwater.cli.output import note, pairs, show_table, table, write_items
 from headwater.errors import InvalidOptionError, UnreachableError
 
 BATCH = 1_000
@@ -47,9 +47,7 @@ def bench(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", help="Where to measure: the disk your log would be on.")
     ] = ".",
-    seconds: Annotated[
-        float, typer.Option("--seconds", "-s", min=0.4, max=120, help="Of the whole measurement.")
-    ] = 5.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="SECONDS", min=0.4, max=120, help="In all.")] = 5.0,
     size: Annotated[int, typer.Option("--size", metavar="BYTES", min=16, max=500_000, help="JSON per message.")] = 190,
     durability: Annotated[
         Literal["full", "relaxed"], typer.Option("--durability", help="An fsync per commit, or none.")
@@ -90,7 +88,7 @@ def bench(
         "message_bytes": size,
     }
     if as_json:
-        write_document(facts | {"results": [_json(result) for result in measured]})
+        write_items([_json(result) for result in measured], **facts)
     else:
         _show(facts, measured)
 

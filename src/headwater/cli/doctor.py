@@ -15,9 +15,9 @@ import typer
 import headwater
 from headwater.cli.arguments import AsJson, LogPath, existing_log, is_remote, require_log, shown_name, takes_log
 from headwater.cli.inspect import is_lake, is_late
-from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_document
+from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_items
 from headwater.errors import HeadwaterError, NotALogError, StoreError
-from headwater.formats import format_seconds, format_size, is_postgres, parse_duration, plural
+from headwater.formats import format_seconds, format_size, install_hint, is_postgres, parse_duration, plural
 
 if TYPE_CHECKING:
     from headwater.broker.statistics import SubscriptionInfo
@@ -49,10 +49,11 @@ def doctor(
     context: typer.Context,
     path: LogPath = "",
     lag_max: Annotated[
-        int, typer.Option("--lag-max", metavar="N", min=0, help="A subscription further behind is wrong.")
+        int, typer.Option("--max-lag", metavar="N", min=0, help="A subscription further behind is wrong.")
     ] = 100_000,
     age_max: Annotated[
-        str, typer.Option("--age-max", metavar="SPAN", help="A subscription that has waited longer is wrong.")
+        str,
+        typer.Option("--max-age", metavar="SPAN", help="A subscription that has waited longer is wrong."),
     ] = "1h",
     as_json: AsJson = False,
 ) -> None:
@@ -64,7 +65,7 @@ def doctor(
 
     Ends with 1 if something is wrong.
     """
-    age_ms_max = parse_duration(age_max, "--age-max").total_seconds() * 1000
+    age_ms_max = parse_duration(age_max, "--max-age").total_seconds() * 1000
     file: str | None
     source = context.get_parameter_source("path")
     # An empty word was meant to be a log: a script's variable that is not set must not pass for healthy.
@@ -82,7 +83,7 @@ def doctor(
         findings = [*_surroundings(file), *_inside(file, lag_max, age_ms_max), *_spark()]
     wrong = [finding for finding in findings if finding.level == "wrong"]
     if as_json:
-        write_document({"path": file, "healthy": not wrong, "findings": [finding._asdict() for finding in findings]})
+        write_items([finding._asdict() for finding in findings], path=file, healthy=not wrong)
     else:
         _show(findings, wrong)
     if wrong:
@@ -182,7 +183,7 @@ def _spark() -> Iterator[Finding]:
     from headwater.pipeline.jvm import JAVA_FEATURE_MIN, find_java, spark_folder
 
     if spark_folder() is None:
-        yield Finding("spark", "note", "not installed; only the pipeline needs it", "pip install 'headwater[spark]'")
+        yield Finding("spark", "note", "not installed; only the pipeline needs it", install_hint("spark"))
         return
     yield Finding("spark", "ok", f"PySpark {importlib.metadata.version('pyspark')}")
     try:

@@ -11,12 +11,12 @@ from urllib.parse import parse_qsl, unquote
 import typer
 
 import headwater
-from headwater.cli.arguments import REMOTE, AsJson, existing_log, is_file, parse_start, takes_log
+from headwater.cli.arguments import REMOTE, START_HELP, AsJson, LogPath, existing_log, is_file, parse_start, takes_log
 from headwater.cli.messages import EVERYTHING, Dialect, Where
 from headwater.cli.output import StatusLine, count, note, say, write_document
 from headwater.cli.stopping import FINDING, INTERRUPTED, Stop
 from headwater.errors import ClosedError, InvalidOptionError
-from headwater.formats import DURATION_HELP, TIME_HELP, parse_duration, plural, redact_url
+from headwater.formats import DURATION_HELP, parse_duration, plural, redact_url
 
 if TYPE_CHECKING:
     from headwater.api.forwarder import Forwarder, ForwarderStatus
@@ -35,7 +35,7 @@ _TELLS_TARGETS_APART = ("stream", "stream_per_topic", "prefix", "table", "endpoi
 
 @takes_log
 def forward(
-    path: Annotated[str, typer.Argument(metavar="SRC", help="The log: a file, a database or a server.")],
+    path: LogPath,
     target: Annotated[
         str,
         typer.Argument(
@@ -47,16 +47,15 @@ def forward(
         str, typer.Option("--topics", metavar="PATTERN", help="Which messages: orders.new, orders.*, orders.>")
     ] = EVERYTHING,
     id: Annotated[
-        str | None, typer.Option("--id", help="The subscription's name; by default derived from DST.")
+        str | None, typer.Option("--id", metavar="ID", help="The subscription's name; by default derived from DST.")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=5_000, help="Send up to N at a time.")] = 100,
     wait: Annotated[
         str, typer.Option("--wait", metavar="SPAN", help=f"How long a batch may wait for more: {DURATION_HELP}.")
     ] = "5s",
     once: Annotated[bool, typer.Option("--once", help="End when all messages of now are forwarded.")] = False,
-    from_: Annotated[
-        str,
-        typer.Option("--from", metavar="START", help=f"Where a new one begins: first, new, a seq, a time {TIME_HELP}."),
+    start: Annotated[
+        str, typer.Option("--start", metavar="START", help=f"Where a new one begins: {START_HELP}.")
     ] = "first",
     where: Where = None,
     dialect: Dialect = "nats",
@@ -68,7 +67,7 @@ def forward(
 ) -> None:
     """Forward messages to another system; the next run continues after the last.
 
-    [dim]To Redis:[/]   headwater forward events.db redis://localhost/0 --topics 'orders.>'
+    [dim]To Redis:[/]   headwater forward events.db redis://localhost/0
     [dim]To files:[/]   headwater forward events.db file:///var/copies/events.jsonl
     [dim]Once:[/]       headwater forward events.db headwater:copy.db --once
 
@@ -81,7 +80,7 @@ def forward(
     from headwater.delivery.circuit import BreakerPolicy
 
     name = id or default_id(target)
-    start = parse_start(from_, "--from", inclusive=True)
+    begin = parse_start(start)
     span = parse_duration(wait, "--wait")
     with existing_log(path) as log, Stop() as stop, _Opened(target, target_token) as transport:
         forwarder = Forwarder(
@@ -91,7 +90,7 @@ def forward(
             pattern=topics,
             batch=batch,
             wait=span,
-            start=start,
+            start=begin,
             where=where,
             dialect=dialect,
             backoff=ONCE_BACKOFF_S if once else BACKOFF_S,
@@ -205,4 +204,4 @@ def _report(done: ForwarderStatus, *, as_json: bool, beside_copies: bool) -> Non
         text += f"; {count(done.lag)} left"
     (note if beside_copies else say)(text)
     if done.dead:
-        note(f"headwater dlq ls SRC --subscription {done.id} shows them")
+        note(f"headwater dlq ls LOG --subscription {done.id} shows them")

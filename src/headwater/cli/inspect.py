@@ -18,7 +18,9 @@ import typer
 
 import headwater
 from headwater.cli.arguments import (
+    START_HELP,
     AsJson,
+    Group,
     ListsByDefault,
     LogPath,
     existing_log,
@@ -28,6 +30,7 @@ from headwater.cli.arguments import (
     shown_name,
     takes_log,
 )
+from headwater.cli.completion import offering
 from headwater.cli.output import (
     LiveScreen,
     Table,
@@ -41,6 +44,7 @@ from headwater.cli.output import (
     show_table,
     table,
     write_document,
+    write_items,
     write_line,
 )
 from headwater.errors import HeadwaterError, InvalidOptionError
@@ -54,7 +58,9 @@ if TYPE_CHECKING:
 @takes_log
 def topics(
     path: LogPath,
-    pattern: Annotated[str | None, typer.Argument(metavar="PATTERN", help="Like orders.>")] = None,
+    pattern: Annotated[
+        str | None, typer.Argument(metavar="PATTERN", help="Like orders.>", autocompletion=offering("topic"))
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a log with their counts and sizes."""
@@ -64,7 +70,7 @@ def topics(
     with existing_log(path) as log:
         found = [topic for topic in log.topics() if wanted is None or wanted.matches(topic.topic)]
     if as_json:
-        write_document([topic_json(topic) for topic in found])
+        write_items([topic_json(topic) for topic in found])
         return
     if not found:
         say("no topics" if pattern is None else f"no topics match {pattern}")
@@ -141,9 +147,8 @@ def size_of(file: str) -> int:
 # --- subscriptions and lag --------------------------------------------------------------------------------------------
 
 
-subscriptions = typer.Typer(
+subscriptions = Group(
     cls=ListsByDefault,
-    no_args_is_help=True,
     help="List subscriptions, move or remove one.\n\n[dim]List:[/]  headwater subscriptions events.db",
 )
 
@@ -153,7 +158,7 @@ _TAKES_MINUS: dict[str, Any] = {"ignore_unknown_options": True, "help_option_nam
 LAKE_PREFIX = "lake:"
 LAKE_IDLE_MS = 24 * 3_600_000
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription.", autocompletion=offering("subscription"))]
 
 
 @subscriptions.command("ls")
@@ -163,7 +168,7 @@ def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
     with existing_log(path) as log:
         infos = log.subscriptions()
     if as_json:
-        write_document([subscription_json(info) for info in infos])
+        write_items([subscription_json(info) for info in infos])
         return
     if not infos:
         say(f"no subscriptions yet; begin one: headwater subscribe {path} ID PATTERN")
@@ -201,34 +206,43 @@ def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
 def seek(
     path: LogPath,
     id: Id,
-    start: Annotated[str, typer.Argument(metavar="START", help="first, new, a seq (after it), or a time like -1h.")],
+    place: Annotated[str | None, typer.Argument(metavar="START", help=f"{START_HELP}.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="START", help="The same as the argument START.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Move a subscription to another place in the log.
 
-    What comes after START is delivered, again if need be; all before it
-    counts as done.
+    START and what comes after it is delivered, again if need be; all before
+    it counts as done.
 
     [dim]Replay the last hour:[/]  headwater subscriptions seek events.db billing -1h
 
     Only while it has no holder.
     """
-    wanted = parse_start(start, "START")
+    given = [each for each in (place, start) if each is not None]
+    if len(given) != 1:
+        why = "START is given twice" if given else "where to?"
+        raise InvalidOptionError(why, next=f"Name one place: {START_HELP}")
+    wanted = parse_start(given[0], "START")
     with existing_log(path) as log:
         position = log.seek(id, wanted)
         info = log.subscription(id)
     if as_json:
         write_document({"id": id, "position": position, "lag": info.lag})
     else:
-        say(f"{id} stands after seq {position:,}; {plural(info.lag, 'message')} to come")
+        say(f"{id} begins after seq {position:,}; {plural(info.lag, 'message')} to come")
 
 
 @takes_log
 def lag(
     path: LogPath,
-    id: Annotated[str | None, typer.Argument(metavar="ID", help="One subscription.")] = None,
+    id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="One subscription.", autocompletion=offering("subscription"))
+    ] = None,
     at_most: Annotated[
-        int | None, typer.Option("--max", metavar="N", min=0, help="End with 1 if one is further behind.")
+        int | None, typer.Option("--max-lag", metavar="N", min=0, help="End with 1 if one is further behind.")
     ] = None,
     age_max: Annotated[
         str | None,
@@ -238,7 +252,7 @@ def lag(
 ) -> None:
     """Show how far behind each subscription is.
 
-    [dim]As an alarm:[/]  headwater lag events.db --max 1000 --max-age 5m
+    [dim]As an alarm:[/]  headwater lag events.db --max-lag 1000 --max-age 5m
     """
     age_ms_max = None if age_max is None else parse_duration(age_max, "--max-age").total_seconds() * 1000
     with existing_log(path) as log:
@@ -246,7 +260,7 @@ def lag(
         last_seq = log.last_seq()
     late = [info for info in infos if is_late(info, at_most, age_ms_max)]
     if as_json:
-        write_document({"last_seq": last_seq, "subscriptions": [subscription_json(info) for info in infos]})
+        write_items([subscription_json(info) for info in infos], last_seq=last_seq)
     elif infos:
         shown = table("~subscription", ">lag", ">in flight", ">waiting", ">oldest", ">position", ">of")
         for info in infos:
@@ -517,18 +531,19 @@ def schema(
     format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.json_schema,
     output: Annotated[
         str | None,
-        typer.Option("--output", metavar="FILE", help="Write it there; into a directory, a file for each schema."),
+        typer.Option("--out", "-o", metavar="FILE", help="Write it there; into a directory, a file for each schema."),
     ] = None,
     title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of an AsyncAPI document.")] = "Events",
     api_version: Annotated[
         str, typer.Option("--api-version", metavar="TEXT", help="Version of an AsyncAPI document.")
     ] = "1.0.0",
+    as_json: Annotated[bool, typer.Option("--json", help="Print which files were written as JSON, too.")] = False,
 ) -> None:
     """Write the message classes of a module as JSON Schemas or as AsyncAPI.
 
     The module is imported, from here or from where Python finds it.
 
-    [dim]For the pipeline:[/]  headwater schema shop.events --output types/
+    [dim]For the pipeline:[/]  headwater schema shop.events --out types/
     """
     # Imported when needed: pydantic takes longer to import than most commands take to run.
     from headwater.typed.export import asyncapi, classes_in, gaps_in, json_schema
@@ -549,12 +564,20 @@ def schema(
     if output is None:
         write_document(document)
     elif format is Format.json_schema and (output.endswith(("/", os.sep)) or os.path.isdir(output)):
-        for name, each in document.items():
-            _write(Path(output) / f"{name}.json", each)
-        say(f"{plural(len(document), 'schema')} in {output}")
+        files = [Path(output) / f"{name}.json" for name in document]
+        for file, each in zip(files, document.values(), strict=True):
+            _write(file, each)
+        _say_written(files, f"{plural(len(document), 'schema')} in {output}", as_json=as_json)
     else:
         _write(Path(output), document)
-        say(f"wrote {output}")
+        _say_written([Path(output)], f"wrote {output}", as_json=as_json)
+
+
+def _say_written(files: list[Path], text: str, *, as_json: bool) -> None:
+    if as_json:
+        write_items([str(file) for file in files])
+    else:
+        say(text)
 
 
 def _import(module: str) -> ModuleType:

@@ -194,6 +194,11 @@ def write_document(value: object) -> None:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
+def write_items(items: Sequence[object], **more: object) -> None:
+    """The whole result of a command that lists, under --json."""
+    write_document({**more, "items": items})
+
+
 def write_line(value: object) -> None:
     """One of many results under --json."""
     import msgspec

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.arguments import AsJson, ListsByDefault, is_remote
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, is_remote
+from headwater.cli.completion import offering
 from headwater.cli.output import (
     GAP_COLUMNS,
     Text,
@@ -28,8 +29,10 @@ from headwater.cli.output import (
     table,
     terminal_columns,
     write_document,
+    write_items,
 )
 from headwater.cli.stopping import FINDING, STORE
+from headwater.cli.sync import copy, follow, pull, push
 from headwater.errors import InvalidOptionError, UnknownReplicaError
 from headwater.formats import TIME_HELP, format_size, iso, parse_duration, parse_time, plural, time_ms
 from headwater.replication import DIRECTORY_SUFFIX
@@ -57,18 +60,26 @@ _FINDINGS: dict[Finding, tuple[str, str]] = {
     "bad": ("bad", "bold red"),
 }
 
-replica = typer.Typer(
-    cls=ListsByDefault,
-    no_args_is_help=True,
+
+_MOVE, _INSPECT, _OPERATE = "Move", "Inspect", "Operate"
+
+
+class _ListsDirectory(ListsByDefault):
+    has_log = False
+
+
+replica = Group(
+    cls=_ListsDirectory,
     help="Replicas: databases that a server keeps by pages, with their versions.\n\n"
     "[dim]List:[/]  headwater replica ls events.db-replicas",
 )
-key_commands = typer.Typer(
-    no_args_is_help=True,
+key_commands = Group(
     help="Keys: who may push to or pull from one replica.\n\n"
     "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push",
 )
-replica.add_typer(key_commands, name="key")
+replica.add_typer(key_commands, name="key", rich_help_panel=_OPERATE)
+for _moves in (push, pull, follow, copy):
+    replica.command(rich_help_panel=_MOVE)(_moves)
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
@@ -90,11 +101,21 @@ DirectoryArgument = Annotated[
         help=f"The data directory of the server, else the only {USUAL_DIRECTORIES} here.",
         show_default=False,
         callback=_refuse_url,
+        autocompletion=offering("replica"),
     ),
 ]
-PlaceArgument = Annotated[str, typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False)]
+PlaceArgument = Annotated[
+    str,
+    typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False, autocompletion=offering("replica")),
+]
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="NS/NAME", help="The replica, like shop/app.db.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="NS/NAME",
+        help="The replica, like shop/app.db.",
+        show_default=False,
+        autocompletion=offering("replica"),
+    ),
 ]
 KeyOption = Annotated[
     str | None,
@@ -203,7 +224,7 @@ def _refuse_name(name: str | None) -> None:
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
-@replica.command("ls")
+@replica.command("ls", rich_help_panel=_INSPECT)
 def list_replicas(
     place: Annotated[
         str | None,
@@ -243,7 +264,7 @@ def list_replicas(
         before_ms = time_ms(datetime.now(UTC)) - span_ms
         found = [each for each in found if _pushed_ms(each) < before_ms]
     if as_json:
-        write_document([_replica_json(each, newest, remote=remote) for each, newest in found])
+        write_items([_replica_json(each, newest, remote=remote) for each, newest in found])
     elif found:
         show_replicas(found)
     else:
@@ -261,7 +282,7 @@ def _pushed_ms(listing: ReplicaListing) -> int:
     return listing.replica.created_ms if listing.newest is None else listing.newest.at_ms
 
 
-@replica.command("log")
+@replica.command("log", rich_help_panel=_INSPECT)
 def log(
     place: PlaceArgument,
     name: NameArgument = None,
@@ -286,7 +307,7 @@ def log(
         with _opened(directory) as store:
             versions = store.catalogue.versions(wanted, below=before, limit=limit)
     if as_json:
-        write_document([_version_json(version, remote=remote) for version in versions])
+        write_items([_version_json(version, remote=remote) for version in versions])
         return
     if not versions:
         say("no versions")
@@ -296,7 +317,7 @@ def log(
         note(f"there may be more: --before {versions[-1].number}")
 
 
-@replica.command("reports")
+@replica.command("reports", rich_help_panel=_INSPECT)
 def reports(
     place: DirectoryArgument,
     name: NameArgument = None,
@@ -309,7 +330,7 @@ def reports(
     with _opened(directory) as store:
         found = store.catalogue.reports(wanted, limit)
     if as_json:
-        write_document([_report_json(report) for report in found])
+        write_items([_report_json(report) for report in found])
     elif found:
         show_reports(found)
     else:
@@ -319,7 +340,7 @@ def reports(
 # --- restore and remove ---------------------------------------------------------------------------------------------
 
 
-@replica.command("restore")
+@replica.command("restore", rich_help_panel=_MOVE)
 def restore(
     place: PlaceArgument,
     words: Annotated[
@@ -456,7 +477,7 @@ def _moment_text(moment: datetime) -> str:
     return moment.astimezone().isoformat(" ", "seconds")
 
 
-@replica.command("rm")
+@replica.command("rm", rich_help_panel=_OPERATE)
 def remove(
     place: DirectoryArgument,
     name: NameArgument = None,
@@ -483,10 +504,21 @@ def remove(
 # --- verify ---------------------------------------------------------------------------------------------------------
 
 
-@replica.command("verify")
+@replica.command("verify", rich_help_panel=_INSPECT)
 def verify(
-    place: Annotated[str | None, typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False)] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NS/NAME[@VERSION]]", show_default=False)] = None,
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False, autocompletion=offering("replica")),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NS/NAME[@VERSION]]",
+            help="One replica, or one version of it.",
+            show_default=False,
+            autocompletion=offering("replica"),
+        ),
+    ] = None,
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: AsJson = False,
@@ -521,7 +553,7 @@ def verify(
                     continue
                 add(verdict, every_check=is_one)
     if as_json:
-        write_document([_verdict_json(verdict) for verdict in verdicts])
+        write_items([_verdict_json(verdict) for verdict in verdicts])
     else:
         say(_summary(verdicts))
         for missing in sorted({verdict.missing for verdict in verdicts if verdict.missing is not None}):
@@ -621,7 +653,7 @@ def list_keys(place: DirectoryArgument, name: NameArgument = None, as_json: AsJs
     with _opened(directory) as store:
         found = store.catalogue.keys(wanted)
     if as_json:
-        write_document([_key_json(each) for each in found])
+        write_items([_key_json(each) for each in found])
         return
     if not found:
         say("no keys")

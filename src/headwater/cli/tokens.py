@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.arguments import AsJson
-from headwater.cli.output import Text, clock, note, printable, say, show_table, table, write_document
+from headwater.cli.arguments import AsJson, Group
+from headwater.cli.output import Text, clock, note, printable, say, show_table, table, write_document, write_items
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, iso, parse_duration, span_ms, time_ms
 
 if TYPE_CHECKING:
     from headwater.server.auth import Token
 
-token = typer.Typer(
-    no_args_is_help=True,
+token = Group(
     help="Tokens: the rights to use a server.\n\n"
     "[dim]A first one:[/]  headwater token create --read 'orders.>' --consume billing --label billing",
 )
@@ -124,7 +123,7 @@ def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> N
 
     found, now_ms = TokenFile(tokens).list(), _now_ms()
     if as_json:
-        write_document([_token_json(each, now_ms) for each in found])
+        write_items([_token_json(each, now_ms) for each in found])
         return
     if not found:
         say("no tokens: no client may connect")

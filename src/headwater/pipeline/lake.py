@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import datetime as dt
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +16,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from headwater.errors import CorruptError, InvalidOptionError, LockedError, StoreError
-from headwater.formats import iso, time_ms
+from headwater.errors import CorruptError, InvalidOptionError, LockedError, ReadOnlyError, StoreError
+from headwater.formats import install_hint, iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, filled, rename_torn_entries
 from headwater.pipeline.storage import DataFile, Storage, TableWriter
@@ -155,7 +157,7 @@ class Lake:
             raise InvalidOptionError(
                 f"a lake on S3 needs a package that is not installed ({exc})",
                 where=self.name,
-                next="pip install 'headwater[s3,spark]'",
+                next=install_hint("s3", "spark"),
             ) from exc
         store = obstore.store.from_url(self.name.replace("s3a://", "s3://"))
         try:
@@ -190,8 +192,19 @@ class Lake:
         import apsw
 
         folder = Path(self.storage.root)
-        folder.mkdir(parents=True, exist_ok=True)
-        connection = apsw.Connection(str(folder / LOCK))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for each in (folder, *(folder / layer for layer in LAYERS if (folder / layer).is_dir())):
+                if not os.access(each, os.W_OK):
+                    raise PermissionError(errno.EACCES, "not writable for this user", str(each))
+            connection = apsw.Connection(str(folder / LOCK))
+        except (OSError, apsw.CantOpenError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else str(exc)
+            raise ReadOnlyError(
+                f"the lake may not be written ({why})",
+                where=self.name,
+                next="Give this user write access to the folder and all in it; status, history and sql only read",
+            ) from exc
         try:
             connection.execute("BEGIN EXCLUSIVE")
             for name in self.tables():

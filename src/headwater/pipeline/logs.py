@@ -26,7 +26,7 @@ from msgspec.structs import asdict
 
 from headwater.broker.statistics import describe_all
 from headwater.errors import ConflictError, HeadwaterError, InvalidOptionError, NewerSchemaError, StoreError
-from headwater.formats import TIME_MS_MAX
+from headwater.formats import TIME_MS_MAX, install_hint
 from headwater.message import derived_id
 from headwater.pipeline.columns import COLUMNS, HEADERS, MESSAGE_SCHEMA, TABLE_SCHEMAS, TIME
 from headwater.ports.clock import Clock
@@ -157,7 +157,7 @@ def backend_of(path: str) -> SqliteLog | PostgresLog:
         from headwater.pipeline.logs_postgres import PostgresLog
     except ImportError as exc:
         why = f"this needs a package that is not installed ({exc})"
-        raise InvalidOptionError(why, where="postgres://", next="pip install 'headwater[postgres,spark]'") from exc
+        raise InvalidOptionError(why, where="postgres://", next=install_hint("postgres", "spark")) from exc
     return PostgresLog(path)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwater.errors import ClosedError, ConflictError, InvalidOptionError
-from headwater.formats import Span, span_ms
+from headwater.formats import Span, install_hint, span_ms
 from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.dedupe import (
@@ -90,7 +90,7 @@ def _missing(extra: str, exc: ImportError) -> InvalidOptionError:
     return InvalidOptionError(
         f"this needs a package that is not installed ({exc})",
         where="dedupe",
-        next=f"pip install 'headwater[{extra}]'",
+        next=install_hint(extra),
     )
 
 

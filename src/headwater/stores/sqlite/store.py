@@ -22,11 +22,12 @@ from headwater.stores.sqlite.connection import (
     Durability,
     check_file,
     connect,
+    connect_read_only,
     keep_journal,
     refuse_unsafe_sqlite,
     translated,
 )
-from headwater.stores.sqlite.migrations import SCHEMA_VERSION, prepare
+from headwater.stores.sqlite.migrations import SCHEMA_VERSION, check_readable, prepare
 from headwater.stores.sqlite.reader import SqliteReader
 from headwater.stores.sqlite.writer import SqliteWriter
 
@@ -55,12 +56,14 @@ class SqliteStore:
         busy_timeout_ms: int = 10_000,
         adopt: bool = False,
         vfs: str | None = None,
+        read_only: bool = False,
     ) -> None:
         refuse_unsafe_sqlite()
         self.path = self.name = self._check_path(path)
         self.durability = durability
         self._busy_timeout_ms = busy_timeout_ms
         self._vfs = vfs
+        self._read_only = read_only
         self._closed = False
         self._announcements = f"{self.path}-server"
         self._announced: IO[bytes] | None = None
@@ -71,7 +74,10 @@ class SqliteStore:
         with translated(self.path):
             self._connection = self.connect()
             try:
-                prepare(self._connection, self.path, adopt=adopt, busy_timeout_ms=busy_timeout_ms)
+                if read_only:
+                    check_readable(self._connection, self.path)
+                else:
+                    prepare(self._connection, self.path, adopt=adopt, busy_timeout_ms=busy_timeout_ms)
                 self.salt = int(self._connection.execute(SQL["fact"], ("salt",)).get)
                 self._foreign_version = self._data_version()
             except BaseException:
@@ -83,6 +89,8 @@ class SqliteStore:
 
     def connect(self) -> apsw.Connection:
         """One more connection with the log's settings."""
+        if self._read_only:
+            return connect_read_only(self.path, busy_timeout_ms=self._busy_timeout_ms)
         connection = connect(
             self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs
         )
