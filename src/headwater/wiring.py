@@ -19,12 +19,12 @@ from headwater.broker.verbs import LogVerbs
 from headwater.client.options import RemoteOptions, Strategy
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import InvalidOptionError, NotALogError
-from headwater.formats import Span, install_hint, is_postgres, refuse_mistyped_url, span_ms
+from headwater.formats import Span, is_postgres, refuse_mistyped_url, span_ms
 from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Notifier, Store
 from headwater.stores.sqlite import Durability, MemoryStore, SqliteStore, SqliteWatcher
-from headwater.version import VERSION
+from headwater.version import VERSION, install_hint
 
 if TYPE_CHECKING:
     from types import EllipsisType

@@ -12,8 +12,8 @@ import pytest
 
 from headwater.cli.doctor import LockHolders, Mount, _sqlite_version, find_lock_holders, find_mount
 from headwater.cli.inspect import LAKE_IDLE_MS
-from headwater.formats import install_hint
 from headwater.pipeline.position import Position
+from headwater.version import install_hint
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

@@ -1,5 +1,7 @@
 """`headwater topics`, `subscriptions`, `lag`, `stats`, `top`."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,16 @@ def test_rates(log):
     assert found.published == 10.5
     assert found.topics == {"orders.new": 10.0, "fresh": 0.5, "notes.made": 0.0}
     assert found.acked == {"billing": 3.0}
+
+
+def test_a_shared_subscription_shows_its_consumers(run, log, path: Path):
+    with log.subscribe("work", "orders.>", mode="shared"), log.subscribe("work", "orders.>", mode="shared"):
+        [info] = run("subscriptions", path, "--json").items
+        assert (info["holder"], len(info["consumers"])) == (None, 2)
+        assert (
+            run("subscriptions", path)
+            .out.splitlines()[1]
+            .endswith(f"  2 consumers: {socket.gethostname()}:{os.getpid()}")
+        )
+        assert "1, 1 held" in run("stats", path).out
+    assert "free since" in run("subscriptions", path).out

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ import pytest
 
 import headwater
 from headwater.errors import InvalidDataError, InvalidOptionError
-from headwater.formats import install_hint
 from headwater.pipeline.sql import sql_error
+from headwater.version import install_hint
 
 NOBODY = 65534
 
@@ -124,17 +123,17 @@ def test_a_url_with_a_slash_too_few_is_no_path(url: str, tmp_path: Path, monkeyp
 
 
 def test_a_log_that_is_not_awaited_says_so() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of Python: the coroutine was never awaited
-        opening: Any = headwater.open_async("memory:")
-        with pytest.raises(AttributeError) as told:
-            opening.publish("a", 1)
-        assert str(told.value) == (
-            "this is not awaited: it has no 'publish' yet. Write `async with headwater.open_async(…) as …`, "
-            "or `… = await headwater.open_async(…)`"
-        )
-        with pytest.raises(TypeError, match="opened by `async with`, not by `with`"), headwater.open_async("memory:"):
-            pass  # type: ignore[unreachable]
+    opening: Any = headwater.open_async("memory:")
+    with pytest.raises(AttributeError) as told:
+        opening.publish("a", 1)
+    opening.close()
+    assert str(told.value) == (
+        "this is not awaited: it has no 'publish' yet. Write `async with headwater.open_async(…) as …`, "
+        "or `… = await headwater.open_async(…)`"
+    )
+    again: Any = headwater.open_async("memory:")
+    with pytest.raises(TypeError, match="opened by `async with`, not by `with`"), again:
+        pass
 
 
 class Order:

@@ -22,12 +22,12 @@ from s3_server import S3Server
 import headwater
 from headwater.cli.output import Bars
 from headwater.cli.pipeline import SAME_SIGNAL_S, StopAtOnce, plain_value
-from headwater.formats import install_hint
 from headwater.pipeline.columns import MESSAGE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, UPTO
 from headwater.pipeline.lake import BRONZE, Lake
 from headwater.pipeline.run import bind
 from headwater.pipeline.storage import TableWriter
+from headwater.version import install_hint
 
 STORY_S_MAX = 120
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -391,5 +391,5 @@ def test_run_and_query_as_a_newcomer_does(log: headwater.Log, path: Path, tmp_pa
     asked = call("sql", "select toppic from silver_messages", "--lake", "lake")
     assert (asked.returncode, asked.stdout) == (2, "")
     first, second = asked.stderr.splitlines()
-    assert first.startswith("error: sql: there is no column `toppic`; did you mean `topic`")
+    assert first.startswith("error: QUERY: there is no column `toppic`; did you mean `topic`")
     assert second.startswith("next: Tables here: ")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import HeadwaterError
-from headwater.formats import install_hint
 from headwater.pipeline import jvm as jvm_module
 from headwater.pipeline.jvm import (
     SPARK_FLAGS,
@@ -23,6 +22,7 @@ from headwater.pipeline.jvm import (
     jvm_command,
     spark_folder,
 )
+from headwater.version import install_hint
 
 ASKED = "--add-modules=jdk.incubator.vector"
 CONF = {

@@ -14,7 +14,7 @@ from span_witness import WAIT_S, Witness, span
 
 import headwater
 from headwater.errors import InvalidOptionError
-from headwater.formats import install_hint
+from headwater.version import install_hint
 
 WITHOUT = """
 import sys, threading

@@ -14,10 +14,11 @@ import typer
 
 import headwater
 from headwater.cli.arguments import AsJson, LogPath, existing_log, is_remote, require_log, shown_name, takes_log
-from headwater.cli.inspect import is_lake, is_late
+from headwater.cli.inspect import held_by, is_lake, is_late
 from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_items
 from headwater.errors import HeadwaterError, NotALogError, StoreError
-from headwater.formats import format_seconds, format_size, install_hint, is_postgres, parse_duration, plural
+from headwater.formats import format_seconds, format_size, is_postgres, parse_duration, plural
+from headwater.version import install_hint
 
 if TYPE_CHECKING:
     from headwater.broker.statistics import SubscriptionInfo
@@ -289,8 +290,8 @@ def _subscriptions(infos: list[SubscriptionInfo], file: str, lag_max: int, age_m
             "wrong",
             f"{info.id} is {at_least}{plural(info.lag, 'message')} behind, the oldest for {waited}",
             f"Start its consumer, or remove it: headwater subscriptions rm {file} {info.id}"
-            if info.holder is None
-            else f"Speed up its consumer ({info.holder})",
+            if not held_by(info)
+            else f"Speed up its consumer ({held_by(info)})",
         )
     for info in infos:
         if info.gaps:

@@ -112,7 +112,7 @@ def stats(path: LogPath, as_json: AsJson = False) -> None:
         )
         return
     lag = sum(info.lag for info in found.subscriptions)
-    held = sum(info.holder is not None for info in found.subscriptions)
+    held = sum(bool(held_by(info)) for info in found.subscriptions)
     rows = [
         ("log", printable(file_of(path) if is_file(path) else file)),
         ("messages", f"{found.messages:,} of {format_size(found.bytes)} in {plural(len(found.topics), 'topic')}"),
@@ -184,7 +184,7 @@ def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
             count(info.in_flight),
             Text(count(info.dead), "red" if info.dead else ""),
             Text(count(info.gaps), "red" if info.gaps else ""),
-            printable(info.holder) if info.holder else Text(f"free since {clock(info.active_ms)}", "dim"),
+            held_by(info) or Text(f"free since {clock(info.active_ms)}", "dim"),
         )
     show_table(shown)
 
@@ -313,6 +313,14 @@ def lag_text(info: SubscriptionInfo, *, alarm: bool = False) -> Text:
     return Text(f"{at_least}{info.lag:,}", "bold red" if alarm else "yellow" if info.lag else "green")
 
 
+def held_by(info: SubscriptionInfo) -> str:
+    """The holder, or how many consumers share it and the processes that they are in; empty if there is none."""
+    if not info.consumers:
+        return printable(info.holder or "")
+    processes = dict.fromkeys(":".join(name.split(":")[:2]) for name in info.consumers)
+    return printable(f"{plural(len(info.consumers), 'consumer')}: {', '.join(processes)}")
+
+
 def subscription_json(info: SubscriptionInfo) -> dict[str, Any]:
     return {
         "id": info.id,
@@ -329,6 +337,7 @@ def subscription_json(info: SubscriptionInfo) -> dict[str, Any]:
         "dead": info.dead,
         "gaps": info.gaps,
         "holder": info.holder,
+        "consumers": info.consumers,
         "created_at": iso(info.created_ms),
         "active_at": iso(info.active_ms),
     }
@@ -473,7 +482,7 @@ def frame(name: str, before: Sample, after: Sample) -> list[Table | str | Text]:
             count(info.waiting),
             "-" if info.oldest_unacked_s is None else format_seconds(info.oldest_unacked_s),
             Text(count(info.dead), "red" if info.dead else ""),
-            printable(info.holder) if info.holder else Text("-", "dim"),
+            held_by(info) or Text("-", "dim"),
         )
     more = len(busiest) - TOPICS_SHOWN_MAX
     parts: list[Table | str | Text] = [title, "", topics]

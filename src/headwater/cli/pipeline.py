@@ -60,11 +60,11 @@ from headwater.formats import (
     TIME_HELP,
     format_seconds,
     format_size,
-    install_hint,
     parse_duration,
     parse_time,
     plural,
 )
+from headwater.version import install_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.errors import HeadwaterError
-from headwater.formats import install_hint
+from headwater.version import install_hint
 
 if sys.platform != "win32":
     import fcntl

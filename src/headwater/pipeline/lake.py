@@ -17,10 +17,11 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from headwater.errors import CorruptError, InvalidOptionError, LockedError, ReadOnlyError, StoreError
-from headwater.formats import install_hint, iso, time_ms
+from headwater.formats import iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, filled, rename_torn_entries
 from headwater.pipeline.storage import DataFile, Storage, TableWriter
+from headwater.version import install_hint
 
 BRONZE = "bronze/messages"
 SILVER = "silver/messages"

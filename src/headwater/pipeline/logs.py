@@ -26,13 +26,14 @@ from msgspec.structs import asdict
 
 from headwater.broker.statistics import describe_all
 from headwater.errors import ConflictError, HeadwaterError, InvalidOptionError, NewerSchemaError, StoreError
-from headwater.formats import TIME_MS_MAX, install_hint
+from headwater.formats import TIME_MS_MAX
 from headwater.message import derived_id
 from headwater.pipeline.columns import COLUMNS, HEADERS, MESSAGE_SCHEMA, TABLE_SCHEMAS, TIME
 from headwater.ports.clock import Clock
 from headwater.ports.store import Reader, Store, Writer
 from headwater.stores.sqlite.conditions import Param, topic_condition
 from headwater.topics import Pattern
+from headwater.version import install_hint
 
 if TYPE_CHECKING:
     from headwater.pipeline.logs_postgres import PostgresLog

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headwater.errors import InvalidOptionError
-from headwater.formats import install_hint
 from headwater.pipeline.jvm import Jvm, Scratch, find_java, spark_folder
+from headwater.version import install_hint
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwater.errors import ClosedError, ConflictError, InvalidOptionError
-from headwater.formats import Span, install_hint, span_ms
+from headwater.formats import Span, span_ms
 from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.dedupe import (
@@ -40,6 +40,7 @@ from headwater.stores.sqlite.connection import (
     translated,
     use_wal,
 )
+from headwater.version import install_hint
 
 FORGET_MAX = 10_000  # entries a statement deletes at most
 BEGIN_TRIES_MAX = 100

@@ -12,10 +12,11 @@ from urllib.parse import unquote
 
 from headwater.delivery.circuit import BreakerPolicy
 from headwater.errors import InvalidOptionError
-from headwater.formats import Span, install_hint, redact_url, span_ms
+from headwater.formats import Span, redact_url, span_ms
 from headwater.ports.clock import Clock
 from headwater.transports.base import BaseTransport, given_twice, read_options
 from headwater.transports.log import LogTransport, OpenedLog
+from headwater.version import install_hint
 
 Opener = Callable[..., OpenedLog]
 
