@@ -392,4 +392,4 @@ def test_run_and_query_as_a_newcomer_does(log: headwater.Log, path: Path, tmp_pa
     assert (asked.returncode, asked.stdout) == (2, "")
     first, second = asked.stderr.splitlines()
     assert first.startswith("error: QUERY: there is no column `toppic`; did you mean `topic`")
-    assert second.startswith("next: Tables here: ")
+    assert second.startswith("next: Correct it there. Tables: ")
