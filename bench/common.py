@@ -75,5 +75,5 @@ def describe_machine() -> str:
     return (
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB; "
         f"Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}; "
-        f"WAL, synchronous=FULL unless said; message of {len(MESSAGE_JSON)} bytes of JSON"
+        f"WAL, synchronous=FULL unless noted; message of {len(MESSAGE_JSON)} bytes of JSON"
     )

@@ -15,7 +15,7 @@ import headwater
 import postgres_rivals as rivals
 from common import MESSAGE, TOPIC, medians, seconds
 from headwater.ports.records import Mode
-from postgres_ground import Child, Ground, fill, told_to_go
+from postgres_ground import Child, Ground, fill, wait_for_go
 from report import Line, against
 
 REPEATS = 5
@@ -190,7 +190,7 @@ def publish_here(url: str) -> None:
     """Runs in its own process: publishes its share, and reports when it finished."""
     messages = [(TOPIC, MESSAGE)] * 1_000
     with headwater.open(url) as log:
-        share = told_to_go()
+        share = wait_for_go()
         for _ in range(share // 1_000):
             log.publish_many(messages)
         print(time.monotonic(), flush=True)
@@ -199,7 +199,7 @@ def publish_here(url: str) -> None:
 def take_here(url: str) -> None:
     """Runs in its own process: claims messages until none is left."""
     with headwater.open(url) as log, log.subscribe("split", "orders.>", mode="shared") as subscription:
-        told_to_go()
+        wait_for_go()
         while messages := subscription.fetch(500):
             subscription.ack_many(messages)
         print(time.monotonic(), flush=True)

@@ -102,7 +102,7 @@ class Child:
         self._process.wait(CHILD_END_S)
 
 
-def told_to_go() -> int:
+def wait_for_go() -> int:
     """The child's side: returns its share once it arrives."""
     print("ready", flush=True)
     return int(sys.stdin.readline())

@@ -125,7 +125,7 @@ def churned_by(log: headwater.Log, looking: psycopg.Connection, naptime: str) ->
                 Line(
                     f"autovacuum every {naptime}, quarter {quarter}",
                     f"{rate:,.0f}/s",
-                    "; ".join(f"{name} {told(sizes[name])}" for name in TABLES),
+                    "; ".join(f"{name} {reported(sizes[name])}" for name in TABLES),
                     None if before is None else total / before,
                 )
             )
@@ -146,6 +146,6 @@ def sizes_of(looking: psycopg.Connection) -> dict[str, Sizes]:
     return {name: Sizes(*numbers) for name, *numbers in looking.execute(SIZES_SQL, (list(TABLES),))}
 
 
-def told(now: Sizes) -> str:
+def reported(now: Sizes) -> str:
     """The size with indexes, dead rows in thousands, and the number of vacuums."""
     return f"{(now.table + now.indexes) / 2**20:.1f} MiB {now.dead / 1_000:.0f}k dead {now.vacuums} vac."

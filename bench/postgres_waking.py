@@ -9,7 +9,7 @@ import time
 
 import headwater
 from common import TOPIC
-from postgres_ground import Child, Ground, told_to_go
+from postgres_ground import Child, Ground, wait_for_go
 from report import Line
 
 ROUNDS, POLLED_ROUNDS = 300, 50
@@ -20,7 +20,7 @@ SETTLE_S, IDLE_S = 1.0, 10.0
 def reader(url: str, notify: str) -> None:
     """Runs in its own process: reports the arrival of each message, then the cost of idling."""
     with headwater.open(url, notify=notify) as log, log.subscribe("reader", "orders.>") as subscription:
-        for _ in range(told_to_go()):
+        for _ in range(wait_for_go()):
             (message,) = subscription.fetch(1, timeout=30)
             print(time.monotonic_ns(), flush=True)
             message.ack()

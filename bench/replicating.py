@@ -52,14 +52,14 @@ def change(path: Path, rows: int, luck: random.Random) -> None:
 
 def plain(origin: Path, replica: Path) -> tuple[float, int]:
     """Seconds, and bytes in both directions."""
-    told = ""
+    reported = ""
 
     def run() -> None:
-        nonlocal told
-        told = subprocess.run([RSYNC, "-v", origin, replica], capture_output=True, text=True, check=True).stdout
+        nonlocal reported
+        reported = subprocess.run([RSYNC, "-v", origin, replica], capture_output=True, text=True, check=True).stdout
 
     took_s = seconds(run)
-    sent, received = re.search(r"sent ([\d,]+) bytes, received ([\d,]+)", told).groups()  # type: ignore[union-attr]
+    sent, received = re.search(r"sent ([\d,]+) bytes, received ([\d,]+)", reported).groups()  # type: ignore[union-attr]
     return took_s, int(sent.replace(",", "")) + int(received.replace(",", ""))
 
 

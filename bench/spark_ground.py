@@ -63,7 +63,7 @@ class Took(NamedTuple):
     seconds: float
     began: float
     peak_bytes: int
-    said: dict[str, Any]
+    output: dict[str, Any]
 
 
 def command(*arguments: object, watched: bool = False) -> Took:
@@ -87,9 +87,9 @@ def command(*arguments: object, watched: bool = False) -> Took:
     return Took(took, began, peak.bytes if peak else 0, json.loads(last) if last.startswith("{") else {})
 
 
-def _sentence(said: str, code: int) -> str:
+def _sentence(output: str, code: int) -> str:
     """The last output of a failed process, beginning with the error if a line looks like one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("next:")]
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("next:")]
     lines = lines or [f"it ended with {code}"]
     errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
     return (errors or lines)[-1][:200]

@@ -87,7 +87,9 @@ def some_new(ground: Ground) -> list[Line]:
         beside("", found["ours"], session, found[session]),
     ]
     if isinstance(starts := found[start], list):
-        ready, job = (statistics.median(each.said[step] - each.began for each in starts) for step in ("session", "job"))
+        ready, job = (
+            statistics.median(each.output[step] - each.began for each in starts) for step in ("session", "job")
+        )
         lines.append(Line("", "", f"bare Spark: session ready after {ready:.1f} s, first job done after {job:.1f} s"))
     return lines
 

@@ -84,7 +84,7 @@ SCRIPTS: dict[str, Callable[..., Said]] = {
 }
 
 if __name__ == "__main__":
-    said = SCRIPTS[sys.argv[1]](*sys.argv[2:])
+    output = SCRIPTS[sys.argv[1]](*sys.argv[2:])
     if active := SparkSession.getActiveSession():
         active.stop()
-    print(json.dumps(said), flush=True)
+    print(json.dumps(output), flush=True)

@@ -31,7 +31,7 @@ class PriceAsked(headwater.Event, topic="prices.asked"):
     sku: str
 
 
-class PriceTold(headwater.Event):
+class PriceQuoted(headwater.Event):
     price: Decimal
 
 
@@ -46,8 +46,8 @@ with headwater.open(directory / "typed_orders.db") as log:
             last.set()
 
     @PriceAsked.on(log, id="pricer")
-    def price(question: PriceAsked) -> PriceTold:
-        return PriceTold(price=Decimal("1.10") * len(question.sku))
+    def price(question: PriceAsked) -> PriceQuoted:
+        return PriceQuoted(price=Decimal("1.10") * len(question.sku))
 
     OrderPlaced(region="us", order_id="o-1", amount="9.90").publish(log, to="billing")
     log.publish("orders.eu.placed", {"order_id": "o-2", "cents": 250}, type="OrderPlaced", version=1)
@@ -61,7 +61,7 @@ with headwater.open(directory / "typed_orders.db") as log:
 
     log.start()
     last.wait(10)
-    print("a price:", PriceAsked(sku="ab").request(log, reply=PriceTold).price)
+    print("a price:", PriceAsked(sku="ab").request(log, reply=PriceQuoted).price)
     log.stop()
 
     for letter in log.dead_letters.list():

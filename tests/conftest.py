@@ -28,6 +28,7 @@ DO $$ DECLARE each text; BEGIN
         EXECUTE format('DROP TABLE %I CASCADE', each);
     END LOOP;
     UPDATE headwater.headwater SET value = 0 WHERE name IN ('counted_to', 'last_seq');
+    DELETE FROM headwater.headwater WHERE name LIKE 'unordered%';
     FOR each IN SELECT sequencename FROM pg_sequences WHERE schemaname = 'headwater' LOOP
         PERFORM setval(format('headwater.%I', each), 1, false);
     END LOOP;

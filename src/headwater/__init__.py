@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headwater.api._sync import Log, ReceivedMessage, Subscription
     from headwater.api.forwarder import Forwarder
     from headwater.broker.handlers import Reject
+    from headwater.broker.schedules import Occurrence
     from headwater.errors import HeadwaterError
     from headwater.message import Message
     from headwater.ports.clock import ManualClock
@@ -48,6 +49,7 @@ _MODULES = {
     "Message": "headwater.message",
     "Middleware": "headwater.server.registry",
     "MultiTransport": "headwater.transports.multi",
+    "Occurrence": "headwater.broker.schedules",
     "ReceivedMessage": "headwater.api._sync",
     "Reject": "headwater.broker.handlers",
     "ShortCircuit": "headwater.server.registry",
@@ -92,6 +94,7 @@ __all__ = [
     "Message",
     "Middleware",
     "MultiTransport",
+    "Occurrence",
     "ReceivedMessage",
     "Reject",
     "ShortCircuit",

@@ -23,7 +23,7 @@ HeadwaterError
 │   ├── NotDeliveredError                   ack, nack, reject or extend of what was never delivered
 │   └── LeaseLostError                      it was delivered, but the right to settle it has passed on
 ├── UnknownDeadLetterError
-├── StoreError                              the database said no; committed messages are safe
+├── StoreError                              the database refused; committed messages are safe
 │   ├── NotALogError
 │   ├── NewerSchemaError
 │   ├── UnsafeSqliteError
@@ -36,14 +36,14 @@ HeadwaterError
 │   ├── UnavailableError (also a ConnectionError)  the database server is unreachable, or the connection broke
 │   ├── OutcomeUnknownError                 the connection broke during a commit
 │   └── SqlError                            the user's own SQL in a transaction; its cause says more
-├── RemoteError                             a server said no, or did not answer
+├── RemoteError                             a server refused, or did not answer
 │   ├── UnreachableError (also a ConnectionError)  there is no connection, and connecting has been given up
 │   ├── RequestTimeoutError (also a TimeoutError)  no answer in time: it may or may not have been done
 │   ├── UnauthorizedError                   no token, a wrong one, or one without this right
 │   ├── OverloadedError                     over a rate or a queue limit of the server; later it may do
 │   └── CallError                           a method answered with an error of its own: `code`, `data`
 ├── TransportError                          a copy did not reach its target; the log still has the message
-│   ├── TransportFailedError                the target said no, or is away
+│   ├── TransportFailedError                the target refused, or is unreachable
 │   ├── AllTransportsFailedError            none of several took it: `causes` by name
 │   ├── CircuitOpenError                    it failed too often lately, and is not asked for a while
 │   ├── PublishOnlyError                    this transport carries nothing back
@@ -57,11 +57,13 @@ HeadwaterError
 │   ├── UnknownReplicaError                 no such replica, or no such version of it
 │   ├── VersionConflictError                pushed from another version than the newest, which is `newest`
 │   ├── UnsyncedChangesError                a pull would overwrite what was never pushed
-│   └── ReplicationFailedError              cut off in the middle, or one of the two ends said no
+│   └── ReplicationFailedError              interrupted, or one of the two ends failed
 ├── InvalidStateError (also a RuntimeError) the call does not fit what the object is or does now; nothing was changed
 └── ClosedError                             used after close()
 
-Each carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
+A warning besides: SecondLibraryWarning.
+
+Each error carries `where` it happened, `why` it was refused and what to do `next`; `str()` says all three.
 """
 
 from __future__ import annotations
@@ -79,11 +81,11 @@ class HeadwaterError(Exception):
         super().__init__(self._sentence())
 
     def _sentence(self) -> str:
-        told = f"{self.where}: {self.why}" if self.where else self.why
-        return f"{told}. {self.next}" if self.next else told
+        text = f"{self.where}: {self.why}" if self.where else self.why
+        return f"{text}. {self.next}" if self.next else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.why, self.where, self.next))
+        return (_rebuild, (type(self), self.why, self.where, self.next), vars(self))  # with what subclasses add
 
 
 def _rebuild(kind: type[HeadwaterError], why: str, where: str, next: str) -> HeadwaterError:
@@ -258,13 +260,6 @@ class CallError(RemoteError):
         self.code = code
         self.data = data
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_call_failed, (self.why, self.where, self.next, self.code, self.data))
-
-
-def _rebuild_call_failed(why: str, where: str, next: str, code: int, data: object) -> CallError:
-    return CallError(why, where=where, next=next, code=code, data=data)
-
 
 class TransportError(HeadwaterError):
     pass
@@ -283,13 +278,6 @@ class AllTransportsFailedError(TransportError):
         super().__init__(why, where=where, next=next)
         self.causes = dict(causes or {})
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_all_failed, (self.why, self.where, self.next, self.causes))
-
-
-def _rebuild_all_failed(why: str, where: str, next: str, causes: Mapping[str, Exception]) -> AllTransportsFailedError:
-    return AllTransportsFailedError(why, where=where, next=next, causes=causes)
-
 
 class CircuitOpenError(TransportError):
     pass
@@ -305,13 +293,6 @@ class UnsentError(TransportError):
     def __init__(self, why: str, *, where: str = "", next: str = "", messages: Sequence[object] = ()) -> None:
         super().__init__(why, where=where, next=next)
         self.messages = list(messages)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_unsent, (self.why, self.where, self.next, self.messages))
-
-
-def _rebuild_unsent(why: str, where: str, next: str, messages: Sequence[object]) -> UnsentError:
-    return UnsentError(why, where=where, next=next, messages=messages)
 
 
 class TypedError(HeadwaterError):
@@ -349,13 +330,6 @@ class VersionConflictError(ReplicationError):
         super().__init__(why, where=where, next=next)
         self.newest = newest
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_conflict, (self.why, self.where, self.next, self.newest))
-
-
-def _rebuild_conflict(why: str, where: str, next: str, newest: int) -> VersionConflictError:
-    return VersionConflictError(why, where=where, next=next, newest=newest)
-
 
 class UnsyncedChangesError(ReplicationError):
     pass
@@ -371,3 +345,8 @@ class InvalidStateError(HeadwaterError, RuntimeError):
 
 class ClosedError(HeadwaterError):
     pass
+
+
+class SecondLibraryWarning(RuntimeWarning):
+    """A second SQLite library opens the file of a log in one process. `warnings.filterwarnings("error",
+    category=SecondLibraryWarning)` makes `sqlite3.connect` raise it, and the file is not opened."""

@@ -190,8 +190,8 @@ _SECRET_NAME = re.compile("pass|secret|token|key", re.IGNORECASE)
 
 
 def split_url(url: str, *, why: str = "this url cannot be read", where: str = "", next: str = "") -> SplitResult:
-    """As `urlsplit`, for a url that may hold a password: the error quotes none of it, and a url with an @ behind its
-    host is refused, because its password holds a character that had to be escaped."""
+    """Split like `urlsplit`, for a url that may hold a password: the error quotes none of it, and a url with an @
+    behind its host is refused, because its password holds a character that had to be escaped."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises ValueError
@@ -242,6 +242,6 @@ def mask_url(url: str) -> str:
 
 
 def _is_secret(parameter: str) -> bool:
-    """Its name may be escaped, as in `p%61ssword=`."""
+    """Whether a parameter holds a secret. Its name may be escaped, as in `p%61ssword=`."""
     name, has_value, _ = parameter.partition("=")
     return bool(has_value) and _SECRET_NAME.search(unquote(name)) is not None

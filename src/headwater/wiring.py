@@ -1,4 +1,4 @@
-"""The front door, and the only place that picks concrete parts: which store, which clock, which notifier."""
+"""Opens logs, servers, buses and transports: the only module that chooses a store, a clock or a notifier."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BUSY_TIMEOUT_S = 10.0
 
 
 class OpenOptions(TypedDict, total=False):
-    """Those of a log in this process; `open` says what they mean."""
+    """The options of a log in this process; `open` documents them."""
 
     durability: Durability
     dedupe: Span
@@ -60,7 +60,7 @@ class OpenOptions(TypedDict, total=False):
 
 
 class AllOptions(OpenOptions, RemoteOptions, total=False):
-    """Those of a log in this process, and those of a log behind a server; the url selects which apply."""
+    """The options of a log in this process, and of a log behind a server; the url selects which apply."""
 
 
 def open(
@@ -222,7 +222,7 @@ def _setting_path(name: str) -> str:
 
 
 def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Server:
-    """What is said of the log here goes before the settings."""
+    """`log_options` override the settings of the log."""
     from headwater.console import console_files
     from headwater.server.server import Server
 
@@ -242,7 +242,7 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
 
 
 def replicas_directory(settings: Settings) -> str | None:
-    """Replicas are kept beside a log that is a file, if nothing else was said."""
+    """The directory of the settings, or one beside a log that is a file."""
     from headwater.replication import DIRECTORY_SUFFIX
 
     log = settings.server.log
@@ -254,7 +254,7 @@ def replicas_directory(settings: Settings) -> str | None:
 def _mounts(settings: Settings) -> list[Mount]:
     from headwater.replication.host.endpoint import ReplicaEndpoint
     from headwater.replication.host.store import ReplicaStore
-    from headwater.replication.host.versions import RetentionPolicy
+    from headwater.replication.host.versions import VersionRetention
 
     replicas, directory = settings.replicas, replicas_directory(settings)
     if directory is None:
@@ -264,7 +264,7 @@ def _mounts(settings: Settings) -> list[Mount]:
     def make_store(clock: Clock) -> ReplicaStore:
         return ReplicaStore(
             directory,
-            RetentionPolicy(replicas.keep_last, keep_age_ms),
+            VersionRetention(replicas.keep_last, keep_age_ms),
             clock,
             bytes_max=replicas.max_bytes,
             replicas_max=replicas.max_replicas,
@@ -373,7 +373,7 @@ def _settings_for_bus(config: str | None, profile: str | None) -> Settings:
 
 
 def _options_for(url: str | os.PathLike[str], settings: Settings) -> AllOptions:
-    """Those of `[log]`, for a log in this process; a server has its own."""
+    """The options in `[log]`, for a log in this process; a server has its own."""
     return {} if _is_remote(url) else cast(AllOptions, _log_options(settings))
 
 

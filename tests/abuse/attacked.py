@@ -123,12 +123,12 @@ class Attacked:
     def assert_unharmed(
         self, victim: Victim, *, p99_ms: float = VICTIM_P99_MS, rss_mb: float = SERVER_RSS_MB, attack: str = ""
     ) -> str:
-        told = f"{attack or 'attack'}: victim {victim.summary()}; server's peak {self.peak_mb():.0f} MB"
-        print(f"\n{told}")
-        assert len(victim.published) >= 200, f"{told}\n{self.said()}"
-        assert victim.p99_ms < p99_ms * BESIDE_OTHERS, told
-        assert self.peak_mb() < rss_mb, told
-        return told
+        reported = f"{attack or 'attack'}: victim {victim.summary()}; server's peak {self.peak_mb():.0f} MB"
+        print(f"\n{reported}")
+        assert len(victim.published) >= 200, f"{reported}\n{self.output()}"
+        assert victim.p99_ms < p99_ms * BESIDE_OTHERS, reported
+        assert self.peak_mb() < rss_mb, reported
+        return reported
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
@@ -141,9 +141,9 @@ class Attacked:
                 command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
             )
         self.port = int(line_of(self._process) or 0)
-        assert self.port, self.said()
+        assert self.port, self.output()
 
-    def said(self) -> str:
+    def output(self) -> str:
         """The last of what it wrote to stderr."""
         return (self.directory / "server-stderr").read_text(errors="replace")[-5_000:]
 
@@ -152,7 +152,7 @@ class Attacked:
         assert self._process is not None
         began = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(seconds_max) == 0, self.said()
+        assert self._process.wait(seconds_max) == 0, self.output()
         return time.monotonic() - began
 
     def kill(self) -> None:
@@ -200,10 +200,10 @@ class Victim:
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
-                told = json.loads(line_of(self._process) or "{}")
+                reported = json.loads(line_of(self._process) or "{}")
             finally:
                 self._process.kill()
-        self.published, self.delivered = told.get("published", []), told.get("delivered", [])
+        self.published, self.delivered = reported.get("published", []), reported.get("delivered", [])
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is not None:

@@ -14,8 +14,8 @@ import headwater
 LARGE = "x" * 1_000_000
 
 
-def _bury(path: Path, count: int, data: Any) -> None:
-    """Expired messages, for they are buried by the page."""
+def _dead_letter(path: Path, count: int, data: Any) -> None:
+    """Expired messages, because they are dead-lettered a page at a time."""
     with headwater.open(path / "log.db", durability="relaxed") as log:
         died = log.subscribe("died", "mine")
         for _ in range(0, count, 50):
@@ -24,7 +24,7 @@ def _bury(path: Path, count: int, data: Any) -> None:
 
 
 def test_twenty_exports_at_once(tmp_path: Path) -> None:
-    _bury(tmp_path, 20, LARGE)
+    _dead_letter(tmp_path, 20, LARGE)
     with Attacked(tmp_path) as server:
         token = server.token(manage=[">"], admin=True)
 
@@ -44,7 +44,7 @@ def test_twenty_exports_at_once(tmp_path: Path) -> None:
 
 
 def test_lists_of_large_letters(tmp_path: Path) -> None:
-    _bury(tmp_path, 20, LARGE)
+    _dead_letter(tmp_path, 20, LARGE)
     with Attacked(tmp_path) as server:
         token = server.token(manage=[">"], admin=True)
 
@@ -69,8 +69,8 @@ def test_a_reason_of_megabytes(tmp_path: Path) -> None:
             for n in range(1, 21):
                 seq = call(attacker, "rpc.publish", {"topic": "mine", "data": n}, n)["result"]["sequence_id"]
                 call(attacker, "rpc.fetch", {"subscription_id": "died"})
-                told = dict.fromkeys(("reason", "stack", "handler"), "x" * 1000000)
-                call(attacker, "rpc.reject", {"subscription_id": "died", "sequence_id": seq, **told})
+                reported = dict.fromkeys(("reason", "stack", "handler"), "x" * 1000000)
+                call(attacker, "rpc.reject", {"subscription_id": "died", "sequence_id": seq, **reported})
             found = call(attacker, "rpc.dead_letters", {"limit": 1_000})["result"]
             assert len(found) == 20
             assert len(json.dumps(found)) < 20 * 20_000
@@ -78,7 +78,7 @@ def test_a_reason_of_megabytes(tmp_path: Path) -> None:
 
 
 def test_redrive_and_purge_of_many(tmp_path: Path) -> None:
-    _bury(tmp_path, 10_000, "x" * 1_000)
+    _dead_letter(tmp_path, 10_000, "x" * 1_000)
     with Attacked(tmp_path) as server:
         token = server.token(publish=[">"], read=[">"], consume=["*"], manage=[">"], admin=True)
         with server.victim() as victim, server.connect(token) as attacker:

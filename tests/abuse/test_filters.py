@@ -1,4 +1,4 @@
-"""Conditions over large messages are evaluated beside the writer: who publishes does not wait for them."""
+"""Conditions over large messages are evaluated beside the writer: publishes do not wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full: readers are served, writers are told why they are not, and all goes on when there is room."""
+"""A disk that is full: readers are served, writers get the reason, and all goes on when there is space."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def fetched(server: Attacked, token: str) -> list[Any]:
         return found
 
 
-def test_ids_of_another_topic_are_neither_swallowed_nor_told(tmp_path: Path) -> None:
+def test_ids_of_another_topic_are_neither_swallowed_nor_reported(tmp_path: Path) -> None:
     ids = [f"order-{number}" for number in range(ORDERS)]
     # What would be the same if topic and id were joined carelessly.
     spellings = [f"{prefix}{id}" for id in ids[:100] for prefix in (f"{TOPIC}#", f"x#{TOPIC}#", "#", f"{TOPIC}.", "\0")]

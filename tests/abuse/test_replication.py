@@ -106,7 +106,7 @@ def test_checks_without_end_leave_with_their_clients_and_with_the_server(tmp_pat
 
 
 @pytest.mark.parametrize("way", ["push", "pull"])
-def test_silent_sessions_lock_nobody_out(tmp_path: Path, way: str) -> None:
+def test_silent_sessions_lock_no_client_out(tmp_path: Path, way: str) -> None:
     app = make(tmp_path / "app.db")
     with Attacked(tmp_path, replicas_idle_timeout=3.0) as server, contextlib.ExitStack() as stack:
         attacker, other = server.token(**REPLICAS), server.token("other", **REPLICAS)

@@ -1,4 +1,4 @@
-"""Those who have shown no token: 64 KiB and ten seconds, in frames, heads, bodies and TLS handshakes alike."""
+"""Clients without a token: 64 KiB and ten seconds, in frames, heads, bodies and TLS handshakes alike."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def attack(tmp_path: Path, filled: Path, names: list[str], *, p99_ms: float = 250, rss_mb: float = 400) -> str:
-    """Returns what is to be told of it."""
+    """Returns a line for the report."""
     shutil.copy(filled, tmp_path / "log.db")
     with Attacked(tmp_path, descriptors=1_024) as server:
         program = [sys.executable, str(Path(__file__).with_name("attackers.py"))]
@@ -50,10 +50,10 @@ def attack(tmp_path: Path, filled: Path, names: list[str], *, p99_ms: float = 25
             assert attackers.stdin is not None
             attackers.stdin.close()
             moves = json.loads(line_of(attackers) or "{}")
-        told = server.assert_unharmed(victim, p99_ms=p99_ms, rss_mb=rss_mb, attack=f"{'+'.join(names)} {moves}")
+        reported = server.assert_unharmed(victim, p99_ms=p99_ms, rss_mb=rss_mb, attack=f"{'+'.join(names)} {moves}")
         seconds = server.stop(30)
         assert seconds < 12, f"SIGTERM took {seconds:.1f} s"
-    return f"{told}; SIGTERM {seconds:.1f} s"
+    return f"{reported}; SIGTERM {seconds:.1f} s"
 
 
 @pytest.mark.long

@@ -79,7 +79,7 @@ def wait_for(condition: Callable[[], bool], forwarder: Forwarder) -> None:
 
 
 def advance_until(condition: Callable[[], bool], clock: ManualClock) -> None:
-    """Time passes, so quickly that whoever sleeps by the clock must see it."""
+    """Time passes, so quickly that a thread that sleeps by the clock must see it."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_S * 200)):
         if condition():

@@ -1,4 +1,4 @@
-"""Group commit: who waits together is written together, and who fails, fails alone."""
+"""Group commit: works that wait together are committed together, and one that fails, fails alone."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -156,7 +156,7 @@ def _opened(desk: Desk, completion: Completion[int]) -> Completion[int]:
     return completion
 
 
-def test_nobody_is_told_before_the_commit(desk: Desk) -> None:
+def test_no_completion_before_the_commit(desk: Desk) -> None:
     desk.hold()
     completion = desk.publish("a")
     assert not completion.done
@@ -184,7 +184,7 @@ def test_one_message_has_one_seq_as_its_outcome(desk: Desk) -> None:
     assert (outcome(single), outcome(several), outcome(again)) == (1, [2, 3], 1)
 
 
-def test_a_refusal_reaches_the_one_who_asked_and_holds_nobody_up(desk: Desk) -> None:
+def test_a_refusal_reaches_its_caller_and_delays_no_other(desk: Desk) -> None:
     desk.hold()
     before, refused, after = desk.publish("a"), desk.committer.submit(refuse), desk.publish("a")
     desk.gate.open()
@@ -228,7 +228,7 @@ def test_a_failed_group_is_taken_back_in_memory_and_tried_one_by_one(desk: Desk)
     assert memory == ["one", "two", "three"]
 
 
-def test_a_disk_that_stays_full_fails_everybody_and_the_writer_lives_on(desk: Desk) -> None:
+def test_a_disk_that_stays_full_fails_every_work_and_the_writer_lives_on(desk: Desk) -> None:
     desk.hold()
     completions = [desk.publish("a") for _ in range(3)]
     desk.gate.failing, desk.gate.error = 1_000, DiskFullError

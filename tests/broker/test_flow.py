@@ -157,7 +157,7 @@ def test_cancelling_is_thrown_into_the_flow() -> None:
     assert cleaned_up == [True]
 
 
-def test_finishing_a_ticket_whose_loop_is_closed_harms_nobody() -> None:
+def test_a_completion_whose_loop_is_closed_does_no_harm() -> None:
     abandoned: Completion[None] = Completion()
     waited_for: Completion[str] = Completion()
 
@@ -215,7 +215,7 @@ class Called:
     async def wait(self) -> None:
         await asyncio.wait_for(self.all_there.wait(), 30)
         for _ in range(3):
-            await asyncio.sleep(0)  # should somebody be called twice, it has happened by now
+            await asyncio.sleep(0)  # a second call would have happened by now
 
 
 def test_then_calls_back_on_the_loop_when_another_thread_is_done() -> None:
@@ -242,7 +242,7 @@ def test_then_calls_back_for_what_is_done_already(error: BaseException | None) -
         completion = done("value", error)
         called = Called(1)
         completion.then(asyncio.get_running_loop(), called)
-        assert called.completions == [], "not from inside the call: who asks has not finished asking"
+        assert called.completions == [], "not from inside the call, which has not returned yet"
         await called.wait()
         assert called.completions == [completion]
         assert called.completions[0].error is error
@@ -278,7 +278,7 @@ def test_then_calls_back_once_at_the_worst_moment(when: str) -> None:
     asyncio.run(story())
 
 
-def test_then_may_be_asked_by_several_and_beside_those_who_wait() -> None:
+def test_then_may_be_called_several_times_and_beside_waiters() -> None:
     async def story() -> None:
         completion: Completion[str] = Completion()
         called = Called(2)
@@ -334,7 +334,7 @@ def test_a_ticket_finished_on_its_own_loop_needs_no_wake_up(monkeypatch: pytest.
     asyncio.run(story())
 
 
-def test_then_on_a_loop_that_is_closed_harms_nobody() -> None:
+def test_then_on_a_loop_that_is_closed_does_no_harm() -> None:
     completion: Completion[None] = Completion()
     called: list[Any] = []
 

@@ -91,7 +91,7 @@ def test_an_incomplete_batch_waits_for_more_and_a_full_one_does_not(
         publish(memory_log, number)
     target.wait_for_tries(1)
     assert target.arrived == [0, 1, 2]
-    wait_for(lambda: forwarder.status().in_hand == 1, forwarder)
+    wait_for(lambda: forwarder.status().in_flight == 1, forwarder)
     assert target.arrived == [0, 1, 2]
     forwarder.stop()  # which waits no longer
     assert target.batches == [3, 1]
@@ -128,7 +128,7 @@ def test_one_that_is_refused_does_not_keep_the_others_back_and_is_given_up_in_th
     publish(memory_log, *range(5))
     forwarder = make(max_attempts=3, backoff=1)
     forwarder.start()
-    wait_for(lambda: forwarder.status().set_aside == 1, forwarder)
+    wait_for(lambda: forwarder.status().refused == 1, forwarder)
     assert target.arrived == [0, 1, 3, 4]
     number = 5
     while not memory_log.dead_letters.list():
@@ -144,7 +144,7 @@ def test_one_that_is_refused_does_not_keep_the_others_back_and_is_given_up_in_th
     assert drained(forwarder)
     assert target.arrived == [0, 1, 3, 4, *range(5, number)]
     forwarder.stop()
-    assert (forwarder.status().dead, forwarder.status().set_aside) == (1, 0)
+    assert (forwarder.status().dead, forwarder.status().refused) == (1, 0)
 
 
 def test_one_that_is_refused_only_for_a_while_arrives(
@@ -154,7 +154,7 @@ def test_one_that_is_refused_only_for_a_while_arrives(
     publish(memory_log, 0, 1)
     forwarder = make()
     forwarder.start()
-    wait_for(lambda: forwarder.status().set_aside == 1, forwarder)
+    wait_for(lambda: forwarder.status().refused == 1, forwarder)
     assert target.arrived == [1]
     target.refused = set()
     clock.advance(2)
@@ -331,7 +331,7 @@ def test_a_forwarder_whose_subscription_was_taken_over_waits_for_it(
     assert target.arrived == [1]
 
 
-def test_an_error_of_its_own_ends_it_and_is_raised_to_who_asks(memory_log: Log, target: Target, make: Make) -> None:
+def test_an_error_of_its_own_ends_it_and_is_raised_to_the_caller(memory_log: Log, target: Target, make: Make) -> None:
     memory_log.subscribe("f", "other.>").close()
     forwarder = make()
     forwarder.start()
@@ -351,14 +351,14 @@ def test_a_closed_transport_ends_it(memory_log: Log, target: Target, make: Make)
     assert memory_log.subscription("f").lag == 1
 
 
-def test_errors_of_the_target_are_told(memory_log: Log, target: Target, make: Make) -> None:
-    told: list[Exception] = []
+def test_errors_of_the_target_are_reported(memory_log: Log, target: Target, make: Make) -> None:
+    reported: list[Exception] = []
     target.away = True
     publish(memory_log, 1)
-    forwarder = make(on_error=told.append, backoff=0, breaker=BreakerPolicy(failures=2))
+    forwarder = make(on_error=reported.append, backoff=0, breaker=BreakerPolicy(failures=2))
     with pytest.raises(TransportFailedError):
         forwarder.run(once=True)
-    assert [str(error) for error in told] == ["target: the target is away"] * 2
+    assert [str(error) for error in reported] == ["target: the target is away"] * 2
 
 
 @pytest.mark.parametrize(

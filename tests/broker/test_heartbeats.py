@@ -14,7 +14,7 @@ ACK_WAIT_MS = 5_000
 
 
 class Busy:
-    """A handler that is at its message until told to go on."""
+    """A handler that is at its message until released."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -96,7 +96,7 @@ def test_an_exclusive_handler_is_extended_too(log: Log, busy: Busy, clock: Manua
 
 
 def test_an_idle_message_of_a_fetch_is_not_extended(log: Log, clock: ManualClock) -> None:
-    """Only handlers are known to be at work; whoever fetches by hand extends by hand."""
+    """Only handlers are known to be at work; a program that fetches extends by itself."""
     log.publish("a", 1)
     subscription = log.subscribe("s", "a", ack_wait=5)
     subscription.fetch()
@@ -117,7 +117,7 @@ def test_what_was_fetched_ahead_is_not_handled_twice(log: Log, busy: Busy, clock
     assert not elsewhere or not busy.entered.acquire(timeout=1), "message 2 was handled here and elsewhere"
 
 
-def test_a_heartbeat_of_one_that_was_taken_over_harms_nobody(log: Log, clock: ManualClock) -> None:
+def test_a_heartbeat_of_one_that_was_taken_over_does_no_harm(log: Log, clock: ManualClock) -> None:
     log.subscribe("s", "a")
     clock.advance(15.001)
     successor = log.subscribe("s", "a")

@@ -1,4 +1,4 @@
-"""Plain callbacks: told of what comes, in order, apart from each other, and never without end."""
+"""Plain callbacks: called for each message, in order, apart from each other, and never without end."""
 
 import queue
 import threading
@@ -13,10 +13,10 @@ TIME_LIMIT_S = 30
 
 
 class Callback:
-    """Collects what it is told; `held` keeps it at its message."""
+    """Collects its messages; `held` keeps it at its message."""
 
     def __init__(self) -> None:
-        self.told: queue.Queue[int] = queue.Queue()
+        self.reported: queue.Queue[int] = queue.Queue()
         self.entered = threading.Semaphore(0)
         self.held = threading.Event()
         self.held.set()
@@ -24,10 +24,10 @@ class Callback:
     def __call__(self, message: Any) -> None:
         self.entered.release()
         assert self.held.wait(TIME_LIMIT_S)
-        self.told.put(message.data)
+        self.reported.put(message.data)
 
     def get(self, count: int) -> list[int]:
-        return [self.told.get(timeout=TIME_LIMIT_S) for _ in range(count)]
+        return [self.reported.get(timeout=TIME_LIMIT_S) for _ in range(count)]
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_both_dialects(log: Log, callback: Callback, dialect: Any, pattern: str,
     log.publish("last", 0)
     last.get(1)
     assert callback.get(len(expected)) == expected
-    assert callback.told.empty()
+    assert callback.reported.empty()
 
 
 def test_one_at_a_time_and_in_order(log: Log, callback: Callback) -> None:
@@ -149,7 +149,7 @@ def test_nothing_after_unsubscribing(log: Log, callback: Callback) -> None:
     log.live.subscribe("y", "a", other)
     log.publish("a", 9)
     other.get(1)
-    assert callback.told.empty()
+    assert callback.reported.empty()
 
 
 def test_nothing_after_close(log: Log, callback: Callback) -> None:
@@ -165,10 +165,10 @@ def test_nothing_after_close(log: Log, callback: Callback) -> None:
     closing.join(TIME_LIMIT_S)
     assert not closing.is_alive()
     assert callback.get(1) == [0]
-    assert callback.told.empty()
+    assert callback.reported.empty()
 
 
-def test_messages_of_another_log_object_are_told_too(tmp_path: Any, clock: Any, callback: Callback) -> None:
+def test_messages_of_another_log_object_are_reported_too(tmp_path: Any, clock: Any, callback: Callback) -> None:
     import headwater
 
     path = tmp_path / "log.db"

@@ -182,25 +182,29 @@ def test_a_coroutine_function_that_never_waits_leaves_the_loop_to_others(tmp_pat
 # --- what it lost ---------------------------------------------------------------------------------------------------
 
 
-def test_what_a_slow_callback_lost_is_told_to_it_before_the_next_message(
+def test_what_a_slow_callback_lost_is_reported_to_it_before_the_next_message(
     log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: queue.Queue[Any] = queue.Queue()
+    reported: queue.Queue[Any] = queue.Queue()
     entered, held = threading.Semaphore(0), threading.Semaphore(0)
 
     def hear(message: Any) -> None:
         entered.release()
         assert held.acquire(timeout=PATIENCE_S)
-        told.put(message.data)
+        reported.put(message.data)
 
-    log.live.subscribe("x", "a", hear, queue_max=3, on_dropped=lambda count: told.put(f"lost {count}"))
+    log.live.subscribe("x", "a", hear, queue_max=3, on_dropped=lambda count: reported.put(f"lost {count}"))
     for first in (0, 100):
         log.publish("a", first)
         assert entered.acquire(timeout=PATIENCE_S)
         log.publish_many([("a", first + n) for n in range(1, 11)])
         eventually(lambda: log.live.counts("x").dropped, 7 if first == 0 else 14)
         held.release(4)
-        assert [told.get(timeout=PATIENCE_S) for _ in range(5)] == [first, "lost 7", *(first + n for n in (8, 9, 10))]
+        assert [reported.get(timeout=PATIENCE_S) for _ in range(5)] == [
+            first,
+            "lost 7",
+            *(first + n for n in (8, 9, 10)),
+        ]
         for _ in range(3):
             assert entered.acquire(timeout=PATIENCE_S)
         eventually(lambda: next(iter(log.live._listeners.values())).is_behind, False)
@@ -208,16 +212,16 @@ def test_what_a_slow_callback_lost_is_told_to_it_before_the_next_message(
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_coroutine_functions_are_told_too(tmp_path: Path, is_plain: bool) -> None:
+def test_coroutine_functions_are_reported_too(tmp_path: Path, is_plain: bool) -> None:
     async def story() -> None:
-        told, gate = asyncio.Queue[Any](), asyncio.Event()
+        reported, gate = asyncio.Queue[Any](), asyncio.Event()
 
         async def hear(message: Any) -> None:
             await gate.wait()
-            await told.put(message.data)
+            await reported.put(message.data)
 
         async def lost(count: int) -> None:
-            await told.put(f"lost {count}")
+            await reported.put(f"lost {count}")
 
         async with connected("sqlite", tmp_path) as log:
             log.live.subscribe(
@@ -230,7 +234,7 @@ def test_coroutine_functions_are_told_too(tmp_path: Path, is_plain: bool) -> Non
             while log.live.counts("x").dropped < 2:
                 await asyncio.sleep(0.001)
             gate.set()
-            assert [await told.get() for _ in range(3)] == [0, "lost 2", 3]
+            assert [await reported.get() for _ in range(3)] == [0, "lost 2", 3]
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
 
@@ -304,7 +308,7 @@ def test_what_was_there_before_is_not(tmp_path: Path, clock: ManualClock) -> Non
 
 def test_what_this_log_published_before_is_not_whatever_others_did(tmp_path: Path, clock: ManualClock) -> None:
     with two_logs(tmp_path / "log.db", clock) as (here, there):
-        there.publish("a", "of which nobody here has heard")
+        there.publish("a", "before the subscription")
         here.publish("a", "ours, just before")
         heard: queue.Queue[Any] = queue.Queue()
         for id in ("x", "y"):  # the second joins a reader that runs

@@ -1,4 +1,4 @@
-"""Waking just those who wait for it; and a wake-up that is lost costs time, never a message."""
+"""Only matching waiters are woken; and a wake-up that is lost costs time, never a message."""
 
 import threading
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_a_wake_up_between_arming_and_waiting_is_not_lost() -> None:
     assert not waiter.arm().done, "armed anew"
 
 
-def test_settling_wakes_those_who_mind() -> None:
+def test_settling_wakes_waiters_that_wait_for_it() -> None:
     wakeups = Wakeups()
     minds = wakeups.add(parse_pattern("a"), "s", wake_on_settle=True).arm()
     does_not = wakeups.add(parse_pattern("a"), "s", wake_on_settle=False).arm()
@@ -96,7 +96,7 @@ def test_settling_wakes_those_who_mind() -> None:
     assert does_not.done
 
 
-def test_whoever_left_is_not_woken() -> None:
+def test_a_removed_waiter_is_not_woken() -> None:
     wakeups = Wakeups()
     waiter = wakeups.add(parse_pattern("a"), "s", wake_on_settle=True)
     completion = waiter.arm()

@@ -106,7 +106,7 @@ def finish(start: Callable[..., subprocess.Popen[str]]) -> Run:
 
 
 class Served(NamedTuple):
-    """A `headwater serve` that has said where it serves."""
+    """A `headwater serve` that has printed its url."""
 
     process: subprocess.Popen[str]
     url: str
@@ -124,8 +124,8 @@ def first_words(process: subprocess.Popen[str]) -> Served:
     assert process.stderr is not None
     line = process.stderr.readline()
     assert '"url"' in line, line + process.stderr.read()
-    said = json.loads(line)
-    return Served(process, said["url"], said)
+    output = json.loads(line)
+    return Served(process, output["url"], output)
 
 
 @pytest.fixture

@@ -33,14 +33,14 @@ def test_show_tells_value_and_source(run, directory: Path, monkeypatch):
     monkeypatch.setenv("HEADWATER_LIMITS_FETCH_WAIT", "90s")
     result = run("config", "show")
     assert result.code == 0
-    told = lines(result.out)
-    assert told["key"] == ["value", "source"]
-    assert told["profile"] == ["production", "headwater.toml"]
-    assert told["server.port"] == ["9000", "headwater.toml"]
-    assert told["server.host"] == ["0.0.0.0", "headwater.toml", "[profiles.production]"]
-    assert told["server.log_format"] == ["json", "profile", "production"]
-    assert told["limits.fetch_wait"] == ["1m30s", "HEADWATER_LIMITS_FETCH_WAIT"]
-    assert told["server.tls_key"] == ["-", "default"]
+    reported = lines(result.out)
+    assert reported["key"] == ["value", "source"]
+    assert reported["profile"] == ["production", "headwater.toml"]
+    assert reported["server.port"] == ["9000", "headwater.toml"]
+    assert reported["server.host"] == ["0.0.0.0", "headwater.toml", "[profiles.production]"]
+    assert reported["server.log_format"] == ["json", "profile", "production"]
+    assert reported["limits.fetch_wait"] == ["1m30s", "HEADWATER_LIMITS_FETCH_WAIT"]
+    assert reported["server.tls_key"] == ["-", "default"]
 
 
 def test_show_for_programs(run, directory: Path):
@@ -70,7 +70,7 @@ def test_check_of_what_is_fine(run, directory: Path):
 
 
 @pytest.mark.parametrize("command", ["show", "check"])
-def test_complaints_end_with_2(run, directory: Path, command, monkeypatch):
+def test_problems_end_with_2(run, directory: Path, command, monkeypatch):
     (directory / "headwater.toml").write_text("[server]\nprot = 1\n")
     result = run("config", command)
     assert (result.code, result.out) == (2, "")

@@ -8,7 +8,7 @@ import headwater
 
 
 @pytest.fixture
-def buried(log: headwater.Log) -> headwater.Log:
+def dead_lettered(log: headwater.Log) -> headwater.Log:
     """The log with dead letters 1 (rejected), 2 (out of attempts) and 3 (rejected, a note)."""
     with log.subscribe("billing", "orders.>", max_attempts=1) as billing:
         first, second, third = billing.fetch(3)
@@ -24,7 +24,7 @@ def ids(result) -> list[int]:
     return [letter["id"] for letter in result.items]
 
 
-def test_ls(run, buried, path: Path):
+def test_ls(run, dead_lettered, path: Path):
     lines = run("dlq", path).out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
     assert lines[2].endswith("max_attempts         1  Timeout: bank")
@@ -37,7 +37,7 @@ def test_ls(run, buried, path: Path):
     assert run("dlq", "ls", path, "--error", "(").code == 2
 
 
-def test_show(run, buried, path: Path):
+def test_show(run, dead_lettered, path: Path):
     shown = run("dlq", "show", path, 2).out
     assert "max_attempts" in shown
     assert '{"order":2}' in shown
@@ -46,40 +46,40 @@ def test_show(run, buried, path: Path):
     assert run("dlq", "show", path, "x").code == 2
 
 
-def test_stats(run, buried, path: Path):
+def test_stats(run, dead_lettered, path: Path):
     assert run("dlq", "stats", path).out.startswith("3 dead letters, 0 on their way again\n")
     found = run("dlq", "stats", path, "--json").json
     assert found["by_reason"] == {"rejected": 2, "max_attempts": 1}
     assert found["by_subscription"] == {"billing": 2, "notes": 1}
 
 
-def test_redrive(run, buried, path: Path):
-    assert run("dlq", "redrive", path).code == 2  # all of them has to be said
+def test_redrive(run, dead_lettered, path: Path):
+    assert run("dlq", "redrive", path).code == 2  # --all is required
     assert run("dlq", "redrive", path, 1, "--json").json == {"redriven": 1, "failed": {}}
-    with buried.subscribe("billing", "orders.>") as billing:
+    with dead_lettered.subscribe("billing", "orders.>") as billing:
         [message] = billing.fetch(10)
         assert message.data == {"order": 1}
         message.ack()
     assert ids(run("dlq", path, "--json")) == [2, 3]
     assert run("dlq", "redrive", path, "--all", "--to-topic", "again").out == "2 dead letters on the way again\n"
-    assert buried.topic_max_seq("again") > 0
+    assert dead_lettered.topic_max_seq("again") > 0
     assert run("dlq", path).out == "no dead letters\n"
 
 
-def test_redrive_that_fails_is_a_finding(run, buried, path: Path):
-    buried.delete_subscription("notes")
+def test_redrive_that_fails_is_a_finding(run, dead_lettered, path: Path):
+    dead_lettered.delete_subscription("notes")
     result = run("dlq", "redrive", path, "--all")
     assert (result.code, result.out) == (1, "2 dead letters on the way again\n")
     assert result.err == "dead letter 3 stays: subscription 'notes' is gone\n"
 
 
-def test_purge(run, buried, path: Path):
+def test_purge(run, dead_lettered, path: Path):
     assert run("dlq", "purge", path).code == 2
     assert run("dlq", "purge", path, "--reason", "rejected", "--yes").out == "deleted 2 dead letters\n"
     assert run("dlq", "purge", path, "--all", "-y", "--json").json == {"purged": 1}
 
 
-def test_export_and_import(run, buried, path: Path, tmp_path: Path):
+def test_export_and_import(run, dead_lettered, path: Path, tmp_path: Path):
     file = tmp_path / "letters.jsonl"
     to_stdout = run("dlq", "export", path, "--subscription", "billing")
     assert [letter["message"]["seq"] for letter in to_stdout.json_lines] == [1, 2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from headwater.cli.doctor import LockHolders, Mount, _sqlite_version, find_lock_holders, find_mount
+from headwater.cli.doctor import LockHolders, MountPoint, _sqlite_version, find_lock_holders, find_mount
 from headwater.cli.inspect import LAKE_IDLE_MS
 from headwater.pipeline.position import Position
 from headwater.version import install_hint
@@ -109,10 +109,10 @@ def test_a_reader_in_another_process_is_named(run, log, path: Path):
 
 def test_mounts():
     mounts = "/dev/sda / ext4 rw 0 0\nserver:/x /mnt/my\\040share nfs4 rw 0 0\ntmpfs /mnt tmpfs rw 0 0\n"
-    assert find_mount("/home/x", mounts) == Mount("/", "ext4")
+    assert find_mount("/home/x", mounts) == MountPoint("/", "ext4")
     assert find_mount("/mnt/a.db", mounts).is_memory
     assert find_mount("/mnt/my share/a.db", mounts).is_network
-    assert find_mount("/mntx/a.db", mounts) == Mount("/", "ext4")
+    assert find_mount("/mntx/a.db", mounts) == MountPoint("/", "ext4")
 
 
 def test_locks():
@@ -151,8 +151,8 @@ def test_a_log_is_healthy_whatever_spark_would_run_on(run, log, path: Path, spar
     monkeypatch.setenv("PATH", str(fake_java(spark_at / "new", "21.0.4") / "bin"))
     result = run("doctor", path, "--json")
     assert (result.code, result.json["healthy"]) == (0, True)
-    told = [(row["check"], row["level"], row["what"]) for row in result.items if row["check"] != "processes"]
-    assert told[-3:] == [
+    reported = [(row["check"], row["level"], row["what"]) for row in result.items if row["check"] != "processes"]
+    assert reported[-3:] == [
         ("spark", "ok", "PySpark 4.3.9"),
         ("java", "note", f"passed over: JAVA_HOME={old} is Java 1.8.0_402, too old"),
         ("java", "ok", f"21.0.4 in {spark_at / 'new'}, from PATH"),

@@ -89,7 +89,7 @@ def test_for_programs(run, log: headwater.Log, path: Path, tmp_path):
 def test_messages_that_the_target_cannot_hold_are_dead_letters_and_a_finding(run, path: Path, tmp_path):
     with headwater.open(path, maintenance_interval=None) as log:
         log.publish("a", 1)
-    with contextlib.closing(apsw.Connection(str(path))) as plain:  # as anybody may insert
+    with contextlib.closing(apsw.Connection(str(path))) as plain:  # as plain SQL may insert
         plain.execute("INSERT INTO messages (topic, data, \"from\") VALUES ('a', '2', ?)", ("x" * 300,))
     with headwater.open(path, maintenance_interval=None) as log:
         log.publish("a", 3)
@@ -160,7 +160,7 @@ def test_once_with_a_target_that_is_away_ends_with_an_error_and_loses_nothing(
     assert log.subscription("copies").lag == 4
 
 
-def test_a_terminate_signal_ends_it_after_the_batch_in_hand(start, log: headwater.Log, path: Path, tmp_path):
+def test_a_terminate_signal_ends_it_after_the_batch_in_flight(start, log: headwater.Log, path: Path, tmp_path):
     copy = tmp_path / "copy.jsonl"
     process = start("forward", path, copy, "--id", "copies", "--wait", "1h")
     assert process.stderr.readline() == f"forwarding > of {path} to file:{copy} as copies\n"

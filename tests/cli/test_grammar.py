@@ -20,7 +20,7 @@ from headwater.cli.commands import TARGETS, load_command
 from headwater.errors import InvalidConfigurationError
 from headwater.ports.clock import SystemClock
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 
 
 def commands(name: str | None = None, found: Any = None) -> Iterator[tuple[str, Any]]:
@@ -223,7 +223,7 @@ def test_completion_offers_topics_and_subscriptions(log: headwater.Log, path: Pa
 
 def test_completion_offers_replicas(run: Any, tmp_path: Path) -> None:
     directory = tmp_path / "events.db-replicas"
-    with ReplicaStore(directory, RetentionPolicy(), SystemClock()).open(serve=True):
+    with ReplicaStore(directory, VersionRetention(), SystemClock()).open(serve=True):
         pass
     for name in ("shop/app.db", "shop/users.db"):
         assert run("replica", "key", "create", directory, name, "--push").code == 0

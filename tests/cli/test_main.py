@@ -126,7 +126,7 @@ def test_looking_leaves_an_empty_file_empty(run, path: Path, command):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["tail"], "error: Missing argument 'LOG'"),
         (["nope"], "error: No such command 'nope'"),
@@ -136,10 +136,10 @@ def test_looking_leaves_an_empty_file_empty(run, path: Path, command):
         (["topics", "redis://x"], "error: there is no store for redis:// here"),
     ],
 )
-def test_a_call_that_cannot_be_used_ends_with_2(run, arguments, said):
+def test_a_call_that_cannot_be_used_ends_with_2(run, arguments, printed):
     result = run(*arguments)
     assert (result.code, result.out) == (2, "")
-    assert result.err.splitlines()[0] == said
+    assert result.err.splitlines()[0] == printed
     assert result.err.splitlines()[1].startswith("next: ")
 
 
@@ -168,9 +168,9 @@ def test_exit_codes():
 
 def error_of(result: Any) -> dict[str, Any]:
     assert result.out == ""
-    told = json.loads(result.err.splitlines()[-1])
-    assert list(told) == ["error"]
-    error: dict[str, Any] = told["error"]
+    reported = json.loads(result.err.splitlines()[-1])
+    assert list(reported) == ["error"]
+    error: dict[str, Any] = reported["error"]
     assert list(error) == ["kind", "why", "where", "next", "exit"]
     assert error["exit"] == result.code
     return error
@@ -203,13 +203,13 @@ def test_what_is_behind_two_dashes_is_no_flag(run: Any) -> None:
     assert run("stats", "--", "--json").err.startswith("error: ")
 
 
-def test_an_error_of_nobody_is_told_as_json_too(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_reported_as_json_too(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.replication.names.place_of", lambda text: 1 / 0)
     error = error_of(run("sync", "a.db", "b.db", "--json"))
     assert (error["kind"], error["exit"]) == ("ZeroDivisionError", 3)
 
 
-def test_a_path_that_is_no_text_is_told_all_the_same(run: Any, tmp_path: Path) -> None:
+def test_a_path_that_is_no_text_is_reported_all_the_same(run: Any, tmp_path: Path) -> None:
     error = error_of(run("stats", f"{tmp_path}/\udcff\x1b.db", "--json"))
     assert "\\udcff" in error["why"] + error["where"]
 
@@ -234,23 +234,23 @@ def test_refusals_of_a_server_share_an_exit_code_but_not_a_kind(
     finally:
         server.stop()
     away = error_of(run("sync", app, remote, "--json"))
-    told = [conflict, unsynced, unauthorized, away]
-    assert [error["kind"] for error in told] == [
+    reported = [conflict, unsynced, unauthorized, away]
+    assert [error["kind"] for error in reported] == [
         "VersionConflictError",
         "UnsyncedChangesError",
         "UnauthorizedError",
         "UnreachableError",
     ]
-    assert {error["exit"] for error in told} == {3}
+    assert {error["exit"] for error in reported} == {3}
     assert conflict["where"] == remote
     assert conflict["next"].endswith(f"{remote}@latest")
-    assert "hwpush_wrong" not in str(told)
+    assert "hwpush_wrong" not in str(reported)
 
 
-def test_it_is_json_also_where_no_umlaut_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.BytesIO()
-    with io.TextIOWrapper(said, "ascii", errors="backslashreplace", write_through=True) as stderr:
+def test_it_is_json_also_where_no_umlaut_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.BytesIO()
+    with io.TextIOWrapper(printed, "ascii", errors="backslashreplace", write_through=True) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         write_error({"why": "no log /tmp/\u00fc\udcff.db", "exit": 2})
         monkeypatch.undo()
-        assert json.loads(said.getvalue())["error"] == {"why": "no log /tmp/\u00fc\\udcff.db", "exit": 2}
+        assert json.loads(printed.getvalue())["error"] == {"why": "no log /tmp/\u00fc\\udcff.db", "exit": 2}

@@ -321,7 +321,7 @@ def test_a_lake_that_may_not_be_written(public_directory: Path, command: list[st
     arguments = [sys.executable, "-c", LAKE, "pipeline", *words, "--lake", str(public_directory / "lake")]
     told = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
     assert told.stderr.splitlines() == [
-        f"error: {public_directory / 'lake'}: the lake may not be written (not writable for this user)",
-        "next: Give this user write access to the folder and all in it; status, history and sql only read",
+        f"error: {public_directory / 'lake'}: the lake cannot be written (Permission denied)",
+        "next: Get write access to the folder and to all in it; reading needs none",
     ]
     assert told.returncode == 3

@@ -231,11 +231,11 @@ def test_what_vacuum_removed_cannot_be_read_and_the_oldest_moment_is_named(run, 
     assert opened.table_at(BRONZE, opened.moment(1)).rows == 0, "it had no files then"
 
 
-# --- what cannot be done is said before Spark is started ------------------------------------------------------------
+# --- impossible requests fail before Spark is started --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "printed"),
     [
         ("run --log none.db --lake new", 2, "there is no log none.db"),
         ("run --log ws://host:1 --lake new", 2, "ws://host:1: the pipeline reads the log itself, not through a server"),
@@ -255,6 +255,8 @@ def test_what_vacuum_removed_cannot_be_read_and_the_oldest_moment_is_named(run, 
         ("run --log another.db --lake lake --rebuild", 2, "this lake belongs to another log"),
         ("audit --log another.db --lake lake", 2, "this lake belongs to another log"),
         ("audit --log events.db --lake new", 2, "new: there is no lake here"),
+        ("audit --log events.db --lake lake --page none/audit.html", 2, "Name another file: --page FILE"),
+        ("report --lake lake --out none/report.html", 2, "Name another file: --out FILE"),
         ("sql x --lake types", 2, "types: there is no lake here"),
         ("sql x", 2, "there is nothing to ask"),
         ("replay --lake new --to copy.db --where true", 2, "new: there is no lake here"),
@@ -270,7 +272,7 @@ def test_what_vacuum_removed_cannot_be_read_and_the_oldest_moment_is_named(run, 
         ("vacuum --lake lake --older soon", 2, "--older must be a duration"),
     ],
 )
-def test_what_is_refused(run, lake, no_spark, tmp_path: Path, monkeypatch, arguments: str, code: int, said: str):
+def test_what_is_refused(run, lake, no_spark, tmp_path: Path, monkeypatch, arguments: str, code: int, printed: str):
     monkeypatch.chdir(tmp_path)
     for folder in ("types", "old"):
         (tmp_path / folder).mkdir()
@@ -280,7 +282,7 @@ def test_what_is_refused(run, lake, no_spark, tmp_path: Path, monkeypatch, argum
         another.publish("notes.made", 1)
     result = run("pipeline", *arguments.split())
     assert (result.code, result.out) == (code, "")
-    assert said in result.err
+    assert printed in result.err
     assert "secret" not in result.err
     assert not (tmp_path / "new").exists()
 
@@ -328,7 +330,7 @@ def test_a_stop_that_is_asked_for_ends_the_work_and_is_no_error(handlers: None, 
             done.append("tidied up")
             raise ConnectionError("Spark is in the middle of something")
     assert done == ["tidied up"]
-    signal.raise_signal(number)  # while the process ends: nobody is disturbed any more
+    signal.raise_signal(number)  # while the process ends: it is ignored
 
 
 def interrupted(*numbers: int) -> None:
@@ -346,7 +348,7 @@ def test_elsewhere_it_is_an_interruption_whatever_spark_makes_of_it(handlers: No
         interrupted(signal.SIGTERM)
 
 
-def test_who_asks_again_later_does_not_want_to_wait(handlers: None):
+def test_a_later_second_signal_ends_it_at_once(handlers: None):
     seconds = iter([1.0, 1.0 + SAME_SIGNAL_S])
     with pytest.raises(KeyboardInterrupt), StopAtOnce(is_fine=True, monotonic=lambda: next(seconds)):
         interrupted(signal.SIGINT, signal.SIGINT)
@@ -362,7 +364,7 @@ def test_without_a_signal_errors_are_errors(handlers: None):
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
-def test_times_are_told_in_utc():
+def test_times_are_reported_in_utc():
     naive_here = NOON.astimezone().replace(tzinfo=None)  # as Spark hands them out
     assert plain_value(naive_here, "timestamp") == "2026-01-02T12:00:00Z"
     assert plain_value([naive_here + timedelta(0, 0, 5)], "array<timestamp>") == ["2026-01-02T12:00:00.000005Z"]

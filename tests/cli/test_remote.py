@@ -191,7 +191,7 @@ def test_doctor(run, url: str, file: Path):
     found = run("doctor", url, "--json")
     assert found.code == 0
     levels = {finding["check"]: finding["level"] for finding in found.items}
-    assert (levels["server"], levels["surroundings"], levels["integrity"], levels["writing"]) == (
+    assert (levels["server"], levels["environment"], levels["integrity"], levels["writing"]) == (
         "ok",
         "note",
         "ok",
@@ -273,7 +273,7 @@ def free_port() -> int:
     [["publish", "LOG", "a", "1"], ["tail", "LOG", "-f"], ["topics", "LOG"], ["doctor", "LOG"], ["top", "LOG"]],
     ids=" ".join,
 )
-def test_nobody_there(run, free_port: int, command, monkeypatch):
+def test_no_server_there(run, free_port: int, command, monkeypatch):
     monkeypatch.setattr(arguments, "CONNECT_S_MAX", 0.3)
     url = f"ws://127.0.0.1:{free_port}"
     result = run(*(url if word == "LOG" else word for word in command))
@@ -298,7 +298,7 @@ def test_an_unreachable_server_is_given_up_on_soon(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["topics", "http://localhost:8765"], "next: Did you mean ws://localhost:8765?"),
         (["topics", "https://localhost:8765/x"], "next: Did you mean wss://localhost:8765/x?"),
@@ -308,7 +308,7 @@ def test_an_unreachable_server_is_given_up_on_soon(run, monkeypatch):
         (["topics", "wss://localhost:1", "--ca", "none.pem"], "error: none.pem: the certificates cannot be read"),
     ],
 )
-def test_addresses_that_cannot_be_used(run, arguments, said):
+def test_addresses_that_cannot_be_used(run, arguments, output):
     result = run(*arguments)
     assert result.code == 2
-    assert said in result.err
+    assert output in result.err

@@ -19,7 +19,7 @@ from headwater.formats import iso
 from headwater.replication.host import catalogue, disk, versions
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.integrity import dbhash
 from headwater.replication.names import ReplicaName
 
@@ -38,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
 def store(directory: Path) -> Iterator[ReplicaStore]:
     """As a server has it: three versions of shop/app.db, an hour apart."""
     clock = ManualClock(FIRST_MS)
-    with ReplicaStore(directory, RetentionPolicy(), clock).open(serve=True) as store:
+    with ReplicaStore(directory, VersionRetention(), clock).open(serve=True) as store:
         for number in (1, 2, 3):
             clock.advance((HOUR_MS if number > 1 else 0) / 1000)
             scratch = store.pushes.begin(NAME, base="latest", push_id=f"push {number}", client="laptop:1")
@@ -164,7 +164,9 @@ def test_restore_at_a_time_that_has_no_version(store: ReplicaStore, directory: P
     assert not target.exists()
 
 
-def test_restore_replaces_a_file_only_when_told(store: ReplicaStore, directory: Path, tmp_path: Path, run: Run) -> None:
+def test_restore_replaces_a_file_only_on_request(
+    store: ReplicaStore, directory: Path, tmp_path: Path, run: Run
+) -> None:
     target = tmp_path / "back.db"
     target.write_text("mine")
     result = run("replica", "restore", directory, "shop/app.db", target)
@@ -258,8 +260,8 @@ def test_verify_on_a_full_disk_says_what_was_not_checked(
         1 if broken else 3,
         [
             "shop/app.db@1  not checked",
-            "  files: no room (No space left on device)",
-            f"{'1 of 3 versions bad' if broken else '0 versions proved'}, {2 if broken else 3} not checked: no room",
+            "  files: no disk space (No space left on device)",
+            f"{'1 of 3 versions bad' if broken else '0 versions proved'}, {2 if broken else 3} not checked: no space",
         ],
     )
     assert result.err == "next: Free some disk space, and verify again\n"
@@ -267,7 +269,7 @@ def test_verify_on_a_full_disk_says_what_was_not_checked(
     assert found.code == result.code
     assert [each["verdict"] for each in found.items] == ["bad" if broken else "not checked", *["not checked"] * 2]
     assert (found.items[2]["ok"], found.items[2]["next"]) == (False, "Free some disk space, and verify again")
-    assert found.items[2]["checks"][0]["lacks"] == "room"
+    assert found.items[2]["checks"][0]["lacks"] == "space"
 
 
 def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, directory: Path, run: Run) -> None:
@@ -311,10 +313,10 @@ def test_of_several_data_directories_one_has_to_be_named(
     store: ReplicaStore, directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory.parent)
-    ReplicaStore("other.db-replicas", RetentionPolicy(), ManualClock(FIRST_MS)).open(serve=True).close()
-    told = run("replica", "log", "shop/app.db")
-    assert (told.code, "there are 2 of them here" in told.err) == (2, True)
-    assert "next: Name it: headwater replica log events.db-replicas shop/app.db\n" in told.err
+    ReplicaStore("other.db-replicas", VersionRetention(), ManualClock(FIRST_MS)).open(serve=True).close()
+    reported = run("replica", "log", "shop/app.db")
+    assert (reported.code, "there are 2 of them here" in reported.err) == (2, True)
+    assert "next: Name it: headwater replica log events.db-replicas shop/app.db\n" in reported.err
 
 
 @pytest.mark.parametrize(
@@ -330,8 +332,8 @@ def test_of_several_data_directories_one_has_to_be_named(
 )
 def test_a_slip_in_a_url_is_no_directory(run: Run, place: str, meant: str) -> None:
     for words in (["ls"], ["log"], ["verify"], ["rm"]):
-        told = run("replica", *words, place)
-        assert (told.code, meant in told.err, "secret" in told.err) == (2, True, False), told.err
+        reported = run("replica", *words, place)
+        assert (reported.code, meant in reported.err, "secret" in reported.err) == (2, True, False), reported.err
 
 
 def test_ls_shows_those_that_were_not_pushed_for_long(store: ReplicaStore, directory: Path, run: Run) -> None:

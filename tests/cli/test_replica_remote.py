@@ -159,12 +159,14 @@ def test_reports(run: Any, remote: str, tmp_path: Path) -> None:
     assert run("replica", "reports", data, "shop/app.db").out == "no reports\n"
     http_request(http_url(place), key=None, ca=None, body=b'{"kind": "partial", "error": "cut off", "since": 1.5}')
     assert "cut off" in run("replica", "reports", data, "shop/app.db").out
-    [told] = run("replica", "reports", data, "shop/app.db", "--json").items
-    assert told["report"] == {"kind": "partial", "error": "cut off", "since": 1.5}
+    [reported] = run("replica", "reports", data, "shop/app.db", "--json").items
+    assert reported["report"] == {"kind": "partial", "error": "cut off", "since": 1.5}
 
 
 @pytest.mark.parametrize("words", [("ls", "ws://host"), ("log", "ws://host/shop/app.db")])
-def test_an_answer_without_bottom_is_said(run: Any, words: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_bottom_is_reported(
+    run: Any, words: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     head = b'{"x":' if words[0] == "ls" else b'[{"x":'
     monkeypatch.setattr(replica_remote, "http_request", lambda url, **_: head + b"[" * 200_000)
     asked = run("replica", *words, "--json")

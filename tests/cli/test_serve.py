@@ -59,7 +59,7 @@ def test_flags_arrive(serve, path: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "next"),
+    ("arguments", "output", "next"),
     [
         (["--port", "eight"], "--port: must be a whole number, not 'eight'", "The default is 8765"),
         (["--limits-brust", "3"], "--limits-brust: there is no key limits.brust", "Did you mean --limits-burst?"),
@@ -74,10 +74,10 @@ def test_flags_arrive(serve, path: Path):
         (["--demo", "x.db"], "--demo brings its own log and settings", "Give it --host and --port at most"),
     ],
 )
-def test_what_cannot_be_served_is_refused(run, arguments, said, next):
+def test_what_cannot_be_served_is_refused(run, arguments, output, next):
     result = run("serve", *arguments)
     assert (result.code, result.out) == (2, "")
-    assert result.err.splitlines() == [f"error: {said}", f"next: {next}"]
+    assert result.err.splitlines() == [f"error: {output}", f"next: {next}"]
 
 
 def test_a_certificate_that_cannot_be_used_is_refused(finish, path: Path):
@@ -161,7 +161,7 @@ def test_one_signal_that_comes_twice_counts_once(serve):
     assert (lines[0]["clients"], lines[1]["message"]) == (1, "stopped")
 
 
-def test_a_service_manager_is_told(start, tmp_path: Path, path: Path):
+def test_a_service_manager_is_reported(start, tmp_path: Path, path: Path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(30)
         manager.bind(str(tmp_path / "notify"))
@@ -207,8 +207,8 @@ def test_connections_are_logged_without_secrets(serve, tmp_path: Path, run):
         401,
         "the token is unknown or expired",
     )
-    told = json.dumps(lines)
-    assert all(secret not in told for secret in (token, token.split("_")[2], "hw_wrong", "payload"))
+    reported = json.dumps(lines)
+    assert all(secret not in reported for secret in (token, token.split("_")[2], "hw_wrong", "payload"))
 
 
 def test_text_logs_are_for_people(start, path: Path):
@@ -248,7 +248,7 @@ def test_a_terminal_gets_a_banner(start, path: Path):
     assert process.returncode == 0
 
 
-def test_the_banner_says_who_may_come(start, path: Path, tmp_path: Path, run):
+def test_the_banner_says_which_clients_are_admitted(start, path: Path, tmp_path: Path, run):
     tokens = tmp_path / "tokens"
     run("token", "create", "--tokens", tokens, "--admin")
     run("token", "revoke", "--tokens", tokens, run("token", "ls", "--tokens", tokens, "--json").items[0]["id"])

@@ -92,7 +92,7 @@ def test_systemd_understands_the_unit(tmp_path: Path):
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
-def test_the_container_runs_as_nobody_special_and_keeps_its_log_in_a_volume():
+def test_the_container_runs_without_privileges_and_keeps_its_log_in_a_volume():
     assert instructions("FROM")[-1].startswith("python:3.11-slim")
     assert instructions("USER") == ["headwater"]
     assert instructions("VOLUME") == ["/data"]

@@ -1,4 +1,4 @@
-"""`headwater sync`, as somebody types it."""
+"""`headwater sync`, as typed at a shell."""
 
 import contextlib
 import json
@@ -118,7 +118,7 @@ def test_dry_moves_nothing(run: Any, url: str, app: Path, tmp_path: Path) -> Non
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_meant_is_said(run: Any, arguments: list[str], says: str) -> None:
+def test_what_cannot_be_meant_is_reported(run: Any, arguments: list[str], says: str) -> None:
     result = run("sync", *arguments)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("error: ")
@@ -126,7 +126,7 @@ def test_what_cannot_be_meant_is_said(run: Any, arguments: list[str], says: str)
     assert "next: " in result.err
 
 
-def test_what_is_not_there_is_said(run: Any, tmp_path: Path, url: str, app: Path) -> None:
+def test_what_is_not_there_is_reported(run: Any, tmp_path: Path, url: str, app: Path) -> None:
     missing = run("sync", tmp_path / "no.db", f"{url}/shop/app.db")
     assert missing.code == 2
     assert f"there is no such file\nnext: Check the path; it was looked for in {tmp_path}" in missing.err
@@ -144,7 +144,7 @@ def test_what_is_not_there_is_said(run: Any, tmp_path: Path, url: str, app: Path
     assert not (tmp_path / "no.db-headwater").exists()
 
 
-def test_a_stale_base_is_refused_and_what_next_is_said(run: Any, url: str, app: Path, tmp_path: Path) -> None:
+def test_a_stale_base_is_refused_and_what_next_is_reported(run: Any, url: str, app: Path, tmp_path: Path) -> None:
     remote = f"{url}/shop/app.db"
     run("sync", app, remote)
     run("sync", remote, tmp_path / "other.db")
@@ -176,9 +176,9 @@ def test_a_key_closes_a_replica(run: Any, url: str, app: Path, tmp_path: Path, m
     run("sync", app, remote)
     push_key = run("replica", "key", "create", data, "shop/app.db", "--push").out.strip()
     pull_key = run("replica", "key", "create", data, "shop/app.db", "--pull").out.strip()
-    nobody = run("sync", remote, tmp_path / "copy.db")
-    assert nobody.code == 3
-    assert "headwater replica key create" in nobody.err
+    keyless = run("sync", remote, tmp_path / "copy.db")
+    assert keyless.code == 3
+    assert "headwater replica key create" in keyless.err
     assert run("sync", remote, tmp_path / "copy.db", "--pullKey", pull_key).code == 0
     add(app, "second")
     assert run("sync", app, remote, "--pushKey", pull_key).code == 3
@@ -199,8 +199,8 @@ def test_it_keeps_at_it_until_terminated(command: Any, url: str, app: Path) -> N
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0
-    told = [json.loads(line) for line in out.splitlines()]
-    assert [line["version"] for line in told if line["is_new"]] == [1, 2]
+    reported = [json.loads(line) for line in out.splitlines()]
+    assert [line["version"] for line in reported if line["is_new"]] == [1, 2]
     when = "after 1s without a write, or 1d after the last push"
     assert err.splitlines()[0] == f"pushing {app} to {url}/shop/app.db {when}; Ctrl-C ends it"
 

@@ -35,7 +35,7 @@ def test_create_prints_the_token_and_nothing_else(run, tokens: Path):
     assert (grant.label, grant.scopes, grant.expires_ms) == ("shop", Scopes(publish=("orders.>",)), None)
 
 
-def test_create_with_everything_said(run, tokens: Path):
+def test_create_with_every_option(run, tokens: Path):
     topics = ("--publish", "orders.>", "--publish", "logs.#", "--read", "a.*", "--read", "b", "--manage", ">")
     scopes = (*topics, "--consume", "billing", "--consume", "mail-*", "--call", "orders.*", "--admin")
     result = run("token", "create", "--tokens", tokens, *scopes, "--label", "all", "--expires", "30d", "--json")
@@ -71,7 +71,7 @@ def test_a_token_without_a_scope_is_refused(run, tokens: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["--publish", "a..b"], "publish scope, nats pattern 'a..b': a token is empty"),
         (["--read", "a.*.>"], "read scope, nats pattern 'a.*.>': '*' and '>' do not go together"),
@@ -83,10 +83,10 @@ def test_a_token_without_a_scope_is_refused(run, tokens: Path):
         (["--admin", "--label", "a\nb"], "the label holds characters that cannot be shown"),
     ],
 )
-def test_what_cannot_be_used_is_refused(run, tokens: Path, arguments, said):
+def test_what_cannot_be_used_is_refused(run, tokens: Path, arguments, output):
     result = run("token", "create", "--tokens", tokens, *arguments)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"error: {said}")
+    assert result.err.startswith(f"error: {output}")
     assert not tokens.exists()
 
 

@@ -1,4 +1,4 @@
-"""What a client says of its connection, written down, and waited for by tests of either colour."""
+"""The connection states of a client, recorded and waited for by sync and asyncio tests."""
 
 from __future__ import annotations
 

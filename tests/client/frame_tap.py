@@ -14,7 +14,7 @@ from headwater.server.connection import Connection
 class FrameTap:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames: list[list[dict[str, Any]]] = []
-        """The calls of each frame, whoever sent it."""
+        """The calls of each frame, in either direction."""
         self._then: dict[str | None, Callable[[], None]] = {}
         receive_text = Connection.receive_text
 

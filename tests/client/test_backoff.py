@@ -35,7 +35,7 @@ def test_after_the_last_attempt_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("backoff", [Backoff("none"), Backoff(attempts=0), Backoff("none", attempts=5)])
-def test_who_does_not_want_to_try_again_does_not(backoff: Backoff) -> None:
+def test_without_reconnect_there_is_no_second_try(backoff: Backoff) -> None:
     assert backoff.delay_s(1, 0) is None
 
 

@@ -126,9 +126,9 @@ async def test_the_server_calls_what_a_client_offers(serve: Any) -> None:
         with pytest.raises(CallError) as raised:
             await peer.call("bug")
         assert "secret" not in str(raised.value)
-        with pytest.raises(CallError) as said_no:
+        with pytest.raises(CallError) as refused:
             await peer.call("fault")
-        assert said_no.value.code == -77
+        assert refused.value.code == -77
         with pytest.raises(CallError) as unknown:
             await peer.call("no such")
         assert unknown.value.code == -32601
@@ -173,7 +173,7 @@ def test_what_cannot_be_offered(server: RunningServer) -> None:
         assert "headwater.open_async()" in raised.value.next
 
 
-def test_both_ways_for_those_who_block(server: RunningServer) -> None:
+def test_both_ways_with_the_sync_api(server: RunningServer) -> None:
     called = threading.Event()
     server._server.method("add")(lambda a, b: a + b)
     with headwater.open(server.url) as log:

@@ -70,7 +70,7 @@ def test_publishes_of_other_threads_are_stored_and_answered_or_refused(server: R
         assert again.last_seq() == len(seqs)  # what was refused is not there, what is there was answered
 
 
-async def test_acks_that_nobody_waited_for_hold(serve: Any) -> None:
+async def test_unconfirmed_acks_hold(serve: Any) -> None:
     async with serve() as server:
         async with headwater.open_async(server.url) as log:
             await log.publish_many([("a", n) for n in range(100)])
@@ -195,7 +195,7 @@ def test_what_arrives_while_its_holder_leaves_counts_as_no_attempt(server: Runni
             assert [(message.seq, message.attempt) for message in again.fetch(10)] == [(1, 1), (2, 1), (3, 1)]
 
 
-class NotedLock:
+class RecordedLock:
     """A lock that tells when a thread has to wait for it."""
 
     def __init__(self, waits: threading.Event) -> None:
@@ -225,7 +225,7 @@ def test_what_another_thread_asks_for_while_its_holder_leaves_is_done_or_refused
         consumer = subscription._consumer
         [message] = subscription.fetch(1)
         closes_or_waits = threading.Event()
-        consumer._lock = NotedLock(closes_or_waits)
+        consumer._lock = RecordedLock(closes_or_waits)
         go_on = getattr(consumer, between)
 
         def close_here(*arguments: Any) -> Any:
@@ -257,7 +257,7 @@ def test_what_a_thread_takes_while_another_closes_counts_as_an_attempt(server: R
         next(messages)
         consumer = subscription._consumer
         with ThreadPoolExecutor() as threads:
-            consumer._lock, consumer._buffer = NotedLock(closes_or_waits), Buffer(consumer._buffer)
+            consumer._lock, consumer._buffer = RecordedLock(closes_or_waits), Buffer(consumer._buffer)
             assert next(messages).seq == 2
         with log.subscribe("s", "a") as again:
             assert [(message.seq, message.attempt) for message in again.fetch(10)] == [(1, 2), (2, 2), (3, 1)]
@@ -265,7 +265,7 @@ def test_what_a_thread_takes_while_another_closes_counts_as_an_attempt(server: R
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_what_a_fetch_is_about_to_take_when_its_holder_leaves_is_anothers_at_once(mode: Any) -> None:
-    """As when a connection breaks between the look and the claim: nobody would be there to give it back."""
+    """As when a connection breaks between the look and the claim: nothing would be left to give it back."""
     with headwater.open("memory:") as log:
         core: Any = log._core
         log.publish("a", 1)
@@ -304,7 +304,7 @@ def cut_off(proxy: FaultProxy, states: States) -> None:
     states.wait_for("reconnecting")
 
 
-async def test_closing_without_a_connection_is_quick_and_tells_those_who_wait(serve: Any, proxy_to: Any) -> None:
+async def test_closing_without_a_connection_is_quick_and_fails_waiting_calls(serve: Any, proxy_to: Any) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
         log = await headwater.open_async(f"ws://127.0.0.1:{proxy.port}")
@@ -349,7 +349,7 @@ async def test_handlers_stop_quickly_without_a_connection(serve: Any, proxy_to: 
         assert time.monotonic() - began_s < QUICKLY_S
 
 
-def test_those_who_block_leave_quickly_without_a_connection(server: RunningServer) -> None:
+def test_the_sync_api_closes_quickly_without_a_connection(server: RunningServer) -> None:
     with FaultProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
         log = headwater.open(f"ws://127.0.0.1:{proxy.port}")
         states = States(log)
@@ -426,7 +426,7 @@ def test_twice_is_harmless_and_once_is_enough(server: RunningServer) -> None:
             attempt()
 
 
-def test_a_forked_child_is_told_to_open_its_own(server: RunningServer) -> None:
+def test_a_forked_child_is_reported_to_open_its_own(server: RunningServer) -> None:
     """None of the parent's threads is there to bring an answer: it must not wait for one."""
     with headwater.open(server.url) as log:
         assert log.publish("a", "parent") == 1
@@ -435,27 +435,27 @@ def test_a_forked_child_is_told_to_open_its_own(server: RunningServer) -> None:
         if child == 0:
             try:
                 log.publish("a", "child")
-                told = b"published"
+                reported = b"published"
             except ClosedError as exc:
-                told = exc.why.encode()
+                reported = exc.why.encode()
             except BaseException as exc:
-                told = repr(exc).encode()
+                reported = repr(exc).encode()
             log.close()
-            os.write(writing, told)
+            os.write(writing, reported)
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
-            said = wait_for_child(child, pipe)
-        assert "forked" in said
+            output = wait_for_child(child, pipe)
+        assert "forked" in output
         assert log.publish("a", "parent again") == 2
 
 
 def wait_for_child(child: int, pipe: Any) -> str:
-    reader = threading.Thread(target=lambda: told.append(pipe.read()), daemon=True)
-    told: list[bytes] = []
+    reader = threading.Thread(target=lambda: reported.append(pipe.read()), daemon=True)
+    reported: list[bytes] = []
     reader.start()
     reader.join(QUICKLY_S)
-    if not told:
+    if not reported:
         os.kill(child, 9)
     os.waitpid(child, 0)
-    return told[0].decode() if told else "it hangs"
+    return reported[0].decode() if reported else "it hangs"

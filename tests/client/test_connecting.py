@@ -31,8 +31,8 @@ NEVER = {"reconnect": "none"}
 
 
 @pytest.fixture
-def nobody() -> Any:
-    """A url where nobody listens."""
+def closed_url() -> Any:
+    """A url without a listener."""
     with socket.socket() as placeholder:
         placeholder.bind(("127.0.0.1", 0))
         yield f"ws://127.0.0.1:{placeholder.getsockname()[1]}"
@@ -57,19 +57,19 @@ async def refusal(url: str, **options: Any) -> HeadwaterError:
 
 
 @pytest.mark.parametrize("options", [NEVER, {"reconnect_attempts": 2, "reconnect_min": 0.01}, {"connect_timeout": 0.2}])
-async def test_nobody_there(nobody: str, options: Any) -> None:
+async def test_no_server_there(closed_url: str, options: Any) -> None:
     began_s = time.monotonic()
-    error = await refusal(nobody, **options)
+    error = await refusal(closed_url, **options)
     assert time.monotonic() - began_s < QUICKLY_S
     assert isinstance(error, UnreachableError)
-    assert error.where == nobody
+    assert error.where == closed_url
     assert "headwater serve" in error.next
 
 
-def test_nobody_there_for_those_who_block(nobody: str) -> None:
+def test_no_server_for_the_sync_api(closed_url: str) -> None:
     began_s = time.monotonic()
     with pytest.raises(UnreachableError):
-        headwater.open(nobody, connect_timeout=0.2)
+        headwater.open(closed_url, connect_timeout=0.2)
     assert time.monotonic() - began_s < QUICKLY_S
 
 
@@ -85,13 +85,13 @@ async def test_a_server_that_comes_a_little_late_is_waited_for(serve: Any) -> No
         await log.close()
 
 
-async def test_somebody_who_never_answers() -> None:
+async def test_a_server_that_never_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         error = await refusal(f"ws://127.0.0.1:{silent.getsockname()[1]}", connect_timeout=0.2)
     assert isinstance(error, UnreachableError)
 
 
-async def test_somebody_who_speaks_no_websocket() -> None:
+async def test_a_server_that_speaks_no_websocket() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
@@ -128,11 +128,11 @@ def test_what_makes_no_sense_is_refused_before_anything_is_tried(url: str, optio
     assert isinstance(asyncio.run(refusal(url, **options)), InvalidOptionError)
 
 
-# --- who it is ------------------------------------------------------------------------------------------------------
+# --- identity -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", ["hw_00000000_" + 64 * "0", None])
-async def test_a_wrong_token_or_none_is_told_at_once(serve: Any, token: str, given: str | None) -> None:
+async def test_a_wrong_token_or_none_is_reported_at_once(serve: Any, token: str, given: str | None) -> None:
     began_s = time.monotonic()
     async with serve(tokens="tokens.json") as server:
         error = await refusal(server.url, token=given)
@@ -192,7 +192,7 @@ async def test_tls_with_a_certificate_of_ones_own(serve: Any, tmp_path: Path) ->
         assert isinstance(await refusal(server.url.replace("wss:", "ws:"), **NEVER), UnreachableError)
 
 
-async def test_a_certificate_for_somebody_else_is_not_believed(serve: Any, tmp_path: Path) -> None:
+async def test_a_certificate_for_another_host_is_refused(serve: Any, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     issued = authority.issue_cert("elsewhere.example")
@@ -204,7 +204,7 @@ async def test_a_certificate_for_somebody_else_is_not_believed(serve: Any, tmp_p
     assert "certificate is not trusted" in error.why
 
 
-async def test_tls_to_a_server_that_has_none_is_told_at_once(serve: Any) -> None:
+async def test_tls_to_a_server_that_has_none_is_reported_at_once(serve: Any) -> None:
     async with serve() as server:
         began_s, url = time.monotonic(), server.url
         error = await refusal(url.replace("ws:", "wss:"), reconnect_min=60.0, reconnect_max=60.0, connect_timeout=100)
@@ -256,7 +256,7 @@ async def test_more_patterns_than_one_call_takes_are_live_again(
                 assert {await heard.get() for _ in range(5)} == {f"a.{number}" for number in range(5)}
 
 
-async def test_a_callback_that_fails_keeps_nobody_from_hearing(serve: Any, proxy_to: Any) -> None:
+async def test_a_callback_that_fails_keeps_no_other_from_being_called(serve: Any, proxy_to: Any) -> None:
     mishaps: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
     async with serve() as server:
@@ -282,7 +282,7 @@ async def test_without_reconnect_the_first_break_is_the_end(serve: Any, proxy_to
             assert proxy.counts.connections == 1
 
 
-async def test_after_the_last_attempt_everything_that_waits_is_told(serve: Any, proxy_to: Any) -> None:
+async def test_after_the_last_attempt_everything_that_waits_is_reported(serve: Any, proxy_to: Any) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
         options = {"reconnect_min": 0.01, "reconnect_attempts": 3}

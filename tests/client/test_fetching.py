@@ -84,7 +84,7 @@ async def test_a_cancelled_fetch_loses_nothing(serve: Any, mode: Any, tap: Frame
             [message] = found[0]
             assert (message.seq, message.attempt, message.data) == (n, 1, n)
             await message.ack()
-        assert len(tap.of("rpc.fetch")) < 60  # those who gave up leave no queue behind
+        assert len(tap.of("rpc.fetch")) < 60  # cancelled fetches leave no queue behind
 
 
 async def test_a_fetch_that_is_interrupted_returns(serve: Any) -> None:
@@ -141,7 +141,7 @@ def test_threads_that_fetch_from_one_subscription_share_it(server: RunningServer
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
-async def test_what_is_in_hand_stays_in_hand(serve: Any, proxy_to: Any, mode: Any) -> None:
+async def test_messages_in_flight_stay_with_the_client(serve: Any, proxy_to: Any, mode: Any) -> None:
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish_many([("a", n) for n in range(6)])
         async with log.subscribe("s", "a", mode=mode, max_attempts=2) as subscription:
@@ -351,7 +351,7 @@ async def test_a_handler_may_take_longer_than_the_ack_wait(serve: Any, tap: Fram
         assert (await log.subscription("s")).redelivered == 0
 
 
-async def test_one_who_takes_over_leaves_the_old_holder_nothing(serve: Any) -> None:
+async def test_a_takeover_leaves_the_old_holder_nothing(serve: Any) -> None:
     async with serve() as server, headwater.open_async(server.url) as one, headwater.open_async(server.url) as other:
         await one.publish("a", 1)
         first = await one.subscribe("s", "a")

@@ -1,4 +1,4 @@
-"""What is said in one moment travels together, within what a frame may hold."""
+"""Calls of one moment travel together, within what a frame may hold."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def test_a_hundred_publishes_at_once_are_a_few_frames(serve: Any, tap: Fra
         assert await asyncio.gather(*(log.publish("a", n) for n in range(100))) == list(range(1, 101))
         assert tap.frames_with(*PUBLISHING) == 1
         tap.frames.clear()
-        told = [log.publish("a", n, type="T") if n % 2 else log.publish_many([("a", n)]) for n in range(100)]
-        await asyncio.gather(*told)
+        reported = [log.publish("a", n, type="T") if n % 2 else log.publish_many([("a", n)]) for n in range(100)]
+        await asyncio.gather(*reported)
         assert tap.frames_with(*PUBLISHING) <= 101
 
 
@@ -42,7 +42,7 @@ async def test_acks_of_one_moment_are_one_frame(serve: Any, tap: FrameTap) -> No
             assert (await subscription.info()).acked == 100
 
 
-async def test_one_publish_waits_for_nobody(serve: Any, tap: FrameTap) -> None:
+async def test_one_publish_does_not_wait_for_others(serve: Any, tap: FrameTap) -> None:
     async with serve() as server, headwater.open_async(server.url) as log:
         for n in range(5):
             await log.publish("a", n)
@@ -68,9 +68,9 @@ def test_threads_that_publish_at_once_share_frames(server: RunningServer, tap: F
         assert sorted(seqs) == list(range(1, 401))
         assert tap.frames_with(*PUBLISHING) < 400
         with log.subscribe("s", "a") as subscription:
-            said = [message.data for message in subscription.fetch(1_000)]
+            output = [message.data for message in subscription.fetch(1_000)]
     for name in range(20):
-        assert [n for by, n in said if by == name] == list(range(20))
+        assert [n for by, n in output if by == name] == list(range(20))
 
 
 async def test_more_than_a_frame_holds_goes_in_several(serve: Any, tap: FrameTap) -> None:
@@ -109,11 +109,11 @@ async def test_a_message_no_log_would_take_is_refused_here(serve: Any, tap: Fram
 async def test_more_calls_than_may_be_on_their_way_wait_their_turn(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.client.connection.UNANSWERED_MAX", 3)
     async with serve() as server, headwater.open_async(server.url) as log:
-        told = [log.publish("a", n, type="T") for n in range(200)]
-        assert await asyncio.gather(*told) == list(range(1, 201))
+        reported = [log.publish("a", n, type="T") for n in range(200)]
+        assert await asyncio.gather(*reported) == list(range(1, 201))
 
 
-async def test_a_publish_nobody_waits_for_any_more_is_stored_all_the_same(serve: Any) -> None:
+async def test_a_cancelled_publish_is_stored_all_the_same(serve: Any) -> None:
     async with serve() as server, headwater.open_async(server.url) as log:
         publishing = asyncio.ensure_future(log.publish("a", 1))
         await asyncio.sleep(0)
@@ -122,9 +122,9 @@ async def test_a_publish_nobody_waits_for_any_more_is_stored_all_the_same(serve:
         assert await log.publish("a", 2) == 2
 
 
-def test_threads_that_publish_while_the_log_is_closed_are_told(server: RunningServer) -> None:
+def test_threads_that_publish_while_the_log_is_closed_are_reported(server: RunningServer) -> None:
     log = headwater.open(server.url)
-    told: list[type[BaseException] | None] = []
+    reported: list[type[BaseException] | None] = []
     begun = threading.Barrier(9)
 
     def publish_until_closed() -> None:
@@ -134,7 +134,7 @@ def test_threads_that_publish_while_the_log_is_closed_are_told(server: RunningSe
             while True:
                 log.publish("a", 1)
         except ClosedError as exc:
-            told.append(type(exc))
+            reported.append(type(exc))
 
     threads = [threading.Thread(target=publish_until_closed, daemon=True) for _ in range(8)]
     for thread in threads:
@@ -143,4 +143,4 @@ def test_threads_that_publish_while_the_log_is_closed_are_told(server: RunningSe
     log.close()
     for thread in threads:
         thread.join(10)
-    assert told == [ClosedError] * 8
+    assert reported == [ClosedError] * 8

@@ -1,4 +1,4 @@
-"""Whoever is called by the client may use the client: nothing there waits for itself."""
+"""A callback of the client may use the client: nothing there waits for itself."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from headwater import AsyncLog, Log
 QUICKLY_S = 10.0
 
 
-class Told:
-    """Words from any thread, waited for in any colour."""
+class Recorder:
+    """Values from any thread, waited for by threads and tasks."""
 
     def __init__(self) -> None:
-        self.words: list[Any] = []
+        self.values: list[Any] = []
         self._changed = threading.Condition()
 
-    def say(self, word: Any) -> None:
+    def add(self, value: Any) -> None:
         with self._changed:
-            self.words.append(word)
+            self.values.append(value)
             self._changed.notify_all()
 
     def wait_for(self, count: int) -> list[Any]:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.words) >= count, QUICKLY_S), f"heard only {self.words}"
-            return self.words
+            assert self._changed.wait_for(lambda: len(self.values) >= count, QUICKLY_S), f"heard only {self.words}"
+            return self.values
 
     async def reach(self, count: int) -> list[Any]:
         return await asyncio.to_thread(self.wait_for, count)
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def recorder() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def log(server: RunningServer) -> Any:
         yield log
 
 
-# --- those who block ------------------------------------------------------------------------------------------------
+# --- the sync API ---------------------------------------------------------------------------------------------------
 
 
 def use_everything(log: Log, answer_topic: str) -> list[Any]:
@@ -67,36 +67,36 @@ def use_everything(log: Log, answer_topic: str) -> list[Any]:
 EVERYTHING = [True, 3, True, 0]
 
 
-def test_in_a_handler(log: Log, told: Told) -> None:
+def test_in_a_handler(log: Log, recorder: Recorder) -> None:
     @log.on("work.*", id="outer")
     def handle(message: headwater.ReceivedMessage) -> None:
         message.extend()
         outcome = use_everything(log, "answers.a")
         message.ack()
-        told.say(outcome)
+        recorder.add(outcome)
 
     log.start()
     log.publish("work.a", 1)
-    assert told.wait_for(1) == [EVERYTHING]
+    assert recorder.wait_for(1) == [EVERYTHING]
     log.stop()
 
 
-def test_in_many_handlers_at_once(log: Log, told: Told) -> None:
+def test_in_many_handlers_at_once(log: Log, recorder: Recorder) -> None:
     @log.on("work.*", id="outer", mode="shared", concurrency=8)
     def handle(message: headwater.ReceivedMessage) -> None:
-        told.say((log.publish("answers.a", message.seq), log.remote.call("add", [message.data, 1])))
+        recorder.add((log.publish("answers.a", message.seq), log.remote.call("add", [message.data, 1])))
 
     log.start()
     log.publish_many([("work.a", n) for n in range(40)])
-    assert sorted(sum for _, sum in told.wait_for(40)) == list(range(1, 41))
+    assert sorted(sum for _, sum in recorder.wait_for(40)) == list(range(1, 41))
     log.stop()
     assert log.subscription("outer").lag == 0
 
 
-def test_in_a_live_callback(log: Log, told: Told) -> None:
-    log.live.subscribe("me", "work.*", lambda message: told.say(use_everything(log, "answers.a")))
+def test_in_a_live_callback(log: Log, recorder: Recorder) -> None:
+    log.live.subscribe("me", "work.*", lambda message: recorder.add(use_everything(log, "answers.a")))
     log.publish("work.a", 1)
-    assert told.wait_for(1) == [EVERYTHING]
+    assert recorder.wait_for(1) == [EVERYTHING]
 
 
 def test_in_a_method_that_the_server_calls(server: RunningServer, log: Log) -> None:
@@ -106,38 +106,38 @@ def test_in_a_method_that_the_server_calls(server: RunningServer, log: Log) -> N
     assert asking.result(QUICKLY_S) == EVERYTHING
 
 
-def test_in_a_gap_callback(server: RunningServer, log: Log, told: Told) -> None:
+def test_in_a_gap_callback(server: RunningServer, log: Log, recorder: Recorder) -> None:
     log.publish_many([("work.a", n) for n in range(10)])
     with log.subscribe("outer", "work.*", start="first") as subscription:
-        subscription.on_gap(lambda gap: told.say((gap.count, use_everything(log, "answers.a"))))
+        subscription.on_gap(lambda gap: recorder.add((gap.count, use_everything(log, "answers.a"))))
         log.retain("work.*", max_count=3)
         log.run_maintenance()
         assert len(subscription.fetch(10, timeout=QUICKLY_S)) == 3
-        assert told.wait_for(1) == [(7, EVERYTHING)]
+        assert recorder.wait_for(1) == [(7, EVERYTHING)]
 
 
-def in_a_state_callback(log: Log, told: Told) -> Callable[[str], None]:
+def in_a_state_callback(log: Log, recorder: Recorder) -> Callable[[str], None]:
     def callback(state: str) -> None:
         if state == "connected":
-            told.say(log.publish("answers.a", "back again"))
+            recorder.add(log.publish("answers.a", "back again"))
 
     return callback
 
 
-def test_in_a_state_callback(server: RunningServer, told: Told) -> None:
+def test_in_a_state_callback(server: RunningServer, recorder: Recorder) -> None:
     port = int(server.url.rpartition(":")[2])
     with FaultProxy("127.0.0.1", port) as proxy:  # noqa: SIM117
         with headwater.open(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:
-            log.remote.on_state(in_a_state_callback(log, told))
+            log.remote.on_state(in_a_state_callback(log, recorder))
             proxy.reset()
-            assert told.wait_for(1) == [1]
+            assert recorder.wait_for(1) == [1]
 
 
-def test_a_handler_may_stop_what_runs_it(log: Log, told: Told) -> None:
+def test_a_handler_may_stop_what_runs_it(log: Log, recorder: Recorder) -> None:
     @log.on("work.*", id="outer")
     def handle(message: headwater.ReceivedMessage) -> None:
         log.stop()
-        told.say(message.seq)
+        recorder.add(message.seq)
 
     running = threading.Thread(target=log.run)
     running.start()
@@ -147,7 +147,7 @@ def test_a_handler_may_stop_what_runs_it(log: Log, told: Told) -> None:
     assert log.subscription("outer").lag == 0
 
 
-# --- those who await ------------------------------------------------------------------------------------------------
+# --- the asyncio API ------------------------------------------------------------------------------------------------
 
 
 async def use_everything_there_is(log: AsyncLog) -> list[Any]:
@@ -166,7 +166,7 @@ def adding(serve: Any) -> Any:
     return server
 
 
-async def test_awaiting_in_a_handler(adding: Any, told: Told) -> None:
+async def test_awaiting_in_a_handler(adding: Any, recorder: Recorder) -> None:
     async with adding, headwater.open_async(adding.url) as log:
 
         @log.on("work.*", id="outer")
@@ -174,37 +174,37 @@ async def test_awaiting_in_a_handler(adding: Any, told: Told) -> None:
             await message.extend()
             outcome = await use_everything_there_is(log)
             await message.ack()
-            told.say(outcome)
+            recorder.add(outcome)
 
         await log.start()
         await log.publish("work.a", 1)
-        assert await told.reach(1) == [EVERYTHING]
+        assert await recorder.reach(1) == [EVERYTHING]
         await log.stop()
         assert (await log.subscription("outer")).lag == 0
 
 
-async def test_awaiting_in_many_handlers_at_once(adding: Any, told: Told) -> None:
+async def test_awaiting_in_many_handlers_at_once(adding: Any, recorder: Recorder) -> None:
     async with adding, headwater.open_async(adding.url) as log:
 
         @log.on("work.*", id="outer", mode="shared", concurrency=8)
         async def handle(message: headwater.AsyncReceivedMessage) -> None:
-            told.say((await log.publish("answers.a", message.seq), await log.remote.call("add", [message.data, 1])))
+            recorder.add((await log.publish("answers.a", message.seq), await log.remote.call("add", [message.data, 1])))
 
         await log.start()
         await log.publish_many([("work.a", n) for n in range(40)])
-        assert sorted(sum for _, sum in await told.reach(40)) == list(range(1, 41))
+        assert sorted(sum for _, sum in await recorder.reach(40)) == list(range(1, 41))
         await log.stop()
 
 
-async def test_awaiting_in_a_live_callback(adding: Any, told: Told) -> None:
+async def test_awaiting_in_a_live_callback(adding: Any, recorder: Recorder) -> None:
     async with adding, headwater.open_async(adding.url) as log:
 
         async def hear(message: headwater.Message) -> None:
-            told.say(await use_everything_there_is(log))
+            recorder.add(await use_everything_there_is(log))
 
         log.live.subscribe("me", "work.*", hear)
         await log.publish("work.a", 1)
-        assert await told.reach(1) == [EVERYTHING]
+        assert await recorder.reach(1) == [EVERYTHING]
 
 
 async def test_awaiting_in_a_method_that_the_server_calls(adding: Any) -> None:
@@ -234,7 +234,7 @@ async def test_calls_may_go_to_and_fro(adding: Any) -> None:
         assert await asyncio.wait_for(log.remote.call("down", [20]), QUICKLY_S) == 20
 
 
-async def test_a_task_may_be_begun_in_a_state_callback(serve: Any, proxy_to: Any, told: Told) -> None:
+async def test_a_task_may_be_begun_in_a_state_callback(serve: Any, proxy_to: Any, recorder: Recorder) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
         async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", reconnect_min=0.01) as log:

@@ -17,8 +17,8 @@ def sent(numbering: Numbering, count: int = 1) -> Request:
     return made
 
 
-def told(numbering: Numbering) -> int:
-    """The most that the server is told while a thousand more are sent and answered."""
+def highest_confirmed(numbering: Numbering) -> int:
+    """The highest number confirmed to the server while a thousand more are sent and answered."""
     most = 0
     for _ in range(CONFIRM_EVERY):
         one = sent(numbering)
@@ -37,14 +37,14 @@ def test_numbers_count_messages_and_are_given_once() -> None:
 
 
 def test_what_was_answered_is_confirmed() -> None:
-    assert told(Numbering()) == CONFIRM_EVERY
+    assert highest_confirmed(Numbering()) == CONFIRM_EVERY
 
 
 def test_what_was_not_answered_is_not_confirmed() -> None:
     numbering = Numbering()
     numbering.settle(sent(numbering), 0)
     sent(numbering)
-    assert told(numbering) == 0
+    assert highest_confirmed(numbering) == 0
 
 
 def test_what_was_sent_twice_is_confirmed_when_no_copy_can_come_any_more() -> None:
@@ -54,24 +54,24 @@ def test_what_was_sent_twice_is_confirmed_when_no_copy_can_come_any_more() -> No
     numbering.assign(twice)
     numbering.settle(twice, 100)
     numbering.confirm_late(100 + LATE_COPY_S - 1)
-    assert told(numbering) == 0
+    assert highest_confirmed(numbering) == 0
     numbering.confirm_late(100 + LATE_COPY_S)
-    assert told(numbering) >= CONFIRM_EVERY
+    assert highest_confirmed(numbering) >= CONFIRM_EVERY
 
 
 def test_what_was_given_up_is_confirmed_when_it_cannot_come_any_more() -> None:
     numbering = Numbering()
     numbering.settle(sent(numbering), 100, given_up=True)
-    assert told(numbering) == 0
+    assert highest_confirmed(numbering) == 0
     numbering.confirm_late(100 + LATE_COPY_S)
-    assert told(numbering) >= CONFIRM_EVERY
+    assert highest_confirmed(numbering) >= CONFIRM_EVERY
 
 
 def test_what_has_no_number_is_no_matter() -> None:
     numbering = Numbering()
     numbering.settle(request(0), 0, given_up=True)
     numbering.broken([request(0)])
-    assert told(numbering) == CONFIRM_EVERY
+    assert highest_confirmed(numbering) == CONFIRM_EVERY
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.booleans(), st.booleans()), max_size=60))

@@ -1,4 +1,4 @@
-"""What was not answered is said again on the next connection, and done once."""
+"""What was not answered is sent again on the next connection, and done once."""
 
 from __future__ import annotations
 
@@ -76,13 +76,15 @@ async def test_a_batch_whose_answer_was_lost_is_stored_once(serve: Any, proxy_to
 async def test_many_at_once_keep_their_order_and_are_stored_once(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
     async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
         tap.then("rpc.publish", proxy.reset)
-        told: list[Any] = [log.publish("a", n) if n % 3 else log.publish("a", n, type="odd one") for n in range(300)]
-        assert await asyncio.gather(*told) == list(range(1, 301))
+        reported: list[Any] = [
+            log.publish("a", n) if n % 3 else log.publish("a", n, type="odd one") for n in range(300)
+        ]
+        assert await asyncio.gather(*reported) == list(range(1, 301))
         assert proxy.counts.connections == 2
         assert await stored(server) == list(range(300))
 
 
-async def test_what_never_arrived_is_said_again(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
+async def test_what_never_arrived_is_sent_again(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
     async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
         proxy.cut_after(40, Direction.TO_SERVER)  # in the middle of the frame
         assert await log.publish("a", "x" * 1_000) == 1
@@ -99,7 +101,7 @@ async def test_half_an_answer_is_none(serve: Any, proxy_to: Any, tap: FrameTap) 
         assert await stored(server) == ["once"]
 
 
-async def test_what_is_said_while_there_is_no_connection_is_sent_on_the_next_one(serve: Any, proxy_to: Any) -> None:
+async def test_what_is_reported_while_there_is_no_connection_is_sent_on_the_next_one(serve: Any, proxy_to: Any) -> None:
     async with through_a_proxy(serve, proxy_to) as (server, proxy, log):
         states = States(log)
         proxy.refuse()
@@ -137,8 +139,8 @@ class HoldFirst(Middleware):
             await asyncio.Event().wait()
 
 
-async def test_what_is_said_again_is_not_taken_for_what_was_answered_out_of_turn(serve: Any, proxy_to: Any) -> None:
-    """Of three in a row the second is answered, the first is not, and the third comes when both others are said: sent
+async def test_what_is_sent_again_is_not_taken_for_what_was_answered_out_of_turn(serve: Any, proxy_to: Any) -> None:
+    """Of three in a row the second is answered, the first is not, and the third comes when both others were sent: sent
     together, the first and the third must not look like the first and the second."""
     server = serve()
     middleware = server.use(HoldFirst())
@@ -244,7 +246,7 @@ async def test_an_ack_whose_answer_was_lost_counts(serve: Any, proxy_to: Any, ta
 
 
 async def test_a_shared_ack_whose_answer_was_lost_counts_too(serve: Any, proxy_to: Any, tap: FrameTap) -> None:
-    """But whoever acked it may also have been another to whom it was passed on, so it may be told so."""
+    """But it may have been acked by another consumer that it was passed on to, so an error is right too."""
     async with through_a_proxy(serve, proxy_to) as (_server, proxy, log):
         await log.publish("a", 1)
         async with log.subscribe("s", "a", mode="shared") as subscription:

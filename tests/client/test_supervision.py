@@ -24,11 +24,11 @@ QUICKLY: Any = {"reconnect_min": 0.01, "reconnect_max": 0.02}
 
 
 class Unexpected(Exception):
-    """Of no kind that anybody has thought of."""
+    """An error of no expected kind."""
 
 
 def fail(*args: Any, **named: Any) -> Any:
-    raise Unexpected("what nobody expected")
+    raise Unexpected("unexpected failure")
 
 
 def connection_of(log: Any) -> Any:
@@ -43,7 +43,7 @@ async def soon(awaitable: Any) -> Any:
 
 
 @pytest.mark.parametrize("url", ["ws://a\0b:1", "ws://127.0.0.1:1"])
-def test_no_first_connection_for_a_reason_nobody_expected(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_first_connection_for_an_unexpected_reason(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "\0" not in url:  # which no resolver and no header takes
         monkeypatch.setattr(connection_module, "connect_transport", fail)
     outcomes: list[BaseException] = []
@@ -67,7 +67,7 @@ async def test_an_open_that_is_cancelled_leaves_nothing_behind() -> None:
     server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)  # never answers
     before = asyncio.all_tasks()
     opening = asyncio.ensure_future(headwater.open_async(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-    while len(asyncio.all_tasks()) < len(before) + 2:  # the keeper is at work
+    while len(asyncio.all_tasks()) < len(before) + 2:  # the reconnecting task is at work
         await asyncio.sleep(0)
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
@@ -78,7 +78,9 @@ async def test_an_open_that_is_cancelled_leaves_nothing_behind() -> None:
 # --- later ----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_ends_the_reconnecting_is_told_to_all_who_wait_and_come_later(serve: Any, proxy_to: Any) -> None:
+async def test_what_ends_the_reconnecting_is_raised_by_all_calls_that_wait_and_come_later(
+    serve: Any, proxy_to: Any
+) -> None:
     async with serve() as server:
         proxy = proxy_to(server.port)
         async with headwater.open_async(f"ws://127.0.0.1:{proxy.port}", **QUICKLY) as log:
@@ -93,14 +95,14 @@ async def test_what_ends_the_reconnecting_is_told_to_all_who_wait_and_come_later
             subscription._consumer.resume = fail
             proxy.accept()
             for call in (publishing, fetching):
-                with pytest.raises(UnreachableError, match="Unexpected: what nobody expected"):
+                with pytest.raises(UnreachableError, match="Unexpected: unexpected failure"):
                     await soon(call)
-            with pytest.raises(UnreachableError, match=r"no more attempts.*Unexpected: what nobody expected"):
+            with pytest.raises(UnreachableError, match=r"no more attempts.*Unexpected: unexpected failure"):
                 await soon(log.publish("a", 2))
             assert log.remote.state == "failed"
 
 
-def test_the_same_for_those_who_block(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_with_the_sync_api(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with headwater.open(server.url, **QUICKLY) as log:
         states = States(log)
         subscription = log.subscribe("s", "a")
@@ -138,7 +140,7 @@ async def test_a_keeper_that_is_cancelled_tells_why(serve: Any, proxy_to: Any) -
             proxy.heal()
 
 
-async def test_a_loop_that_is_over_is_told_every_time(server: Any) -> None:
+async def test_a_loop_that_is_over_is_reported_every_time(server: Any) -> None:
     opened: list[Any] = []
 
     async def leave_it_open() -> None:
@@ -160,7 +162,7 @@ def test_a_callback_that_exits_does_not_end_the_loop_that_all_wait_for(server: A
         states, connection = States(log), connection_of(log)
         connection.loop.call_soon_threadsafe(leave, "")
         assert log.publish("a", 1) == 1
-        connection.on_state(leave)  # runs in the keeper, and ends it
+        connection.on_state(leave)  # runs in the reconnecting task, and ends it
         connection.loop.call_soon_threadsafe(lambda: connection._transport.abort())
         states.wait_for("failed")
         for _ in range(2):
@@ -194,7 +196,7 @@ async def test_an_answer_that_cannot_be_read_is_an_outcome_and_harms_no_other(se
         readable = asyncio.ensure_future(log.last_seq())
         await soon(unreadable.wait_async())
         assert isinstance(unreadable.error, UnreachableError)
-        assert "what nobody expected" in str(unreadable.error)
+        assert "unexpected failure" in str(unreadable.error)
         assert await soon(readable) == 0
 
 
@@ -206,7 +208,7 @@ async def test_a_call_that_cannot_be_written_is_an_outcome_and_harms_no_other(se
         assert isinstance(unwritable.error, Unexpected)
 
 
-def test_a_server_that_counts_wrongly_is_told_to_each_of_its_publishers() -> None:
+def test_a_server_that_counts_wrongly_is_reported_to_each_of_its_publishers() -> None:
     publishes = [Request("rpc.publish", params.PlainPublish("a", msgspec.Raw(b"1")), fail, count=1) for _ in range(3)]
     answer = Answer(jsonrpc="2.0", id=1, result=msgspec.Raw(b'{"sequence_ids": [1, 2]}'))
     outcomes = outcomes_of(gather(publishes), answer)
@@ -259,4 +261,4 @@ async def test_time_limits_hold_when_looking_at_them_fails_once(serve: Any, prox
                 with pytest.raises(RequestTimeoutError):
                     await soon(log.publish("a", 1))
             proxy.heal()
-    assert [str(context["exception"]) for context in mishaps] == ["what nobody expected"]
+    assert [str(context["exception"]) for context in mishaps] == ["unexpected failure"]

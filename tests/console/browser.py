@@ -36,10 +36,10 @@ class Browser:
         arguments = [program, *FLAGS, only_here, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         assert self._process.stderr is not None
-        said = next((line for line in self._process.stderr if "DevTools listening on ws://" in line), "")
-        assert said, "the browser did not start"
+        output = next((line for line in self._process.stderr if "DevTools listening on ws://" in line), "")
+        assert output, "the browser did not start"
         threading.Thread(target=self._process.stderr.read, daemon=True).start()  # or it blocks when the pipe is full
-        url = said.split()[-1]
+        url = output.split()[-1]
         self._socket = ExitStack()
         connection = connect(url, max_size=None, proxy=None, ping_interval=None)  # it is read only while we ask
         self._wire = Wire(self._socket.enter_context(connection))
@@ -57,7 +57,7 @@ class Browser:
 
 
 class Wire:
-    """Commands and their answers; what is told in between is kept."""
+    """Commands and their answers; events in between are kept."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -121,12 +121,12 @@ class Page:
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
 
     def events(self, *methods: str) -> list[dict[str, Any]]:
-        self.evaluate("0")  # what was told before this answer has been read
-        told = [event for event in self._wire.events if event.get("sessionId") == self._session]
-        return [event["params"] for event in told if event["method"] in methods]
+        self.evaluate("0")  # what was sent before this answer has been read
+        reported = [event for event in self._wire.events if event.get("sessionId") == self._session]
+        return [event["params"] for event in reported if event["method"] in methods]
 
-    def complaints(self) -> list[Any]:
-        """Exceptions nobody caught, errors on the browser's console, and what the security policy forbade."""
+    def problems(self) -> list[Any]:
+        """Uncaught exceptions, errors on the browser's console, and what the security policy forbade."""
         logged = [event["entry"] for event in self.events("Log.entryAdded") if event["entry"]["level"] == "error"]
         return [*self.events("Runtime.exceptionThrown"), *logged]
 

@@ -24,7 +24,7 @@ OpenPage = Callable[[str], Page]
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start a server for a log of the test's own, on a free port unless told otherwise."""
+    """Start a server for a log of the test's own, on a free port by default."""
     monkeypatch.chdir(tmp_path)  # where no headwater.toml lies
     started: list[Running] = []
 
@@ -68,10 +68,10 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         return opened[-1]
 
     yield call
-    complaints = [complaint for page in opened for complaint in page.complaints()]
+    problems = [problem for page in opened for problem in page.problems()]
     for page in opened:
         page.close()
-    assert complaints == []
+    assert problems == []
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def look(page: Page) -> None:
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
 
-def bury(page: Page, log: Log, id: str, count: int) -> Any:
+def dead_letter(page: Page, log: Log, id: str, count: int) -> Any:
     """A subscription whose messages are dead letters, and a page that has been made to look."""
     subscription = log.subscribe(id, f"{id}.*")
     log.publish_many((f"{id}.new", {"number": number}) for number in range(count))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from browser import Page
 from running import Running
-from steps import bury, listening, look, publish
+from steps import dead_letter, listening, look, publish
 
 from headwater import Log
 from headwater.errors import InvalidTopicError
@@ -76,9 +76,9 @@ def test_a_refusal_says_why_and_what_next_where_it_happened(page: Page, log: Log
     page.until("!document.getElementById('publish-problem').hidden")
     with pytest.raises(InvalidTopicError) as refused:
         log.publish("orders..new", 1)
-    told = page.text("#publish-problem").lower()
-    assert refused.value.why.lower() in told
-    assert refused.value.next.lower() in told
+    reported = page.text("#publish-problem").lower()
+    assert refused.value.why.lower() in reported
+    assert refused.value.next.lower() in reported
     listening(page)
     page.fill("pattern", "orders.*.>")
     page.click("#live-form button")
@@ -187,7 +187,7 @@ def test_the_rate_is_drawn(page: Page, log: Log) -> None:
 
 
 def test_a_dead_letter_is_redriven_after_asking(page: Page, log: Log) -> None:
-    with bury(page, log, "mails", 1) as mails:
+    with dead_letter(page, log, "mails", 1) as mails:
         page.until("document.getElementById('letter-count').textContent === '1'")
         assert page.text("#letter-list .reason") == "rejected"
         assert page.text("#letter-list summary code") == "no address"
@@ -211,7 +211,7 @@ def test_a_dead_letter_is_redriven_after_asking(page: Page, log: Log) -> None:
 
 
 def test_escape_means_no(page: Page, log: Log) -> None:
-    with bury(page, log, "mails", 1):
+    with dead_letter(page, log, "mails", 1):
         page.until("!document.getElementById('purge-all').disabled")
         page.click("#purge-all")
         page.until("document.getElementById('ask').open")
@@ -222,7 +222,7 @@ def test_escape_means_no(page: Page, log: Log) -> None:
 
 
 def test_letters_of_one_subscription_are_purged_and_others_stay(page: Page, log: Log) -> None:
-    with bury(page, log, "mails", 3), bury(page, log, "bills", 2):
+    with dead_letter(page, log, "mails", 3), dead_letter(page, log, "bills", 2):
         page.until("document.querySelectorAll('#letter-filter option').length === 3")
         page.evaluate("document.getElementById('letter-filter').value = 'mails'")
         page.evaluate("document.getElementById('letter-filter').dispatchEvent(new Event('change'))")
@@ -285,5 +285,5 @@ def test_a_server_that_went_away_is_found_again(serve: Callable[..., Running], b
     page.until("document.getElementById('state').textContent === 'Connected'")
     publish(page, "a", "1")
     page.until("document.getElementById('published').textContent === 'Stored as seq 1'")
-    page.close()  # a browser reports connections that are refused: here that is no complaint
+    page.close()  # a browser reports connections that are refused: here that is no error
     second.stop()

@@ -87,7 +87,7 @@ def test_a_head_request_gets_the_headers_alone(server: Running) -> None:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "", "application/json"])
-def test_a_program_at_the_root_is_told_in_a_line(server: Running, accept: str) -> None:
+def test_a_program_at_the_root_is_reported_in_a_line(server: Running, accept: str) -> None:
     response, body = get(server, "/", accept)
     assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert body.count(b"\n") == 1

@@ -1,4 +1,4 @@
-"""The databases that a server keeps, as the console shows them: to those who may see them, when there are any.
+"""The databases that a server keeps, as the console shows them: to clients that may see them, when there are any.
 
 That nothing is written on the browser's console, not even about a refusal, is checked after each test by `open_page`.
 """

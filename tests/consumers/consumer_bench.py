@@ -127,7 +127,7 @@ class Api:
         return handle_async if self.awaits else handle
 
 
-class Noted:
+class Recorder:
     """What handlers and workers have seen so far; tests wait for more. Safe for threads."""
 
     def __init__(self) -> None:

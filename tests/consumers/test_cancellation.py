@@ -111,8 +111,8 @@ async def test_publish(place: Place, moment: str) -> None:
             after = await log.publish(f"a.{name}", "after")
             async with log.subscribe(name, f"a.{name}", **OPTIONS) as subscription:
                 found = await subscription.fetch(100)
-            told = [message.data for message in found]
-            assert told in ([["after"], ["cancelled", "after"]] if struck else [["cancelled", "after"]])
+            reported = [message.data for message in found]
+            assert reported in ([["after"], ["cancelled", "after"]] if struck else [["cancelled", "after"]])
             assert found[-1].seq == after
 
         await every_step(moment, story)
@@ -125,8 +125,8 @@ async def test_publish_many(place: Place, moment: str) -> None:
             struck = await strike(log.publish_many([(f"a.{name}", number) for number in range(COUNT)]))
             await log.publish(f"a.{name}", "after")
             async with log.subscribe(name, f"a.{name}", **OPTIONS) as subscription:
-                told = [message.data for message in await subscription.fetch(100)]
-            assert told in ([["after"], [*range(COUNT), "after"]] if struck else [[*range(COUNT), "after"]])
+                reported = [message.data for message in await subscription.fetch(100)]
+            assert reported in ([["after"], [*range(COUNT), "after"]] if struck else [[*range(COUNT), "after"]])
 
         await every_step(moment, story)
 
@@ -310,14 +310,14 @@ async def test_closing_a_subscription(place: Place, moment: str, mode: Any) -> N
         async def story(name: str, strike: Any) -> None:
             seqs = await published(log, name)
             subscription = await log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS)
-            [in_hand, soon_acked] = await subscription.fetch(2)
+            [in_flight, soon_acked] = await subscription.fetch(2)
             await soon_acked.ack(confirm=False)
             await anext(aiter(subscription.messages()))  # so that some are fetched ahead
             await strike(subscription.close())
             await subscription.close()
             async with log.subscribe(name, f"a.{name}", mode=mode, **OPTIONS) as subscription:
                 found = sorted(await take_all(API, subscription))
-                assert found == [(in_hand.seq, 2), (seqs[2], 2), *first(seqs[3:])]
+                assert found == [(in_flight.seq, 2), (seqs[2], 2), *first(seqs[3:])]
                 assert (await subscription.info()).acked == COUNT
 
         await every_step(moment, story)

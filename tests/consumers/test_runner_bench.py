@@ -70,7 +70,7 @@ PLAYS = st.builds(
 
 
 def _closed_while_nacked_ones_come_again(mode: str, how: str) -> Play:
-    """What was nacked is on its way to one of many who wait when all is closed. Rare among random plays."""
+    """What was nacked is on its way to one of many waiting consumers when all is closed. Rare among random plays."""
     return Play(mode, 50, 4 * (Round(3, "iterate", 4, ("nack", "keep"), how, 5),))
 
 
@@ -81,7 +81,7 @@ class Holder:
     """One subscription object, or one start of a handler: a message is in one hand of it at a time."""
 
     def __init__(self) -> None:
-        self.in_hand: set[int] = set()
+        self.in_flight: set[int] = set()
         self.unsure: set[int] = set()  # its nack did not return
         self.is_late = False  # taken over; what it hands out from now on proves nothing
 
@@ -105,7 +105,7 @@ class Ledger:
         """The attempt that was handed out last."""
         self.vanished: Counter[int] = Counter()
         """How often its holder was taken over or lost its connection: what that one had fetched ahead may count."""
-        self.complaints: list[str] = []
+        self.problems: list[str] = []
         self.handed_out = 0
         self._changed = threading.Condition()
 
@@ -114,7 +114,7 @@ class Ledger:
             if not holder.is_late:
                 self._check(holder, seq, attempt)
                 self.attempts[seq] = attempt
-            holder.in_hand.add(seq)
+            holder.in_flight.add(seq)
             self.given[seq] += 1
             self.handed_out += 1
             self._changed.notify_all()
@@ -122,19 +122,19 @@ class Ledger:
     def _check(self, holder: Holder, seq: int, attempt: int) -> None:
         where = f"message {seq}, attempt {attempt}"
         most = 1 + self.given[seq] + self.vanished[seq]
-        if seq in holder.in_hand and not self.vanished[seq]:
-            self.complaints.append(f"{where}, is in two hands of one holder")
+        if seq in holder.in_flight and not self.vanished[seq]:
+            self.problems.append(f"{where}, is in two hands of one holder")
         if seq in self.acked or seq in self.dead:
-            self.complaints.append(f"{where}, was settled for good before")
+            self.problems.append(f"{where}, was settled for good before")
         if attempt > most:
-            self.complaints.append(f"{where}, was handed out {self.given[seq]} times only")
+            self.problems.append(f"{where}, was handed out {self.given[seq]} times only")
         if attempt <= self.attempts[seq]:
-            self.complaints.append(f"{where}, comes after attempt {self.attempts[seq]}")
+            self.problems.append(f"{where}, comes after attempt {self.attempts[seq]}")
 
     def let_go(self, holder: Holder, seq: int) -> None:
         """Before it is settled, for then others may get it at once."""
         with self._changed:
-            holder.in_hand.discard(seq)
+            holder.in_flight.discard(seq)
 
     def vanish(self, holder: Holder, *, for_good: bool) -> None:
         with self._changed:
@@ -143,24 +143,24 @@ class Ledger:
 
     def complain(self, what: str) -> None:
         with self._changed:
-            self.complaints.append(what)
+            self.problems.append(what)
             self._changed.notify_all()
 
     def available(self, holder: Holder) -> int:
         """How many messages at least this holder must be able to hand out."""
         with self._changed:
             settled = self.acked | self.perhaps_acked | self.dead | self.perhaps_dead
-            open_ones = self.published - settled - holder.in_hand - holder.unsure
+            open_ones = self.published - settled - holder.in_flight - holder.unsure
             fresh = {seq for seq in open_ones if self.given[seq] + self.vanished[seq] < self.max_attempts}
             # What a holder had that vanished comes one at a time, so one that is kept may hold up the others.
             suspects = {seq for seq in fresh if self.vanished[seq]}
-            is_held_up = any(self.vanished[seq] for seq in holder.in_hand)
+            is_held_up = any(self.vanished[seq] for seq in holder.in_flight)
             return len(fresh) - len(suspects) + (1 if suspects and not is_held_up else 0)
 
     def wait_for(self, count: int) -> bool:
-        """Until so many were handed out, or somebody complains."""
+        """Until so many were delivered, or a rule is broken."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.handed_out >= count or bool(self.complaints), PATIENCE_S)
+            return self._changed.wait_for(lambda: self.handed_out >= count or bool(self.problems), PATIENCE_S)
 
 
 # --- the play ---------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Bench:
         finally:
             await self._close_log()
         await self._reckon()
-        return self.ledger.complaints
+        return self.ledger.problems
 
     async def _play(self, round: Round) -> None:
         if self.log is None:
@@ -334,9 +334,9 @@ class Bench:
         if undead := ledger.dead - set(dead):
             ledger.complain(f"dead, and no dead letters: {sorted(undead)}")
         counts = {"acked": info.acked - len(rest), "dead": info.dead, "lag before": before.lag, "lag": info.lag}
-        buried_now = before.lag - len(rest)  # had all their attempts, and are found out when they are next claimed
-        expected = {"acked": len(gone), "dead": len(dead), "lag before": len(rest) + max(0, buried_now), "lag": 0}
-        if counts != expected or not 0 <= buried_now <= len(dead):
+        expired_now = before.lag - len(rest)  # had all their attempts, and are found out when they are next claimed
+        expected = {"acked": len(gone), "dead": len(dead), "lag before": len(rest) + max(0, expired_now), "lag": 0}
+        if counts != expected or not 0 <= expired_now <= len(dead):
             ledger.complain(f"the subscription says {counts}, its messages {expected}")
 
 
@@ -541,7 +541,7 @@ def test_every_message_is_acked_dead_or_available_at_once(
         nonlocal played
         played += 1
         bench = Bench(api, stage, workers, play, f"-{case}-{played}")
-        complaints = asyncio.run(bench.run())
-        assert not complaints, "\n".join([str(play.rounds), *complaints[:10]])
+        problems = asyncio.run(bench.run())
+        assert not problems, "\n".join([str(play.rounds), *problems[:10]])
 
     perform()

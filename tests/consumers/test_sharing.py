@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
-from consumer_bench import OPTIONS, PATIENCE_S, Api, Noted, Place, left_over, take_all
+from consumer_bench import OPTIONS, PATIENCE_S, Api, Place, Recorder, left_over, take_all
 
 import headwater
 from headwater.errors import LeaseLostError
@@ -36,7 +36,7 @@ async def test_tasks_share_a_subscription(place: Place, mode: Any) -> None:
     async with headwater.open_async(place.url, **place.options) as log:
         await log.publish_many(messages(COUNT))
         subscription = await log.subscribe("s", "a", mode=mode, **OPTIONS)
-        seen = Noted()
+        seen = Recorder()
 
         async def iterate() -> None:
             async for message in subscription:
@@ -56,7 +56,7 @@ def test_threads_share_a_subscription(place: Place, mode: Any) -> None:
     with headwater.open(place.url, **place.options) as log:
         log.publish_many(messages(COUNT))
         subscription = log.subscribe("s", "a", mode=mode, **OPTIONS)
-        seen = Noted()
+        seen = Recorder()
 
         def iterate() -> None:
             for message in subscription:
@@ -95,7 +95,7 @@ async def test_iterators_and_fetches_share_a_subscription(api: Api, place: Place
     async with api.opened(place) as log:
         await api.do(log.publish_many, messages(120))
         subscription = await api.do(log.subscribe, "s", "a", **OPTIONS)
-        seen = Noted()
+        seen = Recorder()
 
         async def iterate() -> None:
             async for message in api.each(subscription):
@@ -135,7 +135,7 @@ async def test_what_a_cancelled_task_was_not_given_goes_to_the_others(place: Pla
     async with headwater.open_async(place.url, **place.options) as log:
         await log.publish_many(messages(30))
         subscription = await log.subscribe("s", "a", **OPTIONS)
-        seen, kept = Noted(), Noted()
+        seen, kept = Recorder(), Recorder()
 
         async def keep_one() -> None:
             async for message in subscription:
@@ -148,21 +148,21 @@ async def test_what_a_cancelled_task_was_not_given_goes_to_the_others(place: Pla
                 seen.message(message)
 
         keeping = asyncio.create_task(keep_one())  # it is alone, so it is the one that fetches ahead
-        [in_hand] = await kept.reach(1)
+        [in_flight] = await kept.reach(1)
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         tasks = [asyncio.create_task(iterate()) for _ in range(2)]
-        assert sorted([*await seen.reach(29), in_hand]) == first(30)
+        assert sorted([*await seen.reach(29), in_flight]) == first(30)
         await subscription.close()
         await asyncio.gather(*tasks)
-        if place.lasts:  # it was in somebody's hand, so its attempt counts
-            assert await left_over(Api("async"), place, "s", "a") == [(in_hand[0], 2)]
+        if place.lasts:  # it was delivered, so its attempt counts
+            assert await left_over(Api("async"), place, "s", "a") == [(in_flight[0], 2)]
 
 
 async def test_a_task_cancelled_while_it_waits_takes_nothing_with_it(place: Place) -> None:
     async with headwater.open_async(place.url, **place.options) as log:
         subscription = await log.subscribe("s", "a", **OPTIONS)
-        seen = Noted()
+        seen = Recorder()
 
         async def iterate() -> None:
             async for message in subscription:
@@ -208,20 +208,20 @@ async def test_closing_gives_back_what_no_iterator_was_given(api: Api, lasting_p
     async with api.opened(lasting_place) as log:
         await api.do(log.publish_many, messages(50))
         subscription = await api.do(log.subscribe, "s", "a", **OPTIONS)
-        in_hand = Noted()
+        in_flight = Recorder()
 
         async def keep_one() -> None:
             async for message in api.each(subscription):
-                in_hand.message(message)
+                in_flight.message(message)
                 await closed.wait()
 
         closed = asyncio.Event()
         tasks = [asyncio.create_task(keep_one()) for _ in range(SHARERS)]
-        kept = {seq for seq, _ in await in_hand.reach(SHARERS)}
+        kept = {seq for seq, _ in await in_flight.reach(SHARERS)}
         await api.do(subscription.close)
         closed.set()
         await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
-        assert len(in_hand.seen) == SHARERS, "handed out after the close"
+        assert len(in_flight.seen) == SHARERS, "handed out after the close"
         found = await left_over(api, lasting_place, "s", "a")
         assert sorted(found) == [(seq, 2 if seq in kept else 1) for seq in range(1, 51)]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consumer_bench import LONG_S, OPTIONS, PATIENCE_S, Api, Noted, Place, left_over
+from consumer_bench import LONG_S, OPTIONS, PATIENCE_S, Api, Place, Recorder, left_over
 from eventually import eventually
 
 import headwater
@@ -49,12 +49,12 @@ class Child:
             readable, _, _ = select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))
             assert readable, f"it does not say {expected}: {self.errors()}"
             more = os.read(self.process.stdout.fileno(), 65536)
-            assert more, f"it ended before it said {expected}: {self.errors()}"
+            assert more, f"it ended before it printed {expected}: {self.errors()}"
             self._unread += more
         line, _, self._unread = self._unread.partition(b"\n")
-        said: list[Any] = json.loads(line)
-        assert said[: len(expected)] == list(expected), self.errors()
-        return said[len(expected) :]
+        output: list[Any] = json.loads(line)
+        assert output[: len(expected)] == list(expected), self.errors()
+        return output[len(expected) :]
 
     def let_a_handler_end(self) -> None:
         assert self.process.stdin is not None
@@ -135,7 +135,7 @@ def test_a_signal_in_the_middle_of_a_handler(
 
 
 @pytest.mark.parametrize("how", SIGNALS)
-def test_a_signal_while_nothing_is_in_hand(
+def test_a_signal_while_nothing_is_in_flight(
     api: Api, near_place: Place, spawn: Spawn, log: headwater.Log, how: signal.Signals
 ) -> None:
     log.publish("a", 0)
@@ -154,15 +154,15 @@ def test_a_signal_while_nothing_is_in_hand(
 
 def test_several_handlers_at_work_all_finish(api: Api, near_place: Place, spawn: Spawn, log: headwater.Log) -> None:
     child = at_work(spawn, log, concurrency=3)
-    in_hand = {child.hear("began")[0] for _ in range(3)}
+    in_flight = {child.hear("began")[0] for _ in range(3)}
     child.process.send_signal(signal.SIGTERM)
     eventually(lambda: log.subscription("h").in_flight, 3)
-    for _ in in_hand:
+    for _ in in_flight:
         child.let_a_handler_end()
-    assert {child.hear("ended")[0] for _ in in_hand} == in_hand
+    assert {child.hear("ended")[0] for _ in in_flight} == in_flight
     child.hear("returned", [])
     assert child.end() == 0, child.errors()
-    assert rest(api, near_place) == [(seq, 1) for seq in range(1, COUNT + 1) if seq not in in_hand]
+    assert rest(api, near_place) == [(seq, 1) for seq in range(1, COUNT + 1) if seq not in in_flight]
 
 
 def test_a_handler_that_outlasts_the_shutdown_timeout(
@@ -248,7 +248,7 @@ def test_run_in_another_thread_touches_no_signal_handlers_and_ends_by_stop(near_
     before = [signal.getsignal(each) for each in SIGNALS]
     raised: list[BaseException] = []
     with headwater.open(near_place.url, **near_place.options) as log:
-        seen = Noted()
+        seen = Recorder()
         log.on("a", id="h", **OPTIONS)(seen.message)
 
         def run() -> None:

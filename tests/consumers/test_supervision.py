@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consumer_bench import OPTIONS, PATIENCE_S, Api, Noted, Place, eventually_true, left_over
+from consumer_bench import OPTIONS, PATIENCE_S, Api, Place, Recorder, eventually_true, left_over
 from eventually import eventually
 from served import RunningServer
 
@@ -66,7 +66,7 @@ async def stop_and_join(api: Api, log: Any, run: asyncio.Task[BaseException | No
 
 async def test_a_handler_that_raises_cancelled_error_has_failed_and_the_others_come(place: Place) -> None:
     async with headwater.open_async(place.url, **place.options) as log:
-        seen = Noted()
+        seen = Recorder()
 
         @log.on("a", id="h", **{**OPTIONS, "max_attempts": 3})
         async def handle(message: Any) -> None:
@@ -89,7 +89,7 @@ async def test_a_handler_that_raises_cancelled_error_has_failed_and_the_others_c
 async def test_a_handler_that_awaits_a_task_that_was_cancelled_has_failed(place: Place) -> None:
     """Such an error comes from the inside, with nothing cancelled from the outside."""
     async with headwater.open_async(place.url, **place.options) as log:
-        seen = Noted()
+        seen = Recorder()
 
         @log.on("a", id="h", concurrency=2, **OPTIONS)
         async def handle(message: Any) -> None:
@@ -115,7 +115,7 @@ async def test_no_error_of_a_handler_ends_a_worker_silently(
     if api.awaits and error in (KeyboardInterrupt, StopIteration):
         pytest.skip("asyncio ends the loop with the one, and no coroutine can raise the other")
     async with api.opened(near_place) as log:
-        seen = Noted()
+        seen = Recorder()
 
         def handle(message: Any) -> None:
             seen.message(message)
@@ -152,7 +152,7 @@ def test_a_plain_function_that_gives_a_coroutine_has_handled_nothing_under_threa
 
 async def test_handlers_that_fail_and_reject_go_on(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        seen = Noted()
+        seen = Recorder()
 
         def handle(message: Any) -> None:
             seen.message(message)
@@ -173,7 +173,7 @@ async def test_handlers_that_fail_and_reject_go_on(api: Api, place: Place) -> No
 async def test_what_a_handler_failed_on_comes_again_while_others_wait(api: Api, place: Place) -> None:
     """The answer to the nack of one worker may come together with the message for another: neither undoes the other."""
     async with api.opened(place) as log:
-        seen = Noted()
+        seen = Recorder()
 
         def handle(message: Any) -> None:
             seen.message(message)
@@ -194,7 +194,7 @@ async def test_what_a_handler_failed_on_comes_again_while_others_wait(api: Api, 
 
 async def test_run_raises_when_the_subscription_was_taken_over(api: Api, lasting_place: Place) -> None:
     async with api.opened(lasting_place) as log, api.opened(lasting_place) as other:
-        seen = Noted()
+        seen = Recorder()
         declare(api, log, seen.message, lease=1.0)
         await api.do(log.publish, "a", 0)
         run = running(api, log)
@@ -212,11 +212,11 @@ async def test_run_raises_when_the_subscription_was_taken_over(api: Api, lasting
         await api.do(rival.close)
 
 
-async def test_what_ends_one_handler_ends_run_and_the_others_finish_what_is_in_hand(
+async def test_what_ends_one_handler_ends_run_and_the_others_finish_what_is_in_flight(
     api: Api, lasting_place: Place
 ) -> None:
     async with api.opened(lasting_place) as log, api.opened(lasting_place) as other:
-        lost, kept, gate = Noted(), Noted(), threading.Event()
+        lost, kept, gate = Recorder(), Recorder(), threading.Event()
         declare(api, log, lost.message, id="lost", lease=1.0)
         log.on("b", id="kept", **OPTIONS)(api.handler(kept.message, gate))
         await api.do(log.publish_many, [("a", 0), *(("b", number) for number in range(10))])
@@ -245,7 +245,7 @@ async def test_run_raises_when_there_is_no_more_hope_for_a_connection(api: Api, 
     options = {"reconnect_min": 0.01, "reconnect_max": 0.02, "reconnect_attempts": 2}
     place = Place("ws", server.url, options)
     async with api.opened(place) as log:
-        seen = Noted()
+        seen = Recorder()
         declare(api, log, seen.message)
         await api.do(log.publish, "a", 0)
         run = running(api, log)
@@ -256,7 +256,7 @@ async def test_run_raises_when_there_is_no_more_hope_for_a_connection(api: Api, 
 
 async def test_run_can_be_called_again_after_it_raised(api: Api, lasting_place: Place) -> None:
     async with api.opened(lasting_place) as log, api.opened(lasting_place) as other:
-        seen = Noted()
+        seen = Recorder()
         declare(api, log, seen.message, lease=1.0)
         await api.do(log.publish, "a", 0)
         run = running(api, log)
@@ -273,7 +273,7 @@ async def test_run_can_be_called_again_after_it_raised(api: Api, lasting_place: 
 
 async def test_start_can_be_called_again_after_it_raised(api: Api, lasting_place: Place) -> None:
     async with api.opened(lasting_place) as log:
-        seen = Noted()
+        seen = Recorder()
         await api.do((await api.do(log.subscribe, "h", "a", mode="shared")).close)
         declare(api, log, seen.message)
         with pytest.raises(SubscriptionMismatchError):
@@ -290,7 +290,7 @@ async def test_start_can_be_called_again_after_it_raised(api: Api, lasting_place
 
 async def test_a_handler_that_was_asked_to_stop_and_is_not_done_starts_again(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        seen, gate = Noted(), threading.Event()
+        seen, gate = Recorder(), threading.Event()
 
         def ask(message: Any) -> None:
             log._handlers.ask_to_stop()  # as stop() does, called by a handler
@@ -314,7 +314,7 @@ async def test_a_handler_that_was_asked_to_stop_and_is_not_done_starts_again(api
 
 async def test_run_ends_by_stop_and_gives_back_what_no_handler_saw(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        seen, gate = Noted(), threading.Event()
+        seen, gate = Recorder(), threading.Event()
         log.on("a", id="h", concurrency=2, **OPTIONS)(api.handler(seen.message, gate))
         await api.do(log.publish_many, [("a", number) for number in range(20)])
         run = running(api, log)
@@ -338,7 +338,7 @@ async def _in_flight_is(api: Api, log: Any, count: int) -> bool:
 
 async def test_a_handler_that_outlasts_the_timeout_of_stop_is_given_up(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        seen, gate = Noted(), threading.Event()
+        seen, gate = Recorder(), threading.Event()
         log.on("a", id="h", **OPTIONS)(api.handler(seen.message, gate))
         await api.do(log.publish_many, [("a", number) for number in range(5)])
         await api.do(log.start)
@@ -357,7 +357,7 @@ async def test_a_handler_that_outlasts_the_timeout_of_stop_is_given_up(api: Api,
 
 async def test_a_handler_that_outlasts_the_shutdown_timeout_of_run_is_given_up(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        seen, gate = Noted(), threading.Event()
+        seen, gate = Recorder(), threading.Event()
         log.on("a", id="h", **OPTIONS)(api.handler(seen.message, gate))
         await api.do(log.publish_many, [("a", number) for number in range(5)])
         run = running(api, log, shutdown_timeout=0.1)
@@ -372,7 +372,7 @@ async def test_a_handler_that_outlasts_the_shutdown_timeout_of_run_is_given_up(a
 
 async def test_stop_called_by_a_handler_ends_run(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        seen = Noted()
+        seen = Recorder()
 
         def handle(message: Any) -> None:
             seen.message(message)
@@ -394,7 +394,7 @@ async def test_stop_called_by_a_handler_ends_run(api: Api, place: Place) -> None
 async def test_stop_called_by_a_handler_of_another_log_waits(api: Api) -> None:
     place = Place("memory", "memory:", {"maintenance_interval": None})
     async with api.opened(place) as one, api.opened(place) as other:
-        order = Noted()
+        order = Recorder()
         gate = threading.Event()
 
         def begin(message: Any) -> None:
@@ -425,7 +425,7 @@ async def test_stop_called_by_a_handler_of_another_log_waits(api: Api) -> None:
 async def test_a_cancelled_run_gives_everything_back(place: Place) -> None:
     """A cancelled `run()` stops its handlers, as any end of it does."""
     async with headwater.open_async(place.url, **place.options) as log:
-        seen = Noted()
+        seen = Recorder()
 
         async def work(message: Any) -> None:
             seen.message(message)
@@ -451,7 +451,7 @@ async def test_a_cancelled_run_gives_everything_back(place: Place) -> None:
 
 async def test_a_handler_declared_after_start_runs(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        early, late = Noted(), Noted()
+        early, late = Recorder(), Recorder()
         declare(api, log, early.message, id="early")
         await api.do(log.start)
         declare(api, log, late.message, id="late")
@@ -466,7 +466,7 @@ async def test_a_handler_declared_after_start_runs(api: Api, place: Place) -> No
 
 async def test_a_handler_declared_while_run_is_under_way_runs_and_ends_with_it(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        early, late = Noted(), Noted()
+        early, late = Recorder(), Recorder()
         declare(api, log, early.message, id="early")
         await api.do(log.publish, "a", 0)
         run = running(api, log)
@@ -479,7 +479,7 @@ async def test_a_handler_declared_while_run_is_under_way_runs_and_ends_with_it(a
 
 async def test_a_handler_declared_after_stop_waits_for_the_next_start(api: Api, place: Place) -> None:
     async with api.opened(place) as log:
-        seen = Noted()
+        seen = Recorder()
         declare(api, log, seen.message, id="early")
         await api.do(log.start)
         await api.do(log.stop)
@@ -499,7 +499,7 @@ async def test_a_second_exclusive_handler_stands_by_and_takes_over(
 ) -> None:
     caplog.set_level(logging.INFO, logger="headwater")
     async with api.opened(lasting_place) as first, api.opened(lasting_place) as second:
-        by_first, by_second = Noted(), Noted()
+        by_first, by_second = Recorder(), Recorder()
         declare(api, first, by_first.message)
         declare(api, second, by_second.message)
         await api.do(first.start)
@@ -512,8 +512,8 @@ async def test_a_second_exclusive_handler_stands_by_and_takes_over(
         await api.do(first.publish_many, [("a", number) for number in range(1, 4)])
         await by_first.reach(4)
         assert by_second.seen == []
-        said = [record.getMessage() for record in caplog.records if "stand" in record.getMessage()]
-        assert len(said) == 1, said
+        output = [record.getMessage() for record in caplog.records if "stand" in record.getMessage()]
+        assert len(output) == 1, output
         await api.do(first.stop)
         await api.do(first.publish, "a", 4)
         assert await by_second.reach(1) == [(5, 1)]
@@ -528,7 +528,7 @@ async def _stands_by(api: Api, log: Any) -> bool:
 
 async def test_a_handler_that_stands_by_can_be_stopped(api: Api, lasting_place: Place) -> None:
     async with api.opened(lasting_place) as first, api.opened(lasting_place) as second:
-        seen = Noted()
+        seen = Recorder()
         declare(api, first, seen.message)
         declare(api, second, seen.message)
         await api.do(first.start)
@@ -542,7 +542,7 @@ async def test_a_handler_that_stands_by_can_be_stopped(api: Api, lasting_place: 
 async def test_shared_handlers_do_not_stand_by(api: Api, lasting_place: Place) -> None:
     async with api.opened(lasting_place) as first, api.opened(lasting_place) as second:
         gate = threading.Event()
-        seen = [Noted(), Noted()]
+        seen = [Recorder(), Recorder()]
         for log, noted in zip((first, second), seen, strict=True):
             log.on("a", id="h", mode="shared", **OPTIONS)(api.handler(noted.message, gate))
             await api.do(log.start)

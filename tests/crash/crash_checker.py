@@ -1,4 +1,4 @@
-"""Holds what the processes wrote down against what the log holds. Pure: events and rows in, complaints out.
+"""Holds what the processes wrote down against what the log holds. Pure: events and rows in, violations out.
 
 What makes it sharp: a call that returned proves what was true while it ran. A holder whose ack returned has held its
 subscription from the return of its subscribe to the call of that ack, without a break, or the fence would have stopped
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The log after everybody has gone."""
+    """The log after all processes have ended."""
 
     rows: Sequence[Row]
     lags: dict[str, int]
@@ -60,7 +60,7 @@ class Delivery(NamedTuple):
     began: int
     t: int
     fetched_ahead: bool = False
-    who: str = ""
+    actor: str = ""
 
 
 class History:
@@ -69,7 +69,7 @@ class History:
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.events = sorted(events, key=lambda event: event.t)
         self.deliveries = [
-            Delivery(event.subscription, event.holder, *found, event.began, event.t, event.fetched_ahead, event.who)
+            Delivery(event.subscription, event.holder, *found, event.began, event.t, event.fetched_ahead, event.actor)
             for event in self.of(Received)
             for found in event.found
         ]
@@ -95,15 +95,15 @@ class History:
 def check(events: Iterable[AnyEvent], ending: Ending) -> list[str]:
     """All that is wrong; an empty list if every promise was kept."""
     history = History(events)
-    return [complaint for check in CHECKS for complaint in check(history, ending)]
+    return [problem for check in CHECKS for problem in check(history, ending)]
 
 
 # --- publishing -----------------------------------------------------------------------------------------------------
 
 
-def nobody_failed(history: History, ending: Ending) -> Iterable[str]:
+def no_process_failed(history: History, ending: Ending) -> Iterable[str]:
     for event in history.of(Failed):
-        yield f"{event.who} failed: {event.error}"
+        yield f"{event.actor} failed: {event.error}"
 
 
 def integrity_holds(history: History, ending: Ending) -> Iterable[str]:
@@ -154,15 +154,15 @@ def seqs_grow_for_each_publisher(history: History, ending: Ending) -> Iterable[s
     for event in history.events:
         if isinstance(event, Trying):
             for token in event.tokens:
-                first_tried.setdefault(token, event.who)
+                first_tried.setdefault(token, event.actor)
         elif isinstance(event, Published):
             for token, seq in zip(event.tokens, event.seqs, strict=True):
-                if token in done or first_tried.get(token) != event.who:
+                if token in done or first_tried.get(token) != event.actor:
                     continue  # a repeat keeps its first seq
                 done.add(token)
-                if seq <= last_seq[event.who]:
-                    yield f"{event.who} got seq {seq} for {token} after {last_seq[event.who]}"
-                last_seq[event.who] = max(seq, last_seq[event.who])
+                if seq <= last_seq[event.actor]:
+                    yield f"{event.actor} got seq {seq} for {token} after {last_seq[event.actor]}"
+                last_seq[event.actor] = max(seq, last_seq[event.actor])
 
 
 # --- delivery -------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def first_deliveries_are_in_order(history: History, ending: Ending) -> Iterable[
         exclusive = SUBSCRIPTIONS[delivery.subscription][0] == "exclusive"
         reader = delivery.subscription if exclusive else delivery.holder
         if delivery.fetched_ahead:
-            reader = f"{delivery.holder} {delivery.who}"  # what its threads write down comes in any order
+            reader = f"{delivery.holder} {delivery.actor}"  # what its threads write down comes in any order
         if delivery.seq <= last[reader]:
             yield f"message {delivery.seq} came first to {delivery.holder} after {last[reader]}"
         last[reader] = max(delivery.seq, last[reader])
@@ -287,7 +287,7 @@ def no_message_has_two_owners(history: History, ending: Ending) -> Iterable[str]
 
 
 CHECKS: tuple[Callable[[History, Ending], Iterable[str]], ...] = (
-    nobody_failed,
+    no_process_failed,
     integrity_holds,
     nothing_published_is_missing,
     nothing_is_made_up,

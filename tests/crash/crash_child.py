@@ -141,7 +141,7 @@ class Consumer:
 
     @property
     def _holder(self) -> str:
-        return f"{self._witness._who}#{self._sessions}"
+        return f"{self._witness._actor}#{self._sessions}"
 
     def _subscribe(self) -> headwater.Subscription | None:
         mode, pattern, _ = SUBSCRIPTIONS[self._id]
@@ -203,7 +203,7 @@ class Sharers(Consumer):
 
     def __init__(self, log: headwater.Log, witness: Witness, id: str, dice: random.Random, side: str) -> None:
         super().__init__(log, witness, id, dice)
-        self._witnesses = [Witness(side, f"{witness._who}-{number}") for number in range(SHARERS)]
+        self._witnesses = [Witness(side, f"{witness._actor}-{number}") for number in range(SHARERS)]
 
     def _work(self, subscription: headwater.Subscription, *, careful: bool) -> None:
         lost: list[LeaseLostError] = []
@@ -243,7 +243,7 @@ class HandlerHost:
 
     def __init__(self, log: headwater.Log, witness: Witness, id: str, dice: random.Random) -> None:
         self._log, self._witness, self._id, self._dice = log, witness, id, dice
-        self._holder = f"{witness._who}#1"
+        self._holder = f"{witness._actor}#1"
         self._began = time.monotonic_ns()
 
     def run(self) -> None:

@@ -22,7 +22,7 @@ SUBSCRIPTIONS = {
     "ex": ("exclusive", "work.*", ("work.a", "work.b")),
     "sh": ("shared", "work.*", ("work.a", "work.b")),
     "mix": ("exclusive", "work.a", ("work.a",)),
-    "hd": ("exclusive", "work.*", ("work.a", "work.b")),  # consumed by handlers, whose acks nobody sees return
+    "hd": ("exclusive", "work.*", ("work.a", "work.b")),  # consumed by handlers, whose acks return unseen
 }
 
 How = Literal["ack", "nack"]
@@ -30,7 +30,7 @@ Key = tuple[int, int]  # seq, attempt
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="what", kw_only=True):
-    who: str  # a thread of a process: "mixed-3/publisher"
+    actor: str  # a thread of a process: "mixed-3/publisher"
     t: int  # when it was written down, in ns
 
 
@@ -56,7 +56,7 @@ class Held(Event, frozen=True, kw_only=True):
 class Received(Event, frozen=True, kw_only=True):
     """fetch() was called at `began` and has returned these. Or, `fetched_ahead`, a handler or one of several iterating
     threads got a message that was fetched some time after `began`; a late holder may still have some of those to hand
-    out. `who` tells the threads of one holder apart."""
+    out. `actor` tells the threads of one holder apart."""
 
     subscription: str
     holder: str
@@ -114,14 +114,14 @@ _decoder = msgspec.json.Decoder(AnyEvent)
 class Witness:
     """One thread's pen. Several may share a file: O_APPEND keeps their lines apart."""
 
-    def __init__(self, path: str, who: str) -> None:
+    def __init__(self, path: str, actor: str) -> None:
         # O_DSYNC, so that the side log would survive what the log survives.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_DSYNC, 0o644)
-        self._who = who
+        self._actor = actor
 
     def note(self, kind: type[E_], **fields: object) -> int:
         """Write an event down; returns its time."""
-        event = kind(who=self._who, t=time.monotonic_ns(), **fields)  # type: ignore[arg-type]
+        event = kind(actor=self._actor, t=time.monotonic_ns(), **fields)  # type: ignore[arg-type]
         os.write(self._descriptor, msgspec.json.encode(event) + b"\n")
         return event.t
 

@@ -36,32 +36,32 @@ class Play:
         self.now += ns
         return self.now
 
-    def publish(self, *tokens: str, who: str = "p", topic: str = "work.b", ids: bool = False) -> list[int]:
-        self.try_to_publish(*tokens, who=who, ids=ids)
+    def publish(self, *tokens: str, actor: str = "p", topic: str = "work.b", ids: bool = False) -> list[int]:
+        self.try_to_publish(*tokens, actor=actor, ids=ids)
         first = len(self.rows) + 1
         seqs = [*range(first, first + len(tokens))]
         self.rows += [Row(seq, topic, token, token if ids else None) for seq, token in zip(seqs, tokens, strict=True)]
-        self.events.append(Published(who=who, t=self.tick(), tokens=tokens, seqs=tuple(seqs)))
+        self.events.append(Published(actor=actor, t=self.tick(), tokens=tokens, seqs=tuple(seqs)))
         return seqs
 
-    def try_to_publish(self, *tokens: str, who: str = "p", ids: bool = False) -> None:
-        self.events.append(Trying(who=who, t=self.tick(), tokens=tokens, with_ids=ids))
+    def try_to_publish(self, *tokens: str, actor: str = "p", ids: bool = False) -> None:
+        self.events.append(Trying(actor=actor, t=self.tick(), tokens=tokens, with_ids=ids))
 
     def hold(self, subscription: str, holder: str) -> None:
-        self.events.append(Held(who=holder, t=self.tick(), subscription=subscription, holder=holder))
+        self.events.append(Held(actor=holder, t=self.tick(), subscription=subscription, holder=holder))
 
     def receive(self, subscription: str, holder: str, *found: tuple[int, int]) -> None:
         began = self.tick()
-        told = tuple((seq, attempt, self.rows[seq - 1].token) for seq, attempt in found)
+        reported = tuple((seq, attempt, self.rows[seq - 1].token) for seq, attempt in found)
         self.events.append(
-            Received(who=holder, subscription=subscription, holder=holder, began=began, t=self.tick(), found=told)
+            Received(actor=holder, subscription=subscription, holder=holder, began=began, t=self.tick(), found=reported)
         )
 
     def hand_out(self, subscription: str, holder: str, thread: str, seq: int, attempt: int = 1) -> None:
-        """To one of the threads that share a subscription; it was fetched ahead, nobody knows when."""
+        """To one of the threads that share a subscription; it was fetched ahead, at an unknown time."""
         found = ((seq, attempt, self.rows[seq - 1].token),)
         about = {"subscription": subscription, "holder": holder, "began": 0, "fetched_ahead": True}
-        self.events.append(Received(who=thread, t=self.tick(), found=found, **about))
+        self.events.append(Received(actor=thread, t=self.tick(), found=found, **about))
 
     def settle(self, subscription: str, holder: str, *keys: tuple[int, int], how: str = "ack") -> None:
         began = self.begin_to_settle(subscription, holder, *keys, how=how)
@@ -69,7 +69,7 @@ class Play:
 
     def begin_to_settle(self, subscription: str, holder: str, *keys: tuple[int, int], how: str = "ack") -> int:
         t = self.tick()
-        self.events.append(Settling(who=holder, t=t, subscription=subscription, holder=holder, how=how, keys=keys))
+        self.events.append(Settling(actor=holder, t=t, subscription=subscription, holder=holder, how=how, keys=keys))
         return t
 
     def end_settling(
@@ -77,28 +77,30 @@ class Play:
     ) -> None:
         self.events.append(
             Settled(
-                who=holder, t=self.tick(), subscription=subscription, holder=holder, how=how, keys=keys, began=began
+                actor=holder, t=self.tick(), subscription=subscription, holder=holder, how=how, keys=keys, began=began
             )
         )
 
     def refuse(self, subscription: str, holder: str, *keys: tuple[int, int]) -> None:
         self.begin_to_settle(subscription, holder, *keys)
         self.events.append(
-            Refused(who=holder, t=self.tick(), subscription=subscription, holder=holder, how="ack", keys=keys, error="")
+            Refused(
+                actor=holder, t=self.tick(), subscription=subscription, holder=holder, how="ack", keys=keys, error=""
+            )
         )
 
     def close(self, subscription: str, holder: str) -> None:
-        self.events.append(Closing(who=holder, t=self.tick(), subscription=subscription, holder=holder))
+        self.events.append(Closing(actor=holder, t=self.tick(), subscription=subscription, holder=holder))
 
     def consume(self, subscription: str, holder: str, *seqs: int) -> None:
         self.receive(subscription, holder, *((seq, 1) for seq in seqs))
         self.settle(subscription, holder, *((seq, 1) for seq in seqs))
 
-    def complaints(self) -> list[str]:
-        """Somebody on `hd` handles everything and is of no interest here."""
+    def problems(self) -> list[str]:
+        """A consumer of `hd` handles everything and is of no interest here."""
         mine = [row for row in self.rows if row.topic.startswith("work.")]
         keys = tuple((row.seq, 1) for row in mine)
-        bystander = Settling(who="H", t=self.now, subscription="hd", holder="H", how="ack", keys=keys)
+        bystander = Settling(actor="H", t=self.now, subscription="hd", holder="H", how="ack", keys=keys)
         return check([*self.events, bystander], Ending(self.rows, self.lags, self.dead, self.integrity))
 
 
@@ -116,19 +118,19 @@ def play() -> Play:
 
 
 def only(play: Play, *words: str) -> None:
-    found = play.complaints()
+    found = play.problems()
     assert found, "the checker saw nothing"
-    assert all(any(word in complaint for word in words) for complaint in found), found
-    assert all(any(word in complaint for complaint in found) for word in words), found
+    assert all(any(word in problem for word in words) for problem in found), found
+    assert all(any(word in problem for problem in found) for word in words), found
 
 
-def test_a_good_history_has_no_complaints(play: Play) -> None:
-    assert play.complaints() == []
+def test_a_good_history_has_no_violations(play: Play) -> None:
+    assert play.problems() == []
 
 
 def test_crashes_nacks_and_late_holders_are_no_reason_to_complain(play: Play) -> None:
     play.publish("four", "five", "six")
-    play.try_to_publish("lost, and nobody was told otherwise", ids=True)
+    play.try_to_publish("lost, and never confirmed", ids=True)
     play.receive("ex", "E1", (4, 1), (5, 1), (6, 1))
     play.settle("ex", "E1", (5, 1))
     play.begin_to_settle("ex", "E1", (6, 1))  # killed here; the ack may hold or not
@@ -151,7 +153,7 @@ def test_crashes_nacks_and_late_holders_are_no_reason_to_complain(play: Play) ->
     play.publish("one again")  # the clock of seqs goes on
     play.consume("ex", "E2", 7)
     play.consume("sh", "S2", 7)
-    assert play.complaints() == []
+    assert play.problems() == []
 
 
 def test_threads_that_share_a_subscription_are_no_reason_to_complain(play: Play) -> None:
@@ -165,7 +167,7 @@ def test_threads_that_share_a_subscription_are_no_reason_to_complain(play: Play)
     play.hand_out("ex", "E1", "thread 1", 6)  # late: it was fetched ahead before the other one came
     play.refuse("ex", "E1", (6, 1))
     play.settle("ex", "E2", (4, 2), (6, 2))
-    assert play.complaints() == []
+    assert play.problems() == []
 
 
 def test_a_thread_of_several_gets_messages_out_of_order(play: Play) -> None:
@@ -209,7 +211,7 @@ def test_a_published_message_at_another_place(play: Play) -> None:
     only(play, "published as 4 and stands at 5")
 
 
-def test_a_message_nobody_published(play: Play) -> None:
+def test_a_message_that_was_not_published(play: Play) -> None:
     play.rows.append(Row(4, "noise.c", "from nowhere", None))
     only(play, "never published")
 
@@ -220,10 +222,10 @@ def test_an_id_that_is_there_twice(play: Play) -> None:
 
 
 def test_a_seq_given_twice(play: Play) -> None:
-    play.publish("four", topic="noise.c", who="q")
-    play.publish("five", topic="noise.c", who="r")
+    play.publish("four", topic="noise.c", actor="q")
+    play.publish("five", topic="noise.c", actor="r")
     play.rows[-1] = play.rows[-1]._replace(seq=4)
-    play.events[-1] = Published(who="r", t=play.now, tokens=("five",), seqs=(4,))
+    play.events[-1] = Published(actor="r", t=play.now, tokens=("five",), seqs=(4,))
     only(play, "seq 4 was given 2 times")
 
 
@@ -243,16 +245,16 @@ def test_seqs_that_shrink(play: Play) -> None:
     play.try_to_publish("four")
     play.try_to_publish("five")
     play.rows += [Row(4, "noise.c", "four", None), Row(5, "noise.c", "five", None)]
-    play.events.append(Published(who="p", t=play.tick(), tokens=("five",), seqs=(5,)))
-    play.events.append(Published(who="p", t=play.tick(), tokens=("four",), seqs=(4,)))
+    play.events.append(Published(actor="p", t=play.tick(), tokens=("five",), seqs=(5,)))
+    play.events.append(Published(actor="p", t=play.tick(), tokens=("four",), seqs=(4,)))
     only(play, "got seq 4 for four after 5")
 
 
 def test_a_repeat_keeps_its_first_seq(play: Play) -> None:
     play.try_to_publish("one", ids=True)
-    play.events.append(Published(who="p", t=play.tick(), tokens=("one",), seqs=(1,)))
-    assert play.complaints() == []
-    play.events.append(Published(who="p", t=play.tick(), tokens=("one",), seqs=(9,)))
+    play.events.append(Published(actor="p", t=play.tick(), tokens=("one",), seqs=(1,)))
+    assert play.problems() == []
+    play.events.append(Published(actor="p", t=play.tick(), tokens=("one",), seqs=(9,)))
     only(play, "published as 9 and stands at 1")
 
 
@@ -373,5 +375,5 @@ def test_a_message_in_two_hands(play: Play) -> None:
 
 
 def test_a_failure(play: Play) -> None:
-    play.events.append(Failed(who="p", t=play.tick(), error="KeyError"))
+    play.events.append(Failed(actor="p", t=play.tick(), error="KeyError"))
     only(play, "failed: KeyError")

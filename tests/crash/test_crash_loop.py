@@ -187,8 +187,8 @@ def test_no_promise_breaks_under_kills(
         f"crash loop (dice {seed}, {took_s:.0f} s): {kills} kills, {opening} of them while opening, {frozen} freezes, "
         f"{stage.cuts} connections cut; " + ", ".join(f"{count} {name}" for name, count in counts.items())
     )
-    complaints = check(events, stage.ending())
-    assert not complaints, report(complaints, stage.directory)
+    problems = check(events, stage.ending())
+    assert not problems, report(problems, stage.directory)
     assert counts["published"] > kills, "too little happened for this to mean anything"
     assert counts["again"] > 0
 
@@ -227,7 +227,7 @@ def in_database(url: str) -> tuple[list[tuple[Any, ...]], int, str]:
     return rows, dead_letters, "ok"
 
 
-def report(complaints: list[str], directory: Path) -> str:
+def report(problems: list[str], directory: Path) -> str:
     stderr = (directory / "stderr").read_text()[-2000:]
-    shown = "\n".join(complaints[:20])
-    return f"{len(complaints)} complaints; side logs in {directory}\n{shown}\n{stderr}"
+    shown = "\n".join(problems[:20])
+    return f"{len(problems)} violations; side logs in {directory}\n{shown}\n{stderr}"

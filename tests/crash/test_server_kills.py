@@ -18,9 +18,9 @@ from verdict import judge
 from witnessed_clients import Company
 
 KILLS = 20
-WORKING_S = 0.25  # at most so long after everybody is at work again
+WORKING_S = 0.25  # at most so long after every process is at work again
 GOES_ON_S_MAX = 5.0  # from the restart to the first delivery, on a machine that has other things to do; a lease has 15
-CLIENT = {"reconnect_min": 0.02, "reconnect_max": 0.1}  # who is not there yet is asked again soon
+CLIENT = {"reconnect_min": 0.02, "reconnect_max": 0.1}  # a server that is not up yet is tried again soon
 
 
 def test_clients_carry_on_when_their_server_is_killed(
@@ -35,7 +35,7 @@ def test_clients_carry_on_when_their_server_is_killed(
         company = Company(server.url, seed, dict(CLIENT))
         company.start()
         for _ in range(kills):
-            company.done.wait(dice.uniform(0, WORKING_S))  # nobody sets it before the end
+            company.done.wait(dice.uniform(0, WORKING_S))  # set at the end only
             server.kill()
             server.start()
             restarts.append(time.monotonic_ns())
@@ -50,7 +50,7 @@ def test_clients_carry_on_when_their_server_is_killed(
         "from the restart to the first delivery, median and longest: "
         + ", ".join(f"{id} {median(waits):.2f}/{max(waits):.2f} s" for id, waits in waited_s.items())
     )
-    assert not verdict.complaints, "\n".join([*verdict.complaints[:20], server.errors()])
+    assert not verdict.problems, "\n".join([*verdict.problems[:20], server.errors()])
     assert all(longest < GOES_ON_S_MAX for longest in slowest.values()), slowest
     assert verdict.counts["published"] > 10 * kills, "too little happened for this to mean anything"
     for client in company.clients:

@@ -1,4 +1,4 @@
-"""What every dedupe queue must do. Beginning decides who handles a message; finishing makes it known for good."""
+"""What every dedupe queue must do. Beginning decides which handler gets a message; finishing records it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_claim_is_extended_by_its_owner_while_it_lasts(open_queue: Open, clock
 
 
 @between_processes
-def test_nobody_extends_the_claim_of_another(open_queue: Open, clock: ManualClock) -> None:
+def test_a_claim_is_extended_by_its_owner_only(open_queue: Open, clock: ManualClock) -> None:
     first, second = open_queue(), open_queue()
     first.begin("h", "a", clock.now_ms(), CLAIM_MS)
     assert not second.extend("h", "a", clock.now_ms(), CLAIM_MS * 9)
@@ -136,7 +136,7 @@ def test_adding_tells_whether_it_was_new(open_queue: Open, clock: ManualClock) -
     assert queue.add("h", "a") is True
     assert queue.add("h", "a") is False
     queue.begin("h", "b", clock.now_ms(), CLAIM_MS)
-    assert queue.add("h", "b") is False  # somebody is at it
+    assert queue.add("h", "b") is False  # it is being handled
     clock.advance(CLAIM_MS / 1000)
     assert queue.add("h", "b") is True
 
@@ -194,7 +194,7 @@ def test_what_was_done_too_long_ago_counts_as_never_seen(open_queue: Open, clock
 
 
 @everywhere
-def test_claims_that_nobody_came_back_for_are_forgotten_too(open_queue: Open, clock: ManualClock) -> None:
+def test_abandoned_claims_are_forgotten_too(open_queue: Open, clock: ManualClock) -> None:
     queue = open_queue(max_age=60, max_count=3)
     queue.begin("h", "abandoned", clock.now_ms(), CLAIM_MS)
     clock.advance((60_000 + CLAIM_MS) / 1000)

@@ -63,7 +63,7 @@ def test_the_same_id_twice_is_handled_once_and_acked_twice(log: Log, dedupe: Mem
 
 
 def test_the_same_id_on_two_topics_is_handled_twice(log: Log, dedupe: MemoryDedupe) -> None:
-    """Or one who may publish on one topic could keep another one's messages from being handled."""
+    """Or a publisher of one topic could keep another one's messages from being handled."""
     seen: queue.Queue[Any] = queue.Queue()
 
     @log.on(">", id="h", dedupe=dedupe)
@@ -146,7 +146,7 @@ def test_it_waits_for_the_claim_of_another_and_spends_no_attempts_on_that(
             return super().begin(*given)
 
     witnessed = Witnessed(clock=clock)
-    witnessed.begin("h", "a#x", clock.now_ms(), CLAIM_MS)  # somebody who will not come back
+    witnessed.begin("h", "a#x", clock.now_ms(), CLAIM_MS)  # a handler that will not come back
     attempts: queue.Queue[int] = queue.Queue()
 
     @log.on("a", id="h", dedupe=witnessed, max_attempts=2)
@@ -164,7 +164,7 @@ def test_it_waits_for_the_claim_of_another_and_spends_no_attempts_on_that(
     assert log.dead_letters.list() == []
 
 
-def test_while_it_is_handled_nobody_else_can_begin_it_however_long_it_takes(log: Log) -> None:
+def test_while_it_is_handled_no_other_can_begin_it_however_long_it_takes(log: Log) -> None:
     claim_ms, seen_by = 100, ManualClock()
     extended = threading.Semaphore(0)
     others: queue.Queue[Begun] = queue.Queue()
@@ -196,7 +196,7 @@ def test_while_it_is_handled_nobody_else_can_begin_it_however_long_it_takes(log:
 def test_an_id_that_the_queue_does_not_take_is_known_by_its_digest(tmp_path: Path, dedupe: MemoryDedupe) -> None:
     path = tmp_path / "log.db"
     with headwater.open(path, maintenance_interval=None) as log:
-        with contextlib.closing(apsw.Connection(str(path))) as plain:  # as anybody may insert
+        with contextlib.closing(apsw.Connection(str(path))) as plain:  # as plain SQL may insert
             plain.execute("INSERT INTO messages (topic, data, id) VALUES ('a', '1', ?)", ("x" * 600,))
         seen: queue.Queue[Any] = queue.Queue()
 
@@ -264,7 +264,7 @@ def test_a_queue_that_is_away_is_asked_again(
 
     log.publish("a", 1)
     log.start()
-    acked(log, "h", 1)  # though nobody could note that it was done
+    acked(log, "h", 1)  # though it could not be recorded as done
     assert list(seen.queue) == [1]
     assert "waits for its dedupe queue: memory:: the server went away" in caplog.text
 

@@ -16,7 +16,7 @@ def keys_of(client: Any) -> dict[str, int]:
     return {key.decode(): client.pttl(key) for key in client.scan_iter()}
 
 
-def test_what_nobody_touches_expires_and_a_long_claim_is_not_cut_short(redis_url: str) -> None:
+def test_unused_entries_expire_and_a_long_claim_is_not_cut_short(redis_url: str) -> None:
     with open_dedupe(redis_url, max_age=10) as queue, redis_client.Redis.from_url(redis_url) as client:
         queue.begin("h", "long", queue.clock.now_ms(), 3_600_000)
         queue.add("h", "a")
@@ -48,7 +48,7 @@ def test_queues_with_other_prefixes_do_not_meet(redis_url: str) -> None:
         assert two.contains("h", "a")
 
 
-def test_a_server_that_is_away_is_told_and_what_was_done_is_known_after_it_was_killed() -> None:
+def test_a_server_that_is_away_is_reported_and_what_was_done_is_known_after_it_was_killed() -> None:
     with RedisServer() as server:
         with open_dedupe(server.url) as queue:
             queue.add("h", "a")

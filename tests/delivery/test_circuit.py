@@ -28,7 +28,7 @@ def test_the_one_that_failed_while_others_behind_it_got_through_is_suspected() -
     assert judge([0, 1, 2, 3], ["sent", "failed", "sent", "failed"]) == ([0, 2], [], [1])
 
 
-def test_when_nothing_gets_through_nobody_is_suspected() -> None:
+def test_when_nothing_gets_through_no_message_is_suspected() -> None:
     assert judge([0, 1, 2], ["failed", "failed", "failed"]) == ([], [], [])
 
 
@@ -98,7 +98,7 @@ def test_a_suspect_is_refused_when_others_got_through_after_each_of_its_failures
 
 
 @given(st.integers(1, 100))
-def test_however_often_it_fails_it_is_not_refused_while_nobody_gets_through(failures: int) -> None:
+def test_however_often_it_fails_it_is_not_refused_while_nothing_gets_through(failures: int) -> None:
     suspect = begin_to_suspect(POLICY, 0, 0.0)
     for at_ms in range(failures):
         suspect = failed_again(suspect, POLICY, at_ms, 0.0)

@@ -140,7 +140,7 @@ def test_the_tree_holds_its_text_and_compares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "problem"),
     [
         ("", "at 1: expected a field, found the end"),
         ("priority >=", "at 12: expected a number or a string, found the end"),
@@ -181,8 +181,8 @@ def test_the_tree_holds_its_text_and_compares() -> None:
         ("data.a == ; DROP", "at 11: `;` has no meaning here"),
     ],
 )
-def test_refuses_and_says_where_and_why(text: str, complaint: str) -> None:
-    with pytest.raises(InvalidWhereError, match=f"^where, {complaint}") as refused:
+def test_refuses_and_says_where_and_why(text: str, problem: str) -> None:
+    with pytest.raises(InvalidWhereError, match=f"^where, {problem}") as refused:
         parse_where(text)
     assert refused.value.next
 

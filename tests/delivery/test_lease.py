@@ -25,7 +25,7 @@ def test_taking_is_refused_exactly_while_anothers_is_alive(lease: Lease, owner: 
 
 
 @given(lease=leases, owner=owners, now_ms=nows, span=spans)
-def test_whoever_takes_it_fences_the_last_holder(lease: Lease, owner: str, now_ms: int, span: int) -> None:
+def test_taking_it_fences_the_last_holder(lease: Lease, owner: str, now_ms: int, span: int) -> None:
     taken = take(lease, owner, now_ms, span)
     if taken is not None:
         assert taken.held_by(owner, taken.fence)
@@ -49,7 +49,7 @@ def test_a_released_lease_is_free_and_keeps_its_fence(lease: Lease, owner: str, 
 
 
 @given(lease=leases, now_ms=nows)
-def test_an_expired_lease_is_still_its_holders_until_somebody_takes_it(lease: Lease, now_ms: int) -> None:
+def test_an_expired_lease_is_still_its_holders_until_it_is_taken(lease: Lease, now_ms: int) -> None:
     assert lease.held_by(lease.owner, lease.fence)
 
 

@@ -51,8 +51,8 @@ def test_a_run_of_neighbours_is_one_receipt(became: dict[int, int]) -> None:
 
 @given(became=stored())
 def test_no_number_stands_in_two_receipts(became: dict[int, int]) -> None:
-    told = [number for each in noted(became) for number in range(each.number, each.number + each.length)]
-    assert sorted(told) == sorted(became)
+    reported = [number for each in noted(became) for number in range(each.number, each.number + each.length)]
+    assert sorted(reported) == sorted(became)
 
 
 @given(one=stored(), two=stored(), first=st.integers(0, 70), count=st.integers(0, 70))

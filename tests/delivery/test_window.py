@@ -11,7 +11,7 @@ ACK_WAIT_MS = 100
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """Commits that fail are part of the life of a window: after each one, memory must say what it said before."""
+    """Commits that fail are part of the life of a window: after each one, memory must be as before."""
 
     def __init__(self) -> None:
         super().__init__()

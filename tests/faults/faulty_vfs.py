@@ -1,4 +1,4 @@
-"""A SQLite VFS that does what the real one does, until told to fail."""
+"""A SQLite VFS that does what the real one does, until set to fail."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_publish_says_so_and_works_again(desk: Desk) -> None:
     assert [message.data for message in subscription.fetch(10)] == [1, 5]
 
 
-def test_everybody_in_a_group_gets_the_answer(desk: Desk) -> None:
+def test_every_work_of_a_group_gets_the_answer(desk: Desk) -> None:
     log = desk.open()
     desk.vfs.full = True
     answers: list[BaseException] = []

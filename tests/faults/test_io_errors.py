@@ -1,4 +1,4 @@
-"""One operation on the disk fails, the nth one, whichever n is: callers are told, retries work, nothing is lost."""
+"""One operation on the disk fails, the nth one, whichever n is: callers get an error, retries work, nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Caller:
 
     def __init__(self, *, hasty: bool) -> None:
         self.hasty = hasty
-        self.told = 0
+        self.reported = 0
 
     def __call__(self, verb: Callable[[], T]) -> T:
         for _ in range(TRIES):
@@ -35,15 +35,15 @@ class Caller:
             except StoreError as exc:
                 if not isinstance(exc, InputOutputError) or not exc.next:
                     raise
-                self.told += 1
+                self.reported += 1
         raise AssertionError("the fault does not end")
 
     def ack(self, acked: set[int], messages: Sequence[headwater.ReceivedMessage], ack: Callable[[], None]) -> None:
-        told = self.told
+        reported = self.reported
         try:
             self(ack) if not self.hasty else ack()
         except InputOutputError:
-            self.told = told + 1  # left alone: then it is no ack, and must be delivered again
+            self.reported = reported + 1  # left alone: then it is no ack, and must be delivered again
         else:
             acked.update(message.seq for message in messages)
 
@@ -93,7 +93,7 @@ def verify(desk: Desk, mode: str, published: dict[int, object], acked: set[int])
 @pytest.mark.parametrize("operation", ["write", "sync", "read"])
 def test_each_single_fault_is_survived(tmp_path: Path, operation: Operation, mode: str, hasty: bool) -> None:
     """Every n in turn. The faults before the log is open are the business of the next test."""
-    nth, told = 1, 0
+    nth, reported = 1, 0
     while True:
         directory = tmp_path / str(nth)
         directory.mkdir()
@@ -109,7 +109,7 @@ def test_each_single_fault_is_survived(tmp_path: Path, operation: Operation, mod
             published, acked, log = live(desk, mode, call)
             if desk.vfs.failures == failures:
                 break  # the life was over before the fault came
-            told += call.told
+            reported += call.reported
             desk.vfs.heal()
             desk.forget(log)
             verify(desk, mode, published, acked)
@@ -120,7 +120,7 @@ def test_each_single_fault_is_survived(tmp_path: Path, operation: Operation, mod
             desk.close()
         nth += 1
     assert nth > 3
-    assert told > 0
+    assert reported > 0
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "read"])
@@ -168,12 +168,12 @@ def test_a_failed_checkpoint_harms_nothing(desk: Desk) -> None:
     text = "x" * 3_000
     published = [log.publish("a", text)]
     desk.vfs.fail_at("write", 1_000, times=400)
-    told = 0
+    reported = 0
     for _ in range(900):
         try:
             published.append(log.publish("a", text))
         except InputOutputError:
-            told += 1
+            reported += 1
     assert desk.vfs.failures > 0
     desk.vfs.heal()
     published.append(log.publish("a", text))
@@ -183,7 +183,7 @@ def test_a_failed_checkpoint_harms_nothing(desk: Desk) -> None:
         found += [message.seq for message in messages]
         subscription.ack_many(messages)
     assert set(found) >= set(published)
-    assert len(found) <= len(published) + told
+    assert len(found) <= len(published) + reported
 
 
 def test_the_watcher_outlives_a_read_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_the_watcher_outlives_a_read_error(desk: Desk, monkeypatch: pytest.Monke
     thread = threading.Thread(target=wait_for_them, daemon=True)
     thread.start()
     other.publish("a", "x" * 100_000)  # large, so that the watcher has pages to read
-    for _ in range(round(PATIENCE_S / 0.01)):  # its failures tell nobody
+    for _ in range(round(PATIENCE_S / 0.01)):  # its failures are not reported
         if desk.vfs.failures > failures or first.wait(0.01):
             break
     desk.vfs.heal()

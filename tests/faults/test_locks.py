@@ -1,4 +1,4 @@
-"""Somebody else holds the write lock: for less than the busy timeout, and for more."""
+"""Another connection holds the write lock: for less than the busy timeout, and for more."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_short_lock_is_waited_for(desk: Desk) -> None:
     assert seqs == [1]
 
 
-def test_a_long_lock_is_told_and_nothing_changes(desk: Desk) -> None:
+def test_a_long_lock_is_reported_and_nothing_changes(desk: Desk) -> None:
     log = desk.open(busy_timeout_ms=round(BUSY_S * 1000))
     log.publish_many([("a", 1), ("a", 2), ("a", 3)])
     subscription = log.subscribe("s", ">")
@@ -65,13 +65,13 @@ def test_many_waiters_wait_for_a_long_lock_together(desk: Desk) -> None:
     """Each waits one busy timeout, not one after the other."""
     log = desk.open(busy_timeout_ms=round(BUSY_S * 1000))
     count = 100
-    told: list[BaseException] = []
+    reported: list[BaseException] = []
 
     def publish(number: int) -> None:
         try:
             log.publish("a", number)
         except LockedError as exc:
-            told.append(exc)
+            reported.append(exc)
 
     threads = [threading.Thread(target=publish, args=(number,)) for number in range(count)]
     with write_lock(desk):
@@ -81,11 +81,11 @@ def test_many_waiters_wait_for_a_long_lock_together(desk: Desk) -> None:
         for thread in threads:
             thread.join(PATIENCE_S)
         took_s = time.monotonic() - began
-    assert len(told) == count
+    assert len(reported) == count
     assert took_s < BUSY_S * count / 3, f"{count} publishers waited {took_s:.1f} s for a busy timeout of {BUSY_S} s"
 
 
-def test_a_storm_of_short_locks_lets_everybody_through(desk: Desk) -> None:
+def test_a_storm_of_short_locks_lets_every_write_through(desk: Desk) -> None:
     log = desk.open()
     over = threading.Event()
 
@@ -96,7 +96,7 @@ def test_a_storm_of_short_locks_lets_everybody_through(desk: Desk) -> None:
             connection.execute("BEGIN IMMEDIATE")
             over.wait(0.005)
             connection.execute("ROLLBACK")
-            over.wait(0.002)  # or it would take the lock again before anybody else can see that it is free
+            over.wait(0.002)  # or it would take the lock again before another connection can see that it is free
         connection.close()
 
     threads = [threading.Thread(target=storm) for _ in range(3)]

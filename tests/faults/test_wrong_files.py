@@ -147,17 +147,17 @@ def as_nobody(work: Callable[[], object]) -> str:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             try:
-                told = f"nothing raised, {work()!r}"
+                reported = f"nothing raised, {work()!r}"
             except HeadwaterError as exc:
-                told = f"{type(exc).__name__}|{exc.next}"
-            os.write(write, told.encode())
+                reported = f"{type(exc).__name__}|{exc.next}"
+            os.write(write, reported.encode())
         finally:
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        told = pipe.read()
+        reported = pipe.read()
     os.waitpid(child, 0)
-    return told
+    return reported
 
 
 def make_log(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A plain echo server on a thread, which remembers what each connection said and how it ended."""
+"""A plain echo server on a thread, which records what each connection sent and how it ended."""
 
 from __future__ import annotations
 

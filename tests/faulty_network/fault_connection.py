@@ -30,7 +30,7 @@ class Onlooker(Protocol):
 
 
 def reset_socket(one: socket.socket) -> None:
-    """Close with an RST: no time to linger means that nothing is sent, and the other end is told so."""
+    """Close with an RST: no time to linger means that nothing is sent, and the other end sees it."""
     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     one.close()
 
@@ -125,7 +125,7 @@ class Connection:
                 if ending is Ending.RESET and end.fileno() >= 0:
                     reset_socket(end)
                 end.close()
-            self.deliver()  # to nobody, but it is not held any more
+            self.deliver()  # the connection is gone, but it is not held any more
             self.parted.set()
 
     # What its tasks tell.
@@ -174,7 +174,7 @@ class Connection:
         self.reset()
 
     def _target_gone(self, direction: Direction) -> None:
-        """Its end travels the way its bytes did, unless that end was already told."""
+        """Its end travels the way its bytes did, unless that end already knows."""
         back = self._to_server if direction is Direction.TO_CLIENT else self._to_client
         if self._drains[back].done() and not back.lost:
             self.reset()

@@ -1,6 +1,6 @@
 """A TCP proxy that fails on demand, for tests that put it between a client and a server.
 
-It lives on a thread of its own with an event loop of its own, so that tests in any colour can drive it:
+It lives on a thread of its own with an event loop of its own, so that sync and asyncio tests can drive it:
 
     with FaultProxy("127.0.0.1", server_port) as proxy:
         client = connect(proxy.port)
@@ -36,7 +36,7 @@ def _new_socket() -> socket.socket:
 
 
 class FaultProxy:
-    """Passes everything on until told otherwise; `heal` takes all faults back."""
+    """Passes everything on until changed; `heal` takes all faults back."""
 
     host = "127.0.0.1"
 

@@ -59,7 +59,7 @@ class Fault:
                 proxy.blackhole(self.direction)
             case Kind.REFUSE:
                 proxy.refuse()
-                proxy.reset()  # or nobody would notice
+                proxy.reset()  # or it would go unnoticed
             case Kind.CLOSE:
                 proxy.close_cleanly()
             case Kind.DUPLICATE:

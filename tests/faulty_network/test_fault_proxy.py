@@ -88,7 +88,7 @@ def test_a_clients_reset_reaches_the_server_as_one(
     server.wait_until(lambda: server.endings == {0: "reset"})
 
 
-def test_a_server_that_talks_on_is_told_that_its_client_is_gone() -> None:
+def test_a_server_that_talks_on_is_reported_that_its_client_is_gone() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         FaultProxy("127.0.0.1", listener.getsockname()[1]) as proxy,
@@ -243,8 +243,8 @@ def test_refusing_hits_new_connections_only_and_ends_on_the_same_port(proxy: Fau
 
 def test_a_server_that_is_not_there_resets_the_client(proxy: FaultProxy, new_client: NewClient) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed_soon:
-        nobody: int = closed_soon.getsockname()[1]
-    proxy.retarget("127.0.0.1", nobody)
+        closed_port: int = closed_soon.getsockname()[1]
+    proxy.retarget("127.0.0.1", closed_port)
     with pytest.raises(ConnectionResetError):
         new_client().recv(1)
     proxy.wait_until(lambda counts: counts.unreachable == 1)

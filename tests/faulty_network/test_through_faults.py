@@ -1,4 +1,4 @@
-"""Clients and a server, with a network between them that fails in every way: no promise breaks, and nobody hangs."""
+"""Clients and a server, with a network between them that fails in every way: no promise breaks, and no client hangs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def play(seed: int, rounds: int, directory: Path, figures: Callable[[str], None]
         f"failing network (seed {seed}, {time.monotonic() - began_s:.0f} s): {struck.total()} faults, "
         f"{counts.connections} connections, {counts.orphaned} late duplicates; {verdict}"
     )
-    assert not verdict.complaints, "\n".join([f"seed {seed}", *verdict.complaints[:20], server.errors()])
+    assert not verdict.problems, "\n".join([f"seed {seed}", *verdict.problems[:20], server.errors()])
     assert set(struck) == set(Kind)
     assert verdict.counts["published"] > 10 * struck.total(), "too little happened for this to mean anything"
     for client in company.clients:
@@ -69,7 +69,7 @@ def strike(fault: Fault, proxy: FaultProxy, company: Company, dice: random.Rando
     before = proxy.counts
     fault.strike(proxy)
     if fault.lasts:
-        company.done.wait(dice.uniform(*LASTING_S))  # nobody sets it before the end
+        company.done.wait(dice.uniform(*LASTING_S))  # set at the end only
     elif fault.kind is Kind.CUT:
         proxy.wait_until(lambda counts: counts.cuts > before.cuts)
     elif fault.kind is Kind.DUPLICATE:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater import wiring
+from headwater import testing, wiring
 from headwater.broker.subscribe import SubscribeOptions
 from headwater.client.options import RemoteOptions, read_options
 from headwater.delivery.publishing import DedupeWindow
@@ -25,6 +25,8 @@ DOCS = [
     "docs/postgres.md",
     "docs/transports.md",
     "docs/speed.md",
+    "docs/frameworks.md",
+    "docs/testing.md",
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -33,10 +35,11 @@ DOCS = [
     "docs/server.md",
     "docs/pipeline.md",
     "docs/replication.md",
+    "docs/deploying.md",
 ]
 WRITTEN = [*DOCS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").rglob("*.*")))]
 FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json")
-THE_READERS_OWN = {"headwater.toml", "manifest.db"}
+THE_READERS_OWN = {"headwater.toml", "manifest.db", "conftest.py", "shop.py"}
 LAKE_TABLES = ("bronze/", "silver/", "gold/", "metrics/", "typed/")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt|opt|usr|var)/")
 
@@ -137,7 +140,7 @@ def test_no_paths_of_a_machine(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_exactly_once_is_never_said_without_its_mechanism(name: str) -> None:
+def test_exactly_once_is_never_claimed_without_its_mechanism(name: str) -> None:
     for paragraph in re.split(r"\n\s*\n", text(name)):
         if re.search(r"exactly[\s-]+once", paragraph, re.IGNORECASE):
             assert "mechanism" in paragraph.lower()
@@ -155,24 +158,24 @@ def test_limits_are_those_of_the_code() -> None:
         assert int(value.replace(",", "")) == getattr(module, name), name
 
 
-def seconds(said: str) -> float:
-    number, unit = said.split()
+def seconds(documented: str) -> float:
+    number, unit = documented.split()
     return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
 
 
 def test_open_options_are_those_of_the_code() -> None:
-    said = {name: default for name, default, _ in table(REFERENCE, "open option")}
-    assert list(said) == list(wiring.OpenOptions.__annotations__)
-    assert seconds(said["dedupe"]) * 1000 == DedupeWindow().span_ms
-    assert int(said["dedupe_count"].replace(",", "")) == DedupeWindow().count
-    assert seconds(said["maintenance_interval"]) == wiring.MAINTENANCE_S
-    assert seconds(said["busy_timeout"]) == wiring.BUSY_TIMEOUT_S
-    assert (said["durability"], said["adopt"], said["heartbeats"]) == ('"full"', "False", "True")
+    documented = {name: default for name, default, _ in table(REFERENCE, "open option")}
+    assert list(documented) == list(wiring.OpenOptions.__annotations__)
+    assert seconds(documented["dedupe"]) * 1000 == DedupeWindow().span_ms
+    assert int(documented["dedupe_count"].replace(",", "")) == DedupeWindow().count
+    assert seconds(documented["maintenance_interval"]) == wiring.MAINTENANCE_S
+    assert seconds(documented["busy_timeout"]) == wiring.BUSY_TIMEOUT_S
+    assert (documented["durability"], documented["adopt"], documented["heartbeats"]) == ('"full"', "False", "True")
 
 
 def test_subscribe_options_are_those_of_the_code() -> None:
-    said = {name: default for name, default, _ in table(REFERENCE, "subscribe option")}
-    assert set(said) == set(SubscribeOptions.__annotations__)
+    documented = {name: default for name, default, _ in table(REFERENCE, "subscribe option")}
+    assert set(documented) == set(SubscribeOptions.__annotations__)
     spec = SubscriptionSpec("")
     spans_ms = {
         "ack_wait": spec.ack_wait_ms,
@@ -181,20 +184,20 @@ def test_subscribe_options_are_those_of_the_code() -> None:
         "backoff": spec.retry.base_ms,
         "backoff_max": spec.retry.cap_ms,
     }
-    assert {name: seconds(said[name]) * 1000 for name in spans_ms} == spans_ms
+    assert {name: seconds(documented[name]) * 1000 for name in spans_ms} == spans_ms
     numbers = {
         "max_in_flight": spec.max_in_flight,
         "max_attempts": spec.retry.max_attempts,
         "backoff_factor": spec.retry.factor,
         "jitter": spec.retry.jitter,
     }
-    assert {name: float(said[name].replace(",", "")) for name in numbers} == numbers
+    assert {name: float(documented[name].replace(",", "")) for name in numbers} == numbers
     words = {
         "mode": spec.mode,
         "dialect": spec.dialect,
         "order": spec.order,
     }
-    assert {name: said[name].strip('"') for name in words} == words
+    assert {name: documented[name].strip('"') for name in words} == words
     rest = {
         "where": spec.where,
         "order_key": spec.order_key,
@@ -204,20 +207,26 @@ def test_subscribe_options_are_those_of_the_code() -> None:
         "to": spec.entities.get("to"),
         "broadcast": spec.entities.get("broadcast", False),
     }
-    assert {name: said[name] for name in rest} == {name: repr(value) for name, value in rest.items()}
-    assert said.keys() - {*spans_ms, *numbers, *words, *rest} == {"start", "timeout", "takeover"}
+    assert {name: documented[name] for name in rest} == {name: repr(value) for name, value in rest.items()}
+    assert documented.keys() - {*spans_ms, *numbers, *words, *rest} == {"start", "timeout", "takeover"}
 
 
 def test_connection_options_are_those_of_the_code() -> None:
-    said = {name: default for name, default, _ in table("docs/server.md", "connection option")}
-    assert set(said) == set(RemoteOptions.__annotations__)
+    documented = {name: default for name, default, _ in table("docs/server.md", "connection option")}
+    assert set(documented) == set(RemoteOptions.__annotations__)
     settings = read_options("ws://localhost", {})
-    assert seconds(said["timeout"]) == settings.timeout_s
-    assert seconds(said["connect_timeout"]) == settings.connect_timeout_s
-    assert seconds(said["ping"]) == settings.ping_s
+    assert seconds(documented["timeout"]) == settings.timeout_s
+    assert seconds(documented["connect_timeout"]) == settings.connect_timeout_s
+    assert seconds(documented["ping"]) == settings.ping_s
     backoff = settings.backoff
-    assert (seconds(said["reconnect_min"]), seconds(said["reconnect_max"])) == (backoff.first_s, backoff.most_s)
-    assert (said["reconnect"], said["reconnect_attempts"]) == (f'"{backoff.strategy}"', str(backoff.attempts))
+    assert (seconds(documented["reconnect_min"]), seconds(documented["reconnect_max"])) == (
+        backoff.first_s,
+        backoff.most_s,
+    )
+    assert (documented["reconnect"], documented["reconnect_attempts"]) == (
+        f'"{backoff.strategy}"',
+        str(backoff.attempts),
+    )
 
 
 def test_publish_options_are_all_named() -> None:
@@ -263,6 +272,35 @@ def test_the_code_of_the_readme_runs_in_order(tmp_path: Path) -> None:
     for words in commands():
         done = run(words, tmp_path)
         assert done.returncode == 0, (words, done.stderr)
+
+
+def test_the_code_of_the_page_on_frameworks_runs(tmp_path: Path) -> None:
+    [program] = re.findall(r"^```python\n(.*?)^```$", text("docs/frameworks.md"), re.MULTILINE | re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("SecondLibraryWarning\n", "")
+
+
+def test_the_code_of_the_page_on_testing_runs(tmp_path: Path) -> None:
+    """The first line of each block names its file."""
+    blocks = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", text("docs/testing.md"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == text("docs/testing.md").count("```python\n") > 3
+    for name, code in blocks:
+        with (tmp_path / name).open("a") as file:
+            file.write(code)
+    words = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    tests = sum(code.count("\ndef test_") + code.startswith("def test_") for _, code in blocks)
+    assert f"{tests} passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_the_failure_shown_on_the_page_on_testing_is_that_of_the_code() -> None:
+    [shown] = re.findall(r"^```text\n(expected a message.*?)^```$", text("docs/testing.md"), re.MULTILINE | re.DOTALL)
+    with testing.open_log() as log:
+        log.publish("orders.new", {"id": 21, "amount": 9})
+        log.publish("invoices.sent", {"order": 21, "amount": 9})
+        with pytest.raises(AssertionError) as caught:
+            testing.assert_published(log, "invoices.sent", data={"order": 21, "amount": 10})
+    assert [line.rstrip() for line in str(caught.value).splitlines()] == shown.splitlines()
 
 
 def command_names(markdown: str) -> set[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater import errors
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, VersionConflictError
 
 SOURCE = Path(errors.__file__).parent
 
@@ -97,6 +97,13 @@ def test_an_error_survives_a_pickle(kind: type[HeadwaterError]) -> None:
     assert type(copy) is kind
     assert (copy.why, copy.where, copy.next) == ("it is empty", "topic ''", "Name at least one token")
     assert str(copy) == "topic '': it is empty. Name at least one token"
+
+
+def test_what_a_class_adds_survives_a_pickle_too() -> None:
+    error = VersionConflictError("stale", newest=7)
+    error.add_note("on the second try")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.newest, copy.__notes__, str(copy)) == (7, ["on the second try"], "stale")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def engine_here() -> None:
-    """For tests that put their hands into the engine in ways that a client cannot."""
+    """For tests that reach into the engine in ways that a client cannot."""
 
 
 class LogOpener:
@@ -75,3 +75,8 @@ def open_log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock)
 @pytest.fixture
 def log(open_log: LogOpener) -> Log:
     return open_log()
+
+
+@pytest.fixture(params=["exclusive", "shared"])
+def mode(request: pytest.FixtureRequest) -> Any:
+    return request.param

@@ -85,17 +85,17 @@ class Reader:
     def overdue(self, handle: Any, now_ms: int) -> bool:
         return self.deliveries[handle.seq].due_ms <= now_ms
 
-    def overlooked(self, in_hand: Iterable[Any], now_ms: int) -> list[int]:
-        """What an empty fetch should have returned, or buried."""
-        waits = self._suspects(in_hand, now_ms)
+    def overlooked(self, in_flight: Iterable[Any], now_ms: int) -> list[int]:
+        """What an empty fetch should have returned, or dead-lettered."""
+        waits = self._suspects(in_flight, now_ms)
         return [
             seq
             for seq, delivery in self.deliveries.items()
             if delivery.due(now_ms) and not (waits and delivery.state == FLIGHT)
         ]
 
-    def _suspects(self, in_hand: Iterable[Any], now_ms: int) -> list[int]:
-        held = {id(handle) for handle in in_hand}
+    def _suspects(self, in_flight: Iterable[Any], now_ms: int) -> list[int]:
+        held = {id(handle) for handle in in_flight}
         return [
             seq
             for seq, delivery in self.deliveries.items()
@@ -107,7 +107,7 @@ class Reader:
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
-    def delivered(self, handle: Any, in_hand: Iterable[Any], now_ms: int) -> None:
+    def delivered(self, handle: Any, in_flight: Iterable[Any], now_ms: int) -> None:
         seq = handle.seq
         assert seq in self.deliveries, f"message {seq} is none of this subscription's"
         delivery = self.deliveries[seq]
@@ -119,7 +119,7 @@ class Reader:
             assert not self._passed_over(seq, now_ms), f"message {seq} came before a lower one"
         self.redelivered += handle.attempt > 1
         delivery.suspect = delivery.state == FLIGHT
-        others = self._suspects(in_hand, now_ms)
+        others = self._suspects(in_flight, now_ms)
         assert not (delivery.suspect and others), f"message {seq} came beside another suspect, {others}"
         delivery.state, delivery.attempts = FLIGHT, handle.attempt
         delivery.due_ms, delivery.handle = now_ms + self.ack_wait_ms, handle
@@ -134,18 +134,18 @@ class Reader:
             and not delivery.message.expired(now_ms)
         ]
 
-    def buried_by_itself(self, seq: int, reason: str, now_ms: int) -> None:
+    def dead_lettered_by_itself(self, seq: int, reason: str, now_ms: int) -> None:
         """The log gave up on a message: was it right?"""
         delivery = self.deliveries[seq]
-        assert delivery.due(now_ms), f"message {seq} was buried ({reason}) while it was {delivery.state}"
+        assert delivery.due(now_ms), f"message {seq} was dead-lettered ({reason}) while it was {delivery.state}"
         if reason != "expired":  # it was given back, or lost, once too often
             assert reason in ("timeout", "max_attempts")
             assert delivery.attempts >= self.max_attempts
         else:
             assert delivery.message.expired(now_ms)
-        self._bury(delivery, reason)
+        self._dead_letter(delivery, reason)
 
-    def _bury(self, delivery: Delivery, reason: str) -> None:
+    def _dead_letter(self, delivery: Delivery, reason: str) -> None:
         delivery.state, delivery.handle = DEAD, None
         letter = self.letters.setdefault(delivery.message.seq, Letter(reason))
         letter.reason, letter.redriving = reason, False
@@ -159,19 +159,19 @@ class Reader:
     def nack(self, handle: Any, delay_ms: int | None, now_ms: int) -> None:
         delivery = self.deliveries[handle.seq]
         if delivery.attempts >= self.max_attempts:
-            self._bury(delivery, "max_attempts")
+            self._dead_letter(delivery, "max_attempts")
             return
         wait_ms = self.backoff_ms * 2 ** (delivery.attempts - 1) if delay_ms is None else delay_ms
         delivery.state, delivery.due_ms, delivery.handle = WAITING, now_ms + wait_ms, None
 
     def reject(self, handle: Any) -> None:
-        self._bury(self.deliveries[handle.seq], "rejected")
+        self._dead_letter(self.deliveries[handle.seq], "rejected")
 
     def extend(self, handle: Any, now_ms: int) -> None:
         self.deliveries[handle.seq].due_ms = now_ms + self.ack_wait_ms
 
     def given_back(self, handles: Iterable[Any], now_ms: int) -> None:
-        """Closed in good order: what was in flight is due at once, and nobody is to blame."""
+        """Closed in good order: what was in flight is due at once, and no attempt is charged."""
         for handle in handles:
             if self.holds(handle):
                 delivery = self.deliveries[handle.seq]
@@ -204,8 +204,8 @@ class Reader:
                 continue
             if seq in self.letters:  # it is being redriven, and its letter carries a copy
                 continue
-            in_hand = delivery.state == FLIGHT and now_ms < delivery.due_ms and delivery.handle is not None
-            assert not in_hand, f"message {seq} was deleted while it was being handled"
+            in_flight = delivery.state == FLIGHT and now_ms < delivery.due_ms and delivery.handle is not None
+            assert not in_flight, f"message {seq} was deleted while it was being handled"
             delivery.state, delivery.handle = LOST, None
             lost += 1
         self.gaps += lost

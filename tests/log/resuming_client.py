@@ -1,5 +1,6 @@
-"""A client as a server sees it: it lives on while its connections come and go, and keeps what it has in its hands."""
+"""A client as a server sees it: it lives on while its connections come and go, and keeps its messages in flight."""
 
+from collections.abc import Callable
 from typing import Any
 
 from headwater.broker.deliveries import Claimed, Failure
@@ -14,7 +15,7 @@ class Client:
     def __init__(self, log: Any, **options: Any) -> None:
         self.log = log
         self.options = options
-        self.hands: dict[int, Claimed] = {}
+        self.in_flight: dict[int, Claimed] = {}
         self.settled: list[int] = []  # what the last resume found settled
         self.name = f"client-{id(self)}"
         self.connection = self._subscribe(Resume(self.name))
@@ -25,46 +26,46 @@ class Client:
         return subscriber
 
     def fetch(self, limit: int = 100, *, arriving: int = 100) -> Pairs:
-        """What the server hands out; only so many of them get across."""
+        """What the server delivers; only `arriving` of them reach the client."""
         found = run_blocking(self.connection.take(limit, 0.0))
-        self.hands.update({claimed.message.seq: claimed for claimed in found[:arriving]})
+        self.in_flight.update({claimed.message.seq: claimed for claimed in found[:arriving]})
         return pairs(found)
 
     def ack(self, *seqs: int, answered: bool = True) -> None:
         """Unless answered, the client does not know that it got through."""
-        done(self.connection.ack([self.hands[seq] for seq in seqs]))
+        done(self.connection.ack([self.in_flight[seq] for seq in seqs]))
         if answered:
             self._drop(seqs)
 
     def nack(self, *seqs: int, delay_ms: int = 0, answered: bool = True) -> None:
         for seq in seqs:
-            run_blocking(self.connection.nack(self.hands[seq], delay_ms, Failure("processing_error")))
+            run_blocking(self.connection.nack(self.in_flight[seq], delay_ms, Failure("processing_error")))
         if answered:
             self._drop(seqs)
 
     def reject(self, *seqs: int, answered: bool = True) -> None:
         for seq in seqs:
-            run_blocking(self.connection.reject(self.hands[seq], Failure("rejected")))
+            run_blocking(self.connection.reject(self.in_flight[seq], Failure("rejected")))
         if answered:
             self._drop(seqs)
 
     def _drop(self, seqs: tuple[int, ...]) -> None:
         for seq in seqs:
-            del self.hands[seq]
+            del self.in_flight[seq]
 
     def vanish(self) -> None:
         """The server notices that the connection is broken."""
         run_blocking(self.connection.close(vanished=True))
 
     def proof(self) -> Resume:
-        return Resume(self.name, pairs(self.hands.values()))
+        return Resume(self.name, pairs(self.in_flight.values()))
 
     def resume(self, log: Any = None, *, proof: Resume | None = None, **more: Any) -> Pairs:
-        """Connect again and say what is in hand; what of it is still the client's is returned, and all it keeps."""
+        """Connect again and claim what is in flight; returns what is still the client's, which is all it keeps."""
         self.log = log or self.log
         self.connection = self._subscribe(proof or self.proof(), **more)
         resumed = self.connection.resumed
-        self.hands = {claimed.message.seq: claimed for claimed in resumed.held}
+        self.in_flight = {claimed.message.seq: claimed for claimed in resumed.held}
         self.settled = resumed.settled
         return pairs(resumed.held)
 
@@ -76,3 +77,9 @@ def done(completion: Completion[Any]) -> Any:
 
 def pairs(claimed: Any) -> Pairs:
     return [(each.message.seq, each.attempt) for each in claimed]
+
+
+Break = Callable[[Client], None]
+BREAKS: dict[str, Break] = {"noticed": Client.vanish, "unnoticed": lambda client: None}
+"""How the connection ends for the server: it sees it break, or it still believes in it when the client is back. A
+server that died leaves the same behind as one that noticed nothing."""

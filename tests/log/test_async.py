@@ -334,7 +334,7 @@ def test_a_closed_log_says_so_to_readers_too(url: str, clock: ManualClock) -> No
     asyncio.run(story())
 
 
-def test_an_ack_nobody_waits_for_is_done_after_close(run: Any) -> None:
+def test_an_unconfirmed_ack_is_done_after_close(run: Any) -> None:
     async def story(log: AsyncLog) -> None:
         await log.publish_many([("a", n) for n in range(4)])
         async with log.subscribe("s", "a") as subscription:

@@ -1,4 +1,4 @@
-"""A stored filter that RE2 cannot take, from before: it is told by its subscription's name, and spoils nothing else."""
+"""A stored filter that RE2 cannot take, from before: the error names its subscription, and nothing else fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_it_is_shown_as_broken_and_others_are_well(path: Path) -> None:
             assert len(subscription.fetch()) == 2
 
 
-def test_who_uses_it_is_told_its_name(path: Path) -> None:
+def test_its_use_raises_an_error_with_its_name(path: Path) -> None:
     with (
         headwater.open(path, maintenance_interval=None) as log,
         pytest.raises(InvalidFilterError, match=r"subscription old, .*\(\?!"),

@@ -11,7 +11,7 @@ from headwater import Log, ManualClock
 from headwater.errors import InvalidDataError
 
 
-def bury_two(log: Log) -> None:
+def dead_letter_two(log: Log) -> None:
     log.publish(
         "a.b", {"deep": [1, "é"]}, id="given", type="T", headers={"h": 1}, from_="me", priority=3, delay=0, ttl=9
     )
@@ -27,7 +27,7 @@ def plain(log: Log) -> list[dict[str, Any]]:
 
 
 def test_a_line_tells_everything(log: Log) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     first, second = plain(log)
     assert first["message"]["data"] == {"deep": [1, "é"]}
     assert (first["reason"], first["error"], first["attempts"]) == ("max_attempts", "went wrong\nTraceback …", 1)
@@ -36,12 +36,12 @@ def test_a_line_tells_everything(log: Log) -> None:
 
 
 def test_export_takes_a_filter(log: Log) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     assert [json.loads(line)["message"]["topic"] for line in log.dead_letters.export(reason="rejected")] == ["c"]
 
 
 def test_out_and_back_is_the_same_but_for_the_ids(log: Log) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     before, lines = plain(log), list(log.dead_letters.export())
     log.dead_letters.purge()
     assert log.dead_letters.import_(lines) == 2
@@ -50,7 +50,7 @@ def test_out_and_back_is_the_same_but_for_the_ids(log: Log) -> None:
 
 
 def test_imported_letters_can_be_redriven(log: Log) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     lines = list(log.dead_letters.export())
     log.dead_letters.purge()
     log.retain(">", max_count=0)
@@ -64,7 +64,7 @@ def test_imported_letters_can_be_redriven(log: Log) -> None:
 def test_letters_of_another_log_are_redriven_to_a_topic_only(log: Log, clock: ManualClock) -> None:
     """A delivery goes by seq, and here that seq is another message."""
     with headwater.open("memory:", clock=clock, maintenance_interval=None, heartbeats=False) as elsewhere:
-        bury_two(elsewhere)
+        dead_letter_two(elsewhere)
         lines = list(elsewhere.dead_letters.export(reason="rejected"))
     log.publish_many([("a", "mine"), ("a", "mine too")])
     subscription = log.subscribe("s", ">")
@@ -79,7 +79,7 @@ def test_letters_of_another_log_are_redriven_to_a_topic_only(log: Log, clock: Ma
 
 def test_a_letter_of_another_log_is_known_by_its_topic_too(log: Log, clock: ManualClock) -> None:
     with headwater.open("memory:", clock=clock, maintenance_interval=None, heartbeats=False) as elsewhere:
-        bury_two(elsewhere)
+        dead_letter_two(elsewhere)
         lines = list(elsewhere.dead_letters.export(reason="max_attempts"))
     log.publish("orders.new", "ours", id="given")
     log.subscribe("s", ">").close()
@@ -88,7 +88,7 @@ def test_a_letter_of_another_log_is_known_by_its_topic_too(log: Log, clock: Manu
 
 
 def test_empty_lines_do_not_matter(log: Log) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     first, second = log.dead_letters.export()
     assert log.dead_letters.import_(["", first + "\n", "   \n", second, ""]) == 2
     assert log.dead_letters.import_([]) == 0
@@ -99,7 +99,7 @@ BROKEN = ["{", "[]", "5", "null", '{"subscription": "s"}', '{"message": {}}']
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_line_is_named_and_nothing_is_imported(log: Log, broken: str) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     first, second = log.dead_letters.export()
     with pytest.raises(InvalidDataError) as refused:
         log.dead_letters.import_([first, "", broken, second])
@@ -109,7 +109,7 @@ def test_a_broken_line_is_named_and_nothing_is_imported(log: Log, broken: str) -
 
 @pytest.mark.parametrize("change", [{"died_at": "yesterday"}, {"died_at": 5}, {"message": 5}], ids=str)
 def test_a_line_with_a_wrong_value_is_named(log: Log, change: dict[str, Any]) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     line = {**plain(log)[0], **change}
     with pytest.raises(InvalidDataError) as refused:
         log.dead_letters.import_([json.dumps(line)])
@@ -133,7 +133,7 @@ def test_a_line_with_a_wrong_value_is_named(log: Log, change: dict[str, Any]) ->
     ids=str,
 )
 def test_a_line_with_a_value_of_the_wrong_type_is_named(log: Log, change: dict[str, Any]) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     line = plain(log)[0]
     for name, value in change.items():
         *inside, name = name.split(".")
@@ -160,7 +160,7 @@ def test_a_line_with_a_value_of_the_wrong_type_is_named(log: Log, change: dict[s
     ids=lambda change: next(iter(change)),
 )
 def test_a_line_over_a_limit_is_named(log: Log, change: dict[str, Any]) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     line = plain(log)[0]
     for name, value in change.items():
         *inside, name = name.split(".")
@@ -172,20 +172,20 @@ def test_a_line_over_a_limit_is_named(log: Log, change: dict[str, Any]) -> None:
 
 
 def test_what_a_line_tells_of_its_failure_is_cut_and_its_size_counted(log: Log) -> None:
-    bury_two(log)
+    dead_letter_two(log)
     line = plain(log)[0]
     line |= {"error": "x" * 100_000, "stack": "y" * 100_000, "handler": "z" * 1_000}
     line["message"]["size"] = 10**15
     log.dead_letters.import_([json.dumps(line)])
     letter = log.dead_letters.list()[-1]
-    told = (letter.error or "", letter.stack or "", letter.handler or "")
-    assert [len(text) for text in told] == [2_000, 8_000, 256]
+    reported = (letter.error or "", letter.stack or "", letter.handler or "")
+    assert [len(text) for text in reported] == [2_000, 8_000, 256]
     assert letter.message.size == len(letter.message.raw)
 
 
 def test_lines_come_in_by_pages(log: Log) -> None:
     """Of a page with a broken line nothing is imported; the pages before it are, and the error says so."""
-    bury_two(log)
+    dead_letter_two(log)
     first, _ = log.dead_letters.export()
     taken = 0
 

@@ -10,7 +10,7 @@ from headwater.errors import InvalidFilterError, InvalidPatternError, UnknownDea
 from headwater.ports.store import LETTERS_BYTES_MAX
 
 
-def bury(log: Log, *letters: tuple[str, str | None, str | None], id: str = "s") -> None:
+def dead_letter(log: Log, *letters: tuple[str, str | None, str | None], id: str = "s") -> None:
     """Rejects a message per (topic, type, error)."""
     log.publish_many([(topic, None, {"type": type}) for topic, type, _ in letters])
     with log.subscribe(id, ">") as subscription:
@@ -21,7 +21,7 @@ def bury(log: Log, *letters: tuple[str, str | None, str | None], id: str = "s") 
 
 @pytest.fixture
 def three(log: Log) -> Log:
-    bury(
+    dead_letter(
         log,
         ("orders.new", "TestMessage", "Redis error: connection refused"),
         ("orders.old", "TestMessage", "Redis error: timed out"),
@@ -115,7 +115,7 @@ def test_purging_removes_some_or_all_and_says_how_many(three: Log) -> None:
 
 def test_ids_are_not_used_again_after_purging(three: Log) -> None:
     three.dead_letters.purge()
-    bury(three, ("again", None, None))
+    dead_letter(three, ("again", None, None))
     assert ids(three) == [4]
 
 
@@ -129,7 +129,7 @@ def test_they_outlive_their_message_and_their_subscription(three: Log, clock: Ma
 
 def test_they_survive_reopening(open_log: Any) -> None:
     with open_log() as log:
-        bury(log, ("a", "T", "broken"))
+        dead_letter(log, ("a", "T", "broken"))
     with open_log() as log:
         [letter] = log.dead_letters.list()
     assert (letter.message.topic, letter.message.type, letter.error) == ("a", "T", "broken")
@@ -145,7 +145,7 @@ def test_more_than_a_page_of_them(log: Log) -> None:
     assert log.dead_letters.purge() == count
 
 
-def test_what_is_told_of_a_failure_is_cut(log: Log) -> None:
+def test_what_is_reported_of_a_failure_is_cut(log: Log) -> None:
     log.publish("a", 1)
     [message] = log.subscribe("s", "a").fetch()
     message.reject("é" * 1_000_000)
@@ -164,3 +164,48 @@ def test_large_ones_are_listed_and_taken_out_whole(log: Log) -> None:
     assert sum(1 for line in lines if large in line) == 10
     assert log.dead_letters.redrive(to_topic="again").redriven == 10
     assert ids(log) == []
+
+
+def test_a_dead_letter_is_one_line_in_the_log_of_the_application(
+    log: Log, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level warning, whichever way the message died; and a nack that leads to another attempt is none."""
+    caplog.set_level("WARNING", "headwater")
+    with log.subscribe("s", "a", max_attempts=2, backoff=0, jitter=0) as subscription:
+        for number in range(3):
+            log.publish("a", number)
+        first, second, third = subscription.fetch(3)
+        first.reject("broken\nand more")
+        second.nack(0, error="not yet")
+        third.ack()
+        assert len(dead_lines(caplog)) == 1
+        subscription.fetch(1)[0].nack(0, error="never")
+        log.publish("a", "late", ttl=1)
+        clock.advance(2)
+        assert subscription.fetch(1) == []
+    assert dead_lines(caplog) == [
+        "message 1 on a is dead-lettered in subscription s: rejected, attempt 1: broken",
+        "message 2 on a is dead-lettered in subscription s: max_attempts, attempt 2: never",
+        "message 4 on a is dead-lettered in subscription s: expired, attempt 0",
+    ]
+
+
+def dead_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [each for each in caplog.records if "dead-lettered" in each.getMessage()]
+    assert all((each.name, each.levelname) == ("headwater", "WARNING") for each in lines)
+    return [each.getMessage() for each in lines]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_many_dead_letters_at_once_are_not_as_many_lines(
+    log: Log, clock: ManualClock, caplog: pytest.LogCaptureFixture, mode: Any
+) -> None:
+    caplog.set_level("WARNING", "headwater")
+    log.publish_many([("a", number, {"ttl": 1}) for number in range(250)])
+    clock.advance(2)
+    with log.subscribe("s", "a", mode=mode) as subscription:
+        assert subscription.fetch(250) == []
+    lines = dead_lines(caplog)
+    assert len(log.dead_letters.list(limit=1000)) == 250
+    assert 100 < len(lines) < 110
+    assert lines[-1].endswith("more messages are dead-lettered in subscription s")

@@ -7,11 +7,6 @@ import pytest
 from headwater import Log, ManualClock
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def seqs(messages: Any) -> list[int]:
     return [message.seq for message in messages]
 
@@ -57,7 +52,7 @@ def test_delayed_ones_come_in_the_order_of_their_seq_when_due_together(log: Log,
     assert drain(subscription) == [1, 2, 3, 4, 5]
 
 
-def test_a_delay_that_is_over_before_anybody_looks_is_none(log: Log, mode: Any, clock: ManualClock) -> None:
+def test_a_delay_that_is_over_before_the_first_fetch_has_no_effect(log: Log, mode: Any, clock: ManualClock) -> None:
     log.publish_many([("a", 1, {"delay": 10}), ("a", 2)])
     clock.advance(10)
     assert seqs(log.subscribe("s", "a", mode=mode).fetch()) == [1, 2]
@@ -164,7 +159,7 @@ def test_a_message_that_expires_while_it_waits_may_be_left_out_quietly(
     assert log.dead_letters.list() == []
 
 
-def test_an_expired_message_is_buried_once_even_over_a_crash(open_log: Any, clock: ManualClock) -> None:
+def test_an_expired_message_is_dead_lettered_once_even_over_a_crash(open_log: Any, clock: ManualClock) -> None:
     vanished = open_log()
     vanished.publish_many([("a", 1), ("a", 2, {"ttl": 1})])
     clock.advance(1)

@@ -1,4 +1,4 @@
-"""One holder: the second is refused, a dead one is replaced, and a late one is told."""
+"""One holder: the second is refused, a dead one is replaced, and a late one is refused."""
 
 from typing import Any
 
@@ -119,7 +119,7 @@ def test_a_heartbeat_renews_the_lease_of_an_idle_holder(open_log: Any, clock: Ma
 
 
 def test_a_holder_that_ran_out_unnoticed_goes_on(log: Log, clock: ManualClock) -> None:
-    """Nobody else wanted it meanwhile, so its work is still nobody else's."""
+    """No other consumer took it meanwhile, so its deliveries are still its own."""
     log.publish_many([("a", 1), ("a", 2)])
     subscription = log.subscribe("s", "a", lease=10, ack_wait=3_600)
     [message] = subscription.fetch(1)

@@ -10,11 +10,6 @@ from headwater import Log, ManualClock
 from headwater.errors import DiskFullError
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 @pytest.fixture
 def full_disk(log: Log, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """`with full_disk():` every commit fails, after all the work for it was done."""
@@ -76,7 +71,7 @@ def test_a_failed_settling_may_be_tried_again(log: Log, mode: Any, full_disk: An
     assert (info.in_flight, info.waiting, info.dead) == (0, int(settle == "nack"), int(settle == "reject"))
 
 
-def test_a_failed_ack_that_nobody_repeats_comes_again(log: Log, mode: Any, full_disk: Any, clock: ManualClock) -> None:
+def test_a_message_whose_ack_failed_comes_again(log: Log, mode: Any, full_disk: Any, clock: ManualClock) -> None:
     log.publish_many([("a", 1), ("a", 2)])
     subscription = log.subscribe("s", "a", mode=mode, ack_wait=5)
     first, second = subscription.fetch()

@@ -1,15 +1,8 @@
-"""Retention is never silent: what a subscription loses is counted and told; what is being handled is spared."""
+"""Retention is never silent: what a subscription loses is counted and reported; what is being handled is spared."""
 
 from typing import Any
 
-import pytest
-
 from headwater import Gap, Log, ManualClock
-
-
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 def prune(log: Log, pattern: str = ">", **limits: Any) -> Any:
@@ -17,7 +10,7 @@ def prune(log: Log, pattern: str = ">", **limits: Any) -> Any:
     return log.run_maintenance()
 
 
-def told(subscription: Any) -> list[tuple[int, int, int]]:
+def reported_gaps(subscription: Any) -> list[tuple[int, int, int]]:
     gaps: list[tuple[int, int, int]] = []
     subscription.on_gap(lambda gap: gaps.append((gap.from_seq, gap.to_seq, gap.count)))
     return gaps
@@ -27,7 +20,7 @@ def left(log: Log) -> list[int]:
     return [message.seq for message in log.subscribe("look", ">", mode="ephemeral", start="first").fetch(10_000)]
 
 
-def test_what_was_not_delivered_yet_is_told_as_a_gap(log: Log, mode: Any, clock: ManualClock) -> None:
+def test_what_was_not_delivered_yet_is_reported_as_a_gap(log: Log, mode: Any, clock: ManualClock) -> None:
     subscription = log.subscribe("s", "a", mode=mode)
     gaps: list[Gap] = []
     subscription.on_gap(gaps.append)
@@ -37,12 +30,12 @@ def test_what_was_not_delivered_yet_is_told_as_a_gap(log: Log, mode: Any, clock:
     assert gaps == [Gap("s", 1, 3, 3, "retention", clock.now_ms())]
     assert log.subscription("s").gaps == 3
     assert subscription.fetch() == []
-    assert len(gaps) == 1, "told once"
+    assert len(gaps) == 1, "reported once"
 
 
 def test_only_what_matches_is_a_loss(log: Log, mode: Any) -> None:
     subscription = log.subscribe("s", "a", mode=mode, where="data > 1")
-    gaps = told(subscription)
+    gaps = reported_gaps(subscription)
     log.publish_many([("a", 0), ("b", 9), ("a", 2), ("b", 9), ("a", 1), ("a", 3), ("a", 9)])
     prune(log, max_count=1)
     assert [message.seq for message in subscription.fetch()] == [7]
@@ -51,7 +44,7 @@ def test_only_what_matches_is_a_loss(log: Log, mode: Any) -> None:
 
 def test_what_was_acked_is_no_loss(log: Log, mode: Any) -> None:
     subscription = log.subscribe("s", "a", mode=mode)
-    gaps = told(subscription)
+    gaps = reported_gaps(subscription)
     log.publish_many([("a", n) for n in range(4)])
     subscription.ack_many(subscription.fetch(2))
     assert prune(log, max_count=0).gaps == 2
@@ -60,9 +53,9 @@ def test_what_was_acked_is_no_loss(log: Log, mode: Any) -> None:
     assert gaps == [(3, 4, 2)]
 
 
-def test_nothing_lost_is_nothing_told(log: Log, mode: Any) -> None:
+def test_nothing_lost_is_nothing_reported(log: Log, mode: Any) -> None:
     subscription = log.subscribe("s", "a", mode=mode)
-    gaps = told(subscription)
+    gaps = reported_gaps(subscription)
     log.publish_many([("a", 1), ("a", 2)])
     subscription.ack_many(subscription.fetch())
     assert prune(log, max_count=0).gaps == 0
@@ -86,7 +79,7 @@ def test_a_gap_waits_for_a_subscription_that_is_not_held(log: Log, mode: Any) ->
     log.publish_many([("a", n) for n in range(3)])
     prune(log, max_count=1)
     subscription = log.subscribe("s", "a", mode=mode)
-    gaps = told(subscription)
+    gaps = reported_gaps(subscription)
     assert [message.seq for message in subscription.fetch()] == [3]
     assert gaps == [(1, 2, 2)]
 
@@ -98,15 +91,15 @@ def test_gaps_survive_reopening(open_log: Any, mode: Any) -> None:
         prune(log, max_count=1)
     with open_log() as log:
         subscription = log.subscribe("s", "a", mode=mode)
-        gaps = told(subscription)
+        gaps = reported_gaps(subscription)
         subscription.fetch()
         assert gaps == [(1, 2, 2)]
         assert log.subscription("s").gaps == 2
 
 
-def test_a_gap_is_told_even_if_nothing_is_left(log: Log, mode: Any) -> None:
+def test_a_gap_is_reported_even_if_nothing_is_left(log: Log, mode: Any) -> None:
     subscription = log.subscribe("s", "a", mode=mode)
-    gaps = told(subscription)
+    gaps = reported_gaps(subscription)
     log.publish_many([("a", 1), ("a", 2)])
     prune(log, max_count=0)
     assert subscription.fetch() == []
@@ -115,7 +108,7 @@ def test_a_gap_is_told_even_if_nothing_is_left(log: Log, mode: Any) -> None:
 
 def test_waiting_retries_and_delays_are_lost_like_the_rest(log: Log, mode: Any, clock: ManualClock) -> None:
     subscription = log.subscribe("s", "a", mode=mode)
-    gaps = told(subscription)
+    gaps = reported_gaps(subscription)
     log.publish_many([("a", 1), ("a", 2, {"delay": 60})])
     subscription.fetch()[0].nack(60)
     assert log.subscription("s").waiting == 2
@@ -153,7 +146,7 @@ def test_what_is_in_flight_is_spared_on_its_second_attempt_too(log: Log, mode: A
     assert log.subscription("s").gaps == 0
 
 
-def test_what_a_vanished_holder_had_may_go_and_is_told(open_log: Any, mode: Any, clock: ManualClock) -> None:
+def test_what_a_vanished_holder_had_may_go_and_is_reported(open_log: Any, mode: Any, clock: ManualClock) -> None:
     vanished = open_log()
     vanished.publish_many([("a", n) for n in range(3)])
     vanished.subscribe("s", "a", mode=mode, lease=5, ack_wait=5).fetch(2)[0].ack()
@@ -161,7 +154,7 @@ def test_what_a_vanished_holder_had_may_go_and_is_told(open_log: Any, mode: Any,
     log = open_log()
     assert prune(log, max_count=0).gaps == 2
     subscription = log.subscribe("s", "a", mode=mode)
-    gaps = told(subscription)
+    gaps = reported_gaps(subscription)
     log.publish("a", "next")
     assert [message.data for message in subscription.fetch()] == ["next"]
     assert gaps == [(2, 3, 2)]

@@ -1,4 +1,4 @@
-"""Publishers that number their messages may say everything twice, and it is stored once."""
+"""Publishers that number their messages may send everything twice, and it is stored once."""
 
 from typing import Any
 
@@ -61,10 +61,10 @@ def stored(log: Log) -> list[Any]:
     return [message.data for message in tail.fetch(10_000)]
 
 
-# --- said again ---------------------------------------------------------------------------------------------------
+# --- sent again ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_said_again_keeps_its_seqs(log: Log) -> None:
+def test_what_is_sent_again_keeps_its_seqs(log: Log) -> None:
     assert send(log, "p", 1, "one", "two", "three") == ([1, 2, 3], set())
     assert send(log, "p", 1, "one", "two", "three") == ([1, 2, 3], {0, 1, 2})
     assert send(log, "p", 2, "two") == ([2], {0})
@@ -80,7 +80,7 @@ def test_of_what_is_partly_new_only_that_is_stored(log: Log) -> None:
     assert send(log, "p", 1, "one", "two", "three", "four", "five") == ([6, 4, 1, 2, 5], {0, 1, 2, 3, 4})
 
 
-def test_a_part_said_again_takes_no_receipt_from_the_rest(log: Log) -> None:
+def test_a_part_sent_again_takes_no_receipt_from_the_rest(log: Log) -> None:
     """Frames are cut anew when they are sent again: this one ends in the middle of one that was stored."""
     send(log, "p", 3, "three", "four", "five", "six")
     assert send(log, "p", 1, "one", "two", "three", "four") == ([5, 6, 1, 2], {2, 3})
@@ -270,18 +270,18 @@ def test_a_neighbour_that_fails_costs_nothing(log: Log) -> None:
     assert send(log, "p", 1, "one", "two") == ([1, 2], {0, 1})
 
 
-def test_what_is_said_twice_wakes_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[set[str], int, int]] = []
-    monkeypatch.setattr(log._core.engine.committer, "_on_publish", lambda *news: told.append(news))  # type: ignore[attr-defined]
+def test_what_is_sent_twice_wakes_once(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[tuple[set[str], int, int]] = []
+    monkeypatch.setattr(log._core.engine.committer, "_on_publish", lambda *news: reported.append(news))  # type: ignore[attr-defined]
     send(log, "p", 1, "one", "two")
-    assert told == [({"a"}, 1, 2)]
+    assert reported == [({"a"}, 1, 2)]
     send(log, "p", 1, "one", "two")
-    assert len(told) == 1, "nothing new, nobody woken"
+    assert len(reported) == 1, "nothing new, no wake-up"
     send(log, "p", 2, "two", "three")
-    assert told[1:] == [({"a"}, 3, 3)]
+    assert reported[1:] == [({"a"}, 3, 3)]
     log.publish("a", "x", id="x")
     send(log, "p", 4, ("x", {"id": "x"}))
-    assert len(told) == 3, "nor by an id that was known"
+    assert len(reported) == 3, "nor by an id that was known"
 
 
 def test_a_waiting_reader_is_woken_once(log: Log) -> None:

@@ -1,4 +1,4 @@
-"""Publishing: every message gets the next seq, once, with all that was said about it."""
+"""Publishing: every message gets the next seq, once, with all its fields."""
 
 import dataclasses
 import uuid
@@ -78,7 +78,7 @@ def test_a_message_without_an_id_gets_a_uuid_of_version_7(log: Log, clock: Manua
     assert [found.int >> 80 for found in ids] == [clock.now_ms()] * 2
 
 
-def test_all_that_was_said_about_a_message_is_kept(log: Log, clock: ManualClock) -> None:
+def test_all_that_was_reported_about_a_message_is_kept(log: Log, clock: ManualClock) -> None:
     named = {
         "from_": "shop",
         "to": "billing",

@@ -77,7 +77,7 @@ def test_data_that_would_be_changed_silently(log: Log, data: Any) -> None:
 
 
 def test_what_json_lacks_is_written_as_text(log: Log) -> None:
-    """Inside data, as the README says; at the top, bytes are refused, for there somebody meant a message of bytes."""
+    """Inside data, as the README says; at the top, bytes are refused, because there a message of bytes is meant."""
     log.publish("a", {"bytes": b"x", "time": datetime(2024, 1, 2, tzinfo=UTC), "amount": Decimal("1.50")})
     (message,) = log.subscribe("s", "a").fetch()
     assert message.data == {"bytes": "eA==", "time": "2024-01-02T00:00:00Z", "amount": "1.50"}

@@ -8,11 +8,6 @@ from headwater import Log, ManualClock
 from headwater.errors import InvalidTopicError, LeaseLostError
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def dead(log: Log, mode: Any, count: int = 1, **options: Any) -> Any:
     """A subscription all of whose messages have died."""
     log.publish_many([("a", n, {"type": f"T{n % 2}"}) for n in range(1, count + 1)])

@@ -1,12 +1,11 @@
-"""A client whose connection broke goes on with what it has in its hands: nothing of it is delivered again, and a broken
+"""A client whose connection broke keeps its messages in flight: none of them is delivered again, and a broken
 connection is no failed attempt."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from full_disk import full_disk
-from resuming_client import Client, done
+from resuming_client import BREAKS, Break, Client, done
 
 from headwater import Log, ManualClock
 from headwater.broker.flow import run_blocking
@@ -14,8 +13,6 @@ from headwater.broker.subscribe import Resume
 from headwater.errors import DiskFullError, LeaseLostError
 
 ACK_WAIT_MS = 30_000
-
-Break = Callable[[Client], None]
 
 
 @pytest.fixture
@@ -25,33 +22,26 @@ def log(engine_here: None, open_log: Any) -> Log:
     return opened
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture(params=["noticed", "unnoticed"])
+@pytest.fixture(params=BREAKS)
 def broken(request: pytest.FixtureRequest) -> Break:
-    """How the connection ends for the server: it sees it break, or it still believes in it when the client is back.
-    A server that died leaves the same behind as one that noticed nothing."""
-    return Client.vanish if request.param == "noticed" else lambda client: None
+    return BREAKS[request.param]
 
 
 def publish(log: Any, count: int, **options: Any) -> None:
     log.publish_many([("a", n, options) for n in range(1, count + 1)])
 
 
-# --- in hand ------------------------------------------------------------------------------------------------------
+# --- in flight ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_in_hand_stays_the_clients_and_can_be_acked(log: Log, mode: Any, broken: Break) -> None:
+def test_what_is_in_flight_stays_the_clients_and_can_be_acked(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 3)
     client = Client(log, mode=mode)
     client.fetch()
     broken(client)
     assert client.resume() == [(1, 1), (2, 1), (3, 1)]
     assert client.settled == []
-    assert [claimed.message.topic for claimed in client.hands.values()] == ["a"] * 3, "their data is with the client"
+    assert [claimed.message.topic for claimed in client.in_flight.values()] == ["a"] * 3, "with their data"
     assert client.fetch() == [], "it is not delivered again"
     client.ack(2)
     client.ack(1, 3)
@@ -67,13 +57,13 @@ def test_every_verb_works_on_it(log: Log, mode: Any, broken: Break) -> None:
     client.resume()
     client.reject(1)
     client.nack(2)
-    run_blocking(client.connection.extend([client.hands[3]], 60_000))
+    run_blocking(client.connection.extend([client.in_flight[3]], 60_000))
     client.ack(4)
     assert client.fetch() == [(2, 2)], "the nack counts, the broken connection does not"
     assert [letter.attempts for letter in log.dead_letters.list()] == [1]
 
 
-def test_nobody_else_gets_it(log: Log, broken: Break, clock: ManualClock) -> None:
+def test_no_other_consumer_gets_it(log: Log, broken: Break, clock: ManualClock) -> None:
     publish(log, 2)
     client = Client(log, mode="shared", ack_wait=ACK_WAIT_MS / 1000)
     other = Client(log, mode="shared", ack_wait=ACK_WAIT_MS / 1000)
@@ -100,7 +90,7 @@ def test_its_time_begins_anew(log: Log, broken: Break, clock: ManualClock) -> No
     assert client.fetch() == [(1, 2)]
 
 
-def test_a_retry_in_hand_keeps_its_attempt(log: Log, mode: Any, broken: Break) -> None:
+def test_a_retry_in_flight_keeps_its_attempt(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 2)
     client = Client(log, mode=mode)
     client.fetch()
@@ -118,7 +108,7 @@ def test_it_takes_up_room(log: Log, mode: Any, broken: Break) -> None:
     client.fetch()
     broken(client)
     client.resume()
-    assert client.fetch() == [], "both hands are full"
+    assert client.fetch() == [], "max_in_flight is reached"
     client.ack(1)
     assert client.fetch() == [(3, 1)]
 
@@ -127,10 +117,10 @@ def test_the_old_connection_has_nothing_to_say_any_more(log: Log, mode: Any) -> 
     publish(log, 3)
     client = Client(log, mode=mode)
     client.fetch(2)
-    old, in_old_hands = client.connection, list(client.hands.values())
+    old, old_deliveries = client.connection, list(client.in_flight.values())
     client.resume()
     with pytest.raises(LeaseLostError):
-        done(old.ack(in_old_hands))
+        done(old.ack(old_deliveries))
     run_blocking(old.close(vanished=True))
     assert client.fetch() == [(3, 1)], "what it closed late was not its own to give back"
     client.ack(1, 2, 3)
@@ -183,7 +173,7 @@ def test_what_never_arrived_comes_again_and_is_no_attempt(log: Log, broken: Brea
     client.fetch(4, arriving=1)
     broken(client)
     assert client.resume() == [(1, 1)]
-    assert client.fetch() == [(2, 1), (3, 1), (4, 1), (5, 1)], "all at once: none of them has killed anybody"
+    assert client.fetch() == [(2, 1), (3, 1), (4, 1), (5, 1)], "all at once: none of them is suspect"
 
 
 def test_a_retry_that_never_arrived_keeps_its_count(log: Log, broken: Break) -> None:
@@ -222,7 +212,7 @@ def test_what_waits_in_front_does_not_hide_it(log: Log, broken: Break, clock: Ma
 
 
 def test_a_later_attempt_that_never_arrived_is_no_attempt(log: Log, broken: Break, clock: ManualClock) -> None:
-    """The client was too slow and it was handed out anew; nobody has it but the client, who may go on."""
+    """The client was too slow and it was delivered again, to the client itself, which may go on."""
     publish(log, 1)
     client = Client(log, ack_wait=ACK_WAIT_MS / 1000, lease=3_600)
     client.fetch()
@@ -253,7 +243,7 @@ def test_a_suspect_that_was_never_sent_keeps_its_count(log: Log, broken: Break, 
     assert client.fetch() == [(1, 2)]
 
 
-def test_of_a_shared_subscription_it_comes_back_like_that_of_any_who_vanished(log: Log) -> None:
+def test_of_a_shared_subscription_it_comes_back_like_that_of_any_vanished_consumer(log: Log) -> None:
     publish(log, 3)
     client, other = Client(log, mode="shared"), Client(log, mode="shared")
     client.fetch(arriving=1)
@@ -267,7 +257,7 @@ def test_of_a_shared_subscription_it_comes_back_like_that_of_any_who_vanished(lo
 # --- settled, or passed on ----------------------------------------------------------------------------------------
 
 
-def test_an_ack_that_got_through_is_told(log: Log, mode: Any, broken: Break) -> None:
+def test_an_ack_that_got_through_is_reported(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 4)
     client = Client(log, mode=mode)
     client.fetch()
@@ -279,7 +269,7 @@ def test_an_ack_that_got_through_is_told(log: Log, mode: Any, broken: Break) -> 
     assert log.subscription("s").acked == 4
 
 
-def test_a_reject_that_got_through_is_told(log: Log, mode: Any, broken: Break) -> None:
+def test_a_reject_that_got_through_is_reported(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 1)
     client = Client(log, mode=mode)
     client.fetch()
@@ -288,7 +278,7 @@ def test_a_reject_that_got_through_is_told(log: Log, mode: Any, broken: Break) -
     assert (client.resume(), client.settled) == ([], [1])
 
 
-def test_a_nack_that_got_through_may_be_said_again(log: Log, mode: Any, broken: Break) -> None:
+def test_a_nack_that_got_through_may_be_sent_again(log: Log, mode: Any, broken: Break) -> None:
     publish(log, 1)
     client = Client(log, mode=mode, jitter=0)
     client.fetch()
@@ -296,10 +286,10 @@ def test_a_nack_that_got_through_may_be_said_again(log: Log, mode: Any, broken: 
     broken(client)
     assert client.resume() == [(1, 1)]
     client.nack(1)
-    assert client.fetch() == [(1, 2)], "said twice, counted once"
+    assert client.fetch() == [(1, 2)], "sent twice, counted once"
 
 
-def test_a_nack_may_be_said_again_though_the_next_attempt_was_handed_out(log: Log, broken: Break) -> None:
+def test_a_nack_may_be_sent_again_though_the_next_attempt_was_handed_out(log: Log, broken: Break) -> None:
     """And never arrived: then the client knows of its own attempt alone, and waits for the answer to its nack."""
     publish(log, 1)
     client = Client(log, jitter=0)
@@ -309,7 +299,7 @@ def test_a_nack_may_be_said_again_though_the_next_attempt_was_handed_out(log: Lo
     broken(client)
     assert client.resume() == [(1, 1)]
     client.nack(1)
-    assert client.fetch() == [(1, 2)], "said twice, counted once"
+    assert client.fetch() == [(1, 2)], "sent twice, counted once"
 
 
 @pytest.mark.parametrize("seq", [2, 99])
@@ -323,7 +313,7 @@ def test_what_was_never_delivered_is_neither(log: Log, mode: Any, broken: Break,
 
 
 def test_a_delayed_message_cannot_be_claimed_so(log: Log, mode: Any, broken: Break) -> None:
-    """It has a row, which nobody was ever handed."""
+    """It has a row that was never delivered."""
     publish(log, 1, delay=60)
     client = Client(log, mode=mode)
     assert client.fetch() == []

@@ -2,21 +2,18 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resuming_client import Client
+from resuming_client import BREAKS, Break, Client
 
 import headwater
 from headwater import Gap, Log, ManualClock
 from headwater.topics import parse_pattern
 
 ACK_WAIT_MS = 30_000
-
-Break = Callable[[Client], None]
 
 
 @pytest.fixture
@@ -26,15 +23,9 @@ def log(engine_here: None, open_log: Any) -> Log:
     return opened
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture(params=["noticed", "unnoticed"])
+@pytest.fixture(params=BREAKS)
 def broken(request: pytest.FixtureRequest) -> Break:
-    """How the connection ends for the server: it sees it break, or it still believes in it when the client is back."""
-    return Client.vanish if request.param == "noticed" else lambda client: None
+    return BREAKS[request.param]
 
 
 def publish_keyed(log: Any, *keys: str) -> None:
@@ -48,7 +39,7 @@ def publish_with_priorities(log: Any, *priorities: int) -> None:
 # --- by key -------------------------------------------------------------------------------------------------------
 
 
-def test_others_of_a_key_wait_for_the_one_in_hand(log: Log, mode: Any, broken: Break) -> None:
+def test_others_of_a_key_wait_for_the_one_in_flight(log: Log, mode: Any, broken: Break) -> None:
     publish_keyed(log, "x", "x", "y", "y")
     client = Client(log, mode=mode, order_key="data.k")
     assert client.fetch() == [(1, 1), (3, 1)]
@@ -107,7 +98,7 @@ def redriven(log: Log, mode: Any, **options: Any) -> Client:
     return client
 
 
-def test_a_redriven_dead_letter_in_hand(log: Log, mode: Any, broken: Break) -> None:
+def test_a_redriven_dead_letter_in_flight(log: Log, mode: Any, broken: Break) -> None:
     client = redriven(log, mode)
     assert client.fetch() == [(1, 1)]
     broken(client)
@@ -125,7 +116,7 @@ def test_a_redriven_dead_letter_whose_message_is_gone(log: Log, mode: Any, broke
     log.retain("a", max_count=0)
     assert log.run_maintenance().pruned == {"a": 1}
     assert client.resume() == [(1, 1)]
-    assert client.hands[1].message.data == "dead", "the letter's own copy"
+    assert client.in_flight[1].message.data == "dead", "the letter's own copy"
     client.ack(1)
     assert log.dead_letters.list() == []
 
@@ -143,7 +134,7 @@ def test_a_redriven_dead_letter_that_never_arrived(log: Log, broken: Break) -> N
 # --- deleted meanwhile --------------------------------------------------------------------------------------------
 
 
-def test_what_retention_took_is_told_as_a_gap(log: Log, mode: Any, broken: Break, clock: ManualClock) -> None:
+def test_what_retention_took_is_reported_as_a_gap(log: Log, mode: Any, broken: Break, clock: ManualClock) -> None:
     log.publish_many([("a", n) for n in range(1, 4)])
     client = Client(log, mode=mode, ack_wait=ACK_WAIT_MS / 1000)
     client.fetch()
@@ -171,7 +162,7 @@ def test_what_is_being_handled_is_spared_also_after_a_resume(log: Log, mode: Any
     client.ack(1, 2)
 
 
-def test_what_was_deleted_by_hand_is_told_as_a_gap(log: Log, mode: Any) -> None:
+def test_what_was_deleted_by_hand_is_reported_as_a_gap(log: Log, mode: Any) -> None:
     log.publish_many([("a", 1), ("a", 2)])
     client = Client(log, mode=mode)
     client.fetch()
@@ -212,25 +203,25 @@ class Story:
         self.log.publish_many([("a", {"k": n % 3}, {"priority": n % 4}) for n in numbers])
 
     def fetch(self, limit: int, arriving: int) -> None:
-        before = set(self.client.hands)
+        before = set(self.client.in_flight)
         found = self.client.fetch(limit, arriving=arriving)
         for seq, attempt in found:
             assert attempt == self.nacks[seq] + 1
             assert seq not in self.acked | before
 
     def ack(self, places: set[int], *, answered: bool = True) -> None:
-        seqs = self._in_hand(places)
+        seqs = self._in_flight(places)
         self.client.ack(*seqs, answered=answered)
         self.acked.update(seqs)
 
     def nack(self, places: set[int]) -> None:
-        seqs = self._in_hand(places)
+        seqs = self._in_flight(places)
         self.client.nack(*seqs)
         self.nacks.update(seqs)
 
     def break_(self, unheard: set[int], noticed: bool) -> None:
         self.ack(unheard, answered=False)
-        held = set(self.client.hands)
+        held = set(self.client.in_flight)
         if noticed:
             self.client.vanish()
         resumed = self.client.resume()
@@ -240,14 +231,14 @@ class Story:
     def end(self) -> None:
         """One more broken connection, and everything there is is acked."""
         self.break_(set(), noticed=True)
-        while self.client.hands or self.client.fetch():
+        while self.client.in_flight or self.client.fetch():
             self.ack(set(range(10)))
         assert self.acked == set(range(1, self.log.last_seq() + 1))
         info = self.log.subscription("s")
         assert (info.lag, info.acked, info.dead) == (0, len(self.acked), 0)
 
-    def _in_hand(self, places: set[int]) -> list[int]:
-        return [seq for at, seq in enumerate(sorted(self.client.hands)) if at in places]
+    def _in_flight(self, places: set[int]) -> list[int]:
+        return [seq for at, seq in enumerate(sorted(self.client.in_flight)) if at in places]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who may resume an exclusive subscription: whoever proves that nobody else has had it since."""
+"""An exclusive subscription is resumed only by a consumer that proves that no other has held it since."""
 
 from typing import Any
 
@@ -23,11 +23,6 @@ def log(engine_here: None, open_log: Any) -> Log:
 @pytest.fixture
 def open_log(engine_here: None, open_log: Any) -> Any:
     return open_log
-
-
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 def publish(log: Any, count: int) -> None:
@@ -69,7 +64,7 @@ def test_a_live_holder_is_not_disturbed(log: Log) -> None:
 
 
 @pytest.mark.parametrize("owner", ["somebody", ""])
-def test_without_the_right_proof_nobody_gets_past_a_live_lease(log: Log, owner: str) -> None:
+def test_without_the_right_proof_a_live_lease_holds(log: Log, owner: str) -> None:
     publish(log, 1)
     client = Client(log)
     client.fetch()
@@ -179,10 +174,10 @@ def test_one_that_was_only_frozen_is_refused(open_log: Any) -> None:
     publish(frozen, 3)
     client = Client(frozen)
     client.fetch(2)
-    old, in_old_hands = client.connection, list(client.hands.values())
+    old, old_deliveries = client.connection, list(client.in_flight.values())
     client.resume(present)
     with pytest.raises(LeaseLostError):
-        done(old.ack(in_old_hands))
+        done(old.ack(old_deliveries))
     with pytest.raises(LeaseLostError):
         run_blocking(old.take(1, 0.0))
     run_blocking(old.close())
@@ -190,7 +185,7 @@ def test_one_that_was_only_frozen_is_refused(open_log: Any) -> None:
     assert client.fetch() == [(3, 1)]
 
 
-def test_a_lease_that_ran_out_is_still_the_clients_if_nobody_took_it(log: Log, mode: Any, clock: ManualClock) -> None:
+def test_a_lease_that_ran_out_is_still_the_clients_until_it_is_taken(log: Log, mode: Any, clock: ManualClock) -> None:
     publish(log, 2)
     client = Client(log, mode=mode)
     client.fetch()

@@ -188,7 +188,7 @@ def test_more_than_a_page_goes_in_one_round(log: Log) -> None:
     assert left(log) == list(range(4_991, 5_001))
 
 
-# --- subscriptions that nobody uses -------------------------------------------------------------------------------
+# --- unused subscriptions -------------------------------------------------------------------------------
 
 
 def test_an_idle_subscription_is_dropped_and_reported(log: Log, clock: ManualClock) -> None:

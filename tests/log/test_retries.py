@@ -8,11 +8,6 @@ from headwater import Log, ManualClock
 from headwater.errors import InvalidOptionError, LeaseLostError
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def attempts(messages: Any) -> list[tuple[int, int]]:
     return [(message.seq, message.attempt) for message in messages]
 
@@ -309,7 +304,7 @@ def test_a_full_window_of_an_exclusive_holder_opens_without_waiting(log: Log, cl
     assert attempts(subscription.fetch()) == [(1, 2)]
 
 
-def test_a_fetch_goes_on_behind_what_it_buried(log: Log, mode: Any, clock: ManualClock) -> None:
+def test_a_fetch_goes_on_behind_what_it_dead_lettered(log: Log, mode: Any, clock: ManualClock) -> None:
     log.publish_many([("a", "expires", {"ttl": 6}), ("a", "stays")])
     subscription = log.subscribe("s", "a", mode=mode)
     for message in subscription.fetch():

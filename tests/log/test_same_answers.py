@@ -109,7 +109,7 @@ def delivered_again(log: Log) -> Any:
     return subscription.ack_many([first])
 
 
-def buried(log: Log) -> Any:
+def dead_lettered(log: Log) -> Any:
     _, [first, second] = handed_out(log)
     first.reject("no use")
     second.reject()
@@ -164,7 +164,7 @@ REFUSED: dict[str, Act] = {
     "dead letters of a bad pattern": lambda log: log.dead_letters.list(topic="a..b"),
     "dead letters by a bad regex": lambda log: log.dead_letters.list(error="("),
     "dead letters by a bad id": lambda log: log.dead_letters.purge(0),
-    "redriving to a bad topic": lambda log: buried(log).redrive(to_topic="a..b"),
+    "redriving to a bad topic": lambda log: dead_lettered(log).redrive(to_topic="a..b"),
     "importing nonsense": lambda log: log.dead_letters.import_(["{"]),
     "the last seq of a bad topic": lambda log: log.topic_max_seq("a.>"),
     "a bad live pattern": lambda log: log.live.subscribe("x", "a..b", print),
@@ -216,16 +216,20 @@ ANSWERED: dict[str, Act] = {
         log.run_maintenance(),
         log.run_maintenance(),
     ],
-    "dead letters": lambda log: [buried(log).list(), log.dead_letters.statistics(), log.dead_letters.get(1)],
+    "dead letters": lambda log: [dead_lettered(log).list(), log.dead_letters.statistics(), log.dead_letters.get(1)],
     "dead letters by filter": lambda log: [
-        [letter.message.seq for letter in buried(log).list(error="use")],
+        [letter.message.seq for letter in dead_lettered(log).list(error="use")],
         log.dead_letters.statistics(reason="rejected"),
         log.dead_letters.list(after=1),
         log.dead_letters.list(limit=0),
     ],
-    "redriving": lambda log: [buried(log).redrive(2), log.dead_letters.redrive(to_topic="b"), log.dead_letters.list()],
+    "redriving": lambda log: [
+        dead_lettered(log).redrive(2),
+        log.dead_letters.redrive(to_topic="b"),
+        log.dead_letters.list(),
+    ],
     "export and import": lambda log: [
-        lines := list(buried(log).export()),
+        lines := list(dead_lettered(log).export()),
         log.dead_letters.purge(),
         log.dead_letters.import_(lines),
     ][1:],

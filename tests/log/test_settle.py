@@ -9,11 +9,6 @@ from headwater import Log, ManualClock, Subscription
 from headwater.errors import LeaseLostError, NotDeliveredError
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def seqs(messages: Any) -> list[int]:
     return [message.seq for message in messages]
 
@@ -183,7 +178,7 @@ def test_a_big_batch_is_settled_in_any_mix(log: Log, mode: Any) -> None:
     assert drain(subscription) == [message.seq for message in messages[1::50]]
 
 
-def test_acks_nobody_waits_for_are_done_when_the_subscription_is_closed(log: Log, mode: Any) -> None:
+def test_unconfirmed_acks_are_done_when_the_subscription_is_closed(log: Log, mode: Any) -> None:
     log.publish_many([("a", n) for n in range(20)])
     with log.subscribe("s", "a", mode=mode) as subscription:
         for message in subscription.fetch():
@@ -203,9 +198,7 @@ def test_ack_many_need_not_be_waited_for_either(log: Log, mode: Any) -> None:
     assert drain(log.subscribe("s", "a", mode=mode)) == [6]
 
 
-def test_a_second_ack_after_one_nobody_waited_for_is_quiet(
-    log: Log, mode: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_ack_after_an_unconfirmed_one_is_quiet(log: Log, mode: Any, caplog: pytest.LogCaptureFixture) -> None:
     log.publish("a", 1)
     with log.subscribe("s", "a", mode=mode) as subscription:
         [message] = subscription.fetch()
@@ -214,10 +207,10 @@ def test_a_second_ack_after_one_nobody_waited_for_is_quiet(
         subscription.ack(message, confirm=False)
         message.ack()
     assert log.subscription("s").acked == 1
-    assert not [said for said in caplog.messages if " ack" in said]
+    assert not [output for output in caplog.messages if " ack" in output]
 
 
-def test_an_ack_nobody_waits_for_that_comes_too_late_is_logged(
+def test_an_unconfirmed_ack_that_comes_too_late_is_logged(
     log: Log, mode: Any, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log.publish_many([("a", 1), ("a", 2)])
@@ -228,8 +221,8 @@ def test_an_ack_nobody_waits_for_that_comes_too_late_is_logged(
         assert (again.seq, again.attempt) == (1, 2)
         [in_time] = subscription.fetch(1)
         subscription.ack_many([late, in_time], confirm=False)
-    [said] = [record for record in caplog.records if "too late to ack" in record.getMessage()]
-    assert (said.levelname, said.getMessage()) == ("WARNING", "subscription s was too late to ack [1]")
+    [output] = [record for record in caplog.records if "too late to ack" in record.getMessage()]
+    assert (output.levelname, output.getMessage()) == ("WARNING", "subscription s was too late to ack [1]")
     assert log.subscription("s").acked == 1
     assert drain(log.subscribe("s", "a", mode=mode)) == [1]
 

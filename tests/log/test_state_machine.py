@@ -40,7 +40,7 @@ DEDUPE_COUNT = 5
 ADVANCES_MS = [100, 1_000, 4_000, 31_000]  # the longest ends every ack wait, and no lease
 
 CONSUMERS = {"alone": "exclusive", "left": "shared", "right": "shared"}  # consumer -> its subscription, named by mode
-Handle = tuple[str, Any, Any]  # who has it, through which subscription object, and the message
+Handle = tuple[str, Any, Any]  # the consumer, its subscription object, and the message
 TOPICS = {"exclusive": frozenset({"a", "b"}), "shared": frozenset({"a", "c"})}
 
 
@@ -60,12 +60,12 @@ class LogMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.directory = Path(tempfile.mkdtemp(prefix="headwater-machine-"))
         self.abandoned: list[Log] = []
-        self.told: dict[str, int] = {"exclusive": 0, "shared": 0}
+        self.reported: dict[str, int] = {"exclusive": 0, "shared": 0}
         self.model = Model(
             {mode: Reader(topics, ACK_WAIT_MS, MAX_ATTEMPTS, BACKOFF_MS) for mode, topics in TOPICS.items()}
         )
         self.subscriptions: dict[str, Any] = {}
-        self.in_hand: dict[str, list[Any]] = {consumer: [] for consumer in CONSUMERS}
+        self.in_flight: dict[str, list[Any]] = {consumer: [] for consumer in CONSUMERS}
         self.log = self.open()
 
     def open(self) -> Log:
@@ -96,12 +96,12 @@ class LogMachine(RuleBasedStateMachine):
         )
 
         @subscription.on_gap
-        def told(gap: Gap) -> None:
+        def reported(gap: Gap) -> None:
             assert gap.from_seq <= gap.to_seq
-            self.told[mode] += gap.count
+            self.reported[mode] += gap.count
 
         self.subscriptions[consumer] = subscription
-        self.in_hand[consumer] = []
+        self.in_flight[consumer] = []
 
     @initialize()
     def begin(self) -> None:
@@ -139,12 +139,12 @@ class LogMachine(RuleBasedStateMachine):
         self._note_burials(mode)
         assert len(found) <= n
         for handle in found:
-            reader.delivered(handle, self.in_hand[consumer], self.now_ms)
-            self.in_hand[consumer].append(handle)
+            reader.delivered(handle, self.in_flight[consumer], self.now_ms)
+            self.in_flight[consumer].append(handle)
         if not found:
-            overlooked = reader.overlooked(self.in_hand[consumer], self.now_ms)
+            overlooked = reader.overlooked(self.in_flight[consumer], self.now_ms)
             assert overlooked == [], "an empty fetch, yet there was something"
-        assert self.told[mode] == reader.gaps
+        assert self.reported[mode] == reader.gaps
         return found
 
     def _note_burials(self, mode: str) -> None:
@@ -152,7 +152,7 @@ class LogMachine(RuleBasedStateMachine):
         for letter in self.log.dead_letters.list(subscription=mode, limit=10_000):
             known = reader.letters.get(letter.message.seq)
             if not letter.redriving and (known is None or known.redriving):
-                reader.buried_by_itself(letter.message.seq, letter.reason, self.now_ms)
+                reader.dead_lettered_by_itself(letter.message.seq, letter.reason, self.now_ms)
 
     # --- settling ---------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class LogMachine(RuleBasedStateMachine):
         else:
             consumer = data.draw(st.sampled_from(sorted(CONSUMERS)))
             self.subscriptions[consumer].close()
-            self.model.readers[CONSUMERS[consumer]].given_back(self.in_hand[consumer], self.now_ms)
+            self.model.readers[CONSUMERS[consumer]].given_back(self.in_flight[consumer], self.now_ms)
             self.subscribe(consumer)
 
     def _take_over(self) -> None:
@@ -292,7 +292,7 @@ class LogMachine(RuleBasedStateMachine):
     def _close_and_open_again(self) -> None:
         self.log.close()
         for consumer, mode in CONSUMERS.items():
-            self.model.readers[mode].given_back(self.in_hand[consumer], self.now_ms)
+            self.model.readers[mode].given_back(self.in_flight[consumer], self.now_ms)
         self.log = self.open()
         for consumer in CONSUMERS:
             self.subscribe(consumer)
@@ -323,7 +323,7 @@ class LogMachine(RuleBasedStateMachine):
         note(f"pruned {gone}, left {left}")
         assert len(gone) <= max(0, len(before) - keep), "more went than had to"
         assert not (keep_unacked and unsettled.intersection(gone))
-        if not unsettled and not keep_unacked:  # which also keeps what nobody has looked at yet
+        if not unsettled and not keep_unacked:  # which also keeps what was not fetched yet
             assert len(left) == min(keep, len(before))
         spared = [seq for seq in left if gone and seq < gone[-1]]  # for what is in flight, and what lies between
         assert keep_unacked or not spared or unsettled.intersection(spared), "the oldest go first"

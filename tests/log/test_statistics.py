@@ -1,4 +1,4 @@
-"""How far behind everybody is."""
+"""How far behind each subscription is."""
 
 from typing import Any
 
@@ -8,11 +8,6 @@ from rows_looked_at import rows_looked_at
 from headwater import Log, ManualClock
 from headwater.broker import statistics
 from headwater.errors import InvalidTopicError, UnknownSubscriptionError
-
-
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 def test_a_message_on_its_way_through(log: Log, mode: Any, clock: ManualClock) -> None:

@@ -167,7 +167,7 @@ def test_seek_returns_the_position_and_takes_a_time(log: Log, clock: ManualClock
     assert log.seek("s", "first") == 0
 
 
-def test_seek_is_refused_while_somebody_holds_it(log: Log) -> None:
+def test_seek_is_refused_while_it_is_held(log: Log) -> None:
     log.publish("a", 1)
     subscription = log.subscribe("s", "a")
     subscription.fetch()[0].ack()
@@ -253,7 +253,7 @@ def test_unsubscribing_forgets_everything(log: Log) -> None:
     assert again.resumed_from == 0
 
 
-def test_unsubscribing_is_refused_while_somebody_holds_it(log: Log) -> None:
+def test_unsubscribing_is_refused_while_it_is_held(log: Log) -> None:
     log.publish("a", 1)
     subscription = log.subscribe("s", "a")
     with pytest.raises(SubscriptionActiveError):

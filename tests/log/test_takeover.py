@@ -1,4 +1,4 @@
-"""`takeover=True`: not waiting for a live holder, who learns of it at once."""
+"""`takeover=True` does not wait for a live holder; the holder learns of it at once."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ def drain(subscription: Any) -> list[tuple[int, int]]:
     return received
 
 
-# --- who gets what ------------------------------------------------------------------------------------------------
+# --- what each gets ------------------------------------------------------------------------------------------------
 
 
 def test_it_is_let_in_at_once_and_goes_on_where_the_other_was(log: Log) -> None:
@@ -76,7 +76,7 @@ def test_it_is_asked_for_each_time(log: Log) -> None:
         log.subscribe("s", "a", takeover=False)
 
 
-def test_two_who_take_it_from_each_other(log: Log) -> None:
+def test_two_consumers_take_it_from_each_other(log: Log) -> None:
     log.publish("a", 1)
     holders = [log.subscribe("s", "a", takeover=True) for _ in range(4)]
     for former in holders[:-1]:
@@ -86,13 +86,13 @@ def test_two_who_take_it_from_each_other(log: Log) -> None:
 
 
 def test_it_does_not_wait(log: Log) -> None:
-    """`wait` is for those who ask politely."""
+    """`timeout` has no effect with `takeover=True`."""
     log.subscribe("s", "a")
     log.subscribe("s", "a", takeover=True, timeout=None)
 
 
 @pytest.mark.parametrize("mode", ["shared", "ephemeral"])
-def test_where_nobody_is_alone_there_is_nothing_to_take(log: Log, mode: Any) -> None:
+def test_modes_without_a_holder_have_nothing_to_take_over(log: Log, mode: Any) -> None:
     one = log.subscribe("s", "a", mode=mode, start="first")
     log.publish_many([("a", 1), ("a", 2)])
     [first] = one.fetch(1)
@@ -126,20 +126,20 @@ def test_a_handler_may_ask_for_it(log: Log) -> None:
         former.fetch()
 
 
-# --- who is waiting -----------------------------------------------------------------------------------------------
+# --- waiting calls -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("engine_here")
-def test_a_waiting_fetch_is_woken_and_told(log: Log) -> None:
+def test_a_waiting_fetch_is_woken_and_reported(log: Log) -> None:
     before: Any = log.subscribe("s", "a")._consumer
     waiting = before.take(1, None)
     bell = until_it_waits(waiting)
     log.subscribe("s", "a", takeover=True)
     assert bell.done
-    with pytest.raises(LeaseLostError) as told:
+    with pytest.raises(LeaseLostError) as raised:
         waiting.send(True)
-    assert told.value.where == "s"
-    assert told.value.next
+    assert raised.value.where == "s"
+    assert raised.value.next
 
 
 def test_a_waiting_thread_ends(log: Log) -> None:
@@ -187,7 +187,7 @@ def test_one_whose_lease_ran_out_learns_it_from_its_successor(log: Log, clock: M
 
 
 def test_bystanders_are_left_alone(log: Log) -> None:
-    """Holders of other subscriptions, shared consumers, and those who only look on."""
+    """Holders of other subscriptions, shared consumers, and ephemeral ones."""
     others = [
         log.subscribe("t", "a"),
         log.subscribe("u", "a", mode="shared"),
@@ -200,7 +200,7 @@ def test_bystanders_are_left_alone(log: Log) -> None:
     assert [[message.seq for message in each.fetch()] for each in others] == [[1], [1], [1]]
 
 
-def test_in_another_process_it_is_told_by_its_heartbeat(engine_here: None, open_log: Any) -> None:
+def test_in_another_process_it_is_reported_by_its_heartbeat(engine_here: None, open_log: Any) -> None:
     former, present = open_log(), open_log()
     waiting = former.subscribe("s", "a")._consumer.take(1, None)
     bell = until_it_waits(waiting)

@@ -25,11 +25,6 @@ from headwater.stores.sqlite.writer import SqliteWriter
 HOUR_MS = statistics.HOUR_MS
 
 
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 @pytest.fixture
 def stored(log: Log, open_log: Any) -> Callable[[], list[Timing]]:
     """What stands in the table, seen past the log; behind a server it is in the server's file."""

@@ -1,4 +1,4 @@
-"""A consumer that vanished, said by whoever noticed it: free at once, but with the care one takes after a crash."""
+"""A consumer reported as vanished: its messages are free at once, but treated as after a crash."""
 
 from typing import Any
 
@@ -13,11 +13,6 @@ def log(engine_here: None, open_log: Any) -> Log:
     """These tests reach into the engine."""
     opened: Log = open_log()
     return opened
-
-
-@pytest.fixture(params=["exclusive", "shared"])
-def mode(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 def close(subscription: Subscription, *, vanished: bool) -> None:
@@ -68,7 +63,7 @@ def test_retries_too(log: Log, mode: Any) -> None:
 
 
 @pytest.mark.parametrize(("vanished", "reason"), [(True, "timeout"), (False, "max_attempts")])
-def test_the_last_attempt_is_buried_with_its_reason(log: Log, mode: Any, vanished: bool, reason: str) -> None:
+def test_the_last_attempt_is_dead_lettered_with_its_reason(log: Log, mode: Any, vanished: bool, reason: str) -> None:
     log.publish("a", "kills")
     for _ in range(3):
         subscription = log.subscribe("s", "a", mode=mode, max_attempts=2)

@@ -1,4 +1,4 @@
-"""A process that publishes and prunes until it is told to stop: `python log_writer.py LOG STOP_FILE`."""
+"""A process that publishes and prunes until its stop file exists: `python log_writer.py LOG STOP_FILE`."""
 
 from __future__ import annotations
 

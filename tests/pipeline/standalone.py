@@ -90,6 +90,6 @@ def _wait_for(log: Path, pattern: str) -> str:
     until = time.monotonic() + START_S_MAX
     while not (found := re.search(pattern, log.read_text(errors="replace"))):
         if time.monotonic() > until:
-            raise TimeoutError(f"{log.name} never said {pattern!r}:\n{log.read_text(errors='replace')[-2000:]}")
+            raise TimeoutError(f"{log.name} never printed {pattern!r}:\n{log.read_text(errors='replace')[-2000:]}")
         time.sleep(0.1)  # it tells by its log alone
     return found[1]

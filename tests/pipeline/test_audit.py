@@ -18,6 +18,7 @@ from lake_world import RunHere
 from pyspark.sql import SparkSession
 
 import headwater
+from headwater.errors import ReadOnlyError
 from headwater.pipeline.audit import BUCKET_SEQS, SeqRange, audit, count_of, in_both, joined, spans_held, without
 from headwater.pipeline.columns import MESSAGE_SCHEMA
 from headwater.pipeline.delta import LOG
@@ -64,6 +65,7 @@ class Audited:
         document = audit(self.spark, self.lake, self.log)
         kept = self.lake.last_audit()
         assert kept is not None
+        assert document["recorded"]
         assert (kept["whole"], kept["checks"]) == (document["whole"], document["checks"])
         return document
 
@@ -121,6 +123,15 @@ def test_a_whole_lake(audited: Audited) -> None:
     assert {check["status"] for check in document["checks"]} == {"ok"}
     assert (document["rows"], document["compared"], document["lake_seq"], document["not_yet"]) == (30, 30, 30, 0)
     assert document["missing_total"] == {"runs": 0, "messages": 0}
+
+
+def test_the_audit_of_a_lake_that_may_not_be_written(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ReadOnlyError("the lake cannot be written")
+
+    monkeypatch.setattr(Lake, "add_audit", refuse)
+    document = audit(audited.spark, audited.lake, audited.log)
+    assert (document["whole"], document["recorded"], audited.lake.last_audit()) == (True, False, None)
 
 
 def test_a_file_that_is_gone(audited: Audited) -> None:

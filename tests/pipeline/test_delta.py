@@ -5,7 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import os
 import pickle
+import resource
+import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,7 +18,15 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from s3_server import CREDENTIALS, S3Server
 
-from headwater.errors import ConflictError, CorruptError, InvalidOptionError, LockedError, StoreError
+from headwater.errors import (
+    ConflictError,
+    CorruptError,
+    DiskFullError,
+    InvalidOptionError,
+    LockedError,
+    ReadOnlyError,
+    StoreError,
+)
 from headwater.pipeline import delta, lake
 from headwater.pipeline.columns import GOLD_SCHEMAS, LAKE_SCHEMA, MESSAGE_SCHEMA
 from headwater.pipeline.delta import LOG, Table, rename_torn_entries
@@ -25,6 +37,7 @@ SCHEMA = pa.schema([("seq", pa.int64()), ("text", pa.string())])
 BY_DAY = pa.schema([("day", pa.date32()), ("n", pa.int64())])
 IDENTITY = (12345, 1_700_000_000_000)
 DAY_MS = 86_400_000
+NOBODY = 65534
 
 
 def rows(first: int, last: int, text: str = "x") -> pa.Table:
@@ -152,8 +165,9 @@ def test_a_lost_answer_is_recognised(place: Storage, monkeypatch: pytest.MonkeyP
     table = table.append(rows(11, 20), transaction=20)
     assert (table.transaction(), seqs(table)) == (20, list(range(1, 21)))
     monkeypatch.setattr(DeltaTable, "create_write_transaction", never_sent)
-    with pytest.raises(ConflictError):
+    with pytest.raises(StoreError, match="failed") as failed:
         table.append(rows(21, 30), transaction=30)
+    assert not isinstance(failed.value, ConflictError)  # no other run has anything to do with it
     assert Table(place, "t").transaction() == 20
 
 
@@ -212,7 +226,7 @@ def test_a_table_is_reset_in_one_step(place: Storage) -> None:
 
 
 @pytest.mark.parametrize("left", [b"", b'{"commitInfo":{"timestamp":17', b'{"add":{}}\n{"txn":'])
-def test_a_torn_last_entry_is_set_aside_under_the_lock(disk: Storage, left: bytes) -> None:
+def test_a_torn_last_entry_is_moved_away_under_the_lock(disk: Storage, left: bytes) -> None:
     Table(disk, BRONZE).ensure(LAKE_SCHEMA).commit(written(disk, BRONZE, messages(1, 9)), transaction=9)
     table = Table(disk, BRONZE).commit(written(disk, BRONZE, messages(10, 19)), transaction=19)
     entry = Path(disk.root, BRONZE, LOG, f"{table.version:020d}.json")
@@ -226,7 +240,7 @@ def test_a_torn_last_entry_is_set_aside_under_the_lock(disk: Storage, left: byte
         assert made.table(BRONZE).transaction() == 19
 
 
-def test_all_torn_entries_at_the_end_are_set_aside(disk: Storage) -> None:
+def test_all_torn_entries_at_the_end_are_moved_away(disk: Storage) -> None:
     """Vacuum writes two that a power loss may cut off."""
     Table(disk, "t").append(rows(1, 3), transaction=3)
     for version, content in ((2, b'{"commitInfo":'), (3, b"")):
@@ -261,6 +275,15 @@ def test_a_torn_first_entry_is_no_table(disk: Storage) -> None:
     assert Table(disk, "t").append(rows(1, 3), transaction=3).transaction() == 3
 
 
+def test_a_missing_entry_is_named_in_one_sentence(disk: Storage) -> None:
+    for number in (1, 2, 3):
+        Table(disk, "t").append(rows(number, number), transaction=number)
+    Path(disk.root, "t", LOG, f"{2:020d}.json").unlink()
+    with pytest.raises(CorruptError, match="contiguous") as refused:
+        Table(disk, "t")
+    assert "{" not in refused.value.why  # delta-rs shows its structs
+
+
 def test_checkpoints_and_cleanup_keep_the_transactions(place: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "CHECKPOINT_COMMITS", 3)
     expired = {**delta._PROPERTIES, "delta.logRetentionDuration": "interval 0 seconds"}
@@ -276,6 +299,26 @@ def test_checkpoints_and_cleanup_keep_the_transactions(place: Storage, monkeypat
     assert f"{0:020d}.json" not in place.names(f"t/{LOG}")
     again = Table(place, "t")
     assert (again.transaction(), again.transaction("rows"), seqs(again)) == (7, 7, list(range(1, 8)))
+
+
+def test_no_commit_writes_a_checkpoint_by_itself(disk: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook of delta-rs would write one that is not synced, and remove the entries that it stands for."""
+    monkeypatch.setattr(delta, "_PROPERTIES", {**delta._PROPERTIES, "delta.checkpointInterval": "1"})
+
+    def checkpoints() -> list[str]:
+        return [name for name in disk.names(f"{BRONZE}/{LOG}") if "checkpoint" in name]
+
+    made = Lake(disk)
+    bronze = made.bind(IDENTITY, "events.db")
+    bronze = bronze.commit(written(disk, BRONZE, messages(1, 9)), transaction=9)
+    bronze = made.bind(IDENTITY, "moved.db")
+    bronze = bronze.ensure(LAKE_SCHEMA.append(pa.field("more", pa.string())))
+    bronze.vacuum(0)
+    made.table(BRONZE).reset()
+    assert checkpoints() == []
+    other = CommitProperties(app_transactions=[Transaction("another", 1)])
+    made.table(BRONZE).delta.create_write_transaction([], "append", LAKE_SCHEMA, ["day"], commit_properties=other)
+    assert checkpoints(), "without these settings it does"
 
 
 def test_merging_bronze_keeps_rows_and_transactions_and_refuses_a_damaged_file(disk: Storage) -> None:
@@ -371,6 +414,28 @@ def test_an_abandoned_writer_leaves_nothing(place: Storage) -> None:
     writer.abandon()
     left = [name for day in range(1, 4) for name in place.names(f"t/day=2026-01-0{day}")]
     assert left == []
+
+
+def test_a_folder_may_be_made_while_it_is_listed(disk: Storage) -> None:
+    """As a command sees the lake beside a run that makes its first tables."""
+    folders, looked = 300, threading.Semaphore(0)
+
+    def make() -> None:
+        for number in range(folders):
+            looked.acquire()
+            os.makedirs(Path(disk.root, str(number), "day"))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        for number in range(folders):
+            looked.release()
+            while not disk.entries(str(number)):
+                pass
+    finally:
+        for _ in range(folders):
+            looked.release()
+        thread.join()
 
 
 # --- the lake ---------------------------------------------------------------------------------------------------------
@@ -497,3 +562,61 @@ def test_small_files_of_a_report_become_one(disk: Storage) -> None:
     assert (len(after.files), after.transaction()) == (2, 3)
     order = [("day", "ascending"), ("messages", "ascending")]
     assert after.read().sort_by(order).equals(before.read().sort_by(order))
+
+
+# --- a disk that takes no more, and a lake that may not be written ----------------------------------------------------
+
+
+@contextmanager
+def no_file_over(size: int) -> Iterator[None]:
+    """The system cuts a write off where the file reaches this size, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_called_one(disk: Storage) -> None:
+    table = Table(disk, "t").append(rows(1, 10), transaction=10)
+    with no_file_over(50), pytest.raises(DiskFullError, match="cannot be written"):
+        table.append(rows(11, 20), transaction=20)
+    assert not list(Path(disk.root).rglob("*.writing"))
+    new = written(disk, "t", rows(11, 20))
+    with no_file_over(50), pytest.raises(DiskFullError):  # of the entry: no other run has anything to do with it
+        table.commit(new, transaction=20)
+    assert Table(disk, "t").commit(new, transaction=20).transaction() == 20
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may write everywhere, so this process becomes nobody for a while."""
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_a_lake_that_may_not_be_written_is_called_one() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own are for root's eyes only
+        Path(name).chmod(0o755)
+        made = Lake(Storage(name))
+        made.bind(IDENTITY, "events.db")
+        new = written(made.storage, BRONZE, messages(1, 9))
+        with as_nobody():
+            assert made.table(BRONZE).transaction() == 0
+            with pytest.raises(ReadOnlyError, match="cannot be written"):
+                made.table(BRONZE).commit(new, transaction=9)
+            with pytest.raises(ReadOnlyError):
+                made.add_audit({}, dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+            with pytest.raises(ReadOnlyError), made.lock():
+                raise AssertionError
+        with made.lock():
+            pass
+        with as_nobody(), pytest.raises(ReadOnlyError), made.lock():
+            made.bind(IDENTITY, "moved.db")

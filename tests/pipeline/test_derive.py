@@ -211,8 +211,8 @@ class TestSums:
         assert rows(found["replication"]) == []
 
     def test_invented_sizes_of_pushes_do_not_wrap_the_sum(self) -> None:
-        said = [2**63 - 1, 2**63 - 1, -5, 1.0, "7", True, 3]
-        pushes = [message(n, topic="replica.a.b", data=json.dumps({"bytes": each})) for n, each in enumerate(said, 1)]
+        sizes = [2**63 - 1, 2**63 - 1, -5, 1.0, "7", True, 3]
+        pushes = [message(n, topic="replica.a.b", data=json.dumps({"bytes": each})) for n, each in enumerate(sizes, 1)]
         silver = batch(*pushes)
         assert rows(sums([silver], [silver])["replication"])[0][:4] == ("a/b", TODAY, 7, 4)
 

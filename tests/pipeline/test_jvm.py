@@ -37,8 +37,8 @@ CONF = {
 def fake_java(home: Path, version: str, *, tells_home: bool = True) -> Path:
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
-    told = f"echo '    java.home = {home}' >&2\n" if tells_home else ""
-    executable.write_text(f"#!/bin/sh\n{told}echo 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    reported = f"echo '    java.home = {home}' >&2\n" if tells_home else ""
+    executable.write_text(f"#!/bin/sh\n{reported}echo 'openjdk version \"{version}\" 2025-04-15' >&2\n")
     executable.chmod(0o755)
     return home
 
@@ -154,14 +154,14 @@ def spark_class(java: Java, spark: Path) -> list[str]:
     """The command as Spark's own launcher makes it."""
     words = [word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")]
     main = [java.home / "bin" / "java", "-cp", f"{spark}/jars/*", "org.apache.spark.launcher.Main"]
-    told = subprocess.run(
+    reported = subprocess.run(
         [*main, "org.apache.spark.deploy.SparkSubmit", *words, "pyspark-shell"],
         env={"SPARK_HOME": str(spark), "SPARK_SCALA_VERSION": "2.13", "JAVA_HOME": str(java.home)},
         capture_output=True,
         check=True,
         timeout=60,
     )
-    return told.stdout.decode().lstrip("\0\n").rstrip("\0").split("\0")
+    return reported.stdout.decode().lstrip("\0\n").rstrip("\0").split("\0")
 
 
 def test_it_is_the_command_of_spark_class_without_the_one_module(spark_home: Path) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import pyarrow.fs as pafs
 import pytest
 from lake_world import ORDER, assert_derived
 from pyspark.sql import SparkSession
@@ -54,9 +53,7 @@ def run_command(log: Path, lake: str, types: Path) -> list[str]:
 
 def paths(storage: Storage, stage: str) -> set[str]:
     """What is there of a table: data files in folders of days, or log entries."""
-    folder, _, day = stage.partition("/day=") if "/day=" in stage else (stage, "", None)
-    found = storage.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=day is not None))
-    return {each.path for each in found if each.type == pafs.FileType.File and (day is None or "/day=" in each.path)}
+    return {path for path in storage.paths(stage.partition("/day=")[0]) if path.startswith(stage)}
 
 
 def kill_when_new(command: list[str], storage: Storage, stage: str) -> None:

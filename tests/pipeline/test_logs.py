@@ -253,7 +253,7 @@ def test_rows_are_those_of_the_log_whatever_they_hold_and_however_they_are_cut(
         patch.setattr(logs, "CHUNK_SEQS", chunk)
         patch.setattr(logs, "STATEMENT_ROWS", max(1, chunk // 2))
         found = rows_of(path, 0, middle, batch_rows=batch) + rows_of(path, middle, batch_rows=batch)
-    assert [comparable(row, said) for row, said in zip(found, says, strict=True)] == says
+    assert [comparable(row, output) for row, output in zip(found, says, strict=True)] == says
 
 
 def test_batches_have_the_fixed_schema_also_where_everything_is_null(log_path: str, put: Put) -> None:
@@ -364,7 +364,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_log_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_is_reported_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("hello, this is no database\n" * 200)
     with pytest.raises(NotALogError):
         rows_of(str(tmp_path / "text.db"))
@@ -467,7 +467,7 @@ def test_rows_in_postgres_are_those_of_the_log_whatever_they_hold(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "CHUNK_SEQS", chunk)
         found = rows_of(postgres_log, 0, middle) + rows_of(postgres_log, middle)
-    assert [comparable(row, said) for row, said in zip(found, says, strict=True)] == says
+    assert [comparable(row, output) for row, output in zip(found, says, strict=True)] == says
     assert [row["data"] for row in found] == [row["data"] for row in rows], "the text as it was published"
 
 

@@ -121,13 +121,13 @@ def dead_letters(luck: random.Random) -> list[dict[str, Any]]:
 
 
 def retry_storms() -> list[dict[str, Any]]:
-    told = [("mailer", 150, 20, 310, 2900), ("warehouse.eu-west", 60, 3, 80, 300), ("mailer", 240, 2, 40, 120),
+    reported = [("mailer", 150, 20, 310, 2900), ("warehouse.eu-west", 60, 3, 80, 300), ("mailer", 240, 2, 40, 120),
             ("billing", 300, 1, 0, 75)]  # fmt: skip
     return [
         {"subscription": subscription, "from_at": START + timedelta(hours=hour),
          "to_at": START + timedelta(hours=hour + hours), "acked": acked, "redelivered": redelivered,
          "ratio": redelivered / (redelivered + acked)}
-        for subscription, hour, hours, acked, redelivered in told
+        for subscription, hour, hours, acked, redelivered in reported
     ]  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def traffic(luck: random.Random) -> list[dict[str, Any]]:
 
 
 def forecast() -> list[dict[str, Any]]:
-    told: list[tuple[str, int, int, float, str | None, int | None, float | None]] = [
+    reported: list[tuple[str, int, int, float, str | None, int | None, float | None]] = [
         (">", 812_441, 241_000_000, 60_000.0, "max_bytes", 1_000_000_000, 41.6),
         ("orders.>", 402_000, 122_000_000, 31_000.0, "max_count", 500_000, 3.2),
         ("audit.>", 51_000, 9_000_000, 4_000.0, "max_age", 7_776_000_000, 76.0),
@@ -151,7 +151,7 @@ def forecast() -> list[dict[str, Any]]:
         {"pattern": pattern, "messages": messages, "bytes": held, "messages_per_day": pace,
          "bytes_per_day": pace * 300, "limit_kind": kind, "limit": limit, "days_left": left,
          "bytes_in_30_days": held + pace * 300 * 30}
-        for pattern, messages, held, pace, kind, limit, left in told
+        for pattern, messages, held, pace, kind, limit, left in reported
     ]  # fmt: skip
 
 
@@ -219,8 +219,8 @@ def rich_tables() -> Tables:
     }  # fmt: skip
 
 
-def one_row_each(name: str = "orders.created", said: str = "ValueError: no") -> Tables:
-    """One row of every table, with `name` wherever a name can stand and `said` wherever an error can."""
+def one_row_each(name: str = "orders.created", output: str = "ValueError: no") -> Tables:
+    """One row of every table, with `name` wherever a name can stand and `output` wherever an error can."""
     at, day = datetime(2025, 11, 14, 9, tzinfo=UTC), date(2025, 11, 14)
     return {
         "volume": [{"day": day, "hour": at, "topic": name, "type": name, "messages": 1, "bytes": 190}],
@@ -229,7 +229,7 @@ def one_row_each(name: str = "orders.created", said: str = "ValueError: no") -> 
         "lag": [{"subscription": name, "observed_at": at, "lag": 1, "position": 1, "in_flight": 0, "waiting": 0,
                  "oldest_unacked_ms": None, "day": day}],
         "dead_letters": [{"day": day, "subscription": name, "reason": name, "handler": name, "error_signature": name,
-                          "letters": 1, "first_at": at, "last_at": at, "example_error": said, "trend": 1.0}],
+                          "letters": 1, "first_at": at, "last_at": at, "example_error": output, "trend": 1.0}],
         "retry_storms": [{"subscription": name, "from_at": at, "to_at": at, "acked": 0, "redelivered": 12,
                           "ratio": 1.0}],
         "traffic": [{"day": day, "from": name, "to": name, "messages": 1, "bytes": 190}],
@@ -239,12 +239,12 @@ def one_row_each(name: str = "orders.created", said: str = "ValueError: no") -> 
     }  # fmt: skip
 
 
-def two_hours(*names: str, said: str = "") -> Tables:
+def two_hours(*names: str, output: str = "") -> Tables:
     """The same of each name, and an hour later again: with two names every chart is drawn."""
     later = {"hour", "observed_at", "from_at", "to_at"}
     made: Tables = {table: [] for table in GOLD_SCHEMAS}
     for name in names:
-        for table, rows in one_row_each(name, said or f"{name}!").items():
+        for table, rows in one_row_each(name, output or f"{name}!").items():
             made[table] += rows
             made[table] += [
                 {key: value + timedelta(hours=1) if key in later else value for key, value in row.items()}
@@ -330,10 +330,10 @@ def test_a_rich_page_has_every_section_and_chart() -> None:
     assert set(SECTIONS) <= set(reading.ids)
     assert 'class="empty"' not in page
     assert page.count('class="chart"') == CHARTS
-    for said in ("The lake is whole", "813,191", "12 rows in quarantine", "late rows", "5 other topics", "orders.paid",
+    for text in ("The lake is whole", "813,191", "12 rows in quarantine", "late rows", "5 other topics", "orders.paid",
                  "published to acked", "none since", "▲", "41.6 d", "backup.eu", "(not named)",
                  "mailer · published to delivered"):  # fmt: skip
-        assert said in reading.text, said
+        assert text in reading.text, text
 
 
 def test_empty_sections_say_why_and_the_page_how_to_audit() -> None:
@@ -432,7 +432,7 @@ def test_names_and_errors_stay_text_in_tables_and_charts(nasties: list[str]) -> 
 
 @functools.cache
 def plain_tags() -> set[str]:
-    page = render_report(report_of_unchecked(two_hours("plain", "also", said="no"), broken_audit(), notes=["plain"]))
+    page = render_report(report_of_unchecked(two_hours("plain", "also", output="no"), broken_audit(), notes=["plain"]))
     return set(read(page).tags)
 
 
@@ -475,9 +475,9 @@ def test_three_years_of_hostile_names_make_a_small_page_quickly() -> None:
     assert time.process_time() - began < PAGE_SECONDS_MAX
     assert len(page.encode()) < PAGE_BYTES_MAX
     text = text_of(page)
-    for said in ("2,993 other topics", "messages per 2 weeks, UTC", "the first 20 of 10,000 storms",
+    for output in ("2,993 other topics", "messages per 2 weeks, UTC", "the first 20 of 10,000 storms",
                  "the first 20 of 1,000 notes", "the first 20 of 60 subscriptions"):  # fmt: skip
-        assert said in text, said
+        assert output in text, output
 
 
 # --- the audit ------------------------------------------------------------------------------------------------------
@@ -485,14 +485,14 @@ def test_three_years_of_hostile_names_make_a_small_page_quickly() -> None:
 
 def test_a_broken_lake_shows_ranges_and_files() -> None:
     text = text_of(broken_page())
-    for said in (
+    for output in (
         "The lake is not whole", "2 of 4 checks failed", "missing 500,000 501,199 1,200", "600,001 600,003 3",
         "repeated 700,010 700,049 40", "different 777,777 777,777 1", "gap 1 18,000 18,000 deleted by retention",
         "missing: 1,203 messages; repeated: 40 messages", "part-0007.parquet not in storage",
         "part-0031.parquet not as it was written", "part-0032.parquet holds messages",
         "failed each seq once 1,203 seqs are missing", "ok files are as sealed",
     ):  # fmt: skip
-        assert said in text, said
+        assert output in text, output
     for tip in ("seq 500,000 to 501,199: in the log, not in the lake", "seq 777,777: not as in the log",
                 "seq 700,010 to 700,049: in the lake more than once"):  # fmt: skip
         assert f"<title>{tip}</title>" in broken_page()
@@ -508,10 +508,10 @@ def test_a_broken_lakes_report_names_the_wrongs_first_and_the_whole_command() ->
 
 def test_a_whole_lake_has_no_wrongs() -> None:
     text = text_of(render_audit(whole_audit()))
-    for said in ("The lake is whole", "Every message up to seq 831,200 is in it exactly once.",
+    for output in ("The lake is whole", "Every message up to seq 831,200 is in it exactly once.",
                  "18,759 messages in 2 gaps explained by retention", "750 newer messages not in the lake yet",
                  "checked 15 Nov 2025, 11:02", "No missing or changed files were found."):  # fmt: skip
-        assert said in text
+        assert output in text
     assert "failed" not in text
 
 
@@ -641,7 +641,7 @@ def test_a_long_history_gets_days_then_weeks_from_mondays(days: int, unit: str) 
     assert "week" not in unit or model.column_of(first, step).weekday() == 0
 
 
-def test_times_are_said_in_utc_whatever_zone_they_come_in() -> None:
+def test_times_are_reported_in_utc_whatever_zone_they_come_in() -> None:
     berlin = timezone(timedelta(hours=1))
     assert model.full(datetime(2025, 11, 15, 0, 30, tzinfo=berlin)) == "14 Nov 2025, 23:30"
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def test_a_run_is_whole_incremental_and_repeatable(world: World) -> None:
         assert world.run().messages == 0
         world.assert_exact()
     assert len(world.lake.table(BRONZE).files) > 3  # several slices, several tasks, and two days
+
+
+def test_messages_of_the_past_go_to_their_own_days(world: World) -> None:
+    """Also into days that were derived before: their sums are those of all runs."""
+    days = [datetime(2020, 1, 1, 23, 59, tzinfo=UTC), datetime(2020, 1, 2, tzinfo=UTC)]
+    for _ in range(2):
+        with world.open() as log:
+            log.publish("orders.x", {"n": 0}, from_="shop")
+            log.publish_many([("orders.x", {"n": 1}, {"published_at": at, "from_": "shop"}) for at in (*days, *days)])
+        assert world.run().messages == 5
+        world.assert_exact()
+    found = {file.day for file in world.lake.table(BRONZE).files}
+    assert {"2020-01-01", "2020-01-02"} < found
+    assert len(found) in (3, 4)  # and today, which may end meanwhile
 
 
 def test_an_empty_log_makes_an_empty_lake(world: World) -> None:

@@ -311,10 +311,10 @@ def test_an_error_names_the_bad_row_and_what_to_do(
     good = {"topic": "t", "data": "1"}
     with pytest.raises(kind) as raised:
         drafts([good, good, {**good, **bad}, good])
-    told = str(raised.value)
-    assert "row 2 of partition 0" in told
-    assert "Nothing of this batch was published" in told
-    assert all(word in told for word in words), told
+    reported = str(raised.value)
+    assert "row 2 of partition 0" in reported
+    assert "Nothing of this batch was published" in reported
+    assert all(word in reported for word in words), reported
 
 
 def test_a_bad_row_of_a_later_batch_is_counted_from_the_start_of_the_partition() -> None:
@@ -428,7 +428,7 @@ def test_a_repeat_is_known_by_its_batch_even_when_its_ids_are_long_forgotten(pat
 
 
 def test_a_repeat_is_known_by_its_ids_even_when_the_sinks_are_forgotten(path: Path, messages_in: MessagesIn) -> None:
-    """Two locks on one door: the ids follow from sink, batch, partition and row."""
+    """A second protection: the ids follow from sink, batch, partition and row."""
     run_batch(path, 7, [[1, 2], [3]])
     before = [(message.id, message.data) for message in messages_in(path)]
     store = SqliteStore(path)
@@ -714,12 +714,12 @@ def test_what_is_streamed_from_one_log_into_another_is_the_same(
         log.publish_many([("a.c", number) for number in range(500)])
     frame = spark.readStream.format("headwater").option("path", str(origin)).load()
     run_stream(frame, copy, tmp_path / "checkpoint")
-    assert [_told(message) for message in messages_in(copy)] == [_told(message) for message in messages_in(origin)]
+    assert [_fields(message) for message in messages_in(copy)] == [_fields(message) for message in messages_in(origin)]
     save(spark.read.format("headwater").option("path", str(origin)).load(), copy)
     assert len(messages_in(copy)) == 501  # the ids came along, so a second copy adds nothing
 
 
-def _told(message: Message) -> dict[str, Any]:
+def _fields(message: Message) -> dict[str, Any]:
     """All but when it was published."""
     return {**message.to_json(), "published_at": None}
 
@@ -754,10 +754,10 @@ def test_one_bad_row_stops_the_query_with_its_reason_and_publishes_nothing(
     data = [("1",), ("2",), ("{oops",), ("4",)]
     with pytest.raises(PySparkException) as raised:
         save(spark.createDataFrame(data, "data string").repartition(2), path, topic="t")
-    told = str(raised.value)
-    assert "data is not JSON" in told
-    assert "'{oops'" in told
-    assert 'option("dataFormat", "text")' in told
+    reported = str(raised.value)
+    assert "data is not JSON" in reported
+    assert "'{oops'" in reported
+    assert 'option("dataFormat", "text")' in reported
     assert messages_in(path) == []
     assert not os.path.exists(f"{path}-staging")
 

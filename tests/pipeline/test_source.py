@@ -59,7 +59,7 @@ def test_names_are_read_in_any_case() -> None:
     assert (options.fail_on_data_loss, options.table) == (False, "dead_letters")
 
 
-def test_what_is_not_said_is_everything_there_is() -> None:
+def test_without_options_everything_is_read() -> None:
     options = read()
     assert (options.path, options.table, options.patterns) == ("/logs/events.db", "messages", ())
     assert (options.starting_seq, options.ending_seq, options.fail_on_data_loss) == (0, None, True)
@@ -78,7 +78,7 @@ def test_a_time_is_iso_or_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "where", "said"),
+    ("options", "where", "output"),
     [
         ({"topics": "orders.*.>"}, "topics", "do not go together"),
         ({"topics": "orders.>,"}, "topics", "empty"),
@@ -97,11 +97,11 @@ def test_a_time_is_iso_or_milliseconds() -> None:
         ({"maxMessagePerTrigger": "1"}, "maxmessagepertrigger", "Did you mean maxMessagesPerTrigger?"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], where: str, said: str) -> None:
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], where: str, output: str) -> None:
     with pytest.raises(InvalidOptionError) as refusal:
         read(**options)
     assert refusal.value.where == where
-    assert said in str(refusal.value)
+    assert output in str(refusal.value)
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_or_is_recorded_and_passed_over(log: Log, stream: Any, caplog: pytest.Lo
     assert "7 messages: 1 to 13" in caplog.text
     assert log.subscription("lake").gaps == 7
     reader.stop()
-    assert stream(topics="a.>").latestOffset({"seq": 0}, ALL) == {"seq": 20}, "it was told, and is not told again"
+    assert stream(topics="a.>").latestOffset({"seq": 0}, ALL) == {"seq": 20}, "the position was reported once"
 
 
 def test_what_others_lose_is_no_loss_of_the_stream(log: Log, stream: Any) -> None:

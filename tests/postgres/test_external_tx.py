@@ -55,6 +55,11 @@ def test_a_rolled_back_publish_leaves_neither_message_nor_hole(log: Log, mine: p
     assert log.publish("a", 2) == 1
 
 
+def test_a_message_of_the_past_is_no_part_of_it(log: Log, mine: psycopg.Connection) -> None:
+    with pytest.raises(InvalidOptionError, match="published_at and tx"):
+        log.publish("a", 1, published_at=1_600_000_000, tx=mine)
+
+
 def test_an_id_is_recognised_across_both_ways(log: Log, mine: psycopg.Connection) -> None:
     first = log.publish("a", 1, id="one")
     assert log.publish("a", 1, id="one", tx=mine) == first
@@ -104,7 +109,7 @@ def test_what_was_acked_in_a_transaction_that_is_rolled_back_comes_again(
     assert log.subscription("s").lag == 0
 
 
-def test_while_the_transaction_is_open_nobody_else_gets_the_message(
+def test_while_the_transaction_is_open_no_other_consumer_gets_the_message(
     log: Log, clock: ManualClock, mine: psycopg.Connection
 ) -> None:
     """Not even when its ack wait is over: its row is locked, and claims pass locked rows by."""
@@ -155,7 +160,7 @@ def test_an_asynchronous_connection_does_too(postgres_url: str) -> None:
 
 
 @pytest.mark.parametrize("work", ["heartbeat", "claim", "take over"])
-def test_an_ack_that_is_still_open_is_brought_back_by_nobody(
+def test_a_message_whose_ack_is_still_open_is_not_redelivered(
     log: Log, postgres_url: str, clock: ManualClock, mine: psycopg.Connection, work: str
 ) -> None:
     """A writer skips the rows of deliveries that a transaction of the user's is about to remove."""
@@ -260,7 +265,7 @@ def test_each_face_wants_a_connection_of_its_colour(log: Log, postgres_url: str,
     asyncio.run(story())
 
 
-def test_it_is_told_what_tx_can_be(log: Log, postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_it_is_reported_what_tx_can_be(log: Log, postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(InvalidOptionError, match="psycopg"):
         log.publish("a", 1, tx="conn")
     with psycopg.connect(postgres_url, autocommit=True) as mine:
@@ -282,7 +287,7 @@ def test_a_connection_to_another_database_is_refused(log: Log, postgres_url: str
         log.publish("a", 1, tx=mine)
 
 
-def test_a_role_that_may_not_use_the_schema_is_told_what_to_grant(
+def test_a_role_that_may_not_use_the_schema_is_reported_what_to_grant(
     log: Log, postgres_url: str, mine: psycopg.Connection
 ) -> None:
     mine.execute("DO $$ BEGIN CREATE ROLE newcomer LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")

@@ -1,4 +1,4 @@
-"""Several hosts on one database: servers, exclusive holders, shared consumers, and who waits for whom."""
+"""Several hosts on one database: servers, exclusive holders, shared consumers, and which lock waits for which."""
 
 from __future__ import annotations
 

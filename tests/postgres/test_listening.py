@@ -1,4 +1,4 @@
-"""Waking up when somebody else has written: by notification, by looking after a broken connection, and by polling."""
+"""Waking up when another process has written: by notification, by looking after a broken connection, and by polling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_publish_of_another_process_wakes_by_notification(
     monkeypatch.setattr(listening, "FALLBACK_POLL_S", 3600.0)  # so that nothing else can have woken it
     with headwater.open(postgres_url) as log, headwater.open(postgres_url) as other:
         thread, found = fetching(log)
-        wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens")
+        wait_until(lambda: listeners(postgres, postgres_url) == 1, "no session listens")
         other.publish("a", 1)
         thread.join(PATIENCE_S)
         assert found == [1]
@@ -61,14 +61,14 @@ def test_what_is_published_while_the_listener_is_cut_off_is_found_after_it(
     monkeypatch.setattr(listening, "FALLBACK_POLL_S", 3600.0)
     with headwater.open(postgres_url) as log, headwater.open(postgres_url) as other:
         thread, found = fetching(log)
-        wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens")
+        wait_until(lambda: listeners(postgres, postgres_url) == 1, "no session listens")
         with psycopg.connect(postgres_url) as slow:
             other.publish("a", "in between", tx=slow)
             assert postgres.cut_connections(postgres_url, "headwater listener") == 1
-            slow.commit()  # its notification may find nobody who listens
+            slow.commit()  # its notification may find no listener
         thread.join(PATIENCE_S)
         assert found == ["in between"]
-        wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens again")
+        wait_until(lambda: listeners(postgres, postgres_url) == 1, "no session listens again")
 
 
 def test_what_is_published_just_before_it_listens_again_is_found(
@@ -78,7 +78,7 @@ def test_what_is_published_just_before_it_listens_again_is_found(
     monkeypatch.setattr(listening, "FALLBACK_POLL_S", 3600.0)
     with headwater.open(postgres_url) as log, headwater.open(postgres_url) as other:
         thread, found = fetching(log)
-        wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens")
+        wait_until(lambda: listeners(postgres, postgres_url) == 1, "no session listens")
         store = log._core.engine.store  # type: ignore[attr-defined]
         connect = store.connect
 
@@ -99,8 +99,8 @@ def test_a_lost_notification_costs_latency_and_no_message(
 ) -> None:
     with headwater.open(postgres_url) as log:
         thread, found = fetching(log)
-        wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens")
-        with psycopg.connect(postgres_url) as silent:  # a row with a seq of its own tells nobody
+        wait_until(lambda: listeners(postgres, postgres_url) == 1, "no session listens")
+        with psycopg.connect(postgres_url) as silent:  # a row with a seq of its own notifies no listener
             silent.execute(
                 "INSERT INTO headwater.messages (seq, topic, data) SELECT headwater.begin_publishing() + 1, 'a', '7'"
             )
@@ -109,7 +109,7 @@ def test_a_lost_notification_costs_latency_and_no_message(
         assert found == [7]
 
 
-def test_by_force_it_polls_and_nobody_listens(postgres: PostgresServer, postgres_url: str) -> None:
+def test_by_force_it_polls_and_no_session_listens(postgres: PostgresServer, postgres_url: str) -> None:
     with headwater.open(postgres_url, notify="poll") as log, headwater.open(postgres_url, notify="poll") as other:
         thread, found = fetching(log)
         other.publish("a", 1)
@@ -127,7 +127,7 @@ def test_ones_own_commits_wake_no_listener(postgres: PostgresServer, postgres_ur
     listener.start()
     try:
         assert looked.wait(PATIENCE_S)  # the look that follows the connection
-        wait_until(lambda: listeners(postgres, postgres_url) == 1, "nobody listens")
+        wait_until(lambda: listeners(postgres, postgres_url) == 1, "no session listens")
         looked.clear()
         before = len(looks)
         with own.write() as writer:

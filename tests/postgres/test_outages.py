@@ -1,4 +1,4 @@
-"""The server goes away, connections break, all are busy: what was acknowledged stays, the rest is told or goes on."""
+"""The server goes away, connections break, all are busy: what was acknowledged stays, the rest fails or goes on."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_publish_waits_for_a_server_that_comes_back(restartable: PostgresServe
         assert published == [1]
 
 
-def test_a_server_that_stays_away_is_told(restartable: PostgresServer) -> None:
+def test_a_server_that_stays_away_is_reported(restartable: PostgresServer) -> None:
     url = restartable.new_database()
     with headwater.open(url, busy_timeout=0.3) as log:
         restartable.stop()
@@ -169,7 +169,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_about(
 
 
 def test_an_id_that_is_given_out_again_after_a_crash_proves_nothing(restartable: PostgresServer) -> None:
-    """The server dies before the commit reaches it, and somebody else gets the same transaction id, and commits."""
+    """The server dies before the commit reaches it, and another session gets the same transaction id, and commits."""
     url = restartable.new_database()
     store = PostgresStore(url, busy_timeout_ms=30_000)
     other = restartable.url_of("postgres")
@@ -185,9 +185,9 @@ def test_an_id_that_is_given_out_again_after_a_crash_proves_nothing(restartable:
             if isinstance(statement, bytes) and statement.endswith(b"COMMIT"):
                 restartable.kill()
                 restartable.start()
-                with psycopg.connect(other, autocommit=True) as somebody:
+                with psycopg.connect(other, autocommit=True) as other_session:
                     for number in range(200):
-                        somebody.execute(f"CREATE TABLE crash_{number} ()")
+                        other_session.execute(f"CREATE TABLE crash_{number} ()")
                 return self._inner.execute("SELECT 1")
             return self._inner.execute(statement, *arguments, **options)  # type: ignore[arg-type]
 
@@ -209,11 +209,11 @@ def test_a_transaction_that_cannot_begin_gives_the_turn_back(postgres_url: str) 
         mine.execute("SELECT 1 FROM headwater.subscriptions FOR UPDATE")
         with pytest.raises(HeadwaterError), message.transaction():
             pytest.fail("its subscription is locked")
-        assert log.publish("a", 2) == 2  # nobody has the writer's turn
+        assert log.publish("a", 2) == 2  # the writer's turn is free
         mine.rollback()
 
 
-def test_acks_do_not_wait_for_a_stranger_who_publishes(postgres_url: str) -> None:
+def test_acks_do_not_wait_for_a_publisher(postgres_url: str) -> None:
     with headwater.open(postgres_url, busy_timeout=0.5) as log, psycopg.connect(postgres_url) as stranger:
         log.publish("a", 1)
         (message,) = log.subscribe("s", "a").fetch()
@@ -230,7 +230,7 @@ def test_acks_do_not_wait_for_a_stranger_who_publishes(postgres_url: str) -> Non
         assert log.subscription("s").lag == 0
 
 
-def test_readers_that_are_all_busy_are_told_and_recover(postgres_url: str) -> None:
+def test_readers_that_are_all_busy_are_reported_and_recover(postgres_url: str) -> None:
     store = PostgresStore(postgres_url, busy_timeout_ms=200, readers_max=2)
     try:
         with store.read(), store.read(), pytest.raises(UnavailableError, match="became free"), store.read():
@@ -290,7 +290,7 @@ def test_a_socket_found_closed_in_a_commit(postgres_url: str, monkeypatch: pytes
             assert [message.data for message in subscription.fetch()] == [1, 2]
 
 
-def test_too_many_connections_are_told(restartable: PostgresServer) -> None:
+def test_too_many_connections_are_reported(restartable: PostgresServer) -> None:
     url = restartable.new_database()
     with psycopg.connect(restartable.url_of("postgres"), autocommit=True) as connection:
         name = url.rpartition("/")[2]

@@ -110,19 +110,19 @@ def test_copy_by_hand(store: PostgresStore, connection: psycopg.Connection) -> N
     assert [(seq, data) for seq, _, data in contents(store)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
-def test_whoever_listens_is_told(store: PostgresStore, by_hand: Hand, connection: psycopg.Connection) -> None:
+def test_listeners_are_notified(store: PostgresStore, by_hand: Hand, connection: psycopg.Connection) -> None:
     with psycopg.connect(store.place.conninfo, autocommit=True) as listening:
         listening.execute(f"LISTEN {store.place.channel}")
         with connection.transaction():
             by_hand(INSERT, "a", "1")
             by_hand(INSERT, "a", "2")
-        told = [(each.channel, each.payload) for each in listening.notifies(timeout=20, stop_after=1)]
-        assert told == [(store.place.channel, "")]
+        reported = [(each.channel, each.payload) for each in listening.notifies(timeout=20, stop_after=1)]
+        assert reported == [(store.place.channel, "")]
         assert list(listening.notifies(timeout=0)) == [], "once for the transaction"
 
 
 @pytest.mark.parametrize(
-    ("columns", "values", "complaint"),
+    ("columns", "values", "problem"),
     [
         ("topic, data", ("a..b", "1"), "topic must be"),
         ("topic, data", ("a.*", "1"), "topic must be"),
@@ -139,10 +139,10 @@ def test_whoever_listens_is_told(store: PostgresStore, by_hand: Hand, connection
     ],
 )
 def test_what_is_no_message_is_refused(
-    store: PostgresStore, by_hand: Hand, columns: str, values: tuple[object, ...], complaint: str
+    store: PostgresStore, by_hand: Hand, columns: str, values: tuple[object, ...], problem: str
 ) -> None:
     marks = ", ".join(["%s"] * len(values))
-    with pytest.raises(psycopg.Error, match=complaint):
+    with pytest.raises(psycopg.Error, match=problem):
         by_hand(f"INSERT INTO {{}}.messages ({columns}) VALUES ({marks})", *values)
     assert contents(store) == []
 

@@ -82,7 +82,7 @@ def roles(postgres: PostgresServer) -> Iterator[Roles]:
             admin.execute(f"DROP ROLE IF EXISTS some_{kind}, headwater_{kind}")
 
 
-# --- who may do what ----------------------------------------------------------------------------------------
+# --- rights of a role ---------------------------------------------------------------------------------------
 
 EVERYTHING_ELSE = {
     **{f"SELECT * FROM headwater.{name} LIMIT 1": {"reader", "application"} for name in sorted(OWN_TABLES)},
@@ -183,7 +183,7 @@ def test_a_publisher_cannot_say_what_headwater_says(roles: Roles, setting: str) 
         roles.run("publisher", f"SELECT headwater.publish('a', '1', {setting} => 1)")
 
 
-def test_a_publisher_is_told_a_repeated_id_and_wakes_readers(roles: Roles) -> None:
+def test_a_publisher_is_reported_a_repeated_id_and_wakes_readers(roles: Roles) -> None:
     with psycopg.connect(roles.url("stranger"), autocommit=True) as listening:
         listening.execute("LISTEN headwater_headwater")
         first = roles.run("publisher", "SELECT headwater.publish('a', '1', id => 'once', priority => 5)")
@@ -284,7 +284,7 @@ _SPRINGS = "LANGUAGE plpgsql AS $trap$ BEGIN RAISE EXCEPTION 'sprung by %', curr
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_what_is_made_in_the_schema_runs_with_nobody_elses_rights(roles: Roles, name: str) -> None:
+def test_what_is_made_in_the_schema_runs_with_its_callers_rights_only(roles: Roles, name: str) -> None:
     """Even a role that may create things in the schema, which no kind of role may, does not become its owner."""
     with psycopg.connect(roles.database) as admin:  # it is rolled back
         admin.execute("GRANT CREATE ON SCHEMA headwater TO some_publisher")
@@ -358,7 +358,7 @@ def test_an_application_has_all_verbs(roles: Roles) -> None:
         log.delete_subscription("worker")
 
 
-def test_a_reader_reads_and_is_told_that_it_may_not_write(roles: Roles) -> None:
+def test_a_reader_reads_and_is_reported_that_it_may_not_write(roles: Roles) -> None:
     with headwater.open(roles.url("reader")) as log:
         assert log.last_seq() >= 1
         assert "orders.new" in {each.topic for each in log.topics()}
@@ -529,7 +529,7 @@ def old_log(postgres: PostgresServer, postgres_url: str) -> Iterator[OldLog]:
         admin.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA headwater TO {made.reader}, {made.explicit}")
         admin.execute(f"GRANT EXECUTE ON FUNCTION headwater.publish TO {made.explicit}")
         admin.execute("GRANT USAGE ON SCHEMA headwater TO PUBLIC; GRANT SELECT ON headwater.messages TO PUBLIC")
-        prepare(admin, "headwater", "the log")  # as a superuser, who is not its owner
+        prepare(admin, "headwater", "the log")  # as a superuser that is not its owner
     yield made
     postgres.drop_database(postgres_url)
     with postgres.administration() as admin:
@@ -606,7 +606,9 @@ def test_a_migrated_log_is_as_a_new_one(old_log: OldLog, postgres: PostgresServe
     postgres.drop_database(new_log)
 
 
-def test_another_role_than_the_owner_is_told_who_can_upgrade(postgres: PostgresServer, postgres_url: str) -> None:
+def test_another_role_than_the_owner_is_refused_with_the_name_of_the_owner(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
     number = next(_numbers)
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"CREATE ROLE owner_{number} LOGIN; CREATE ROLE app_{number} LOGIN")

@@ -40,7 +40,7 @@ def test_a_publisher_waits_for_the_one_before_it_and_the_reader_sees_both(postgr
         published: list[int] = []
         waiting = threading.Thread(target=lambda: published.append(other.publish("a", "quick")))
         waiting.start()
-        _wait_until_somebody_waits(postgres_url)
+        _wait_until_a_session_waits(postgres_url)
         assert subscription.fetch() == []
         assert published == []
         slow.commit()
@@ -75,7 +75,7 @@ def test_many_publishers_and_a_reader_that_goes_by_seq(postgres_url: str) -> Non
     assert seen == list(range(1, publishers * each + 1))
 
 
-def test_a_publisher_that_waits_too_long_is_told_and_nothing_is_lost(postgres_url: str) -> None:
+def test_a_publisher_that_waits_too_long_is_reported_and_nothing_is_lost(postgres_url: str) -> None:
     with (
         headwater.open(postgres_url, busy_timeout=0.2) as log,
         psycopg.connect(postgres_url) as slow,
@@ -87,7 +87,7 @@ def test_a_publisher_that_waits_too_long_is_told_and_nothing_is_lost(postgres_ur
         assert log.publish("a", 3) == 1
 
 
-def test_a_seq_is_not_used_again_whoever_deleted_it(postgres_url: str) -> None:
+def test_a_seq_is_not_used_again_however_it_was_deleted(postgres_url: str) -> None:
     with headwater.open(postgres_url) as log, psycopg.connect(postgres_url, autocommit=True) as mine:
         log.publish_many([("a", number) for number in range(5)])
         with log.subscribe("s", "a") as subscription:
@@ -99,7 +99,7 @@ def test_a_seq_is_not_used_again_whoever_deleted_it(postgres_url: str) -> None:
             assert [message.seq for message in subscription.fetch()] == [7]
 
 
-def _wait_until_somebody_waits(url: str) -> None:
+def _wait_until_a_session_waits(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as watcher:
         until = threading.Event()
         for _ in range(3000):
@@ -109,4 +109,4 @@ def _wait_until_somebody_waits(url: str) -> None:
             if row is not None and row[0]:
                 return
             until.wait(0.01)
-    raise AssertionError("nobody waits for the publishing lock")
+    raise AssertionError("no session waits for the publishing lock")

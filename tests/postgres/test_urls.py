@@ -48,9 +48,9 @@ def test_what_the_server_says_comes_with_advice(postgres_url: str) -> None:
 def test_no_error_tells_a_password(url: str) -> None:
     with pytest.raises((InvalidOptionError, UnavailableError)) as refused:
         headwater.open(url, busy_timeout=0.1)
-    told = "".join(traceback.format_exception(refused.value))
+    reported = "".join(traceback.format_exception(refused.value))
     assert isinstance(refused.value, HeadwaterError)
-    assert "ter2" not in told.replace(f'"{url}"', "")
+    assert "ter2" not in reported.replace(f'"{url}"', "")
 
 
 def test_several_hosts_may_have_ports_of_their_own() -> None:

@@ -100,7 +100,7 @@ def test_the_log_and_the_transaction_are_out_of_reach(store: PostgresStore, sql:
 
 
 @pytest.mark.parametrize(
-    ("sql", "complaint"),
+    ("sql", "problem"),
     [
         ("INSERT INTO mine VALUES (1)", "duplicate key"),
         ("INSERT INTO mine VALUES ('x')", "invalid input"),
@@ -111,12 +111,10 @@ def test_the_log_and_the_transaction_are_out_of_reach(store: PostgresStore, sql:
         ("DO $$ BEGIN COMMIT; END $$", "invalid transaction termination"),
     ],
 )
-def test_a_statement_that_fails_leaves_the_transaction_as_it_was(
-    store: PostgresStore, sql: str, complaint: str
-) -> None:
+def test_a_statement_that_fails_leaves_the_transaction_as_it_was(store: PostgresStore, sql: str, problem: str) -> None:
     with store.write() as writer:
         writer.execute("INSERT INTO mine VALUES (1)")
-        with pytest.raises(SqlError, match=complaint):
+        with pytest.raises(SqlError, match=problem):
             writer.execute(sql)
         [seq] = publish(writer, 3)
     with store.write() as writer:

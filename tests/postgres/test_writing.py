@@ -105,7 +105,7 @@ def test_alone_is_alone(store: PostgresStore, other: PostgresStore) -> None:
         pytest.fail("not alone")
 
 
-def test_a_delivery_that_somebody_is_just_settling_is_passed_over(store: PostgresStore) -> None:
+def test_a_delivery_that_is_being_settled_is_passed_over(store: PostgresStore) -> None:
     with store.write() as writer:
         publish(writer, 1, 2, 3)
         writer.put_deliveries("s", [DeliveryRow(seq, 1, NOW, token=1) for seq in (1, 2, 3)])
@@ -119,7 +119,7 @@ def test_a_delivery_that_somebody_is_just_settling_is_passed_over(store: Postgre
         assert [due.row.seq for due in writer.due("s", NOW, 10, "seq")] == [1, 2, 3]
 
 
-def until_somebody_waits(connection: psycopg.Connection) -> None:
+def until_a_session_waits(connection: psycopg.Connection) -> None:
     """There is nothing to wait for but what the server says."""
     while connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
         pass
@@ -136,7 +136,7 @@ def test_hosts_that_count_the_same_at_once_wait_in_no_circle(store: PostgresStor
         with store.write(alone=False) as writer:
             writer.add_timings([first])
             counting = pool.submit(count, timings[::-1])
-            until_somebody_waits(looking)
+            until_a_session_waits(looking)
             writer.add_timings([last])
         counting.result(WAIT_S)
     with store.read() as reader:
@@ -157,7 +157,7 @@ def test_hosts_that_fold_at_once_count_each_message_once(store: PostgresStore, p
         with store.write(alone=False) as writer:
             assert writer.fold_topic_counts(100) == 10
             folding = pool.submit(fold)
-            until_somebody_waits(looking)
+            until_a_session_waits(looking)
         assert folding.result(WAIT_S) == 0
     with store.read() as reader:
         assert [(counted.topic, counted.count) for counted in reader.topic_counts()] == [("a", 10)]
@@ -182,7 +182,7 @@ def test_a_subscription_with_the_character_nul_is_refused(store: PostgresStore) 
 
 
 @pytest.mark.parametrize("draft", [Draft("a", '"\0"', 3), Draft("a", '"\1"', 3), Draft("a\0", "1", 1)], ids=ascii)
-def test_a_draft_that_nobody_checked_does_no_harm(store: PostgresStore, draft: Draft) -> None:
+def test_an_unchecked_draft_does_no_harm(store: PostgresStore, draft: Draft) -> None:
     with pytest.raises(InvalidDataError), store.write() as writer:
         writer.append([Draft("a", "1", 1), draft], NOW, DedupeWindow())
     with store.write() as writer:

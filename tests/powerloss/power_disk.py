@@ -47,7 +47,7 @@ class Delete(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something the workload was told or is about to do."""
+    """Something the workload got confirmed or is about to do."""
 
     what: str
     about: Any

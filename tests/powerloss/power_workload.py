@@ -1,4 +1,4 @@
-"""A life of a log, recorded once, with marks for what its user was told; and the check of what a cut left of it."""
+"""A life of a log, recorded once, with marks for what its user knew; and the check of what a cut left of it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class _Workload:
 # --- after the cut --------------------------------------------------------------------------------------------------
 
 
-class Told(NamedTuple):
+class Known(NamedTuple):
     """What the user knew when the power failed."""
 
     published: dict[int, tuple[str, Any, dict[str, str]]]
@@ -126,9 +126,9 @@ class Told(NamedTuple):
     has_subscriptions: bool
 
 
-def told(marks: Iterable[Step]) -> Told:
+def what_was_known(marks: Iterable[Step]) -> Known:
     """Sums up the marks before the cut."""
-    now = Told({}, set(), {id: set() for id in MODES}, {id: set() for id in MODES}, False, False)
+    now = Known({}, set(), {id: set() for id in MODES}, {id: set() for id in MODES}, False, False)
     for mark in marks:
         if not isinstance(mark, Mark):
             continue
@@ -152,7 +152,7 @@ class Verdict(NamedTuple):
     lost: list[str]  # what was acknowledged and is not there any more
 
 
-def judge(directory: Path, image: dict[str, bytes], told: Told) -> Verdict:
+def judge(directory: Path, image: dict[str, bytes], known: Known) -> Verdict:
     """Open what the cut left, with the ordinary VFS, an hour later."""
     for name, content in image.items():
         (directory / name).write_bytes(content)
@@ -164,18 +164,18 @@ def judge(directory: Path, image: dict[str, bytes], told: Told) -> Verdict:
         with headwater.open(
             path, durability="relaxed", maintenance_interval=None, heartbeats=False, clock=clock
         ) as log:
-            _judge_deliveries(log, told, verdict)
-            _judge_seqs(log, told, verdict)
-        _judge_rows(path, told, verdict)
+            _judge_deliveries(log, known, verdict)
+            _judge_seqs(log, known, verdict)
+        _judge_rows(path, known, verdict)
     except (headwater.HeadwaterError, apsw.Error) as exc:
         verdict.broken.append(f"{type(exc).__name__}: {exc}")
     return verdict
 
 
-def _judge_deliveries(log: Log, told: Told, verdict: Verdict) -> None:
-    if not told.has_subscriptions:
+def _judge_deliveries(log: Log, known: Known, verdict: Verdict) -> None:
+    if not known.has_subscriptions:
         return
-    wanted = {seq for seq, (topic, _, _) in told.published.items() if topic.startswith("work.")}
+    wanted = {seq for seq, (topic, _, _) in known.published.items() if topic.startswith("work.")}
     for id, mode in MODES.items():
         subscription = log.subscribe(id, "work.>", mode=mode, **OPTIONS)
         seqs: list[int] = []
@@ -185,15 +185,15 @@ def _judge_deliveries(log: Log, told: Told, verdict: Verdict) -> None:
         found = set(seqs)
         if len(found) != len(seqs):
             verdict.broken.append(f"{id} delivers something twice: {sorted(seqs)}")
-        if again := found & told.acked[id]:
+        if again := found & known.acked[id]:
             verdict.lost.append(f"{id} delivers {sorted(again)} again, though acked")
-        if skipped := wanted - found - told.perhaps_acked[id]:
+        if skipped := wanted - found - known.perhaps_acked[id]:
             verdict.lost.append(f"{id} skips {sorted(skipped)}")
 
 
-def _judge_seqs(log: Log, told: Told, verdict: Verdict) -> None:
-    top = max(told.published, default=0)
-    for seq, (topic, data, options) in list(told.published.items())[-40:]:
+def _judge_seqs(log: Log, known: Known, verdict: Verdict) -> None:
+    top = max(known.published, default=0)
+    for seq, (topic, data, options) in list(known.published.items())[-40:]:
         if options and log.publish(topic, data, **options) != seq:
             verdict.lost.append(f"id {options['id']} is forgotten")
     seq = log.publish("after.cut", None)
@@ -201,7 +201,7 @@ def _judge_seqs(log: Log, told: Told, verdict: Verdict) -> None:
         verdict.lost.append(f"seq {seq} is given again, {top} was there before")
 
 
-def _judge_rows(path: Path, told: Told, verdict: Verdict) -> None:
+def _judge_rows(path: Path, known: Known, verdict: Verdict) -> None:
     connection = apsw.Connection(str(path))
     try:
         integrity: Sequence[Any] = connection.execute("PRAGMA integrity_check").fetchall()
@@ -215,9 +215,9 @@ def _judge_rows(path: Path, told: Told, verdict: Verdict) -> None:
         }
     finally:
         connection.close()
-    for seq, (topic, data, _) in told.published.items():
-        if rows.get(seq) != (topic, data) and not (told.pruning and topic.startswith("old.")):
+    for seq, (topic, data, _) in known.published.items():
+        if rows.get(seq) != (topic, data) and not (known.pruning and topic.startswith("old.")):
             verdict.lost.append(f"message {seq} on {topic} is {'changed' if seq in rows else 'gone'}")
     for seq, (_, data) in rows.items():
-        if data["n"] not in told.tried:
+        if data["n"] not in known.tried:
             verdict.broken.append(f"message {seq} comes from nowhere")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from power_disk import EVERYTHING, NOTHING, PAGE, Create, Delete, Disk, Fate, Mark, Step, Sync, Truncate, Write
-from power_workload import NAME, Verdict, judge, record, told
+from power_workload import NAME, Verdict, judge, record, what_was_known
 
 ROUNDS = 90
 SOME_CUTS, SOME_RELAXED_CUTS = 130, 50
@@ -50,7 +50,7 @@ def cut(
     disk = Disk()
     for at, step in enumerate([*steps, Mark("end", None)]):
         if at in cuts:
-            known = told(itertools.islice(steps, at))
+            known = what_was_known(itertools.islice(steps, at))
             for fate in fates():
                 place = scratch / "image"
                 place.mkdir()
@@ -85,7 +85,7 @@ def test_nothing_acknowledged_is_lost(
         images += 1
         if verdict.broken or verdict.lost:
             bad.append(f"cut at step {at} of {len(steps)} ({fate}): {verdict.broken + verdict.lost}")
-    known = told(steps)
+    known = what_was_known(steps)
     figures(
         f"power loss (dice {seed}): {images} images of {len(cuts)} cuts through {len(steps)} steps, "
         f"{len(known.published)} messages published, {sum(map(len, known.acked.values()))} acks; {len(bad)} images bad"
@@ -104,7 +104,7 @@ def test_relaxed_durability_is_seen_to_lose_but_never_to_break(
     syncs = Counter(step.file for step in steps if isinstance(step, Sync))
     cuts = {*sample(dice, steps, min(count, len(steps) // 4)), *dice.sample(range(len(steps)), SOME_RELAXED_CUTS // 2)}
     verdicts = [verdict for _, _, verdict in cut(steps, cuts, lambda: some_fates(dice), scratch, dice)]
-    broken = [complaint for verdict in verdicts for complaint in verdict.broken]
+    broken = [problem for verdict in verdicts for problem in verdict.broken]
     losses = sum(1 for verdict in verdicts if verdict.lost)
     figures(f"power loss, relaxed: {len(verdicts)} images, {losses} of them lost something acknowledged; {dict(syncs)}")
     assert not broken, "\n".join(broken[:10])

@@ -50,8 +50,8 @@ def write(pipe: Connection, path: str, name: str, count: int, together: int) -> 
         pipe.send(seqs)
 
 
-def write_when_told(pipe: Connection, path: str) -> None:
-    """For each number it is told, so many single publishes; sends the time before the last one, and its seq."""
+def write_on_command(pipe: Connection, path: str) -> None:
+    """For each number received, so many single publishes; sends the time before the last one, and its seq."""
     with open_log(path) as log:
         pipe.send("open")
         while count := pipe.recv():
@@ -62,7 +62,7 @@ def write_when_told(pipe: Connection, path: str) -> None:
 
 
 def insert(pipe: Connection, path: str) -> None:
-    """Plain SQL through the standard library: (statement, bindings), "BEGIN", "COMMIT" and "ROLLBACK" as told."""
+    """Plain SQL through the standard library: (statement, bindings), "BEGIN", "COMMIT" and "ROLLBACK" as received."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=FOREVER_S)
     while order := pipe.recv():
         try:
@@ -74,7 +74,7 @@ def insert(pipe: Connection, path: str) -> None:
 
 
 def share(pipe: Connection, path: str) -> None:
-    """A competing consumer: fetches and acks until told to end. Sends what it did, when."""
+    """A competing consumer: fetches and acks until its pipe says end. Sends what it did, when."""
     done: list[tuple[int, int, int, int]] = []
     with open_log(path) as log, log.subscribe("s", ">", mode="shared") as subscription:
         pipe.send("open")
@@ -90,7 +90,7 @@ def share(pipe: Connection, path: str) -> None:
 
 
 def hold(pipe: Connection, path: str, mode: str, options: dict[str, Any]) -> None:
-    """Fetches, then does with message number n what it is told: (verb, n)."""
+    """Fetches, then does with message number n as received: (verb, n)."""
     log = open_log(path)
     subscription = subscribe_when_free(pipe, log, "s", mode=mode, **options)
     messages = subscription.fetch(10, timeout=FOREVER_S)
@@ -121,7 +121,7 @@ def handle(pipe: Connection, path: str, mode: str, options: dict[str, Any]) -> N
 
 
 def work_in_transaction(pipe: Connection, path: str, options: dict[str, Any]) -> None:
-    """Stops inside the transaction, and after it, and waits there to be told to go on, or to be killed."""
+    """Stops inside the transaction, and after it, and waits there for a signal to go on, or to be killed."""
     log = open_log(path)
     subscription = log.subscribe("s", ">", **options)
     (message,) = subscription.fetch(1, timeout=FOREVER_S)

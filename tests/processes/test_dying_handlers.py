@@ -18,7 +18,7 @@ DEATHS_MAX = 20
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
-def test_poison_is_buried_and_its_neighbours_live(
+def test_poison_is_dead_lettered_and_its_neighbours_live(
     log: headwater.Log, path: str, spawn: Callable[..., Child], mode: str
 ) -> None:
     around = [f"neighbour {number}" for number in range(12)]

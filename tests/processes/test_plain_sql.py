@@ -54,13 +54,13 @@ def test_a_transaction_is_delivered_whole(log: headwater.Log, path: str, spawn: 
 
 
 @pytest.mark.parametrize(
-    ("topic", "data", "complaint"),
+    ("topic", "data", "problem"),
     [("a..b", "1", "topic must be"), ("a.*", "1", "topic must be"), ("", "1", "topic must be"), ("a", "{", "JSON")],
 )
 def test_what_is_no_message_is_refused(
-    log: headwater.Log, path: str, spawn: Callable[..., Child], topic: str, data: str, complaint: str
+    log: headwater.Log, path: str, spawn: Callable[..., Child], topic: str, data: str, problem: str
 ) -> None:
-    assert complaint in spawn(insert, path).hears_of((INSERT, (topic, data)))
+    assert problem in spawn(insert, path).hears_of((INSERT, (topic, data)))
     assert log.last_seq() == 0
 
 
@@ -83,4 +83,4 @@ def test_inserts_between_our_own_publishes_keep_one_order(
         child.hears_of((INSERT, ("a", f'["theirs", {number}]')))
     found = drain(log.subscribe("s", ">"))
     assert [seq for seq, _, _ in found] == [*range(1, 41)]
-    assert [data for _, _, data in found] == [[who, number] for number in range(20) for who in ("ours", "theirs")]
+    assert [data for _, _, data in found] == [[writer, number] for number in range(20) for writer in ("ours", "theirs")]

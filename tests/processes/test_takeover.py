@@ -134,7 +134,7 @@ def test_a_delayed_message_acked_among_others_in_flight_stays_acked(successor: S
     assert successor.follow() == [1, 3]
 
 
-def test_an_expired_message_among_others_in_flight_is_buried_once(successor: Successor) -> None:
+def test_an_expired_message_among_others_in_flight_is_dead_lettered_once(successor: Successor) -> None:
     log = successor.logs[0]
     subscription = log.subscribe("s", ">", ack_wait=60)
     log.publish("a", 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from process_child import Child
-from process_roles import write_when_told
+from process_roles import write_on_command
 
 import headwater
 
@@ -44,7 +44,7 @@ def latencies_ms(log: headwater.Log, writer: Child, mode: str, bursts: list[int]
 def test_single_messages(
     log: headwater.Log, path: str, spawn: Callable[..., Child], mode: str, figures: Callable[[str], None]
 ) -> None:
-    writer = spawn(write_when_told, path)
+    writer = spawn(write_on_command, path)
     writer.hear()
     found = latencies_ms(log, writer, mode, [1] * ROUNDS)
     figures(f"wake-up across processes, {mode}: median {statistics.median(found):.1f} ms, most {max(found):.1f} ms")
@@ -59,7 +59,7 @@ def test_the_last_of_a_burst(
     log: headwater.Log, path: str, spawn: Callable[..., Child], mode: str, figures: Callable[[str], None]
 ) -> None:
     """While the reader is busy with the first ones, the hint for the last one must not be forgotten."""
-    writer = spawn(write_when_told, path)
+    writer = spawn(write_on_command, path)
     writer.hear()
     dice = random.Random(1)
     found = latencies_ms(log, writer, mode, [dice.randint(2, 12) for _ in range(ROUNDS * 8)])
@@ -77,7 +77,7 @@ def test_a_message_that_comes_while_the_watcher_starts(
     log: headwater.Log, path: str, spawn: Callable[..., Child], figures: Callable[[str], None]
 ) -> None:
     """The first subscription of a process starts the watcher; a commit at that very moment must not fall between."""
-    writer = spawn(write_when_told, path)
+    writer = spawn(write_on_command, path)
     writer.hear()
     found = []
     for _ in range(6):

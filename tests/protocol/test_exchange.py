@@ -158,8 +158,8 @@ def test_what_was_invalid_is_answered_in_its_place() -> None:
     assert not session.has_something_to_send
     exchange.answer_all(exchange.calls, ["a", "-", "b"])
     [text] = session.texts_to_send()
-    told = [(each["id"], each.get("result", "invalid")) for each in responses_in(text)]
-    assert told == [(None, "invalid"), (1, "a"), (7, "invalid"), (2, "b"), (None, "invalid")]
+    reported = [(each["id"], each.get("result", "invalid")) for each in responses_in(text)]
+    assert reported == [(None, "invalid"), (1, "a"), (7, "invalid"), (2, "b"), (None, "invalid")]
 
 
 def test_what_was_invalid_among_notifications_is_answered_at_once() -> None:
@@ -189,7 +189,7 @@ def test_a_result_that_is_not_json_leaves_the_call_open() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault(-1, "half \ud800 a pair", {"a": 1}), Fault(-1, "half ? a pair", object())])
-def test_a_fault_that_is_not_json_is_told_without_its_data(fault: Fault) -> None:
+def test_a_fault_that_is_not_json_is_reported_without_its_data(fault: Fault) -> None:
     session = Session()
     exchange = exchange_of(session, encoded(request(1)))
     exchange.refuse(exchange.calls[0], fault)

@@ -56,7 +56,7 @@ def sent(exc: Exception) -> ErrorObject:
     return answer.error
 
 
-def told(error: ErrorObject) -> Any:
+def data_of(error: ErrorObject) -> Any:
     return None if error.data is msgspec.UNSET else parsed(bytes(error.data))
 
 
@@ -66,7 +66,7 @@ def test_every_error_arrives_as_what_it_was(kind: type[HeadwaterError]) -> None:
     assert wire.code == CODES.get(kind.__name__, -32603)
     assert wire.message == "it is empty"
     expected = {"kind": kind.__name__, "where": "topic ''", "why": "it is empty", "next": "Name at least one token"}
-    assert told(wire) == expected
+    assert data_of(wire) == expected
     arrived = error_of(wire, where="ws://localhost")
     assert type(arrived) is kind
     assert (arrived.why, arrived.where, arrived.next) == ("it is empty", "topic ''", "Name at least one token")
@@ -78,7 +78,7 @@ def test_every_code_of_the_table_is_that_of_a_real_class() -> None:
 
 def test_what_an_error_does_not_say_is_not_sent() -> None:
     wire = sent(errors.StoreError("disk"))
-    assert told(wire) == {"kind": "StoreError", "why": "disk"}
+    assert data_of(wire) == {"kind": "StoreError", "why": "disk"}
     arrived = error_of(wire, where="rpc.publish on ws://localhost")
     assert arrived.where == "rpc.publish on ws://localhost"
 
@@ -100,7 +100,7 @@ def test_a_fault_stays_itself() -> None:
     assert (arrived.code, arrived.why, arrived.where) == (-32601, "Method not found", "rpc.nonsense")
 
 
-def test_a_class_of_somebody_elses_travels_as_the_nearest_of_ours() -> None:
+def test_a_foreign_class_travels_as_the_nearest_of_ours() -> None:
     class Mine(errors.EmptyTokenError):
         pass
 
@@ -113,7 +113,7 @@ def test_how_long_to_wait_travels_with_an_overload() -> None:
     overloaded = errors.OverloadedError("too many")
     overloaded.retry_after = 2.5  # type: ignore[attr-defined]
     wire = sent(overloaded)
-    assert told(wire)["retry_after"] == 2.5
+    assert data_of(wire)["retry_after"] == 2.5
     arrived = error_of(wire, where="")
     assert type(arrived) is errors.OverloadedError
     assert vars(arrived)["retry_after"] == 2.5
@@ -192,7 +192,7 @@ def test_an_active_subscription_is_refused_in_the_words_of_the_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("/var/lib/shop/log.db", "log.db"),
         ("the tokens file '/etc/headwater/tokens.json' is gone", "the tokens file 'tokens.json' is gone"),
@@ -203,6 +203,9 @@ def test_an_active_subscription_is_refused_in_the_words_of_the_seed() -> None:
         ("JSON-RPC is at /rpc", "JSON-RPC is at /rpc"),
     ],
 )
-def test_where_files_lie_is_not_told(text: str, told: str) -> None:
+def test_where_files_lie_is_not_reported(text: str, expected: str) -> None:
     fault = fault_of(errors.StoreError(text, where=text, next=text))
-    assert (fault.message, fault.data) == (told, {"kind": "StoreError", "where": told, "why": told, "next": told})
+    assert (fault.message, fault.data) == (
+        expected,
+        {"kind": "StoreError", "where": expected, "why": expected, "next": expected},
+    )

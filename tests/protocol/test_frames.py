@@ -184,7 +184,7 @@ def test_a_frame_is_measured_in_bytes_not_in_characters() -> None:
 
 
 @pytest.mark.parametrize("options", [{"frame_bytes_max": FRAME_BYTES_MIN - 1}, {"batch_max": 0}])
-def test_limits_under_which_nothing_could_be_said_are_refused(options: dict[str, int]) -> None:
+def test_limits_under_which_nothing_could_be_sent_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(InvalidOptionError):
         Session(**options)
 

@@ -183,9 +183,9 @@ def test_many_notifications_go_in_arrays_or_each_alone() -> None:
     session.notify("n", {"sequence_id": 9})
     found = [parsed(text) for text in session.texts_to_send()]
     assert [type(each) for each in found] == [list, list, dict, dict, dict]
-    told = [each for frame in found for each in (frame if isinstance(frame, list) else [frame])]
-    assert [each["params"]["sequence_id"] for each in told] == [0, 1, 2, 3, 4, 5, 0, 1, 9]
-    assert all(each.keys() == {"jsonrpc", "method", "params"} for each in told)
+    reported = [each for frame in found for each in (frame if isinstance(frame, list) else [frame])]
+    assert [each["params"]["sequence_id"] for each in reported] == [0, 1, 2, 3, 4, 5, 0, 1, 9]
+    assert all(each.keys() == {"jsonrpc", "method", "params"} for each in reported)
 
 
 def test_many_notifications_join_what_waits_already() -> None:
@@ -212,17 +212,17 @@ def test_answers_go_before_calls() -> None:
 # --- the hint that there is something -------------------------------------------------------------------------------
 
 
-def test_the_shell_is_told_once_each_time_there_is_something_to_send() -> None:
+def test_the_shell_is_reported_once_each_time_there_is_something_to_send() -> None:
     session = Session()
-    told: list[bool] = []
-    session.on_outgoing = lambda: told.append(session.has_something_to_send)
+    reported: list[bool] = []
+    session.on_outgoing = lambda: reported.append(session.has_something_to_send)
     assert not session.has_something_to_send
     session.call("a")
     session.call("b")
     session.notify("c", alone=True)
     session.notify_many(notices("d", [{}]), batch=True)
     session.receive_text("not JSON")
-    assert told == [True]
+    assert reported == [True]
     session.texts_to_send()
     assert not session.has_something_to_send
     occasions: list[Callable[[], object]] = [
@@ -234,14 +234,14 @@ def test_the_shell_is_told_once_each_time_there_is_something_to_send() -> None:
     ]
     for number, send in enumerate(occasions):
         send()
-        assert told == [True] * (number + 2)
+        assert reported == [True] * (number + 2)
         session.texts_to_send()
     session.notify_many(notices("d", []), batch=True)
     session.receive_text('{"jsonrpc":"2.0","method":"m","id":1}')
-    assert len(told) == 6
+    assert len(reported) == 6
 
 
-def test_the_shell_may_send_while_it_is_being_told() -> None:
+def test_the_shell_may_send_while_it_is_being_reported() -> None:
     session = Session()
     sent: list[bytes] = []
     session.on_outgoing = lambda: sent.extend(session.texts_to_send())
@@ -279,7 +279,7 @@ def test_answers_come_with_their_ids_one_by_one_or_in_arrays() -> None:
     assert not session.has_something_to_send
 
 
-def test_an_answer_nobody_waits_for_is_counted_and_not_given_out() -> None:
+def test_an_unexpected_answer_is_counted_and_not_given_out() -> None:
     session = Session()
     asked(session, 3)
     session.forget(3)
@@ -345,7 +345,7 @@ def test_a_broken_answer_fails_its_call_and_is_not_answered(broken: str, shape: 
 
 
 @pytest.mark.parametrize("id", ["", ',"id":true', ',"id":[1]', ',"id":1e999', ',"id":"1"', ',"id":null'])
-def test_a_broken_answer_to_nobody_is_a_stray(id: str) -> None:
+def test_a_broken_unexpected_answer_is_a_stray(id: str) -> None:
     session = Session()
     asked(session, 1)
     assert answers_of(session, f'{{"result":1{id}}}') == []
@@ -353,15 +353,12 @@ def test_a_broken_answer_to_nobody_is_a_stray(id: str) -> None:
     assert not session.has_something_to_send
 
 
-def test_an_error_without_an_id_is_kept_as_a_complaint_and_never_answered() -> None:
+def test_an_error_without_an_id_is_a_stray_and_never_answered() -> None:
     session = Session()
     asked(session, 1)
-    assert session.complaint is None
     other = Session()
     other.receive_text("not JSON")
     [text] = other.texts_to_send()
     assert answers_of(session, text) == []
-    assert session.complaint is not None
-    assert session.complaint.code == -32700
     assert session.strays == 1
     assert not session.has_something_to_send

@@ -151,7 +151,7 @@ def test_any_json_is_answered_as_the_specification_says(frame: str, at_once: boo
     members = value if isinstance(value, list) else [value]
     calls: list[Call] = []
     for found in session.receive_text(frame):
-        assert isinstance(found, Exchange)  # nobody was asked anything, so there are no answers
+        assert isinstance(found, Exchange)  # no call was sent, so there are no answers
         calls += found.calls
         if at_once:
             found.answer_all(found.calls, ["done"] * len(found.calls))
@@ -166,9 +166,9 @@ def test_any_json_is_answered_as_the_specification_says(frame: str, at_once: boo
     assert len(texts) == (1 if expected else 0)
     for text in texts:
         assert text.startswith(b"[") is (isinstance(value, list) and value != [])
-        told = [(each["id"], "result" in each) for each in responses_in(text)]
-        assert told == expected
-        assert [type(id) for id, _ in told] == [type(id) for id, _ in expected]
+        reported = [(each["id"], "result" in each) for each in responses_in(text)]
+        assert reported == expected
+        assert [type(id) for id, _ in reported] == [type(id) for id, _ in expected]
 
 
 CUTS = st.tuples(FRAME, st.integers(0, 200), st.binary(max_size=3), st.integers(0, 5)).map(

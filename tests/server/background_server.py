@@ -60,7 +60,7 @@ class BackgroundServer:
         self._mishaps.append(f"{context['message']}\n{trace}")
 
     def take_mishaps(self) -> list[str]:
-        """What was raised where nobody looks, since the last time somebody asked."""
+        """Exceptions that reached the event loop since the last call."""
         mishaps, self._mishaps = self._mishaps, []
         return mishaps
 

@@ -1,6 +1,6 @@
 """A client that shares no line with ours: JSON-RPC by hand over the `websockets` library.
 
-It reads its socket only while somebody waits for a frame, so a test decides when a client is slow.
+It reads its socket only while a test waits for a frame, so a test decides when a client is slow.
 """
 
 from __future__ import annotations
@@ -226,5 +226,5 @@ async def gone(server: Server) -> None:
 
 
 async def turn() -> None:
-    """Let everybody else run. There is nothing to wait for but the server's own loop, which is this one."""
+    """Let all other tasks run. There is nothing to wait for but the server's own loop, which is this one."""
     await asyncio.sleep(0.001)

@@ -109,7 +109,7 @@ async def test_two_live_patterns_of_one_connection_are_two_notifications(serve: 
         assert await client.has_nothing_to_read()
 
 
-async def test_two_durable_patterns_of_one_connection_are_told_apart_by_id(serve: Serve) -> None:
+async def test_two_durable_patterns_of_one_connection_are_distinguished_by_id(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         for id, pattern in (("exact", "orders.new"), ("one", "orders.*"), ("all", ">"), ("other", "events.>")):
             await client.subscribe(id, pattern)

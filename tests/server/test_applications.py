@@ -44,8 +44,8 @@ async def test_params_become_arguments_by_name_or_position(serve: Serve) -> None
 async def test_a_first_parameter_named_call_is_the_call(serve: Serve) -> None:
     server = serve("memory:")
 
-    @server.method("who")
-    def who(call: CallContext, greeting: str = "hello") -> dict[str, Any]:
+    @server.method("caller")
+    def caller(call: CallContext, greeting: str = "hello") -> dict[str, Any]:
         return {
             "method": call.method,
             "notification": call.is_notification,
@@ -55,14 +55,14 @@ async def test_a_first_parameter_named_call_is_the_call(serve: Serve) -> None:
         }
 
     async with server, connect(server) as client:
-        assert await client.call("who", {"greeting": "hi"}) == {
-            "method": "who",
+        assert await client.call("caller", {"greeting": "hi"}) == {
+            "method": "caller",
             "notification": False,
             "params": {"greeting": "hi"},
             "address": "127.0.0.1",
             "greeting": "hi",
         }
-        assert (await client.call("who"))["params"] is None
+        assert (await client.call("caller"))["params"] is None
 
 
 async def test_what_a_method_raises_is_what_its_caller_learns(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +144,7 @@ async def test_the_server_calls_a_method_of_a_client(serve: Serve) -> None:
         assert (call["method"], call["params"]) == ("stock.count", {"item": 7})
 
 
-async def test_a_clients_error_is_raised_to_who_called(serve: Serve) -> None:
+async def test_a_clients_error_is_raised_to_the_caller(serve: Serve) -> None:
     async with serve("memory:") as server, connect(server) as client:
         answering = asyncio.create_task(answer_one(client, error={"code": 42, "message": "none left", "data": [1]}))
         with pytest.raises(CallError) as raised:
@@ -158,11 +158,11 @@ async def test_a_client_that_does_not_answer_is_waited_for_so_long(serve: Serve)
         with pytest.raises(RequestTimeoutError):
             await only(server).call("stock.count", timeout=0.05)
         late = await client.frame()
-        await client.send({"jsonrpc": "2.0", "id": late["id"], "result": 1})  # nobody waits for it any more
+        await client.send({"jsonrpc": "2.0", "id": late["id"], "result": 1})  # no call waits for it any more
         assert (await client.call("rpc.hello"))["server"] == "headwater"
 
 
-async def test_who_waits_for_a_client_that_leaves_is_told(serve: Serve) -> None:
+async def test_a_call_to_a_client_that_leaves_raises(serve: Serve) -> None:
     async with serve("memory:") as server:
         async with connect(server) as client:
             connection = only(server)
@@ -175,7 +175,7 @@ async def test_who_waits_for_a_client_that_leaves_is_told(serve: Serve) -> None:
             await asyncio.wait_for(connection.call("stock.count"), 5)
 
 
-async def test_answers_are_told_apart_whatever_their_order(serve: Serve) -> None:
+async def test_answers_are_distinguished_whatever_their_order(serve: Serve) -> None:
     async with serve("memory:") as server, connect(server) as client:
         calling = [asyncio.create_task(only(server).call("double", [number])) for number in range(10)]
         calls: list[Any] = []

@@ -37,7 +37,10 @@ def path(tmp_path: Path) -> Path:
 # --- what it tells ----------------------------------------------------------------------------------------------------
 
 
-async def bury(client: Client) -> str:
+SCHEDULE = {"schedule": {"id": "s", "topic": "a", "every_ms": 60_000}, "publisher": "p"}
+
+
+async def dead_letter(client: Client) -> str:
     await client.subscribe("s", "a")
     seq = await client.publish("a", "secret")
     await client.delivery()
@@ -46,15 +49,17 @@ async def bury(client: Client) -> str:
     return str((await client.call("rpc.dead_letters.export"))["lines"][0])
 
 
-async def test_every_change_is_told_with_who_and_from_where(
+async def test_every_change_is_reported_with_token_and_address(
     serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path
 ) -> None:
     token = tokens.create("operator", EVERYTHING, now_ms=clock.now_ms())
     async with serve_tokens(audit=str(path)) as server, connect(server, **bearer(token)) as client:
-        line = await bury(client)
+        line = await dead_letter(client)
         done: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             ("rpc.retain", {"topic": "a", "max_count": 9}, {"topic": "a", "max_count": 9}),
             ("rpc.unretain", {"topic": "a"}, {"topic": "a"}),
+            ("rpc.schedule.declare", SCHEDULE, {"publisher": "p"}),
+            ("rpc.schedule.remove", {"schedule_id": "s"}, {"schedule_id": "s"}),
             ("rpc.seek", {"subscription_id": "s", "start": "new"}, {"subscription_id": "s", "start": "new"}),
             ("rpc.dead_letters.redrive", {"to_topic": "b"}, {"to_topic": "b"}),
             ("rpc.dead_letters.import", {"lines": [line]}, {"lines": 1}),
@@ -65,19 +70,22 @@ async def test_every_change_is_told_with_who_and_from_where(
             await client.call(method, params)
         await client.subscribe("t", "a", takeover=True)
         assert await client.code("rpc.seek", {"subscription_id": "none", "start": 0}) == -32002  # nothing was changed
-    told = lines(path)
-    expected = [*((method, said) for method, _, said in done), ("subscription.taken_over", {"subscription_id": "t"})]
-    assert [each["event"] for each in told] == [event for event, _ in expected]
-    for each, (_, said) in zip(told, expected, strict=True):
+    reported = lines(path)
+    expected = [
+        *((method, output) for method, _, output in done),
+        ("subscription.taken_over", {"subscription_id": "t"}),
+    ]
+    assert [each["event"] for each in reported] == [event for event, _ in expected]
+    for each, (_, output) in zip(reported, expected, strict=True):
         assert (each["address"], each["token"], each["label"]) == ("127.0.0.1", id_of(token), "operator")
         assert each["time"].endswith("Z")
         assert each["outcome"] == "done"
-        assert {name: each[name] for name in said} == said
+        assert {name: each[name] for name in output} == output
     assert "secret" not in path.read_text()
     assert token not in path.read_text()
 
 
-async def test_a_change_is_told_though_its_client_has_hung_up(serve: Serve, path: Path) -> None:
+async def test_a_change_is_reported_though_its_client_has_hung_up(serve: Serve, path: Path) -> None:
     async with serve(audit=str(path)) as server, connect(server) as looker:
         for number in range(10):
             await looker.subscribe(f"s{number}", "a")
@@ -94,14 +102,16 @@ async def test_a_change_is_told_though_its_client_has_hung_up(serve: Serve, path
             await client.ask("rpc.subscribe.persistent", wanted)
             client.vanish()
         await looker.note("rpc.lost")
-    told = lines(path)
+    reported = lines(path)
     removed = [f"s{number}" for number in range(10)]
-    assert sorted(each["subscription_id"] for each in told if each["event"] == "rpc.subscription.remove") == removed
-    assert [each["subscription_id"] for each in told if each["event"] == "subscription.taken_over"] == ["held"]
-    assert {each["outcome"] for each in told} <= {"done", "unknown"}
+    assert sorted(each["subscription_id"] for each in reported if each["event"] == "rpc.subscription.remove") == removed
+    assert [each["subscription_id"] for each in reported if each["event"] == "subscription.taken_over"] == ["held"]
+    assert {each["outcome"] for each in reported} <= {"done", "unknown"}
 
 
-async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path) -> None:
+async def test_every_refusal_is_reported(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path
+) -> None:
     token = tokens.create("reader", Scopes(read=("a",)), now_ms=clock.now_ms())
     owners, thiefs = (
         tokens.create(label, Scopes(read=("a",), consume=("*",)), now_ms=clock.now_ms()) for label in ("owner", "thief")
@@ -123,8 +133,8 @@ async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clo
         async with connect(server, **bearer(owners)) as owner, connect(server, **bearer(thiefs)) as thief:
             await owner.subscribe("s", "a")
             assert await thief.code("rpc.subscription", {"subscription_id": "s"}) == -32002
-    told = [(each["event"], each.get("method", each.get("path")), each.get("label")) for each in lines(path)]
-    assert told == [
+    reported = [(each["event"], each.get("method", each.get("path")), each.get("label")) for each in lines(path)]
+    assert reported == [
         ("authentication.refused", "/rpc", None),
         ("authentication.refused", "/metrics", None),
         ("authentication.refused", "rpc.topics", None),
@@ -139,7 +149,7 @@ async def test_every_refusal_is_told(serve_tokens: Serve, tokens: TokenFile, clo
     assert "hw_wrong" not in path.read_text()
 
 
-async def test_tokens_that_appear_and_disappear_are_told(
+async def test_tokens_that_appear_and_disappear_are_reported(
     serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "SWEEP_S", 0.01)
@@ -152,10 +162,10 @@ async def test_tokens_that_appear_and_disappear_are_told(
         commands.revoke(str(id_of(before)))
         while len(lines(path)) < 2:
             await turn()
-    told = [(each["event"], each["token"], each["label"], each["scopes"]) for each in lines(path)]
-    assert told[0] == ("token.made", id_of(made), "new", {"read": ["a"]})
-    assert told[1][:3] == ("token.revoked", id_of(before), "before")
-    assert len(told) == 2
+    reported = [(each["event"], each["token"], each["label"], each["scopes"]) for each in lines(path)]
+    assert reported[0] == ("token.made", id_of(made), "new", {"read": ["a"]})
+    assert reported[1][:3] == ("token.revoked", id_of(before), "before")
+    assert len(reported) == 2
 
 
 async def test_without_a_file_the_log_has_it(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,9 +187,9 @@ def test_refusals_are_limited_and_counted(path: Path) -> None:
     trail.refused("right.refused", {"address": "10.0.0.2"}, number=-1)  # another one is not drowned
     trail.record("rpc.seek", WHO)  # nor what was done
     trail.close()
-    told = lines(path)
-    assert len(told) == audit.REFUSED_BURST + 2
-    assert told[-2] | {"time": ""} == {
+    reported = lines(path)
+    assert len(reported) == audit.REFUSED_BURST + 2
+    assert reported[-2] | {"time": ""} == {
         "time": "",
         "event": "right.refused",
         "address": "10.0.0.2",
@@ -197,14 +207,14 @@ def test_refusals_of_one_token_do_not_drown_those_of_another_at_its_address(path
     assert len(lines(path)) == 2 * audit.REFUSED_BURST
 
 
-def test_what_was_refused_is_not_told_as_a_change_and_what_is_not_known_is(path: Path) -> None:
+def test_what_was_refused_is_not_reported_as_a_change_and_what_is_not_known_is(path: Path) -> None:
     trail = Audit(str(path), ManualClock())
     for error in (InvalidOptionError("no"), Fault(-32602, "no"), StoreError("it may have been done"), RuntimeError()):
         with pytest.raises(type(error)), trail.change("rpc.seek", WHO, why=type(error).__name__):
             raise error
     trail.close()
-    told = [(each["why"], each["outcome"]) for each in lines(path)]
-    assert told == [("StoreError", "unknown"), ("RuntimeError", "unknown")]
+    reported = [(each["why"], each["outcome"]) for each in lines(path)]
+    assert reported == [("StoreError", "unknown"), ("RuntimeError", "unknown")]
 
 
 def test_refusals_of_very_many_addresses_are_limited_too(path: Path) -> None:
@@ -220,9 +230,9 @@ def test_values_are_cut(path: Path) -> None:
     trail = Audit(str(path), ManualClock())
     trail.record("rpc.seek", WHO, where="x" * 100_000, ids=[*range(1_000)])
     trail.close()
-    [told] = lines(path)
-    assert len(told["where"]) == audit.TEXT_CHARS_MAX + 1
-    assert len(told["ids"]) == audit.LISTED_MAX
+    [reported] = lines(path)
+    assert len(reported["where"]) == audit.TEXT_CHARS_MAX + 1
+    assert len(reported["ids"]) == audit.LISTED_MAX
 
 
 def test_the_file_is_for_its_owner_and_appended_to(path: Path) -> None:
@@ -279,7 +289,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(path: Path, monkeypatch: pyte
     assert len(whole) + lost == 101
 
 
-def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_delays_no_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # and nothing is read
@@ -299,3 +309,17 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(serve: Serve, tmp
     with pytest.raises(InvalidConfigurationError) as refused:
         Audit(str(tmp_path / "none" / "audit"), ManualClock())
     assert refused.value.next == "Set server.audit to a file that this user may write"
+
+
+async def test_a_refused_token_is_a_line_at_info_and_a_refused_right_a_warning(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = tokens.create("reader", Scopes(read=("a",)), now_ms=clock.now_ms())
+    with caplog.at_level("INFO", "headwater"):
+        async with serve_tokens() as server:
+            async with connect(server) as stranger:
+                await stranger.code("rpc.authenticate", {"token": "hw_wrong"})
+            async with connect(server, **bearer(reader)) as client:
+                await client.code("rpc.retain", {"topic": "b", "max_count": 1})
+    told = [(each.getMessage(), each.levelname) for each in caplog.records if each.getMessage().startswith("audit")]
+    assert told == [("audit: authentication.refused", "INFO"), ("audit: right.refused", "WARNING")]

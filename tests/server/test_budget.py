@@ -1,4 +1,4 @@
-"""The bytes of all connections: who may go on, who waits, and who is given up."""
+"""The bytes of all connections: which may grow, which wait, and which are closed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX = 10 * SHARE_BYTES_MIN
 
 class Holder:
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.signals: list[str] = []
         self.moved = 0
         self.owner = "one"
         self.awaited = True
@@ -21,10 +21,10 @@ class Holder:
         return self.moved
 
     def on_room(self) -> None:
-        self.told.append("room")
+        self.signals.append("room")
 
     def on_stalled(self) -> None:
-        self.told.append("stalled")
+        self.signals.append("stalled")
 
 
 class Clock:
@@ -47,8 +47,8 @@ def accounts(budget: Budget, *sizes: int) -> list[Account]:
     return made
 
 
-def told(account: Account) -> list[str]:
-    return holder(account).told
+def signals(account: Account) -> list[str]:
+    return holder(account).signals
 
 
 def test_within_the_limit_all_may_grow() -> None:
@@ -64,7 +64,7 @@ def test_beyond_it_those_with_more_than_their_share_wait_but_for_the_first() -> 
     assert not second.may_grow
     assert small.may_grow
     first[0].set(0)
-    assert told(second) == ["room"]
+    assert signals(second) == ["room"]
     assert second.may_grow
 
 
@@ -90,18 +90,18 @@ def test_all_go_on_when_there_is_room() -> None:
     assert [each.may_take for each in (*first, second, third)] == [True] * TURNS + [False, False]
     for each in first:
         each.set(0)
-    assert (told(second)[-1:], told(third)[-1:]) == (["room"], ["room"])
+    assert (signals(second)[-1:], signals(third)[-1:]) == (["room"], ["room"])
     assert second.may_take
 
 
-def test_one_that_gets_below_its_share_is_told() -> None:
+def test_one_that_gets_below_its_share_is_reported() -> None:
     budget = Budget(MAX)
     *first, second, _ = accounts(budget, *[2 * MAX] * TURNS, MAX, 1)
     assert all(each.may_grow for each in first)
     assert not second.may_grow
     second.set(1)
     assert budget.is_exceeded
-    assert told(second) == ["room"]
+    assert signals(second) == ["room"]
 
 
 def test_a_turn_that_is_not_used_is_passed_on() -> None:
@@ -111,7 +111,7 @@ def test_a_turn_that_is_not_used_is_passed_on() -> None:
         holder(each).awaited = False
     assert [each.may_take for each in (*idle, last)] == [True] * TURNS + [False]
     budget.sweep()
-    assert told(last) == ["room"]
+    assert signals(last) == ["room"]
     assert last.may_take
 
 
@@ -137,8 +137,8 @@ def test_clients_that_do_too_little_are_given_up_while_others_need_the_room() ->
         holder(moving).moved += MOVED_BYTES_MIN
     budget.sweep()
     for each in (stalled, trickling, small):
-        assert told(each)[-1:] == ["stalled"]
-    assert (told(moving), told(answering)) == ([], [])
+        assert signals(each)[-1:] == ["stalled"]
+    assert (signals(moving), signals(answering)) == ([], [])
 
 
 def test_what_is_unfinished_for_long_is_given_up_in_any_case() -> None:
@@ -148,9 +148,9 @@ def test_what_is_unfinished_for_long_is_given_up_in_any_case() -> None:
     for _ in range(6):
         budget.sweep()
         patient.sweep()
-        assert told(small) == []
+        assert signals(small) == []
         clock.now_s += 10
         holder(small).moved += 1
     budget.sweep()
     patient.sweep()
-    assert (told(small), told(unread)) == (["stalled"], [])
+    assert (signals(small), signals(unread)) == (["stalled"], [])

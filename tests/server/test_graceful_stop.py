@@ -1,4 +1,4 @@
-"""Stopping: nobody new, what runs is finished, answers are sent, 1001; all within its time."""
+"""Stopping: no new client, what runs is finished, answers are sent, 1001; all within its time."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_a_waiting_fetch_is_answered_with_nothing(serve: Serve) -> None:
         await stopping
 
 
-async def test_who_waits_for_a_held_subscription_is_not_waited_for(serve: Serve) -> None:
+async def test_a_call_that_waits_for_a_held_subscription_does_not_delay_the_stop(serve: Serve) -> None:
     async with serve("memory:", shutdown_timeout=1.0) as server, connect(server) as holder, connect(server) as waiter:
         await holder.subscribe("s", "a")
         waiting = await waiter.ask("rpc.subscribe.persistent", {"subscription_id": "s", "topic": "a", "wait": 3_600})

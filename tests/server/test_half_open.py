@@ -1,4 +1,4 @@
-"""A client that is there no more, without having said so."""
+"""A client that has gone without closing its connection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_client_that_answers_pings_stays(serve: Serve) -> None:
         silent.vanish()
 
 
-async def test_pings_are_sent_to_who_says_nothing_and_nothing_else_is_needed(serve: Serve) -> None:
+async def test_pings_are_sent_to_idle_clients_and_nothing_else_is_needed(serve: Serve) -> None:
     async with serve("memory:", **QUICK) as server, connect(server) as quiet, connect(server) as silent:
         silent.stop_reading()
         reading = asyncio.ensure_future(quiet.frame())  # the library answers pings while it reads
@@ -51,14 +51,14 @@ async def test_pings_are_sent_to_who_says_nothing_and_nothing_else_is_needed(ser
         await asyncio.gather(reading, return_exceptions=True)
 
 
-async def test_a_server_that_was_stuck_itself_blames_nobody(serve: Serve) -> None:
-    """It asked nobody in that time, so that nobody has failed to answer."""
+async def test_a_server_that_was_stuck_itself_disconnects_no_client(serve: Serve) -> None:
+    """It sent no ping in that time, so no client has failed to answer."""
     async with serve("memory:", **QUICK) as server, connect(server) as quiet, connect(server) as silent:
         await quiet.call("rpc.hello")
         time.sleep(1.0)  # the loop stands still, the server with it
         silent.stop_reading()
         async with asyncio.timeout(PATIENCE_S):
-            while len(server.connections) > 1:  # it goes on letting go of those who do not answer
+            while len(server.connections) > 1:  # it goes on disconnecting clients that do not answer
                 await turn()
         assert await quiet.publish("a") == 1
         silent.vanish()

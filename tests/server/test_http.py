@@ -74,7 +74,7 @@ async def test_a_head_may_come_byte_by_byte(serve: Serve) -> None:
         assert (await raw.response()).status == 200
 
 
-async def test_who_has_closed_its_half_still_gets_its_answer(serve: Serve) -> None:
+async def test_a_client_that_closed_its_half_still_gets_its_answer(serve: Serve) -> None:
     async with serve("memory:") as server, dial(server) as raw:
         raw.send(f"GET /readyz HTTP/1.1\r\n{HEAD}Connection: close\r\n\r\n")
         raw.writer.write_eof()
@@ -126,7 +126,7 @@ async def test_a_body_within_the_limit_is_read_and_expect_continue_is_answered(s
     ],
     ids=["nothing", "half a head", "half a body", "a whole request and then nothing"],
 )
-async def test_who_takes_too_long_is_cut(serve: Serve, sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_request_is_cut(serve: Serve, sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HTTP_SECONDS_MAX", 0.2)
     async with serve("memory:") as server, dial(server) as raw:
         raw.send(sent)
@@ -154,7 +154,7 @@ async def test_a_log_that_cannot_be_written_is_not_ready(
     monkeypatch.setattr(pages, "PROBE_SECONDS_MAX", 0.2)
     async with serve() as server:
         other = apsw.Connection(str(tmp_path / "log.db"))
-        other.execute("BEGIN IMMEDIATE")  # somebody who does not let go
+        other.execute("BEGIN IMMEDIATE")  # another connection keeps the lock
         not_ready = await get(server, "/readyz")
         assert not_ready.status == 503
         assert "write" in json.loads(not_ready.body)["why"]
@@ -165,7 +165,7 @@ async def test_a_log_that_cannot_be_written_is_not_ready(
         other.close()
 
 
-async def test_a_failing_store_is_told_by_its_own_words(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_store_is_reported_by_its_own_words(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "CACHED_S", 0.0)
     async with serve() as server:
         core = server._context.core  # type: ignore[union-attr]
@@ -180,7 +180,7 @@ async def test_a_failing_store_is_told_by_its_own_words(serve: Serve, monkeypatc
         assert (await get(server, "/readyz")).status == 200
 
 
-async def test_while_it_stops_it_is_not_ready_and_takes_nobody_new(serve: Serve) -> None:
+async def test_while_it_stops_it_is_not_ready_and_takes_no_new_client(serve: Serve) -> None:
     server = serve()
     let_go = asyncio.Event()
 
@@ -210,7 +210,7 @@ async def test_while_it_stops_it_is_not_ready_and_takes_nobody_new(serve: Serve)
 
 
 @pytest.mark.parametrize(("path", "asked"), [("/readyz", "prove_writable"), ("/metrics", "statistics")])
-async def test_one_answer_serves_all_who_ask_within_a_second(
+async def test_one_answer_serves_all_requests_within_a_second(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, asked: str
 ) -> None:
     monkeypatch.setattr(pages, "CACHED_S", 60.0)

@@ -56,7 +56,7 @@ async def test_a_batch_of_large_answers_does_not_wait_for_itself(serve: Serve) -
         assert all("result" in answer for answer in answers)
 
 
-async def test_a_batch_whose_answers_take_too_much_is_told_so(serve: Serve, tmp_path: Path) -> None:
+async def test_a_batch_whose_answers_take_too_much_is_reported_so(serve: Serve, tmp_path: Path) -> None:
     with headwater.open(tmp_path / "log.db", durability="relaxed") as log:
         log.publish_many([("a", "x" * 900_000) for _ in range(8)])
         with log.subscribe("s", "a") as subscription:
@@ -66,7 +66,7 @@ async def test_a_batch_whose_answers_take_too_much_is_told_so(serve: Serve, tmp_
     calls = [{"jsonrpc": "2.0", "id": id, "method": "rpc.dead_letters.get", "params": {"id": id}} for id in range(1, 9)]
     async with serve() as server, connect(server) as client:
         answers = {answer["id"]: answer for answer in await client.exchange(calls)}
-        told = [id for id, answer in answers.items() if "error" in answer]
-        assert 0 < len(told) < 8
-        assert {answers[id]["error"]["code"] for id in told} == {-32005}
+        reported = [id for id, answer in answers.items() if "error" in answer]
+        assert 0 < len(reported) < 8
+        assert {answers[id]["error"]["code"] for id in reported} == {-32005}
         assert "result" in await client.exchange(calls[0])

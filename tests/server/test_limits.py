@@ -15,7 +15,7 @@ from headwater.server.server import Server
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
 
-async def test_who_calls_too_fast_is_told_when_to_come_back(serve: Serve) -> None:
+async def test_a_call_over_the_rate_is_refused_with_a_retry_time(serve: Serve) -> None:
     async with serve(limits_requests_per_second=1, limits_burst=3) as server, connect(server) as client:
         assert [await client.publish("a") for _ in range(3)] == [1, 2, 3]
         error = await client.refusal("rpc.publish", {"topic": "a", "data": 1})
@@ -57,7 +57,7 @@ async def test_beyond_the_limit_of_connections_there_is_503(serve: Serve, limit:
         async with connect(server) as first:
             async with connect(server):
                 assert await refused_with(server) == 503
-                assert (await get(server, "/healthz")).status == 503  # the port is full for everybody
+                assert (await get(server, "/healthz")).status == 503  # the port is full for every client
                 assert await first.publish("a") == 1
             async with asyncio.timeout(PATIENCE_S):
                 while len(server.acceptor.connections) > 1:
@@ -67,7 +67,7 @@ async def test_beyond_the_limit_of_connections_there_is_503(serve: Serve, limit:
         assert not server.acceptor.by_address or set(server.acceptor.by_address.values()) == {0}
 
 
-async def test_one_who_never_finishes_its_head_gives_way_to_a_new_one(serve: Serve) -> None:
+async def test_a_client_that_never_finishes_its_head_gives_way_to_a_new_one(serve: Serve) -> None:
     async with serve("memory:", limits_connections=1) as server:
         async with dial(server) as raw:
             raw.send("GET / HT")
@@ -224,7 +224,7 @@ async def ask_and_leave(client: Client) -> None:
     client.vanish()
 
 
-async def test_who_leaves_while_it_subscribes_holds_nothing(serve: Serve) -> None:
+async def test_a_client_that_leaves_while_it_subscribes_holds_nothing(serve: Serve) -> None:
     """However the leaving meets the subscribing, the next one does not have to wait for a lease to run out."""
     async with serve() as server:
         for _ in range(30):

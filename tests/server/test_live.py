@@ -1,4 +1,4 @@
-"""Live subscriptions: who listens now hears it, and nobody keeps count."""
+"""Live subscriptions: connected clients get messages, and no position is kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_only_what_comes_after_is_heard_and_only_while_it_is_wanted(serve:
         await client.call("rpc.subscribe", {"topic": "a"})
         await client.publish("a", "during")
         assert (await client.note("rpc.notification"))["data"] == "during"
-        for _ in range(20):  # whoever reads the log for all may be behind, which must not show
+        for _ in range(20):  # the shared reader of the log may be behind, which must not show
             await client.call("rpc.unsubscribe", {"topic": "a"})
             await client.publish("a", "unheard")
             await client.call("rpc.subscribe", {"topic": "a"})
@@ -38,7 +38,7 @@ async def test_only_what_comes_after_is_heard_and_only_while_it_is_wanted(serve:
             assert (await client.note("rpc.notification"))["data"] == "again"
 
 
-async def test_all_who_listen_hear_it_each_by_its_own_patterns(serve: Serve) -> None:
+async def test_all_listeners_get_it_each_by_its_own_patterns(serve: Serve) -> None:
     patterns = {"orders.new": 1, "orders.*": 2, "orders.>": 3, ">": 4, "orders.#": 4, "events.>": 0}
     topics = ["orders", "orders.new", "orders.shipped", "orders.new.fast"]
     async with serve() as server, connect(server) as publisher, connect(server) as client:
@@ -61,7 +61,7 @@ async def test_subscribing_twice_to_one_pattern_is_once(serve: Serve) -> None:
         assert await client.has_nothing_to_read()
 
 
-async def test_nothing_is_left_of_one_who_has_gone(serve: Serve) -> None:
+async def test_nothing_is_left_of_a_client_that_has_gone(serve: Serve) -> None:
     async with serve() as server:
         hub = server._context.live  # type: ignore[union-attr]
         async with connect(server) as client:
@@ -77,11 +77,11 @@ async def test_what_another_process_writes_is_heard_too(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.call("rpc.subscribe", {"topic": "a"})
         async with headwater.open_async("log.db") as log:  # not through the server
-            await log.publish("a", "by another door")
-        assert (await client.note("rpc.notification"))["data"] == "by another door"
+            await log.publish("a", "by another log object")
+        assert (await client.note("rpc.notification"))["data"] == "by another log object"
 
 
-async def test_a_message_too_large_for_the_frames_of_clients_stops_nobody(serve: Serve) -> None:
+async def test_a_message_too_large_for_the_frames_of_clients_stops_no_other_client(serve: Serve) -> None:
     async with serve(limits_frame_bytes=4_096) as server, connect(server) as client:
         await client.call("rpc.subscribe", {"topic": "a"})
         await client.subscribe("s", "a")
@@ -94,8 +94,8 @@ async def test_a_message_too_large_for_the_frames_of_clients_stops_nobody(serve:
             got[frame["method"]] += 1
 
 
-async def test_a_message_too_large_for_any_frame_stops_nobody(serve: Serve, tmp_path: Path) -> None:
-    """Nobody can publish it, but anybody may insert it."""
+async def test_a_message_too_large_for_any_frame_stops_no_other_client(serve: Serve, tmp_path: Path) -> None:
+    """It cannot be published, but it can be inserted."""
     async with serve() as server, connect(server) as client:
         await client.call("rpc.subscribe", {"topic": "a"})
         await client.subscribe("pushed", "a")
@@ -114,8 +114,8 @@ async def test_a_message_too_large_for_any_frame_stops_nobody(serve: Serve, tmp_
         assert counts["by_reason"] == {"processing_error": 2}
 
 
-async def test_what_all_who_listen_do_not_read_is_bounded(serve: Serve) -> None:
-    """The rest is missed, as by anybody who does not read, and those that read hear it all the same."""
+async def test_what_listeners_do_not_read_is_bounded(serve: Serve) -> None:
+    """The rest is missed by the clients that do not read; the others get it all."""
     total_bytes, count = 4_000_000, 30
     async with serve(limits_outbound_total_bytes=total_bytes) as server, AsyncExitStack() as connections:
         silent = [await connections.enter_async_context(connect(server)) for _ in range(count)]

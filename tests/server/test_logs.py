@@ -44,15 +44,15 @@ def test_json_has_time_level_logger_message_and_fields():
     }
 
 
-def test_what_a_message_says_by_name_is_a_field_in_json_and_is_not_said_twice_in_text():
-    said = record("serving %(log)s on %(url)s", {"log": "events.db", "url": "ws://x:1"}, clients=3)
-    fields = json.loads(JsonFormatter().format(said))
+def test_what_a_message_says_by_name_is_a_field_in_json_and_is_not_sent_twice_in_text():
+    output = record("serving %(log)s on %(url)s", {"log": "events.db", "url": "ws://x:1"}, clients=3)
+    fields = json.loads(JsonFormatter().format(output))
     assert (fields["message"], fields["log"], fields["url"]) == (
         "serving events.db on ws://x:1",
         "events.db",
         "ws://x:1",
     )
-    assert TextFormatter().format(said).endswith(" info    serving events.db on ws://x:1 clients=3")
+    assert TextFormatter().format(output).endswith(" info    serving events.db on ws://x:1 clients=3")
 
 
 def test_empty_fields_are_left_out():
@@ -83,16 +83,16 @@ def test_long_texts_are_cut():
 
 @given(st.text(), st.dictionaries(st.sampled_from(["address", "label", "why"]), st.text() | st.integers() | st.none()))
 def test_a_record_is_one_line_that_cannot_steer_a_terminal(message: str, fields: dict[str, object]):
-    [line] = JsonFormatter().format(record("%(said)s", {"said": message}, **fields)).splitlines() or [""]
+    [line] = JsonFormatter().format(record("%(text)s", {"text": message}, **fields)).splitlines() or [""]
     found = json.loads(line)
     assert found["message"] == message
     assert {name: found[name] for name in fields if name in found} == {
         name: value for name, value in fields.items() if value not in (None, "")
     }
-    assert TextFormatter().format(record("%(said)s", {"said": message}, **fields)).isprintable()
+    assert TextFormatter().format(record("%(text)s", {"text": message}, **fields)).isprintable()
 
 
-def test_what_json_cannot_say_is_said_as_text():
+def test_what_json_cannot_say_is_reported_as_text():
     assert json.loads(JsonFormatter().format(record("x", what={1, 2})))["what"] == "{1, 2}"
 
 

@@ -1,4 +1,4 @@
-"""Methods that look after a log: what is in it, who reads it, what is dead, what may stay."""
+"""Methods that look after a log: topics, subscriptions, dead letters, retention."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_unacked_messages_are_kept_if_so_wished(serve: Serve) -> None:
 # --- dead letters -----------------------------------------------------------------------------------------------------
 
 
-async def bury_three(client: Client) -> list[dict[str, Any]]:
+async def dead_letter_three(client: Client) -> list[dict[str, Any]]:
     await client.publish("a", 1, type="Order")
     await client.publish("a", 2)
     await client.publish("b", 3)
@@ -198,7 +198,7 @@ async def bury_three(client: Client) -> list[dict[str, Any]]:
 
 async def test_dead_letters_are_listed_and_found(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
-        letters = await bury_three(client)
+        letters = await dead_letter_three(client)
         assert [letter["message"]["seq"] for letter in letters] == [1, 2, 3]
         assert letters[0]["message"].items() >= {"topic": "a", "data": 1, "type": "Order"}.items()
         assert (
@@ -235,7 +235,7 @@ async def test_dead_letters_are_listed_and_found(serve: Serve) -> None:
 
 async def test_dead_letters_are_redriven_and_purged(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
-        letters = await bury_three(client)
+        letters = await dead_letter_three(client)
         assert await client.call("rpc.dead_letters.redrive", {"topic": "a"}) == {"redriven": 2, "failed": {}}
         for delivery in await client.deliveries(2):
             await client.ack("s", delivery["sequence_id"])
@@ -247,7 +247,7 @@ async def test_dead_letters_are_redriven_and_purged(serve: Serve) -> None:
 
 async def test_dead_letters_travel_as_lines(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
-        before = await bury_three(client)
+        before = await dead_letter_three(client)
         lines = (await client.call("rpc.dead_letters.export"))["lines"]
         assert len(lines) == 3
         assert await client.call("rpc.dead_letters.purge", {"topic": "a"}) == 2

@@ -42,7 +42,7 @@ def spelling(request: pytest.FixtureRequest) -> Spelling:
 NEW = {"resumed_from_sequence": 0, "resumed_from_seq": 0, "undelivered_count": 0}
 
 
-def told(result: dict[str, Any]) -> dict[str, Any]:
+def promised_members(result: dict[str, Any]) -> dict[str, Any]:
     """The members that the wire promises; ours may have more."""
     names = ("subscription_id", "topic", "resumed_from_sequence", "resumed_from_seq", "undelivered_count")
     return {name: result[name] for name in names}
@@ -151,7 +151,7 @@ async def test_subscribe_tells_where_it_goes_on(serve: Serve, spelling: Spelling
     async with serve() as server, connect(server) as client:
         params = {"subscription_id": "s", "topic": "a.>"}
         result = await client.call(spelling.subscribe, params)
-        assert told(result) == {**params, **NEW}
+        assert promised_members(result) == {**params, **NEW}
         assert result["subscribed"] is True
         await client.publish_many("a.b", 5)
         assert await client.delivered_seqs(5) == [1, 2, 3, 4, 5]
@@ -160,7 +160,7 @@ async def test_subscribe_tells_where_it_goes_on(serve: Serve, spelling: Spelling
             assert acked == {"acknowledged": True}
         assert await client.call(spelling.unsubscribe, {"subscription_id": "s"}) == {"unsubscribed": True}
         result = await client.call(spelling.subscribe, params)
-        assert told(result) == {
+        assert promised_members(result) == {
             **params,
             "resumed_from_sequence": 3,
             "resumed_from_seq": 3,
@@ -173,7 +173,7 @@ async def test_the_batches_of_the_persistent_methods(serve: Serve, spelling: Spe
         both = [{"subscription_id": "s", "topic": "a"}, {"subscription_id": "t", "topic": ">"}]
         begun = await client.call(spelling.subscribe + spelling.batch, spelling.many("subscriptions", both))
         assert begun.keys() == {"subscriptions"}
-        assert [told(each) for each in begun["subscriptions"]] == [{**each, **NEW} for each in both]
+        assert [promised_members(each) for each in begun["subscriptions"]] == [{**each, **NEW} for each in both]
         await client.publish("a", 1)
         assert {(await client.delivery())["subscription_id"] for _ in both} == {"s", "t"}
         acks = [
@@ -289,4 +289,4 @@ async def test_hello_names_the_limits(serve: Serve) -> None:
         assert welcome["server"] == "headwater"
         assert (welcome["frame_bytes_max"], welcome["batch_calls_max"]) == (50_000, 7)
         assert welcome["authenticated"] is True
-        assert welcome["log"] == "log.db"  # not the path: that is nobody's business
+        assert welcome["log"] == "log.db"  # not the path, which stays private

@@ -14,7 +14,7 @@ from headwater.server.registry import CallContext, Middleware, Outcome, ShortCir
 
 
 class Recorder(Middleware):
-    """Writes down what it sees, and does what it is told."""
+    """Records what it sees, and does as configured."""
 
     def __init__(self, name: str, seen: list[Any]) -> None:
         self.name = name
@@ -173,7 +173,7 @@ async def test_what_after_raises_changes_nothing(serve: Serve, caplog: pytest.Lo
         assert [each[:2] for each in seen][-2:] == [("m", "after"), ("outer", "after")]
 
 
-async def test_middleware_knows_who_calls_and_whether_an_answer_is_wanted(serve: Serve) -> None:
+async def test_middleware_knows_the_caller_and_whether_an_answer_is_wanted(serve: Serve) -> None:
     class Looks(Middleware):
         def __init__(self) -> None:
             self.saw: list[Any] = []

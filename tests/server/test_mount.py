@@ -126,7 +126,7 @@ def make_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeServer:
     return make
 
 
-def visit(server: Server, path: str = "/shed/here", **more: Any) -> Any:
+def open_socket(server: Server, path: str = "/shed/here", **more: Any) -> Any:
     return dial_socket(server.url + path, compression=None, proxy=None, **more)
 
 
@@ -144,7 +144,7 @@ async def close_code(socket: ClientConnection) -> int:
 
 async def test_texts_and_binaries_come_and_go_in_order(make_server: MakeServer) -> None:
     shed = Shed()
-    async with make_server(shed) as server, visit(server) as socket:
+    async with make_server(shed) as server, open_socket(server) as socket:
         sent: list[str | bytes] = []
         for size in (0, 1, 125, 126, 65_536, 262_144):
             sent += [os.urandom(size), f"text {size}"]
@@ -162,7 +162,7 @@ async def test_a_message_longer_than_the_mount_allows_is_refused_and_one_that_js
     make_server: MakeServer,
 ) -> None:
     shed = Shed()
-    async with make_server(shed, **{"limits.frame_bytes": 65_536}) as server, visit(server) as socket:
+    async with make_server(shed, **{"limits.frame_bytes": 65_536}) as server, open_socket(server) as socket:
         await socket.send(bytes(MESSAGE_BYTES_MAX))
         await shed.heard(1)
         await socket.send(bytes(MESSAGE_BYTES_MAX + 1))
@@ -171,7 +171,7 @@ async def test_a_message_longer_than_the_mount_allows_is_refused_and_one_that_js
 
 
 async def test_json_rpc_beside_a_mount_still_refuses_binary_with_all_its_pieces(make_server: MakeServer) -> None:
-    async with make_server(Shed()) as server, visit(server, "/rpc") as socket:
+    async with make_server(Shed()) as server, open_socket(server, "/rpc") as socket:
         call = b'{"jsonrpc":"2.0","method":"rpc.publish","params":{"topic":"a","data":1},"id":1}'
         pieces = [Frame(Opcode.BINARY, b"{", fin=False), Frame(Opcode.CONT, call)]
         socket.transport.write(b"".join(piece.serialize(mask=True) for piece in pieces))
@@ -181,7 +181,7 @@ async def test_json_rpc_beside_a_mount_still_refuses_binary_with_all_its_pieces(
 
 async def test_a_guest_that_pauses_hears_nothing_more_until_it_resumes(make_server: MakeServer) -> None:
     shed = Shed()
-    async with make_server(shed) as server, visit(server) as socket:
+    async with make_server(shed) as server, open_socket(server) as socket:
         await socket.send("first")
         session = shed.sessions[0]
         await shed.heard(1)
@@ -206,7 +206,7 @@ async def test_a_client_that_does_not_read_fills_a_bounded_buffer_and_the_guest_
     make_server: MakeServer,
 ) -> None:
     shed = Shed()
-    async with make_server(shed) as server, visit(server, max_queue=1) as socket:
+    async with make_server(shed) as server, open_socket(server, max_queue=1) as socket:
         await socket.send("hello")
         await shed.heard(1)
         session = shed.sessions[0]
@@ -225,9 +225,9 @@ async def test_a_client_that_does_not_read_fills_a_bounded_buffer_and_the_guest_
 async def test_a_guest_hears_how_its_client_left(make_server: MakeServer) -> None:
     shed = Shed()
     async with make_server(shed) as server:
-        async with visit(server):
+        async with open_socket(server):
             pass
-        async with visit(server) as socket:
+        async with open_socket(server) as socket:
             socket.transport.abort()
         async with dial(server) as raw:
             raw.send(f"GET /shed/x HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n")
@@ -242,11 +242,11 @@ async def test_a_guest_hears_how_its_client_left(make_server: MakeServer) -> Non
 async def test_what_the_mount_refuses_is_refused_at_the_upgrade(make_server: MakeServer) -> None:
     async with make_server(Shed()) as server:
         with pytest.raises(InvalidStatus) as refused:
-            await visit(server, "/shed/no")
+            await open_socket(server, "/shed/no")
         assert refused.value.response.status_code == 418
         assert b"no tea here" in refused.value.response.body
         with pytest.raises(InvalidStatus) as refused:
-            await visit(server, "/elsewhere")
+            await open_socket(server, "/elsewhere")
         assert refused.value.response.status_code == 404
 
 
@@ -276,7 +276,7 @@ async def test_what_comes_with_the_head_waits_for_the_admission(make_server: Mak
 async def test_a_mount_that_fails_to_say_yes_or_no_says_500(make_server: MakeServer) -> None:
     async with make_server(Shed()) as server:
         with pytest.raises(InvalidStatus) as refused:
-            await visit(server, "/shed/broken")
+            await open_socket(server, "/shed/broken")
         assert refused.value.response.status_code == 500
 
 
@@ -284,19 +284,19 @@ async def test_the_rules_of_the_server_hold_for_its_mounts(make_server: MakeServ
     shed = Shed()
     async with make_server(shed, **{"limits.connections": 1}) as server:
         with pytest.raises(InvalidStatus) as refused:
-            await visit(server, origin="http://elsewhere.example")
+            await open_socket(server, origin="http://elsewhere.example")
         assert refused.value.response.status_code == 403
         assert (await get(server, "/shed/x", "Origin: http://elsewhere.example\r\n")).status == 403
-        async with visit(server):
+        async with open_socket(server):
             with pytest.raises(InvalidStatus) as refused:
-                await visit(server)
+                await open_socket(server)
             assert refused.value.response.status_code == 503
         assert server._pages is not None
         while server.acceptor.connections:
             await asyncio.sleep(0)
         server._pages.ready = False
         with pytest.raises(InvalidStatus) as refused:
-            await visit(server)
+            await open_socket(server)
         assert refused.value.response.status_code == 503
         assert (await get(server, "/shed/x")).status == 503
         server._pages.ready = True
@@ -320,13 +320,13 @@ async def test_a_mount_sees_the_bearer_and_what_the_server_knows_of_it(make_serv
         assert shed.context.needs_token
         for bearer in (token, "hwpush_unknown", None):
             headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
-            async with visit(server, additional_headers=headers):
+            async with open_socket(server, additional_headers=headers):
                 pass
         await get(server, "/shed/x", f"Authorization: Bearer {token}\r\n")
     assert [bearer for bearer, _ in shed.seen] == [token, "hwpush_unknown", None, token]
-    known, unknown, nobody, over_http = (rights for _, rights in shed.seen)
+    known, unknown, anonymous, over_http = (rights for _, rights in shed.seen)
     assert unknown is None
-    assert nobody is None
+    assert anonymous is None
     for rights in (known, over_http):
         assert rights is not None
         assert rights.may_publish("replica.a.app.db")
@@ -343,7 +343,7 @@ async def test_a_mount_starts_after_the_log_and_stops_before_it(make_server: Mak
         await shed.context.publish("replica.a.b", {"version": 1}, "replica-1")
         await shed.context.publish("replica.a.b", {"version": 1}, "replica-1")  # known by its id
         assert await messages_in(server) == 1
-        socket = await visit(server)
+        socket = await open_socket(server)
     assert shed.published_at_stop
     assert await close_code(socket) == 1001
 
@@ -364,6 +364,6 @@ async def test_a_mount_that_never_stops_is_cut_off_at_the_timeout(make_server: M
 
     shed = Slow()
     async with make_server(shed, **{"server.shutdown_timeout": 0.1}) as server:
-        socket = await visit(server)
+        socket = await open_socket(server)
     await close_code(socket)
     assert await shed.sessions[0].closed

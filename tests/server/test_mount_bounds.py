@@ -1,4 +1,4 @@
-"""What one client can make the server keep, on any path: answers, pongs, pieces; and who is alive on a thin line."""
+"""What one client can make the server keep, on any path: answers, pongs, pieces; and liveness on a thin line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UPGRADED = f"GET /shed/x HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode()
 
 
 class Deaf:
-    """Of a mount and its guest in one, as far as they are needed here."""
+    """A mount and its session in one, as far as they are needed here."""
 
     prefix = "/shed/"
     message_bytes_max = 1_000
@@ -84,7 +84,7 @@ def make_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeServer:
     return make
 
 
-async def test_who_asks_and_asks_and_reads_nothing_is_not_listened_to_and_gets_all_answers_when_it_reads(
+async def test_a_client_that_asks_without_reading_is_paused_and_gets_all_answers_when_it_reads(
     make_server: MakeServer,
 ) -> None:
     mount, count = Deaf(), 200
@@ -102,7 +102,7 @@ async def test_who_asks_and_asks_and_reads_nothing_is_not_listened_to_and_gets_a
 
 
 @pytest.mark.parametrize("path", ["/shed/x", "/rpc"])
-async def test_who_pings_and_reads_nothing_is_let_go(make_server: MakeServer, path: str) -> None:
+async def test_a_client_that_pings_and_reads_nothing_is_disconnected(make_server: MakeServer, path: str) -> None:
     pings = Frame(Opcode.PING, bytes(125)).serialize(mask=True) * 1_000
     async with make_server(Deaf(), **{"limits.outbound_bytes": 65_536}) as server, dial(server) as raw:
         raw.send(UPGRADED.replace(b"/shed/x", path.encode()))
@@ -159,7 +159,7 @@ async def test_an_answer_without_content_has_no_length_either(make_server: MakeS
         assert (await raw.get("/healthz")).status == 200
 
 
-# --- who is alive -----------------------------------------------------------------------------------------------------
+# --- liveness --------------------------------------------------------------------------------------------------------
 
 
 class ThinLine:

@@ -49,7 +49,7 @@ async def test_deliveries_come_in_the_order_of_the_log(serve: Serve) -> None:
         assert got == wanted
 
 
-async def test_a_client_that_never_said_hello_gets_one_notification_a_frame(serve: Serve) -> None:
+async def test_a_client_that_never_sent_hello_gets_one_notification_a_frame(serve: Serve) -> None:
     async with serve() as server, connect(server) as plain, connect(server) as modern:
         await plain.publish_many("a", 20)
         await plain.ask("rpc.subscribe.persistent", {"subscription_id": "s", "topic": "a"})
@@ -63,7 +63,7 @@ async def test_a_client_that_never_said_hello_gets_one_notification_a_frame(serv
 # --- settling ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_failed_comes_back_and_holds_nobody_up(serve: Serve) -> None:
+async def test_what_failed_comes_back_and_delays_no_other(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.publish_many("a", 6)
         await client.subscribe("s", "a", **QUIET)
@@ -159,7 +159,7 @@ async def test_an_ack_that_was_not_waited_for_is_not_lost_by_leaving(serve: Serv
 # --- coming and going -------------------------------------------------------------------------------------------------
 
 
-async def test_who_closes_gives_back_what_it_had(serve: Serve) -> None:
+async def test_a_closed_client_gives_back_its_deliveries(serve: Serve) -> None:
     async with serve() as server:
         async with connect(server) as client:
             await client.publish_many("a", 4)
@@ -201,7 +201,7 @@ async def test_what_a_client_had_when_it_vanished_comes_back_one_at_a_time(serve
 
 
 async def check_dead(server: Any, why: str) -> None:
-    """It makes a difference to who looks into it whether a client vanished or was closed."""
+    """The log distinguishes a client that vanished from one that closed."""
     async with connect(server) as client:
         await client.subscribe("s", "a", max_attempts=2)
         await client.publish("a", "new")
@@ -211,7 +211,7 @@ async def check_dead(server: Any, why: str) -> None:
         assert [why in letter["error"] for letter in letters] == [True, True, True]
 
 
-async def test_a_taken_over_holder_is_told_and_its_acks_are_refused(serve: Serve) -> None:
+async def test_a_taken_over_holder_is_reported_and_its_acks_are_refused(serve: Serve) -> None:
     async with serve() as server, connect(server) as first, connect(server) as second:
         await first.publish_many("a", 2)
         await first.subscribe("s", "a")
@@ -233,7 +233,7 @@ async def test_a_taken_over_holder_is_told_and_its_acks_are_refused(serve: Serve
         assert (await first.delivery())["sequence_id"] == 2
 
 
-async def test_who_waits_for_a_subscription_gets_it_when_it_is_free(serve: Serve) -> None:
+async def test_a_waiting_subscribe_gets_the_subscription_when_it_is_free(serve: Serve) -> None:
     async with serve() as server, connect(server) as first, connect(server) as second:
         await first.subscribe("s", "a")
         params = {"subscription_id": "s", "topic": "a", "wait": 10}
@@ -245,7 +245,7 @@ async def test_who_waits_for_a_subscription_gets_it_when_it_is_free(serve: Serve
 # --- gaps -------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_retention_took_is_told(serve: Serve) -> None:
+async def test_what_retention_took_is_reported(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.subscribe("s", "a")
         await client.release("s")
@@ -254,8 +254,8 @@ async def test_what_retention_took_is_told(serve: Serve) -> None:
         assert (await client.call("rpc.housekeep"))["gaps"] == 3
         await client.subscribe("s", "a")
         gap = await client.note("rpc.gap")
-        told = {name: gap[name] for name in ("subscription_id", "from", "to", "count", "why")}
-        assert told == {"subscription_id": "s", "from": 1, "to": 3, "count": 3, "why": "retention"}
+        reported = {name: gap[name] for name in ("subscription_id", "from", "to", "count", "why")}
+        assert reported == {"subscription_id": "s", "from": 1, "to": 3, "count": 3, "why": "retention"}
         assert await client.delivered_seqs(2) == [4, 5]
         await client.ack("s", 4, 5)
         await client.release("s")
@@ -263,7 +263,7 @@ async def test_what_retention_took_is_told(serve: Serve) -> None:
         assert await client.has_nothing_to_read()  # once is enough
 
 
-async def test_a_gap_is_told_to_who_is_connected(serve: Serve) -> None:
+async def test_a_gap_is_reported_to_connected_clients(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.publish_many("a", 6)
         await client.subscribe("s", "a", max_in_flight=1)
@@ -392,7 +392,7 @@ async def test_amqp_patterns_by_dialect(serve: Serve) -> None:
 # --- fetching ---------------------------------------------------------------------------------------------------------
 
 
-async def test_who_asked_to_fetch_is_not_pushed_to(serve: Serve) -> None:
+async def test_a_client_that_fetches_is_not_pushed_to(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.publish_many("a", 3)
         await client.subscribe("s", "a", deliver="fetch")

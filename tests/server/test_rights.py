@@ -56,6 +56,7 @@ LINE = json.dumps(
         "message": {"seq": 1, "id": "x", "topic": "a", "data": 1, "published_at": "2024-01-01T00:00:00Z", "size": 1},
     }
 )
+SCHEDULE = {"schedule": {"id": "s", "topic": "a", "every_ms": 60_000}, "publisher": "p"}
 PARAMS: dict[str, Any] = {
     "rpc.hello": {},
     "rpc.authenticate": {"token": "x"},
@@ -90,6 +91,11 @@ PARAMS: dict[str, Any] = {
     "rpc.retain": {"topic": "a", "max_count": 1},
     "rpc.unretain": {"topic": "a"},
     "rpc.retention": {},
+    "rpc.schedules": {},
+    "rpc.schedule.declare": SCHEDULE,
+    "rpc.schedule.take": {**SCHEDULE, "due_ms": 60_000},
+    "rpc.schedule.publish": {**SCHEDULE, "fence": 1, "at_ms": 60_000},
+    "rpc.schedule.remove": {"schedule_id": "s"},
     "rpc.dead_letters": {},
     "rpc.dead_letters.get": {"id": 1},
     "rpc.dead_letters.stats": {},
@@ -157,7 +163,7 @@ async def test_each_method_wants_its_right_and_no_other(serve_tokens: Serve, mak
                     assert await outcome(stranger, method) == UNAUTHORIZED, method
             assert await stranger.code("no.such.method") == UNAUTHORIZED
             assert await stranger.code("rpc.no_such_method") == UNAUTHORIZED
-    assert refused >= 164
+    assert refused >= 182
 
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
@@ -407,7 +413,7 @@ async def test_the_subscriptions_of_a_token_are_counted(serve_tokens: Serve, mak
 # --- dead letters -----------------------------------------------------------------------------------------------------
 
 
-async def bury(client: Client, id: str, topic: str) -> int:
+async def dead_letter(client: Client, id: str, topic: str) -> int:
     await client.subscribe(id, topic)
     seq = await client.publish(topic, "secret")
     await client.delivery()
@@ -423,7 +429,7 @@ async def test_managing_is_not_publishing(serve_tokens: Serve, make: Make) -> No
         connect(server, **bearer(make("all", EVERYTHING))) as owner,
         connect(server, **bearer(manager)) as client,
     ):
-        await bury(owner, "s", "a")
+        await dead_letter(owner, "s", "a")
         assert await client.code("rpc.dead_letters.redrive", {"to_topic": "orders.new"}) == UNAUTHORIZED
         [line] = (await client.call("rpc.dead_letters.export"))["lines"]
         assert await client.code("rpc.dead_letters.import", {"lines": [line]}) == UNAUTHORIZED
@@ -440,8 +446,8 @@ async def test_dead_letters_of_other_topics_are_not_there(serve_tokens: Serve, m
         connect(server, **bearer(make("all", EVERYTHING))) as owner,
         connect(server, **bearer(make("manager", manage=["a.>"]))) as client,
     ):
-        await bury(owner, "s", "b")
-        await bury(owner, "t", "a.x")
+        await dead_letter(owner, "s", "b")
+        await dead_letter(owner, "t", "a.x")
         hidden, missing = [await client.refusal("rpc.dead_letters.get", {"id": id}) for id in (1, 9)]
         assert hidden["code"] == -32002
         assert str(hidden) == str(missing).replace("9", "1")
@@ -458,7 +464,7 @@ async def test_an_imported_letter_reaches_no_subscription_that_does_not_read_its
         connect(server, **bearer(make("all", EVERYTHING))) as victim,
         connect(server, **bearer(attacker)) as client,
     ):
-        await bury(victim, "bills", "orders.new")
+        await dead_letter(victim, "bills", "orders.new")
         await victim.call("rpc.dead_letters.purge")
         await victim.call("rpc.retain", {"topic": "orders.>", "max_count": 0})
         await victim.call("rpc.housekeep")  # the message is gone: a redrive would deliver what the letter holds
@@ -473,7 +479,7 @@ async def test_an_imported_letter_reaches_no_subscription_that_does_not_read_its
 # --- another token on the same connection -----------------------------------------------------------------------------
 
 
-async def test_what_the_new_token_may_not_have_is_dropped_and_told(serve_tokens: Serve, make: Make) -> None:
+async def test_what_the_new_token_may_not_have_is_dropped_and_reported(serve_tokens: Serve, make: Make) -> None:
     wide = make("wide", read=[">"], consume=["*"], publish=[">"])
     narrow = make("narrow", read=["b", "open"], consume=["*"], publish=[">"])
     async with (
@@ -576,6 +582,21 @@ def test_a_revoked_token_is_noticed_within_five_seconds() -> None:
 
 
 # --- publishers -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_time_of_its_own_needs_the_right_to_manage(serve_tokens: Serve, make: Make) -> None:
+    old = {"topic": "a.b", "data": 1, "published_at": "2020-01-31T12:00:00Z"}
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(make("shop", publish=["a.>"], manage=["b.>"]))) as shop,
+        connect(server, **bearer(make("importer", publish=["a.>"], manage=["a.>"], read=["a.>"]))) as importer,
+    ):
+        for method, params in (("rpc.publish", old), ("rpc.publish.batch", {"messages": [old]})):
+            with pytest.raises(Refused) as caught:
+                await shop.call(method, params)
+            assert caught.value.error["code"] == UNAUTHORIZED
+            await importer.call(method, params)
+        assert await shop.publish("a.b") == 3
 
 
 async def test_a_publisher_belongs_to_its_token(serve_tokens: Serve, make: Make) -> None:

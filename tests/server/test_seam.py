@@ -63,7 +63,7 @@ async def test_leaving_and_coming_back_in_the_middle_misses_and_repeats_nothing(
         assert await at_work == got
 
 
-async def test_live_listeners_hear_all_that_is_published_after_they_were_told(serve: Serve) -> None:
+async def test_live_listeners_hear_all_that_is_published_after_they_were_reported(serve: Serve) -> None:
     async with serve() as server, connect(server) as publisher, connect(server) as listener:
         bell = asyncio.Event()
         at_work = asyncio.create_task(publish_until(publisher, "a", 300, bell))

@@ -46,7 +46,7 @@ async def test_retention_of_topics_is_set_and_enforced(tmp_path: Path, monkeypat
         assert await client.delivered_seqs(4) == [3, 4, 5, 7]
 
 
-async def test_subscriptions_nobody_uses_are_dropped_after_the_timeout(serve: Serve) -> None:
+async def test_unused_subscriptions_are_dropped_after_the_timeout(serve: Serve) -> None:
     clock = ManualClock()
     async with serve(clock=clock, log_subscription_timeout=1.0) as server:
         async with connect(server) as client:
@@ -102,7 +102,7 @@ async def test_the_smallest_frames_that_are_accepted_can_be_used(serve: Serve) -
         assert await client.publish("a") == 1
 
 
-async def test_a_port_that_is_taken_is_told(serve: Serve) -> None:
+async def test_a_port_that_is_taken_is_reported(serve: Serve) -> None:
     async with serve("memory:") as server:
         with pytest.raises(InvalidConfigurationError, match="listen"):
             await serve("memory:", port=server.port).start()

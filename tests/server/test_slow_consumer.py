@@ -1,4 +1,4 @@
-"""A client that does not read is paused; what waits for it is bounded, and nobody else waits with it."""
+"""A client that does not read is paused; what waits for it is bounded, and no other client waits with it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def delivered_to(client: Client, id: str) -> int:
 
 
 async def test_a_large_backlog_does_not_fill_the_memory_of_the_server(serve: Serve) -> None:
-    """All of it is there at once, and would be claimed at once, if nobody looked at its size."""
+    """All of it is there at once, and would be claimed at once if its size were not checked."""
     async with serve(limits_outbound_bytes=OUTBOUND) as server, connect(server) as publisher:
         for _ in range(40):
             messages = [{"topic": "a", "data": "x" * 500_000} for _ in range(3)]
@@ -123,7 +123,7 @@ async def test_a_flood_in_one_go_is_bounded_for_a_live_listener_too(serve: Serve
             slow.vanish()
 
 
-async def test_answers_to_one_who_does_not_read_them_are_bounded_too(serve: Serve) -> None:
+async def test_answers_to_a_client_that_does_not_read_are_bounded_too(serve: Serve) -> None:
     """Calls are read no further while their answers pile up."""
     async with serve(limits_outbound_bytes=OUTBOUND, limits_requests_in_flight=10) as server:
 

@@ -96,7 +96,7 @@ async def test_plain_text_to_a_tls_port_gets_nowhere(serve_tls: Serve, authority
             assert await client.publish("a") == 1
 
 
-async def test_tls_to_a_plain_port_is_told_at_once(serve: Serve) -> None:
+async def test_tls_to_a_plain_port_is_reported_at_once(serve: Serve) -> None:
     async with serve("memory:") as server:
         with pytest.raises(ssl.SSLError):
             async with connect(f"wss://127.0.0.1:{server.port}", ssl=ssl.create_default_context()):
@@ -128,7 +128,7 @@ async def test_a_slow_consumer_is_bounded_over_tls_as_well(serve_tls: Serve, aut
         assert await slow.delivered_seqs(200) == list(range(1, 201))
 
 
-async def test_beyond_the_limit_nobody_slips_in_over_tls(serve_tls: Serve, authority: trustme.CA) -> None:
+async def test_beyond_the_limit_no_connection_slips_in_over_tls(serve_tls: Serve, authority: trustme.CA) -> None:
     """A refusal would cost a handshake, so there is none."""
     async with serve_tls("memory:", limits_connections=1) as server, connect(server, ssl=trusting(authority)):
         with pytest.raises(ConnectionError):
@@ -136,7 +136,7 @@ async def test_beyond_the_limit_nobody_slips_in_over_tls(serve_tls: Serve, autho
         assert len(server.connections) == 1
 
 
-async def test_a_certificate_that_cannot_be_used_is_told_at_the_start(serve: Serve, tmp_path: Path) -> None:
+async def test_a_certificate_that_cannot_be_used_is_reported_at_the_start(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "broken.pem").write_text("nonsense")
     for certificate in ("broken.pem", "missing.pem"):
         with pytest.raises(InvalidConfigurationError, match="certificate"):
@@ -159,7 +159,7 @@ async def shown_name(server: Server, authority: trustme.CA) -> str:
     return str(names[0][1])
 
 
-async def test_a_renewed_certificate_is_shown_to_who_comes_next(
+async def test_a_renewed_certificate_is_shown_to_the_next_client(
     serve_tls: Serve, authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve_tls("memory:") as server, connect(server, ssl=trusting(authority)) as before:
@@ -226,7 +226,7 @@ async def test_authorities_of_clients_are_read_again_too(
                 pass
 
 
-async def test_authorities_that_cannot_be_read_are_told_at_the_start(serve_tls: Serve) -> None:
+async def test_authorities_that_cannot_be_read_are_reported_at_the_start(serve_tls: Serve) -> None:
     with pytest.raises(InvalidConfigurationError, match="authorities cannot be read"):
         await serve_tls("memory:", tls_client_ca="missing.pem").start()
 

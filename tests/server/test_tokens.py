@@ -1,4 +1,4 @@
-"""Tokens: what opens the door, what the file must be like, and how a running server hears of changes."""
+"""Tokens: which are accepted, what the file must be like, and how a running server learns of changes."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def file(path: Path) -> TokenFile:
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
     """What the library warns of. Not by caplog: the command line, tested in the same process, may stop propagation."""
-    said: list[str] = []
+    output: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            output.append(record.getMessage())
 
     listener = Listener(logging.WARNING)
     logging.getLogger("headwater").addHandler(listener)
-    yield said
+    yield output
     logging.getLogger("headwater").removeHandler(listener)
 
 
@@ -65,7 +65,7 @@ def rewrite(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(document))
 
 
-# --- who gets in ----------------------------------------------------------------------------------------------------
+# --- admission -----------------------------------------------------------------------------------------------------
 
 
 def test_a_token_opens_what_it_was_made_for(file: TokenFile) -> None:
@@ -129,7 +129,7 @@ def test_unknown_ids_are_compared_too(file: TokenFile, monkeypatch: pytest.Monke
     assert compared == [(64, 64)] * 2
 
 
-def test_a_hash_that_anybody_knows_opens_nothing(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_well_known_hash_opens_nothing(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
     create(file)
     monkeypatch.setattr(auth, "_hash", lambda secret: auth._UNKNOWN_HASH)
     assert file.check(f"hw_{'0' * 12}_{'0' * 64}", NOW) is None
@@ -182,7 +182,7 @@ def test_a_revoked_token_is_gone(file: TokenFile, path: Path) -> None:
     assert [token.label for token in TokenFile(path).list()] == ["stays"]
 
 
-def test_when_the_last_is_revoked_nobody_gets_in(file: TokenFile) -> None:
+def test_when_the_last_is_revoked_no_client_gets_in(file: TokenFile) -> None:
     text = create(file)
     assert file.revoke(text.split("_")[1])
     file.load()
@@ -589,7 +589,7 @@ def test_an_unchanged_file_is_not_read_again(server: TokenFile, old: str, monkey
     assert server.check(old, NOW)
 
 
-def test_who_writes_the_file_knows_what_it_says(file: TokenFile, old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_of_the_file_knows_its_content(file: TokenFile, old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "read_tokens", lambda path: pytest.fail("read again"))
     assert not file.changed()
     assert file.check(old, NOW)
@@ -621,9 +621,9 @@ def test_a_spoilt_file_keeps_the_last_good_set_and_warns_once(
     for _ in range(3):
         assert server.check(old, NOW)
     assert server.refresh() == generation
-    [said] = warnings
-    assert said.startswith(f"the tokens read before stay in force: tokens file {path}: ")
-    assert old not in said
+    [output] = warnings
+    assert output.startswith(f"the tokens read before stay in force: tokens file {path}: ")
+    assert old not in output
 
 
 def test_a_mended_file_is_read_again(server: TokenFile, path: Path, old: str, warnings: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Who may connect and what they may do, over a socket."""
+"""Which clients may connect and what they may do, over a socket."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ async def test_a_token_may_come_with_a_call(serve_tokens: Serve, tokens: TokenFi
         assert await client.call("rpc.authenticate", {"token": token}) == {"authenticated": True}
         assert await client.publish("a") == 1
         assert await client.code("rpc.authenticate", {"token": "nonsense"}) == -32000
-        assert await client.publish("a") == 2  # who is known stays known
+        assert await client.publish("a") == 2  # a known token stays known
 
 
-async def test_who_says_nothing_is_let_go(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
+async def test_a_silent_client_is_disconnected(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock) -> None:
     token = tokens.create("shop", EVERYTHING, now_ms=clock.now_ms())
     async with serve_tokens(limits_authenticate_timeout=1.0) as server:
         async with connect(server) as known:
@@ -253,12 +253,12 @@ async def test_only_welcome_origins_may_connect(
     serve: Serve, origins: list[str], origin: str | None, welcome: bool
 ) -> None:
     async with serve("memory:", origins=origins) as server:
-        said = f"http://127.0.0.1:{server.port}" if origin == "same" else origin
+        output = f"http://127.0.0.1:{server.port}" if origin == "same" else origin
         if welcome:
-            async with connect(server, origin=said) as client:
+            async with connect(server, origin=output) as client:
                 await client.call("rpc.hello")
         else:
             with pytest.raises(InvalidStatus) as refused:
-                async with connect(server, origin=said):
+                async with connect(server, origin=output):
                     pass
             assert refused.value.response.status_code == 403

@@ -1,4 +1,4 @@
-"""Which source wins, and how each is told apart."""
+"""Which source wins, and how each is named."""
 
 import re
 from datetime import timedelta
@@ -26,17 +26,17 @@ def explained(settings: Settings) -> dict[str, tuple[object, str]]:
     return {key: (value, source) for key, value, source in settings.explain()}
 
 
-@pytest.mark.parametrize("said", [each for n in range(5) for each in combinations(list(SOURCES)[1:], n)])
-def test_the_highest_source_that_says_something_wins(load, said):
-    base = "[server]\nport = 1\n" if "headwater.toml" in said else ""
-    overlay = "[profiles.test.server]\nport = 2\n" if "headwater.toml [profiles.test]" in said else ""
+@pytest.mark.parametrize("given", [each for n in range(5) for each in combinations(list(SOURCES)[1:], n)])
+def test_the_highest_source_that_says_something_wins(load, given):
+    base = "[server]\nport = 1\n" if "headwater.toml" in given else ""
+    overlay = "[profiles.test.server]\nport = 2\n" if "headwater.toml [profiles.test]" in given else ""
     settings = load(
         base + overlay,
-        environment={"HEADWATER_SERVER_PORT": "3"} if "HEADWATER_SERVER_PORT" in said else {},
-        flags={"server.port": 4 if "--port" in said else None},
+        environment={"HEADWATER_SERVER_PORT": "3"} if "HEADWATER_SERVER_PORT" in given else {},
+        flags={"server.port": 4 if "--port" in given else None},
         profile="test",
     )
-    winner = said[-1] if said else "profile test"
+    winner = given[-1] if given else "profile test"
     assert settings.server.port == SOURCES[winner]
     assert explained(settings)["server.port"] == (SOURCES[winner], winner)
 
@@ -97,7 +97,7 @@ def test_what_profiles_change_by_themselves(load):
     assert explained(production)["server.log_format"] == ("json", "profile production")
 
 
-def test_who_chooses_the_profile(load):
+def test_which_source_chooses_the_profile(load):
     text = 'profile = "test"\n[server]\nallow_anonymous = true\n'
     by_variable = {"HEADWATER_PROFILE": "production"}
     assert explained(load(text))["profile"] == ("test", "headwater.toml")
@@ -117,7 +117,7 @@ def test_which_file_is_read(load, tmp_path):
     assert [settings.file for settings in loaded] == ["headwater.toml", "a.toml", str(tmp_path / "b.toml")]
 
 
-def test_a_byte_order_mark_is_no_complaint(load):
+def test_a_byte_order_mark_is_no_error(load):
     assert load("\ufeff[server]\nport = 1\n").server.port == 1
 
 
@@ -205,7 +205,7 @@ def test_what_kubernetes_says_of_services_called_headwater_is_left_alone(load):
         load(environment={"HEADWATER_SERVICE_PORT": "8765"})
 
 
-def test_lengths_of_time_are_seconds_whoever_says_them(load):
+def test_lengths_of_time_are_seconds_in_every_source(load):
     by_file = load('[limits]\nfetch_wait = "1m30s"\n')
     by_variable = load(environment={"HEADWATER_LIMITS_FETCH_WAIT": "1m30s"})
     assert by_file.limits.fetch_wait == by_variable.limits.fetch_wait == 90.0

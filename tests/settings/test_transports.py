@@ -16,7 +16,7 @@ url = "redis://me:secret@cache/0"
 [messages.OrderPlaced]
 transports = ["archive", "live"]
 
-[messages."com.shop.Noted"]
+[messages."com.shop.Memo"]
 transports = ["live"]
 
 [profiles.test.transports.archive]
@@ -53,14 +53,14 @@ def test_a_profile_changes_what_it_names_key_by_key(load):
         ("archive", "live"),
         (),
     )
-    assert test.messages["com.shop.Noted"].transports == ("live",)
+    assert test.messages["com.shop.Memo"].transports == ("live",)
     assert [list(settings.transports) for settings in (here, production)] == [
         ["archive", "live"],
         ["archive", "live", "audit"],
     ]
 
 
-def test_every_value_is_explained_and_no_password_is_told(load):
+def test_every_value_is_explained_and_no_password_is_reported(load):
     found = explained(load(FILE, {"HEADWATER_TRANSPORTS_LIVE_BATCH_WAIT": "1s"}, profile="test"))
     assert found["transports.archive.url"] == ("memory:", "headwater.toml [profiles.test]")
     assert found["transports.archive.batch_wait"] == ("10s", "headwater.toml")
@@ -68,7 +68,7 @@ def test_every_value_is_explained_and_no_password_is_told(load):
     assert found["transports.live.url"] == ("redis://me:***@cache/0", "headwater.toml")
     assert found["transports.live.batch_wait"] == ("1s", "HEADWATER_TRANSPORTS_LIVE_BATCH_WAIT")
     assert found["messages.OrderPlaced.transports"] == ([], "headwater.toml [profiles.test]")
-    assert found["messages.com.shop.Noted.transports"] == (["live"], "headwater.toml")
+    assert found["messages.com.shop.Memo.transports"] == (["live"], "headwater.toml")
     here = explained(load(FILE))
     assert here["transports.archive.url"][0] == "s3://bucket/orders?secret_access_key=***&region=eu"
 
@@ -100,7 +100,7 @@ def test_no_password_is_in_a_repr(load):
         assert "me:" not in found
 
 
-def test_who_serves_nobody_needs_no_tokens(load):
+def test_without_a_server_no_tokens_are_needed(load):
     production = "profile = 'production'\n"
     with pytest.raises(InvalidConfigurationError, match="production needs tokens"):
         load(production)
@@ -129,18 +129,18 @@ def test_who_serves_nobody_needs_no_tokens(load):
          "Write [transports.archive], and its keys below"),
         ("[profiles.test.transports.a]\nbatch = 1", "headwater.toml, profiles.test.transports.a.batch",
          "there is no such key", "Did you mean batch_"),
-        ("[messages.Noted]\ntransports = 'a'", "headwater.toml, messages.Noted.transports", "must be a list, not 'a'",
+        ("[messages.Memo]\ntransports = 'a'", "headwater.toml, messages.Memo.transports", "must be a list, not 'a'",
          "The default is []"),
-        ("[messages.Noted]\ntransports = ['a', 'a']", "headwater.toml, messages.Noted.transports",
+        ("[messages.Memo]\ntransports = ['a', 'a']", "headwater.toml, messages.Memo.transports",
          "a name stands in it twice", "Keep one of them"),
-        ("[messages.Noted]\ntransport = ['a']", "headwater.toml, messages.Noted.transport", "there is no such key",
+        ("[messages.Memo]\ntransport = ['a']", "headwater.toml, messages.Memo.transport", "there is no such key",
          "Did you mean transports?"),
         # fine one by one
         ("[profiles.development.transports.archive]", "transports.archive.url (default)", "it is missing", "Write it "),
         ("[transports.archive]", "transports.archive.url (default)", "it is missing", "Write it like url = "),
         ("[transports.archive]\nbatch_size = 2", "transports.archive.url (default)", "it is missing", "Write it like"),
-        ("[transports.a]\nurl = 'memory:'\n[messages.Noted]\ntransports = ['b']",
-         "messages.Noted.transports (headwater.toml)", "there is no transport 'b'",
+        ("[transports.a]\nurl = 'memory:'\n[messages.Memo]\ntransports = ['b']",
+         "messages.Memo.transports (headwater.toml)", "there is no transport 'b'",
          "Write a [transports.b] table; there is a"),
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ def letter(message: Message, subscription: str = "s", reason: Reason = "rejected
     return DeadLetter(0, subscription, message, reason, attempts=1, died_ms=NOW, **fields)
 
 
-def bury(store: Store, *letters: DeadLetter) -> list[int]:
+def dead_letter(store: Store, *letters: DeadLetter) -> list[int]:
     with store.write() as writer:
         return writer.save_dead_letters(letters)
 
@@ -41,15 +41,15 @@ def found_ids(store: Store, query: DeadLetterQuery = ALL, after: int = 0, limit:
     return [letter.id for letter in found(store, query, after, limit)]
 
 
-def plain(buried: DeadLetter) -> dict[str, Any]:
+def plain(dead_lettered: DeadLetter) -> dict[str, Any]:
     """For comparing: a dead letter may keep its message in another form, as long as it says the same."""
-    fields = {name: getattr(buried, name) for name in buried.__struct_fields__}
-    return fields | {"message": buried.message.to_json()}
+    fields = {name: getattr(dead_lettered, name) for name in dead_lettered.__struct_fields__}
+    return fields | {"message": dead_lettered.message.to_json()}
 
 
 def test_no_dead_letters(store: Store) -> None:
     assert found(store) == []
-    assert bury(store) == []
+    assert dead_letter(store) == []
 
 
 def test_a_dead_letter_comes_back_whole(store: Store) -> None:
@@ -70,7 +70,7 @@ def test_a_dead_letter_comes_back_whole(store: Store) -> None:
         delay=1,
         ttl=2,
     )
-    buried = DeadLetter(
+    dead_lettered = DeadLetter(
         id=0,
         subscription="s",
         message=message,
@@ -84,21 +84,21 @@ def test_a_dead_letter_comes_back_whole(store: Store) -> None:
         redriving=True,
         redrive_error="still broken",
     )
-    (id,) = bury(store, buried)
+    (id,) = dead_letter(store, dead_lettered)
 
     assert id > 0
     (read,) = found(store)
-    assert plain(read) == plain(msgspec.structs.replace(buried, id=id))
+    assert plain(read) == plain(msgspec.structs.replace(dead_lettered, id=id))
     assert read.message.id == message.id
     assert read.message.data == message.data
 
 
 def test_what_was_not_given_is_absent(store: Store) -> None:
-    buried = letter(publish(store, "a"), reason="expired")
-    (id,) = bury(store, buried)
+    dead_lettered = letter(publish(store, "a"), reason="expired")
+    (id,) = dead_letter(store, dead_lettered)
 
     (read,) = found(store)
-    assert plain(read) == plain(msgspec.structs.replace(buried, id=id))
+    assert plain(read) == plain(msgspec.structs.replace(dead_lettered, id=id))
     assert (read.error, read.stack, read.handler, read.redrive_error) == (None, None, None, None)
     assert (read.redrives, read.redriving) == (0, False)
 
@@ -119,11 +119,11 @@ def test_a_dead_letter_outlives_its_message_and_its_subscription(store: Store) -
 
 def test_ids_rise_and_are_not_used_twice(store: Store) -> None:
     message = publish(store, "a")
-    first = bury(store, letter(message), letter(message))
-    second = bury(store, letter(message))
+    first = dead_letter(store, letter(message), letter(message))
+    second = dead_letter(store, letter(message))
     with store.write() as writer:
         writer.remove_dead_letters([*first, *second])
-    third = bury(store, letter(message))
+    third = dead_letter(store, letter(message))
 
     ids = [*first, *second, *third]
     assert ids == sorted(set(ids))
@@ -131,14 +131,14 @@ def test_ids_rise_and_are_not_used_twice(store: Store) -> None:
 
 def test_a_letter_with_an_id_replaces_the_stored_one(store: Store) -> None:
     message = publish(store, "a", 1)
-    first, second = bury(store, letter(message, error="one"), letter(message, error="two"))
+    first, second = dead_letter(store, letter(message, error="one"), letter(message, error="two"))
     (stored, _) = found(store)
     changed = msgspec.structs.replace(
         stored, redriving=True, redrives=1, error="again", attempts=7, reason="timeout", died_ms=NOW + 5
     )
     new = letter(message, error="three")
 
-    ids = bury(store, changed, new)
+    ids = dead_letter(store, changed, new)
     assert ids[0] == first
     assert ids[1] > second
     assert [plain(read) for read in found(store, DeadLetterQuery(ids=(first,)))] == [plain(changed)]
@@ -147,7 +147,7 @@ def test_a_letter_with_an_id_replaces_the_stored_one(store: Store) -> None:
 
 def test_removing(store: Store) -> None:
     message = publish(store, "a")
-    first, second, third = bury(store, letter(message), letter(message), letter(message))
+    first, second, third = dead_letter(store, letter(message), letter(message), letter(message))
     with store.write() as writer:
         writer.remove_dead_letters([first, third, 999])
         writer.remove_dead_letters([])
@@ -158,7 +158,7 @@ def test_removing(store: Store) -> None:
 @pytest.fixture
 def many(store: Store) -> list[int]:
     """Five letters that differ in everything a query asks for."""
-    return bury(
+    return dead_letter(
         store,
         letter(publish(store, "orders.new", type="T"), error="ValueError: bad total 17"),
         letter(publish(store, "orders.new.eu", type="U"), "other", "timeout"),
@@ -205,7 +205,7 @@ def test_query_by_ids(store: Store, many: list[int]) -> None:
 )
 def test_paging(store: Store, query: DeadLetterQuery) -> None:
     messages = [publish(store, "a.odd"), publish(store, "a.even.more")]
-    bury(store, *(letter(messages[n % 2], error=f"error {n}") for n in range(2_500)))
+    dead_letter(store, *(letter(messages[n % 2], error=f"error {n}") for n in range(2_500)))
     expected = found_ids(store, query, limit=10_000)
 
     paged: list[int] = []
@@ -219,7 +219,7 @@ def test_paging(store: Store, query: DeadLetterQuery) -> None:
 def test_letters_are_counted_by_each_column(store: Store) -> None:
     first, second = publish(store, "a", type="t"), publish(store, "b")
     long = "x" * 200
-    bury(
+    dead_letter(
         store,
         letter(first, error="one\ntwo"),
         letter(first, "other", "expired", error="one"),
@@ -244,7 +244,9 @@ def test_letters_are_counted_by_each_column(store: Store) -> None:
 
 def test_a_page_has_so_many_bytes(store: Store) -> None:
     message = publish(store, "a", "x" * (LETTERS_BYTES_MAX // 4))
-    ids = bury(store, *[letter(message)] * 9, letter(message, error="e" * (2 * LETTERS_BYTES_MAX)), letter(message))
+    ids = dead_letter(
+        store, *[letter(message)] * 9, letter(message, error="e" * (2 * LETTERS_BYTES_MAX)), letter(message)
+    )
     pages: list[list[int]] = []
     while page := found_ids(store, after=pages[-1][-1] if pages else 0):
         pages.append(page)
@@ -254,8 +256,8 @@ def test_a_page_has_so_many_bytes(store: Store) -> None:
 
 def test_redrives_end_together(store: Store) -> None:
     message = publish(store, "a")
-    bury(store, letter(message, redriving=True), letter(message, "other", redriving=True), letter(message))
+    dead_letter(store, letter(message, redriving=True), letter(message, "other", redriving=True), letter(message))
     with store.write() as writer:
         writer.end_redrives("s", "gone")
-    told = [(each.subscription, each.redriving, each.redrive_error) for each in found(store)]
-    assert told == [("s", False, "gone"), ("other", True, None), ("s", False, None)]
+    reported = [(each.subscription, each.redriving, each.redrive_error) for each in found(store)]
+    assert reported == [("s", False, "gone"), ("other", True, None), ("s", False, None)]

@@ -262,7 +262,7 @@ def test_next_due_is_the_earliest_of_all_rows(store: Store) -> None:
 
 
 def test_next_due_passes_over_rows_that_their_key_holds_back(store: Store) -> None:
-    """Otherwise whoever sleeps until then finds nothing, and spins."""
+    """Otherwise a waiter that sleeps until then finds nothing, and spins."""
     subscribe(store, "s")
     put(store, leased(1, NOW + 20, key="k"), waiting(2, NOW, key="k"))
 
@@ -366,7 +366,7 @@ def test_leased_seqs_are_those_under_a_live_lease_of_any_subscription(store: Sto
 # --- gaps ---------------------------------------------------------------------------------------------------
 
 
-def test_gaps_are_told_once_and_counted_for_ever(store: Store) -> None:
+def test_gaps_are_reported_once_and_counted_for_ever(store: Store) -> None:
     subscribe(store, "s", "other")
     first, second = Gap("s", 1, 5, 3, "retention", NOW), Gap("s", 9, 9, 1, "purge ü", NOW + 1)
     third = Gap("s", 10, 20, 11, "retention", NOW + 2)

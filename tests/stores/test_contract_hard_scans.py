@@ -68,7 +68,7 @@ def test_content_that_some_database_cannot_read_is_found_all_the_same(
     assert scanned(store, wanted) == kept
 
 
-def test_counted_topics_lead_nobody_astray(store: Store) -> None:
+def test_counted_topics_mislead_no_scan(store: Store) -> None:
     """A store may know from its counts where a topic cannot be; what was counted, deleted or is new must not matter."""
     append(store, draft("old"), draft("a"), draft("gone"))
     append(store, *[draft("common")] * 55_000, draft("deep"), *[draft("common")] * 4_999)

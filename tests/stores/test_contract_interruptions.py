@@ -162,7 +162,7 @@ def test_a_thousand_reads_of_which_many_are_given_up(store: Store) -> None:
     assert not engine._reading
 
 
-def test_a_shared_read_serves_all_who_asked_before_it_began(store: Store) -> None:
+def test_a_shared_read_serves_all_callers_that_asked_before_it_began(store: Store) -> None:
     engine = engine_of(filled(store))
     runs: list[int] = []
     in_the_way, go_on = threading.Event(), threading.Event()

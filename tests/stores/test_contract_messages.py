@@ -272,7 +272,7 @@ def test_an_id_belongs_to_its_topic_within_one_call_too(store: Store) -> None:
         (("a", "A"), ("A", "a")),
     ],
 )
-def test_a_topic_and_an_id_are_told_apart(store: Store, first: tuple[str, str], second: tuple[str, str]) -> None:
+def test_a_topic_and_an_id_are_distinguished(store: Store, first: tuple[str, str], second: tuple[str, str]) -> None:
     """No choice of an id on one topic stands for an id on another."""
     seqs = [append(store, draft(topic, id=id)).seqs for topic, id in (first, second, first, second)]
 

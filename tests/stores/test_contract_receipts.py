@@ -221,5 +221,5 @@ def test_stores_agree_on_receipts(
                 with store.write() as writer:
                     outcomes.append(getattr(writer, name)(*arguments))
             assert outcomes == outcomes[:1] * len(stores)
-        told = [[found(store, first, count, publisher) for publisher in "pq"] for store in stores]
-        assert told == told[:1] * len(stores)
+        reported = [[found(store, first, count, publisher) for publisher in "pq"] for store in stores]
+        assert reported == reported[:1] * len(stores)

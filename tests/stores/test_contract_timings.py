@@ -143,11 +143,11 @@ def test_stores_agree_on_timings(
     side_by_side: Callable[[], AbstractContextManager[list[Store]]], script: list[Callable[[Writer], object]]
 ) -> None:
     with side_by_side() as stores:
-        told = []
+        reported = []
         for each in stores:
             create(each)
             for step in script:
                 with each.write() as writer:
                     step(writer)
-            told.append(found(each))
-    assert told == told[:1] * len(stores)
+            reported.append(found(each))
+    assert reported == reported[:1] * len(stores)

@@ -47,9 +47,9 @@ def test_the_schema_and_the_function_of_postgres(postgres_schema_url: str) -> No
 
 
 def test_the_options_of_a_publish() -> None:
-    assert PublishOptions.__annotations__.keys() == {"id", *OPTIONS}
+    assert PublishOptions.__annotations__.keys() == {"id", "published_at", *OPTIONS}
     fields = {field.name for field in msgspec.structs.fields(Publish)}
-    assert fields == {"topic", "data", "id", "number", "confirmed", *OPTIONS}
+    assert fields == {"topic", "data", "id", "published_at", "number", "confirmed", *OPTIONS}
 
 
 def test_the_columns_of_archive_and_pipeline_begin_as_they_always_did() -> None:

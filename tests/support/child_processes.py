@@ -1,4 +1,4 @@
-"""Which children a process has just now, and who is at work on a file."""
+"""The children of a process, and the processes that have a file open."""
 
 import contextlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Child(NamedTuple):
     pid: int
     name: str
-    """Also of one that has ended and that nobody has waited for."""
+    """Also of one that has ended and was not waited for."""
     command: str
 
 

@@ -66,7 +66,7 @@ def make_books(path: Path, mode: str, megabytes: float, page_size: int = 4096) -
 
 
 def read_books(path: Path | str, *, is_private: bool = False) -> Books:
-    """Fails if the database is damaged or not as it was between two transactions. `is_private`: nobody writes it,
+    """Fails if the database is damaged or not as it was between two transactions. `is_private`: no process writes it,
     nothing may be left beside it, and it was found whole already."""
     place = f"file:{urllib.parse.quote(str(path))}{'?immutable=1' if is_private else ''}"
     with closing(sqlite3.connect(place, uri=True, timeout=BUSY_S)) as connection:
@@ -117,7 +117,7 @@ class Writer:
     def __init__(self, path: str, seed: int) -> None:
         self._dice = random.Random(seed)
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
-        # Not to measure the disk: what is looked for is who waits for whom.
+        # Not to measure the disk: the test looks for writers that wait for the push.
         for pragma in ("synchronous = OFF", f"cache_size = {CACHE_PAGES}", "wal_autocheckpoint = 0"):
             self._connection.execute(f"PRAGMA {pragma}")
         (self._pages,) = self._connection.execute("SELECT count(*) FROM page").fetchone()
@@ -125,7 +125,7 @@ class Writer:
         self._longest_wait_s = 0.0
 
     def run(self) -> Hammered:
-        """Until somebody writes to stdin or closes it."""
+        """Until stdin gets a line or is closed."""
         while not select.select([sys.stdin], [], [], 0)[0]:
             chance = self._dice.random()
             if chance < 0.96:
@@ -176,9 +176,9 @@ class Hammer:
         return self
 
     def stop(self) -> Hammered:
-        told, _ = self._process.communicate("stop\n", timeout=PATIENCE_S)
+        reported, _ = self._process.communicate("stop\n", timeout=PATIENCE_S)
         assert self._process.returncode == 0
-        return Hammered(*json.loads(told))
+        return Hammered(*json.loads(reported))
 
     def __exit__(self, *exc: object) -> None:
         if self._process.poll() is None:

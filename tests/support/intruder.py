@@ -1,4 +1,4 @@
-"""Somebody else, who would like to write a database too."""
+"""Another process that writes the same database."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ except sqlite3.OperationalError as exc:
 
 
 def try_to_write(path: str | Path) -> str:
-    """What another process is told that begins a transaction; it takes it back."""
+    """The error of another process that begins a transaction; it rolls back."""
     command = [sys.executable, "-c", _INTRUDER, str(path)]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     return tried.stdout.strip()

@@ -22,7 +22,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 async def _without_a_trace(test: Any) -> None:
-    """Run a test; what was raised where nobody looks, and tasks that are left over, fail it."""
+    """Run a test; exceptions that reach the event loop and tasks that are left over fail it."""
     mishaps: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(context))
     await asyncio.wait_for(test, TEST_S_MAX)
@@ -32,4 +32,4 @@ async def _without_a_trace(test: Any) -> None:
         await asyncio.sleep(0.001)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, f"still running: {left}"
-    assert not mishaps, f"raised where nobody looks: {mishaps}"
+    assert not mishaps, f"raised on the event loop: {mishaps}"

@@ -1,4 +1,4 @@
-"""What the checker of the crash loop says of what clients wrote down, and how much came again that nobody asked for."""
+"""What the checker of the crash loop says of what clients wrote down, and how much was redelivered without a nack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from witnessed_clients import Company
 
 
 class Verdict(NamedTuple):
-    complaints: list[str]
+    problems: list[str]
     counts: dict[str, int]
     redelivered: dict[str, int]
     """By subscription, without what was nacked."""
@@ -22,8 +22,8 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         again = ", ".join(f"{count} in {id}" for id, count in self.redelivered.items())
-        told = ", ".join(f"{self.counts[name]} {name}" for name in ("published", "acked", "nacked"))
-        return f"{told}; redelivered though nobody asked for it: {again}"
+        reported = ", ".join(f"{self.counts[name]} {name}" for name in ("published", "acked", "nacked"))
+        return f"{reported}; redelivered without a nack: {again}"
 
 
 def judge(company: Company, path: Path) -> Verdict:
@@ -56,7 +56,7 @@ def without_acks_of_others(events: list[AnyEvent]) -> list[AnyEvent]:
 
 
 def redeliveries(history: History) -> tuple[Counter[str], list[str]]:
-    """What came again though nobody had nacked it, by subscription. A broken connection is a reason for that in shared
+    """What was redelivered without a nack, by subscription. A broken connection is a reason for that in shared
     mode, where others are waiting; an exclusive holder keeps what it has, and what was on its way to it does not count
     as an attempt."""
     nacked = {(event.subscription, *key) for event in history.of(Settling) if event.how == "nack" for key in event.keys}

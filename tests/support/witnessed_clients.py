@@ -1,4 +1,4 @@
-"""Clients of a server that write down what they see, for the checker of the crash loop: in both colours, publishers,
+"""Clients of a server that record what they see, for the checker of the crash loop: sync and asyncio, publishers,
 consumers of every mode, and handlers. They never give up by themselves; whatever is done to their connection, they
 carry on."""
 
@@ -48,17 +48,17 @@ class Notebook:
     def __init__(self) -> None:
         self.events: list[AnyEvent] = []
         self.steps: Counter[str] = Counter()
-        """By who: how much of its work is done. And by subscription: how often somebody got something from it."""
+        """By worker: how much of its work is done. By subscription: how often it delivered something."""
         self.refused = 0
         self.stopping = threading.Event()
         self._changed = threading.Condition()
 
-    def note(self, kind: type[Any], who: str, *, t: int | None = None, **fields: Any) -> int:
-        event = kind(who=who, t=time.monotonic_ns() if t is None else t, **fields)
+    def note(self, kind: type[Any], actor: str, *, t: int | None = None, **fields: Any) -> int:
+        event = kind(actor=actor, t=time.monotonic_ns() if t is None else t, **fields)
         with self._changed:
             self.events.append(event)
             if kind in (Published, Settled, Settling):
-                self.steps[who.partition(HAND)[0]] += 1
+                self.steps[actor.partition(HAND)[0]] += 1
             elif kind is Received:
                 self.steps[fields["subscription"]] += 1
             self._changed.notify_all()
@@ -69,34 +69,34 @@ class Notebook:
             if not self._changed.wait_for(reached, PATIENCE_S):
                 raise TimeoutError(f"{what}: not in {PATIENCE_S:.0f} s; so far {dict(self.steps)}")
 
-    def wait_for_steps(self, who: list[str], more: int = 1) -> None:
-        """Until each of them has got something done from now on: nobody hangs."""
+    def wait_for_steps(self, actor: list[str], more: int = 1) -> None:
+        """Until each of them has got something done from now on: none hangs."""
         with self._changed:
-            goal = {name: self.steps[name] + more for name in who}
-        self.wait_until(lambda: all(self.steps[name] >= steps for name, steps in goal.items()), f"all of {who} go on")
+            goal = {name: self.steps[name] + more for name in actor}
+        self.wait_until(lambda: all(self.steps[name] >= steps for name, steps in goal.items()), f"all of {actor} go on")
 
 
 class Worker:
     """One publisher, consumer or handler, and its dice."""
 
-    def __init__(self, book: Notebook, who: str, seed: object) -> None:
-        self.book, self.who = book, who
-        self.dice = random.Random(f"{seed}/{who}")
+    def __init__(self, book: Notebook, actor: str, seed: object) -> None:
+        self.book, self.actor = book, actor
+        self.dice = random.Random(f"{seed}/{actor}")
 
     def note(self, kind: type[Any], **fields: Any) -> int:
-        return self.book.note(kind, self.who, **fields)
+        return self.book.note(kind, self.actor, **fields)
 
 
 # --- publishing -------------------------------------------------------------------------------------------------------
 
 
 class Publisher(Worker):
-    def __init__(self, book: Notebook, who: str, seed: object) -> None:
-        super().__init__(book, who, seed)
+    def __init__(self, book: Notebook, actor: str, seed: object) -> None:
+        super().__init__(book, actor, seed)
         self._numbers = itertools.count(1)
 
     def _tokens(self, most: int) -> list[str]:
-        return [f"{self.who}:{next(self._numbers)}" for _ in range(self.dice.randint(1, most))]
+        return [f"{self.actor}:{next(self._numbers)}" for _ in range(self.dice.randint(1, most))]
 
     def _arguments(self, token: str, with_id: bool) -> tuple[str, Any, dict[str, Any]]:
         return TOPICS[hash_of(token) % len(TOPICS)], data_of(token), {"id": token} if with_id else {}
@@ -144,19 +144,19 @@ class Consumer(Worker):
     """Several tasks or threads share its subscription object; they go on after the publishers stop, until `done` is
     set. A shared one is another holder on each connection: what it held on a broken one may be passed on to others."""
 
-    def __init__(self, book: Notebook, who: str, seed: object, id: str, done: threading.Event) -> None:
-        super().__init__(book, who, seed)
+    def __init__(self, book: Notebook, actor: str, seed: object, id: str, done: threading.Event) -> None:
+        super().__init__(book, actor, seed)
         self.id, self.done = id, done
         self.mode, self.pattern, _ = SUBSCRIPTIONS[id]
         self.options: dict[str, Any] = {"mode": self.mode, "backoff": 0.01, "backoff_max": 0.05}
-        if self.mode == "shared":  # the others have the default: nobody may have to wait for it
+        if self.mode == "shared":  # the others have the default, so that none has to wait for it
             self.options["ack_wait"] = SHARED_ACK_WAIT_S
         self._connections = 1
         self._since = 0  # when it began
 
     @property
     def holder(self) -> str:
-        return f"{self.who}#{self._connections}"
+        return f"{self.actor}#{self._connections}"
 
     def on_state(self, state: str) -> None:
         if state == "reconnecting" and self.mode == "shared":
@@ -168,7 +168,7 @@ class Consumer(Worker):
         self._since = self.note(Held, subscription=self.id, holder=self.holder)
 
     def _received(self, hand: str, messages: Any) -> str:
-        """Returns who holds them. When they were fetched is not known: perhaps for another hand, and before this one
+        """Returns their holder. When they were fetched is not known: perhaps for another hand, and before this one
         asked."""
         holder = self.holder
         found = tuple((message.seq, message.attempt, message.data["token"]) for message in messages)
@@ -177,7 +177,7 @@ class Consumer(Worker):
         return holder
 
     def _hands(self) -> list[str]:
-        return [f"{self.who}{HAND}{number}" for number in range(SHARERS + 1)]
+        return [f"{self.actor}{HAND}{number}" for number in range(SHARERS + 1)]
 
     def _plan(self, messages: list[Any]) -> list[tuple[str, list[Any]]]:
         """What to do with them: ack all at once, or each for itself, and now and then let one come again."""
@@ -194,7 +194,7 @@ class Consumer(Worker):
         """What is left to do. All acks hold or none does: one that was passed on keeps the others from being acked. One
         that is refused by itself after the connection broke may have got through before, so nothing is noted of it."""
         if self.mode == "exclusive":
-            raise error  # nobody else wants it, so nobody may have it
+            raise error  # no other consumer wants it, so none may have it
         self.book.refused += 1
         return [(how, [message]) for message in some] if len(some) > 1 else []
 
@@ -335,7 +335,7 @@ class BlockingClient(Client):
             self.states.append(log.remote.state)
             log.remote.on_state(self.states.append)
             threads = [
-                threading.Thread(target=self._each, args=(worker, log), name=worker.who, daemon=True)
+                threading.Thread(target=self._each, args=(worker, log), name=worker.actor, daemon=True)
                 for worker in self.workers
             ]
             for thread in threads:
@@ -347,7 +347,7 @@ class BlockingClient(Client):
         try:
             worker.run(log)
         except BaseException:
-            self.book.note(Failed, worker.who, error=traceback.format_exc())
+            self.book.note(Failed, worker.actor, error=traceback.format_exc())
 
 
 class AwaitingClient(Client):
@@ -358,13 +358,13 @@ class AwaitingClient(Client):
         async with headwater.open_async(self.url, **self.options) as log:
             self.states.append(log.remote.state)
             log.remote.on_state(self.states.append)
-            await asyncio.gather(*(self._each(worker.who, worker.run_async(log)) for worker in self.workers))  # type: ignore[attr-defined]
+            await asyncio.gather(*(self._each(worker.actor, worker.run_async(log)) for worker in self.workers))  # type: ignore[attr-defined]
 
-    async def _each(self, who: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _each(self, actor: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except BaseException:
-            self.book.note(Failed, who, error=traceback.format_exc())
+            self.book.note(Failed, actor, error=traceback.format_exc())
 
 
 class Company:
@@ -374,8 +374,8 @@ class Company:
         self.book = book = Notebook()
         self.done = done = threading.Event()
 
-        def consumer(kind: type[Consumer], who: str, id: str) -> Consumer:
-            return kind(book, who, seed, id, done)
+        def consumer(kind: type[Consumer], actor: str, id: str) -> Consumer:
+            return kind(book, actor, seed, id, done)
 
         self.clients: list[Client] = [
             BlockingClient(
@@ -396,7 +396,7 @@ class Company:
 
     @property
     def everybody(self) -> list[str]:
-        return [worker.who for client in self.clients for worker in client.workers]
+        return [worker.actor for client in self.clients for worker in client.workers]
 
     def start(self) -> None:
         for client in self.clients:
@@ -404,9 +404,9 @@ class Company:
         self.wait_for_all()
 
     def wait_for_all(self) -> None:
-        """Until everybody has got something done from now on, and each subscription has delivered something."""
+        """Until every worker has got something done from now on, and each subscription has delivered something."""
         self._check_alive()
-        alone = [who for who in self.everybody if not who.endswith("/sh")]  # two who share the work
+        alone = [actor for actor in self.everybody if not actor.endswith("/sh")]  # two consumers that share the work
         self.book.wait_for_steps([*alone, *SUBSCRIPTIONS])
         self._check_alive()
 

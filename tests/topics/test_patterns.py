@@ -119,7 +119,7 @@ def test_patterns_obey_the_rules_of_topics(dialect: Dialect, text: str) -> None:
         parse_pattern(text, dialect)
 
 
-def test_mixed_wildcards_are_told_their_amqp_spelling() -> None:
+def test_mixed_wildcards_are_reported_their_amqp_spelling() -> None:
     with pytest.raises(errors.MixedWildcardsError) as caught:
         parse_pattern("orders.*.>")
     assert "'orders.*.*.#'" in caught.value.next

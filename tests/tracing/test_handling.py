@@ -48,9 +48,9 @@ def test_a_handler_continues_the_trace_of_the_publish(url: str, spans: Witness) 
     assert names_of(consumer.parent) == names_of(producer.context)
     assert names_of(consumer.context).trace_id == names_of(outer.get_span_context()).trace_id
     assert consumer.status.status_code is StatusCode.UNSET
-    told = dict(consumer.attributes or {})
-    assert told.pop("messaging.message.id")
-    assert told == {
+    reported = dict(consumer.attributes or {})
+    assert reported.pop("messaging.message.id")
+    assert reported == {
         "messaging.system": "headwater",
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
@@ -94,7 +94,7 @@ def failures(consumers: list[ReadableSpan]) -> list[tuple[Any, Any, Any]]:
 
 
 @pytest.mark.parametrize("failure", [ValueError("no stock"), SystemExit("no stock")])
-def test_a_failing_handler_is_told_by_its_span_at_every_attempt(
+def test_a_failing_handler_is_reported_by_its_span_at_every_attempt(
     failure: BaseException, url: str, spans: Witness
 ) -> None:
     publish(url)
@@ -112,7 +112,7 @@ def test_a_failing_handler_is_told_by_its_span_at_every_attempt(
     assert [names_of(each.parent) for each in consumers] == [producer, producer]
 
 
-def test_a_rejecting_handler_is_told_too_and_the_letter_names_it(url: str, spans: Witness) -> None:
+def test_a_rejecting_handler_is_reported_too_and_the_letter_names_it(url: str, spans: Witness) -> None:
     publish(url)
 
     def refuse(message: Any) -> None:

@@ -79,7 +79,7 @@ def test_a_batch_of_several_topics_has_no_destination(url: str, spans: Witness) 
     assert (producer.name, attribute(producer, "messaging.destination.name")) == ("publish", None)
 
 
-def test_a_refused_publish_is_told_by_its_span(url: str, spans: Witness) -> None:
+def test_a_refused_publish_is_reported_by_its_span(url: str, spans: Witness) -> None:
     with headwater.open(url, tracing=True) as log, pytest.raises(InvalidTopicError) as refused:
         log.publish("a..b", 1)
     producer = spans.one("publish a..b")
@@ -91,12 +91,12 @@ def test_a_refused_publish_is_told_by_its_span(url: str, spans: Witness) -> None
 
 @pytest.mark.parametrize("wrong", ["text", ("a",), ("a", 1, 2), {"topic": "a"}, ("a", 1, {"traceparent": 7})])
 def test_a_wrong_batch_is_refused_as_it_is_without_tracing(wrong: Any, url: str, spans: Witness) -> None:
-    said = []
+    output = []
     for tracing in (False, True):
         with headwater.open(url, tracing=tracing) as log, pytest.raises((InvalidOptionError, TypeError)) as refused:
             log.publish_many([("a", 1), wrong])
-        said.append(str(refused.value))
-    assert said[0] == said[1]
+        output.append(str(refused.value))
+    assert output[0] == output[1]
     assert stored(url) == []
 
 

@@ -115,7 +115,7 @@ with headwater.open(sys.argv[1], tracing=True) as log:
     assert ran.stdout == f"{[None, f'00-{0xAB:032x}-{0xCD:016x}-01']}\n", ran.stderr
 
 
-def test_a_server_may_be_told_by_its_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_may_be_switched_by_its_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert headwater.serve(tmp_path / "log.db", port=0).registry.middleware == []
     monkeypatch.setenv("HEADWATER_SERVER_TRACING", "true")
     (middleware,) = headwater.serve(tmp_path / "log.db", port=0).registry.middleware

@@ -114,11 +114,11 @@ def test_a_clock_that_was_set_back_delays_nothing(
 def test_what_failed_stays_is_reported_and_goes_out_later_in_order(
     target: Any, batches: BATCHES, make: MAKE, clock: ManualClock
 ) -> None:
-    told: queue.Queue[tuple[list[Any], Exception]] = queue.Queue()
-    transport = batches(size=2, on_unsent=lambda messages, error: told.put(([m.data for m in messages], error)))
+    reported: queue.Queue[tuple[list[Any], Exception]] = queue.Queue()
+    transport = batches(size=2, on_unsent=lambda messages, error: reported.put(([m.data for m in messages], error)))
     failure = target.fail()
     transport.publish_many([make(0), make(1), make(2)])
-    assert told.get(timeout=WAIT_S) == ([0, 1], failure)
+    assert reported.get(timeout=WAIT_S) == ([0, 1], failure)
     assert transport.pending == 3
     transport.publish(make(3))
     target.failure = None
@@ -132,15 +132,15 @@ def test_what_failed_stays_is_reported_and_goes_out_later_in_order(
 def test_after_a_failure_it_waits_before_it_asks_again(
     target: Any, batches: BATCHES, make: MAKE, clock: ManualClock
 ) -> None:
-    told: queue.Queue[int] = queue.Queue()
-    transport = batches(size=1, on_unsent=lambda messages, error: told.put(len(messages)))
+    reported: queue.Queue[int] = queue.Queue()
+    transport = batches(size=1, on_unsent=lambda messages, error: reported.put(len(messages)))
     target.fail()
     transport.publish(make(0))
-    told.get(timeout=WAIT_S)
+    reported.get(timeout=WAIT_S)
     for number in range(1, 6):
         transport.publish(make(number))
     clock.advance(HOUR_MS / 1000)
-    told.get(timeout=WAIT_S)
+    reported.get(timeout=WAIT_S)
     assert target.asked == 2
 
 
@@ -205,8 +205,8 @@ def test_a_full_buffer_refuses_whole_batches_and_says_why(target: Any, batches: 
 def test_what_the_target_refuses_for_good_does_not_keep_the_rest_back(
     target: Any, batches: BATCHES, make: MAKE
 ) -> None:
-    told: list[tuple[Any, Exception]] = []
-    transport = batches(on_unsent=lambda messages, error: told.append(([m.data for m in messages], error)))
+    reported: list[tuple[Any, Exception]] = []
+    transport = batches(on_unsent=lambda messages, error: reported.append(([m.data for m in messages], error)))
     refusal = InvalidDataError("odd")
     target.refused = {"bad": refusal}
     bad = make("bad")
@@ -215,9 +215,9 @@ def test_what_the_target_refuses_for_good_does_not_keep_the_rest_back(
         transport.flush()
     assert left.value.messages == [bad]
     assert left.value.__cause__ is refusal
-    assert told == [(["bad"], refusal)]
+    assert reported == [(["bad"], refusal)]
     assert calls(target) == [[0], [1], [2]]
-    transport.flush()  # told once
+    transport.flush()  # reported once
     with pytest.raises(InvalidDataError):
         transport.publish_and_wait(make("bad"))
     transport.publish_many([make(3), make(4)])
@@ -322,10 +322,10 @@ def test_a_script_that_forgets_to_close_sends_its_buffer_at_the_end(tmp_path: Pa
 
 
 def test_if_it_cannot_it_says_loudly_what_is_lost(tmp_path: Path) -> None:
-    said = forget_to_close(tmp_path / "out.jsonl", "fail")
-    assert "lost at exit" in said
-    assert "3 message(s) did not get out" in said
-    assert "['id-0', 'id-1', 'id-2']" in said
+    output = forget_to_close(tmp_path / "out.jsonl", "fail")
+    assert "lost at exit" in output
+    assert "3 message(s) did not get out" in output
+    assert "['id-0', 'id-1', 'id-2']" in output
 
 
 def test_a_close_that_was_interrupted_keeps_the_buffer_and_can_be_repeated(

@@ -170,7 +170,7 @@ def carrier(request: REQUEST) -> Iterator[Carrier]:
     carrier.transport.close()
 
 
-def told(messages: list[Message]) -> list[tuple[Any, ...]]:
+def kept_fields(messages: list[Message]) -> list[tuple[Any, ...]]:
     """All that a copy keeps wherever it goes. Some targets add free headers, so those are looked at elsewhere."""
     same = ("id", "topic", "data_json", "priority", "deliver_ms", "expires_ms", *NAMED)
     return [tuple(getattr(message, name) for name in same) for message in messages]
@@ -181,7 +181,7 @@ def test_messages_arrive_in_their_order(carrier: Carrier, make: MAKE) -> None:
     carrier.transport.publish(given[0])
     carrier.transport.publish_many(given[1:20])
     carrier.transport.publish_many(given[20:])
-    assert told(carrier.arrived()) == told(given)
+    assert kept_fields(carrier.arrived()) == kept_fields(given)
     assert carrier.transport.connected
 
 
@@ -202,7 +202,7 @@ def test_what_was_fetched_from_a_log_is_published_as_it_is(carrier: Carrier, mak
             carrier.transport.publish_many(iter([received_async, make(3)]))
             arrived = carrier.arrived()
     assert [message.data for message in arrived] == [1, 2, 3]
-    assert told(arrived[:2]) == told([received.message, received_async.message])
+    assert kept_fields(arrived[:2]) == kept_fields([received.message, received_async.message])
 
 
 @pytest.mark.parametrize("other", [{"topic": "a", "data": 1}, "text", None, ("a", 1)], ids=repr)
@@ -232,7 +232,7 @@ def test_every_field_arrives(carrier: Carrier, make: MAKE, clock: ManualClock) -
     )
     carrier.transport.publish(whole)
     arrived = carrier.arrived()
-    assert told(arrived) == told([whole])
+    assert kept_fields(arrived) == kept_fields([whole])
     assert arrived[0].headers.items() >= whole.headers.items()
 
 
@@ -256,7 +256,7 @@ def test_any_json_arrives_to_the_letter(carrier: Carrier, make: MAKE) -> None:
     ]
     given = [make(payload, f"topics.für.{at}") for at, payload in enumerate(payloads)]
     carrier.transport.publish_many(given)
-    assert told(carrier.arrived()) == told(given)
+    assert kept_fields(carrier.arrived()) == kept_fields(given)
 
 
 def test_to_publish_nothing_is_fine(carrier: Carrier) -> None:
@@ -273,7 +273,7 @@ def test_what_is_given_twice_is_there_once_if_the_target_recognises_ids(carrier:
 
 
 def test_an_id_on_another_topic_is_another_message(carrier: Carrier, make: MAKE) -> None:
-    """Who may publish on one topic must not be able to keep messages of another one from arriving."""
+    """A publisher of one topic must not be able to keep messages of another one from arriving."""
     given = [make(number, topic, id="order-17") for number, topic in enumerate(["a.x", "orders.new"])]
     carrier.transport.publish(given[0])
     carrier.transport.publish_many([given[1], given[0]] if carrier.transport.recognises_ids else [given[1]])

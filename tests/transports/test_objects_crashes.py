@@ -83,11 +83,11 @@ def half_written(bucket_url: str) -> str:
 def test_what_a_killed_writer_left_is_not_read_and_is_swept_when_old(half_written: str) -> None:
     assert len(objects_of(half_written)) == 1
     assert ids(half_written) == []
-    keeper = ObjectStorage.from_url(half_written)
-    keeper.publish_many(batch(7, 8))
-    assert keeper.sweep(timedelta(hours=1)).objects == 0
+    storage = ObjectStorage.from_url(half_written)
+    storage.publish_many(batch(7, 8))
+    assert storage.sweep(timedelta(hours=1)).objects == 0
     with pytest.raises(InvalidOptionError, match="hour"):
-        keeper.sweep(timedelta(minutes=59))
+        storage.sweep(timedelta(minutes=59))
     swept = ObjectStorage.from_url(half_written, clock=later(2 * HOUR_MS)).sweep(timedelta(hours=1))
     assert swept.objects == 1
     assert swept.bytes > 0

@@ -179,7 +179,7 @@ def test_a_server_killed_in_the_middle_has_each_message_once_after_they_are_give
     with own.client() as client:
         there = data_in(client)
         assert 100 < len(there) < 20_000
-        assert there == list(range(len(there)))  # nothing that was said to be there is lost, and there are no holes
+        assert there == list(range(len(there)))  # nothing confirmed is lost, and there are no holes
         transport.publish_many(messages)
         assert data_in(client) == list(range(20_000))
     transport.close()

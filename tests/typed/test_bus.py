@@ -28,7 +28,7 @@ TIME_LIMIT_S = 20
 
 
 class Broken:
-    """A transport whose target is away, until told otherwise."""
+    """A transport whose target is away, until changed."""
 
     name = "broken"
     recognises_ids = False
@@ -152,11 +152,11 @@ def test_a_class_without_the_log_goes_to_its_transports_alone(base, log, transpo
 
 
 def test_many_go_in_one_transaction_and_to_each_transport_at_once(placed, base, log, transports):
-    class Noted(base, topic="notes"):
+    class Memo(base, topic="notes"):
         pass
 
-    bus = Bus(log, transports, routes={"Noted": ["other"]})
-    assert publish_many(bus, [placed(order_id="a"), Noted(), placed(order_id="b")]) == [1, 2, 3]
+    bus = Bus(log, transports, routes={"Memo": ["other"]})
+    assert publish_many(bus, [placed(order_id="a"), Memo(), placed(order_id="b")]) == [1, 2, 3]
     assert [copy.seq for copy in transports["archive"].messages] == [1, 3]
     assert [copy.seq for copy in transports["other"].messages] == [2]
 

@@ -1,4 +1,4 @@
-"""What a class may say of itself, and what it is told when it says something impossible."""
+"""What a class may declare, and the errors of impossible declarations."""
 
 import importlib
 import sys
@@ -25,10 +25,16 @@ def declare(base: type[Event], **keywords: object) -> type[Event]:
 
 
 def test_defaults(base):
-    said = declare(base, topic="orders.placed").__headwater__
-    assert (said.type, said.version, said.topic.text) == ("OrderPlaced", 1, "orders.placed")
-    assert (said.from_, said.to, said.reply_to, said.transports, said.log) == (None, None, None, (), True)
-    assert said.serializer.name == "json"
+    declared = declare(base, topic="orders.placed").__headwater__
+    assert (declared.type, declared.version, declared.topic.text) == ("OrderPlaced", 1, "orders.placed")
+    assert (declared.from_, declared.to, declared.reply_to, declared.transports, declared.log) == (
+        None,
+        None,
+        None,
+        (),
+        True,
+    )
+    assert declared.serializer.name == "json"
 
 
 def test_keywords_are_inherited_and_can_be_overridden(base):
@@ -59,8 +65,8 @@ def test_two_bases_say_what_they_say(base):
     class EuropeanOrder(European, Order):
         pass
 
-    said = EuropeanOrder.__headwater__
-    assert (said.topic.text, said.from_, said.to) == ("orders", "eu", "billing")
+    declared = EuropeanOrder.__headwater__
+    assert (declared.topic.text, declared.from_, declared.to) == ("orders", "eu", "billing")
 
 
 @pytest.mark.parametrize(
@@ -156,13 +162,13 @@ def test_a_module_may_be_loaded_again(tmp_path, monkeypatch):
     (tmp_path / "typed_reloaded.py").write_text(
         "from headwater.typed import Event, Registry\n"
         "tree = globals().get('tree') or Registry()\n"
-        "class Noted(Event, topic='notes', registry=tree):\n    text: str\n"
+        "class Memo(Event, topic='notes', registry=tree):\n    text: str\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("typed_reloaded")
     try:
         importlib.reload(module)
-        assert list(module.tree) == [module.Noted]
+        assert list(module.tree) == [module.Memo]
     finally:
         del sys.modules["typed_reloaded"]
 

@@ -13,11 +13,11 @@ TEXT = (Path(__file__).parents[2] / "docs" / "typed.md").read_text()
 
 def test_every_keyword_is_in_the_table():
     table = TEXT.split("| class keyword |")[1].split("\n\n")[0]
-    said = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.MULTILINE))
-    assert list(said) == list(KEYWORDS)
+    documented = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.MULTILINE))
+    assert list(documented) == list(KEYWORDS)
     defaults = Event.__headwater__
-    assert (said["version"], said["log"]) == (str(defaults.version), str(defaults.log))
-    assert said["serializer"] == f'`"{defaults.serializer.name}"`'
+    assert (documented["version"], documented["log"]) == (str(defaults.version), str(defaults.log))
+    assert documented["serializer"] == f'`"{defaults.serializer.name}"`'
 
 
 def test_every_error_of_a_dead_letter_is_in_the_table():

@@ -235,15 +235,15 @@ def test_two_versions_of_a_type_are_two_classes_if_one_likes(base, log):
 
 @pytest.mark.parametrize("case", FILTERS["cases"], ids=lambda case: json.dumps(case["filter"]))
 def test_filters_by_sender_and_receiver(base, case):
-    class Told(base, topic="told"):
+    class Answered(base, topic="answered"):
         n: int
 
     seen = Seen()
     options = {"from_" if name == "from" else name: value for name, value in case["filter"].items()}
     with headwater.open("memory:", maintenance_interval=None) as log:
-        Told.on(log, id="listener", **options)(seen.add)
+        Answered.on(log, id="listener", **options)(seen.add)
         for number, (from_, to) in enumerate(case["messages"]):
-            Told(n=number).publish(log, from_=from_, to=to)
+            Answered(n=number).publish(log, from_=from_, to=to)
         log.start()
         seen.wait(len(case["keeps"]))
         log.stop()
@@ -340,14 +340,14 @@ def test_a_message_that_was_handled_is_not_handled_again(placed, log):
 def test_the_queue_of_the_class_is_used_unless_the_handler_says_otherwise(base, log):
     queue = MemoryDedupe()
 
-    class Noted(base, topic="notes", dedupe=queue):
+    class Memo(base, topic="notes", dedupe=queue):
         pass
 
     with_queue, without = Seen(), Seen()
-    Noted.on(log, id="with")(with_queue.add)
-    Noted.on(log, id="without", dedupe=None)(without.add)
+    Memo.on(log, id="with")(with_queue.add)
+    Memo.on(log, id="without", dedupe=None)(without.add)
     log.start()
-    Noted().publish(log)
+    Memo().publish(log)
     with_queue.wait(1)
     without.wait(1)
     log.stop()

@@ -127,7 +127,7 @@ def test_what_the_file_says_of_the_log_holds_for_a_log_here(here, placed):
         assert (first, order.publish(bus, id="x")) == (1, 2)
 
 
-def test_what_the_file_says_of_the_log_is_not_said_to_a_server(here, placed, tmp_path_factory):
+def test_what_the_file_says_of_the_log_is_not_sent_to_a_server(here, placed, tmp_path_factory):
     served = RunningServer(tmp_path_factory.mktemp("served") / "log.db")
     try:
         with headwater.open_bus(served.url) as bus:

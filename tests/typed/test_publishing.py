@@ -124,7 +124,7 @@ class Point:
     x: Any
 
 
-class Noted(Event, topic="notes", registry=Registry()):
+class Memo(Event, topic="notes", registry=Registry()):
     value: Any = None
     line: Line | None = None
     lines: list[Line] = Field(default_factory=list)
@@ -150,8 +150,8 @@ class Noted(Event, topic="notes", registry=Registry()):
 )
 def test_what_would_be_read_as_something_else_is_refused(log, fields, path):
     with pytest.raises(InvalidMessageError) as caught:
-        Noted(**fields).publish(log)
-    assert caught.value.where == f"Noted.{path}"
+        Memo(**fields).publish(log)
+    assert caught.value.where == f"Memo.{path}"
     assert caught.value.why.startswith("it would be read as ")
     assert "hidden" not in str(caught.value)
     assert log.last_seq() == 0
@@ -160,12 +160,12 @@ def test_what_would_be_read_as_something_else_is_refused(log, fields, path):
 @pytest.mark.parametrize("value", [float("inf"), [float("-inf")], {"a": float("nan")}])
 def test_numbers_that_are_none_are_refused_in_a_field_of_any_kind(log, value):
     with pytest.raises(InvalidDataError, match="is not JSON"):
-        Noted(value=value).publish(log)
+        Memo(value=value).publish(log)
 
 
 def test_a_number_that_is_too_large_for_its_field_is_refused(log):
-    with pytest.raises(InvalidMessageError, match=r"Noted: int too large to convert to float\. Nothing was published"):
-        Noted.model_construct(share=10**400).publish(log)
+    with pytest.raises(InvalidMessageError, match=r"Memo: int too large to convert to float\. Nothing was published"):
+        Memo.model_construct(share=10**400).publish(log)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -177,7 +177,7 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_in_a_field_of_any_kind_is_published(value):
-    assert prepare(Noted(value=value), {}).data["value"] == value
+    assert prepare(Memo(value=value), {}).data["value"] == value
 
 
 class Meter:
@@ -198,7 +198,7 @@ class Odd(Event, topic="odd", registry=Registry(), arbitrary_types_allowed=True)
     _seen: int = PrivateAttr(0)
 
     @field_serializer("secret")
-    def _told(self, secret: SecretStr) -> str:
+    def _revealed(self, secret: SecretStr) -> str:
         return secret.get_secret_value()
 
 
@@ -221,7 +221,7 @@ def test_what_only_looks_different_is_published(log, event):
 
 
 def test_names_on_the_wire_are_aliases_and_computed_fields_stay_here(base, log):
-    class Noted(base, topic="notes"):
+    class Memo(base, topic="notes"):
         on_: str = Field(alias="on")
 
         @computed_field
@@ -229,11 +229,11 @@ def test_names_on_the_wire_are_aliases_and_computed_fields_stay_here(base, log):
         def loud(self) -> str:
             return self.on_.upper()
 
-    event = Noted(on="monday")
+    event = Memo(on="monday")
     event.publish(log)
     [message] = stored(log)
     assert message.data == {"on": "monday"}
-    assert Noted.read(message) == event
+    assert Memo.read(message) == event
 
 
 def test_a_class_without_a_topic_is_not_published(base, log):

@@ -101,7 +101,7 @@ ended with an error of its own side."""
 
 
 class ForwarderStatus(msgspec.Struct, frozen=True):
-    """Counts are since the forwarder was made. `lag` is that of its subscription, None before it has begun. `set_aside`
+    """Counts are since the forwarder was made. `lag` is that of its subscription, None before it has begun. `refused`
     are messages that the target refuses so far."""
 
     id: str
@@ -110,14 +110,14 @@ class ForwarderStatus(msgspec.Struct, frozen=True):
     forwarded: int
     retried: int
     dead: int
-    in_hand: int
-    set_aside: int
+    in_flight: int
+    refused: int
     lag: int | None
     breaker: BreakerState
     last_error: str | None
 
 
-class _Aside(msgspec.Struct):
+class _RefusedMessage(msgspec.Struct):
     """A message that the target refused so far, with its last error."""
 
     claimed: Claimed
@@ -130,7 +130,7 @@ class Forwarder:
 
     A batch is sent when it is full or has waited for `wait`, and acked when the transport has accepted it. While the
     target is away the forwarder keeps the batch and retries after a backoff, without limit; no attempt is counted. A
-    message that the target refuses while others get through is set aside, tried `max_attempts` times and then
+    message that the target refuses while others get through is sent alone, up to `max_attempts` times, and then
     dead-lettered. A forwarder that is killed in between sends a batch again; a target that recognises ids stores it
     once. The other options are those of the subscription.
     """
@@ -199,7 +199,7 @@ class Forwarder:
         self._forwarded = self._retried = self._dead = self._changes = 0
         self._last_error: str | None = None
         self._current_batch: list[Claimed] = []
-        self._set_aside: dict[int, _Aside] = {}  # by seq
+        self._refused: dict[int, _RefusedMessage] = {}  # by seq
         self._witness: Claimed | None = None  # the last that got through, if it may be sent again
         self._rounds_in_vain = 0
         self._stopping = threading.Event()
@@ -293,8 +293,8 @@ class Forwarder:
             forwarded=self._forwarded,
             retried=self._retried,
             dead=self._dead,
-            in_hand=len(self._current_batch),
-            set_aside=len(self._set_aside),
+            in_flight=len(self._current_batch),
+            refused=len(self._refused),
             lag=self._lag(),
             breaker=self._sender.state,
             last_error=self._last_error,
@@ -329,12 +329,12 @@ class Forwarder:
 
     def _release(self) -> None:
         self._source.release()
-        self._current_batch, self._set_aside = [], {}
+        self._current_batch, self._refused = [], {}
         self._rounds_in_vain = 0
 
     def _extend(self) -> None:
         try:
-            self._source.extend([*self._current_batch, *(aside.claimed for aside in self._set_aside.values())])
+            self._source.extend([*self._current_batch, *(each.claimed for each in self._refused.values())])
         except _LOG_IS_AWAY as exc:
             self._log_is_away(exc)
 
@@ -345,23 +345,23 @@ class Forwarder:
                 self._extend()
                 self._fill(until_full=upto is None)
                 if upto is not None and not self._current_batch:
-                    return self._drain_set_aside()
+                    return self._drain_refused()
             reached = max((claimed.message.seq for claimed in self._current_batch), default=0)
             if self._current_batch:
                 self._round(gives_up=upto is not None)
-            self._try_those_aside()
+            self._retry_refused()
             if upto is not None and not self._current_batch and reached >= upto:
-                return self._drain_set_aside()
+                return self._drain_refused()
         return True
 
-    def _drain_set_aside(self) -> bool:
+    def _drain_refused(self) -> bool:
         """No new message is left to prove that the target is up. If the target recognises ids, a delivered message sent
         again proves it; otherwise messages that still fail stay in the log."""
         in_vain = 0
-        while self._set_aside and in_vain < self._policy.max_attempts and not self._stopping.is_set():
+        while self._refused and in_vain < self._policy.max_attempts and not self._stopping.is_set():
             self._pause(round((self._idle_s() or 0.0) * 1000))
             self._extend()
-            self._try_those_aside()
+            self._retry_refused()
             if self._witness is not None and self._sender.try_all([self._witness])[0] == "sent":
                 in_vain = 0
                 self._count_refusals()
@@ -387,9 +387,9 @@ class Forwarder:
             self._log_is_away(exc)
 
     def _idle_s(self) -> float | None:
-        if not self._set_aside:
+        if not self._refused:
             return None
-        due_ms = max(min(aside.suspect.due_ms for aside in self._set_aside.values()), self._sender.open_until_ms or 0)
+        due_ms = max(min(each.suspect.due_ms for each in self._refused.values()), self._sender.open_until_ms or 0)
         return max(0.0, (due_ms - self._clock.now_ms()) / 1000)
 
     def _top_up(self) -> None:
@@ -465,11 +465,11 @@ class Forwarder:
         for claimed, error in made.unfit:
             self._dead_letter(claimed, error)
         for claimed, error in made.suspects:
-            if len(self._set_aside) >= SUSPECTS_MAX:
+            if len(self._refused) >= SUSPECTS_MAX:
                 self._current_batch.append(claimed)
                 continue
             suspect = begin_to_suspect(self._policy, self._clock.now_ms(), random.random())
-            self._set_aside[claimed.message.seq] = _Aside(claimed, suspect, error)
+            self._refused[claimed.message.seq] = _RefusedMessage(claimed, suspect, error)
         self._current_batch.sort(key=lambda claimed: claimed.message.seq)
 
     def _report(self, error: Exception) -> None:
@@ -484,43 +484,43 @@ class Forwarder:
                 logger.exception("the on_error callback of forwarder %s failed", self.id)
 
     def _count_refusals(self) -> None:
-        """Other messages got through, so the target is up: each set-aside message that failed before counts a
+        """Other messages got through, so the target is up: each refused message that failed before counts a
         refusal."""
-        for seq, aside in list(self._set_aside.items()):
-            aside.suspect = others_got_through(aside.suspect)
-            if is_refused(aside.suspect, self._policy):
-                del self._set_aside[seq]
-                self._dead_letter(aside.claimed, aside.error)
+        for seq, each in list(self._refused.items()):
+            each.suspect = others_got_through(each.suspect)
+            if is_refused(each.suspect, self._policy):
+                del self._refused[seq]
+                self._dead_letter(each.claimed, each.error)
 
-    def _try_those_aside(self) -> None:
+    def _retry_refused(self) -> None:
         """Alone, when they are due, unless the circuit is open. Their outcome does not count for the circuit."""
         now_ms = self._clock.now_ms()
         tries: list[Tried] = []
-        for seq, aside in sorted(self._set_aside.items()):
+        for seq, each in sorted(self._refused.items()):
             is_closed = (self._sender.open_until_ms or 0) <= now_ms
-            if aside.suspect.due_ms > now_ms or not is_closed or self._stopping.is_set():
+            if each.suspect.due_ms > now_ms or not is_closed or self._stopping.is_set():
                 continue
             if not goes_on(tries, target_answers=self._sender.target_answers):
                 return
-            tried, error = self._sender.try_all([aside.claimed])
+            tried, error = self._sender.try_all([each.claimed])
             tries.append(tried)
             if tried == "failed":
-                aside.error = _shown(error)
-                aside.suspect = failed_again(aside.suspect, self._policy, now_ms, random.random())
+                each.error = _shown(error)
+                each.suspect = failed_again(each.suspect, self._policy, now_ms, random.random())
                 continue
-            del self._set_aside[seq]
+            del self._refused[seq]
             if tried == "sent":
-                self._ack([aside.claimed])
+                self._ack([each.claimed])
                 self._count_refusals()
             else:
-                self._dead_letter(aside.claimed, _shown(error))
+                self._dead_letter(each.claimed, _shown(error))
         if tries:
             self._become(self._state)
 
     # --- waiting ------------------------------------------------------------------------------------------------
 
     def _pause(self, ms: int) -> None:
-        """For this long, and while the circuit is open; it ends when the forwarder is asked to stop."""
+        """Wait for this long, and while the circuit is open; ends when the forwarder is asked to stop."""
         at_ms = max(self._clock.now_ms() + ms, self._sender.open_until_ms or 0)
         while not self._stopping.is_set():
             self._nudge.clear()
@@ -579,14 +579,14 @@ class _Source:
             self._held.began(claimed)  # the log's heartbeats extend it from now on
         return found
 
-    def extend(self, in_hand: Sequence[Claimed]) -> None:
+    def extend(self, in_flight: Sequence[Claimed]) -> None:
         """Before each round: messages in flight stay assigned to it, however long the target is away."""
         now_ms = self._clock.now_ms()
-        for claimed in in_hand:
+        for claimed in in_flight:
             self._held.began(claimed)
         is_recent = 0 <= now_ms - self._extended_ms < self._held.spec.ack_wait_ms // EXTENSIONS_PER_ACK_WAIT
-        if in_hand and not is_recent:
-            run_blocking(self._held.extend(in_hand, None))
+        if in_flight and not is_recent:
+            run_blocking(self._held.extend(in_flight, None))
             self._extended_ms = now_ms
 
     def ack(self, arrived: Sequence[Claimed]) -> None:
@@ -766,7 +766,7 @@ def same_log(one: str, other: str) -> bool:
 
 
 def _address(url: str) -> tuple[object, ...]:
-    """Of a PostgreSQL with its schema, without its user."""
+    """The address of a PostgreSQL log: host, database and schema, without the user."""
     parts = urlsplit(url)
     scheme = parts.scheme.replace("postgresql", "postgres")
     query = dict(parse_qsl(parts.query)) if scheme == "postgres" else {}

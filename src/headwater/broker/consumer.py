@@ -289,6 +289,11 @@ class Consumer(ABC):
         """Until another take may find something, and no longer than this. Claims nothing."""
         yield self._within(news, timeout_s, self._look_again_ms)
 
+    @property
+    def look_again_ms(self) -> int | None:
+        """When a take that has found nothing may find something, though nothing is published until then."""
+        return self._look_again_ms
+
     def _within(self, news: Completion[None], timeout_s: float | None, due_ms: int | None) -> WaitFor:
         due_s = None if due_ms is None else (due_ms - self._now_ms()) / 1000
         return WaitFor(news, max(0.0, min(s for s in (timeout_s, due_s, FALLBACK_POLL_S) if s is not None)))
@@ -371,6 +376,13 @@ class Consumer(ABC):
             if settled:
                 self._acking = self.submit_ack(settled)
                 self._acking.watch(self._acked)
+
+    def flush_acks(self) -> Flow[None]:
+        """Wait until everything that `ack_soon` was given is acked, or has failed to be."""
+        self._submit_acks()
+        while self._acking is not None and not self._acking.done:
+            yield WaitFor(self._acking, None)
+            self._submit_acks()
 
     def _acked(self, ack: Completion[list[int]]) -> None:
         if ack.error is not None:

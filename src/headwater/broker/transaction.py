@@ -22,7 +22,7 @@ from headwater.broker.deliveries import Claimed, taken_over
 from headwater.broker.durable_consumer import DurableConsumer
 from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Call, Flow
-from headwater.errors import InvalidStateError
+from headwater.errors import InvalidOptionError, InvalidStateError
 from headwater.message import PublishOptions, make_draft
 from headwater.ports.store import ExternalTx, Writer
 from headwater.topics import check_topic
@@ -117,6 +117,10 @@ class ExternalTransactions:
         engine, store = self._engine, self._store()
         engine.check_usable()
         now_ms = engine.clock.now_ms()
+        if options.get("published_at") is not None:
+            raise InvalidOptionError(
+                "published_at and tx exclude each other", where=topic, next="Publish messages of the past without tx"
+            )
         draft = make_draft(check_topic(topic), data, options, now_ms)
         seq: int = yield _call(partial(store.publish, tx, draft, now_ms, engine.dedupe))
         return seq

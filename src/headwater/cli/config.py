@@ -44,7 +44,7 @@ def show(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson =
 
 @config.command("check")
 def check(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson = False) -> None:
-    """Check the configuration; every complaint is listed.
+    """Check the configuration; every problem is listed.
 
     The tables of all profiles are checked, and the whole as the chosen profile has it. Files that settings
     name, such as tokens and certificates, are not opened.

@@ -81,7 +81,7 @@ def doctor(
         findings = list(_inside(path, lag_max, age_ms_max))
     else:
         file = require_log(path)
-        findings = [*_surroundings(file), *_inside(file, lag_max, age_ms_max), *_spark()]
+        findings = [*_environment(file), *_inside(file, lag_max, age_ms_max), *_spark()]
     wrong = [finding for finding in findings if finding.level == "wrong"]
     if as_json:
         write_items([finding._asdict() for finding in findings], path=file, healthy=not wrong)
@@ -107,7 +107,7 @@ def _show(findings: list[Finding], wrong: list[Finding]) -> None:
 # --- around the log -------------------------------------------------------------------------------------------------
 
 
-def _surroundings(file: str) -> Iterator[Finding]:
+def _environment(file: str) -> Iterator[Finding]:
     yield _sqlite_version(apsw.sqlite_lib_version())
     yield _file_system(file)
     free = shutil.disk_usage(file).free
@@ -173,7 +173,7 @@ def _server(log: headwater.Log, health: dict[str, Any]) -> Iterator[Finding]:
     if health["store"] == "sqlite":
         yield _sqlite_version(health["sqlite"])
         what = "its file system, disk and processes are not seen from here: that takes the file"
-        yield Finding("surroundings", "note", what, f"On its machine: headwater doctor {health['path']}")
+        yield Finding("environment", "note", what, f"On its machine: headwater doctor {health['path']}")
     else:
         yield Finding("log", "note", "in the server's memory: gone when the server stops", "Serve a file instead")
 
@@ -376,7 +376,7 @@ _WRITE_LOCK_BYTE = 120
 _READ_LOCK_BYTES = range(123, 128)
 
 
-class Mount(NamedTuple):
+class MountPoint(NamedTuple):
     point: str
     file_system: str
 
@@ -401,7 +401,7 @@ class LockHolders(NamedTuple):
     readers: set[int]
 
 
-def mount_of(file: str) -> Mount | None:
+def mount_of(file: str) -> MountPoint | None:
     """The file system a file lies on; None where there is no /proc/mounts."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
@@ -410,15 +410,15 @@ def mount_of(file: str) -> Mount | None:
     return find_mount(os.path.realpath(file), mounts)
 
 
-def find_mount(file: str, mounts: str) -> Mount | None:
+def find_mount(file: str, mounts: str) -> MountPoint | None:
     """The line of /proc/mounts with the longest mount point above `file`; of equal ones the last, which covers."""
-    best: Mount | None = None
+    best: MountPoint | None = None
     for line in mounts.splitlines():
         _, point, file_system = line.split(" ")[:3]
         point = point.replace("\\040", " ")
         above = file == point or file.startswith(point.rstrip("/") + "/")
         if above and (best is None or len(point) >= len(best.point)):
-            best = Mount(point, file_system)
+            best = MountPoint(point, file_system)
     return best
 
 

@@ -1,4 +1,4 @@
-"""`headwater publish`, `subscribe` and `tail`: messages into a log and out of it."""
+"""`headwater publish`, `import`, `subscribe` and `tail`: messages into a log and out of it."""
 
 from __future__ import annotations
 
@@ -353,6 +353,42 @@ def _given(value: dict[str, Any], now: datetime) -> dict[str, Any]:
         if isinstance(given.get(name), str):
             given[name] = parse_time(given[name], name, now)
     return given
+
+
+# --- import ----------------------------------------------------------------------------------------------------------
+
+
+@takes_log
+def import_(
+    path: LogPath,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, as tail --json prints them; - is stdin.")],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="What the log remembers the file by, instead of its first line."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import messages with their own times from JSON lines, each line once.
+
+    [dim]A file:[/]  headwater import events.db history.jsonl
+    [dim]A log:[/]   headwater tail a.db --start first --json | headwater import b.db -
+
+    Each line is {"topic": …, "data": …} and may have published_at, id, from,
+    headers and the other fields that tail --json prints. A message keeps its
+    published_at and its id, and gets a new seq.
+
+    An import that was interrupted continues where it ended: run it again. The
+    log stores the position with the messages, so no line is stored twice. A
+    file that has grown is continued too. A bad line ends the import and is
+    named; batches of up to 1,000 lines are stored, each all or none.
+
+    Behind a server this needs the rights publish and manage. The position is
+    not stored there: lines are recognised by their ids, for as long as the
+    server remembers ids (a day, by default).
+    """
+    from headwater.cli.importing import import_file
+
+    import_file(path, file, name, as_json=as_json)
 
 
 # --- subscribe and tail -----------------------------------------------------------------------------------------------

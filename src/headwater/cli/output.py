@@ -557,7 +557,7 @@ class Following:
         pass
 
     def wait(self, seconds: float) -> bool:
-        """Until then, or until a signal ends it."""
+        """Wait until then, or until a signal ends it."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._line.is_shown:

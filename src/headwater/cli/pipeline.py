@@ -54,7 +54,7 @@ from headwater.cli.output import (
     write_document,
     write_items,
 )
-from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, ReadOnlyError, StoreError
+from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, StoreError
 from headwater.formats import (
     DURATION_HELP,
     TIME_HELP,
@@ -141,14 +141,11 @@ def opened_lake(lake: str, *, create: bool = False, log: str | None = None) -> I
     except (FileNotFoundError, ArrowInvalid) as exc:
         next = "headwater pipeline audit says what else is wrong; run --rebuild makes the derived tables anew"
         raise CorruptError(f"a file of the lake is gone or damaged ({exc})", where=str(lake), next=next) from exc
-    except PermissionError as exc:
-        next = "Give this user access to the folder and all in it; status, history and sql only read"
-        raise ReadOnlyError(f"the lake may not be used ({exc.strerror})", where=str(lake), next=next) from exc
 
 
 @contextmanager
 def locked_lake(lake: str, *, create: bool = False) -> Iterator[Lake]:
-    """For a command that changes it."""
+    """The lake, locked, for a command that changes it."""
     with opened_lake(lake, create=create) as opened, opened.lock():
         yield opened
 
@@ -385,8 +382,8 @@ def report(
         from headwater.pipeline.report import render_report
 
         bars.step("report")
-        page = render_report(report_of(opened))
-        target = _write_page(page, out, opened, "report.html")
+        target = _page_target(out, opened, "report.html", "--out")
+        _write_page(render_report(report_of(opened)), target)
     if as_json:
         write_document({"page": str(target)})
     else:
@@ -416,16 +413,23 @@ def report_of(lake: Lake) -> Report:
     )
 
 
-def _write_page(page: str, named: Path | None, lake: Lake, default: str) -> Path:
-    """Into the lake's folder, if it has one and no other file is named."""
+def _page_target(named: Path | None, lake: Lake, default: str, option: str) -> Path:
+    """In the lake's folder, if it has one and no other file is named; refused before any work if it cannot be there."""
     target = (named or (Path(lake.storage.root, default) if lake.storage.is_local else Path(default))).resolve()
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise InvalidOptionError(
+            "the page cannot be written here", where=str(target), next=f"Name another file: {option} FILE"
+        )
+    return target
+
+
+def _write_page(page: str, target: Path) -> None:
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as exc:
         raise InvalidOptionError(
             f"cannot be written ({exc.strerror})", where=str(target), next="Name a file elsewhere: --out FILE"
         ) from exc
-    return target
 
 
 @pipeline.command(rich_help_panel=_INSPECT)
@@ -623,6 +627,7 @@ def audit(
         opened = stack.enter_context(opened_lake(lake))
         with suppress(CorruptError):  # which the audit is there to name
             opened.check_log(log_identity(source))
+        target = _page_target(page, opened, "audit.html", "--page")
         bars = stack.enter_context(Bars())
         bars.step("starting Spark")
         spark = stack.enter_context(running_spark(options)).session
@@ -631,7 +636,7 @@ def audit(
         from headwater.pipeline.report import render_audit
 
         document = examine(spark, opened, source, bars.step)
-        target = _write_page(render_audit(document), page, opened, "audit.html")
+        _write_page(render_audit(document), target)
     if as_json:
         write_document(document | {"page": str(target)})
     else:
@@ -655,6 +660,8 @@ def _show_audit(document: dict[str, Any], target: Path) -> None:
         )
     )
     say(Text(str(target), "dim"))
+    if not document["recorded"]:
+        note("the lake may not be written, so this audit is not recorded in it")
 
 
 # --- optimize, vacuum -----------------------------------------------------------------------------------------------
@@ -772,7 +779,7 @@ def demo(
 
 
 def _publish_demo(log: str, folder: str) -> None:
-    """With what a run each twelve hours would have written down about the log."""
+    """Publish sample traffic, and record the metrics that a run every twelve hours would have recorded."""
     from headwater.demo.traffic import publish_traffic
     from headwater.pipeline.lake import Lake
     from headwater.pipeline.metrics import record_metrics
@@ -780,11 +787,11 @@ def _publish_demo(log: str, folder: str) -> None:
 
     lake = Lake.open(folder, create=True)
 
-    def on_observe(now_ms: int) -> None:
+    def on_run(now_ms: int) -> None:
         bind(lake, log)
         record_metrics(lake, log, now_ms)
 
-    publish_traffic(log, on_observe=on_observe)
+    publish_traffic(log, on_run=on_run)
 
 
 # --- Spark ------------------------------------------------------------------------------------------------------------

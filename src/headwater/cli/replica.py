@@ -40,7 +40,7 @@ from headwater.replication import DIRECTORY_SUFFIX
 if TYPE_CHECKING:
     from headwater.replication.host.catalogue import ClientReport, Key, Replica, ReplicaListing, Version
     from headwater.replication.host.store import ReplicaStore
-    from headwater.replication.host.verify import Finding, Missing, Verdict
+    from headwater.replication.host.verify import Finding, Missing, VersionVerdict
     from headwater.replication.names import ReplicaName, VersionName
 
 USUAL_DIRECTORIES = f"*{DIRECTORY_SUFFIX}"
@@ -50,7 +50,7 @@ NAME_COLUMNS_MIN = 32
 TEXT_COLUMNS_MIN = 24  # with fewer, a text is shown under its row
 
 _NEXT_WITHOUT: dict[Missing, str] = {
-    "room": "Free some disk space, and verify again",
+    "space": "Free some disk space, and verify again",
     "rights": "Verify as the user that the server runs as",
 }
 _FINDINGS: dict[Finding, tuple[str, str]] = {
@@ -74,7 +74,7 @@ replica = Group(
     "[dim]List:[/]  headwater replica ls events.db-replicas",
 )
 key_commands = Group(
-    help="Keys: who may push to or pull from one replica.\n\n"
+    help="Keys: rights to push to or pull from one replica.\n\n"
     "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push",
 )
 replica.add_typer(key_commands, name="key", rich_help_panel=_OPERATE)
@@ -146,9 +146,9 @@ def _opened(directory: str) -> Iterator[ReplicaStore]:
         )
     from headwater.ports.clock import SystemClock
     from headwater.replication.host.store import ReplicaStore
-    from headwater.replication.host.versions import RetentionPolicy
+    from headwater.replication.host.versions import VersionRetention
 
-    with ReplicaStore(_refuse_url(directory), RetentionPolicy(), SystemClock()).open() as store:
+    with ReplicaStore(_refuse_url(directory), VersionRetention(), SystemClock()).open() as store:
         yield store
 
 
@@ -529,10 +529,10 @@ def verify(
     Ends with 1 if something was found, else with 3 if something could not be checked.
     """
     directory, [name] = _directory_first(place, [name], "verify")
-    verdicts: list[Verdict] = []
+    verdicts: list[VersionVerdict] = []
     is_one = name is not None and "@" in name
 
-    def add(verdict: Verdict, *, every_check: bool) -> None:
+    def add(verdict: VersionVerdict, *, every_check: bool) -> None:
         verdicts.append(verdict)
         if not as_json:
             _show_verdict(verdict, every_check=every_check)
@@ -565,7 +565,7 @@ def verify(
         raise typer.Exit(STORE)
 
 
-def _summary(verdicts: Sequence[Verdict]) -> str:
+def _summary(verdicts: Sequence[VersionVerdict]) -> str:
     number = Counter(verdict.finding for verdict in verdicts)
     if number["bad"]:
         parts = [f"{number['bad']:,} of {plural(len(verdicts), 'version')} bad"]
@@ -599,7 +599,7 @@ def _versions_to_verify(store: ReplicaStore, name: str | None) -> Iterator[tuple
             yield each, number
 
 
-def _show_verdict(verdict: Verdict, *, every_check: bool) -> None:
+def _show_verdict(verdict: VersionVerdict, *, every_check: bool) -> None:
     line = Text(f"{verdict.name}@{verdict.version}  ")
     line.append(*_FINDINGS[verdict.finding])
     say(line)
@@ -740,7 +740,7 @@ def _report_json(report: ClientReport) -> dict[str, Any]:
     return {"at": iso(report.at_ms), "client": report.client, "report": msgspec.json.decode(report.document)}
 
 
-def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+def _verdict_json(verdict: VersionVerdict) -> dict[str, Any]:
     """`verdict` is proved, whole (without a hash to prove it by), not checked or bad; `ok` the first two."""
     return {
         "replica": verdict.name,
@@ -749,7 +749,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict.finding,
         "next": None if verdict.missing is None else _NEXT_WITHOUT[verdict.missing],
         "checks": [
-            {"what": check.what, "ok": check.ok, "said": check.details, "lacks": check.missing}
+            {"what": check.what, "ok": check.ok, "details": check.details, "lacks": check.missing}
             for check in verdict.checks
         ],
     }

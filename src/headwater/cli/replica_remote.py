@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError, InvalidOptionError, RemoteError, Un
 from headwater.formats import time_ms
 from headwater.replication.connection import UNREADABLE, http_request, http_url
 from headwater.replication.host.catalogue import Replica, ReplicaListing, Version
-from headwater.replication.host.verify import Check, Verdict, failed, passed, prove_content, prove_integrity
+from headwater.replication.host.verify import Check, VersionVerdict, failed, passed, prove_content, prove_integrity
 from headwater.replication.names import Remote, ReplicaName, VersionName, place_of
 from headwater.replication.protocol import PREFIX
 from headwater.replication.sync import sync
@@ -173,7 +173,7 @@ class RemoteReplica(NamedTuple):
     def pull(self, target: str) -> Outcome:
         return sync(self.url, target, pull_key=self.key, ca=self.ca, overwrite=True)
 
-    def verify(self) -> Verdict:
+    def verify(self) -> VersionVerdict:
         """One version, by default the newest: pulled to a temporary file, checked and hashed."""
         versions = self._page()
         address = self.address
@@ -204,4 +204,4 @@ class RemoteReplica(NamedTuple):
                 except HeadwaterError as exc:
                     checks.append(failed(what, exc))
                     break
-        return Verdict(address.name.path, number, tuple(checks))
+        return VersionVerdict(address.name.path, number, tuple(checks))

@@ -69,7 +69,7 @@ class Stop:
 
 
 def treat_terminate_as_interrupt() -> None:
-    """For all commands: SIGTERM unwinds like Ctrl-C, so that `with` blocks release what they hold."""
+    """Make SIGTERM unwind every command like Ctrl-C, so that `with` blocks release what they hold."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

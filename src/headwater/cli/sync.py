@@ -342,7 +342,7 @@ def _announce_subscription(work: Sync, timers: Timers) -> None:
 
 
 def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], None]) -> None:
-    """Until a signal: the first one ends it in order, the second one at once."""
+    """Run until a signal: the first one ends it in order, the second one at once."""
     import asyncio
 
     with asyncio.Runner() as runner:

@@ -10,7 +10,7 @@ import {
 
 const LOOK_MS = 2_000, LOOK_MS_MAX = 10_000; // between two looks at the statistics
 const LOOK_SHARE = 4; // so many times as long as the last look took, within these: a large log is not kept busy by us
-const ANSWER_MS_MAX = 40_000; // a look that takes longer means that nobody is there
+const ANSWER_MS_MAX = 40_000; // a request that takes longer counts as a lost connection
 const TAIL_MAX = 200, TOPICS_MAX = 100, SUBSCRIPTIONS_MAX = 200; // shown at most
 
 // What the box for any method suggests, with params as an example. The server has more of them; see its documentation.
@@ -71,7 +71,7 @@ const connection = new Connection(address, {
     if (isLive && message.params.pattern === NEWS) replicas.stir();
     if (isLive && message.params.pattern === pattern) hear(message.params);
     if (isLive) return;
-    $("answer").append(pretty(message)); // somebody asked for it there
+    $("answer").append(pretty(message)); // the answer to a call typed there
     while ($("answer").children.length > TAIL_MAX) $("answer").firstChild.remove();
   },
 });

@@ -13,7 +13,7 @@ export class DeadLetters {
   #counts = { total: 0, redriving: 0, by_subscription: {} };
   #wanted = PAGE;
   #lookedAt = -LOOK_MS;
-  #buried = 0;
+  #dead = 0;
 
   constructor(connection) {
     this.connection = connection;
@@ -27,10 +27,10 @@ export class DeadLetters {
   }
 
   async lookIfDue({ subscriptions }) {
-    const buried = subscriptions.reduce((sum, { dead }) => sum + dead, 0);
+    const dead = subscriptions.reduce((sum, each) => sum + each.dead, 0);
     const isDue = performance.now() - this.#lookedAt >= LOOK_MS;
-    if (isDue || buried !== this.#buried || this.#counts.redriving) await this.#look();
-    this.#buried = buried;
+    if (isDue || dead !== this.#dead || this.#counts.redriving) await this.#look();
+    this.#dead = dead;
   }
 
   #lookNow() {

@@ -63,7 +63,7 @@ export class Replicas {
       if (!this.#isWelcome) found = NOTHING;
       else if (response.ok) found = await response.json();
     } catch {
-      // The connection broke, which is said elsewhere: what was there stays until the next look.
+      // The connection broke, which is shown elsewhere: the list stays until the next request.
     }
     if (connection !== this.#connections) return;
     this.#found = found;

@@ -1,4 +1,4 @@
-// Values as text and elements. What a log holds is somebody else's text: it enters the page through textContent and
+// Values as text and elements. The content of a log is untrusted text: it enters the page through textContent and
 // text nodes, never as markup.
 
 const POINTS_MAX = 30; // of a small curve; the drawing in index.html is as wide
@@ -94,9 +94,9 @@ export function tell(id, text) {
 }
 
 export function facts(values) {
-  const said = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
+  const known = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
   const pair = ([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: textOf(value) })];
-  return make("dl", { className: "facts" }, ...said.flatMap(pair));
+  return make("dl", { className: "facts" }, ...known.flatMap(pair));
 }
 
 export const titled = (title, element) => [make("h3", { textContent: title }), element];

@@ -159,5 +159,5 @@ def others_got_through(suspect: Suspect) -> Suspect:
 
 
 def is_refused(suspect: Suspect, policy: RetryPolicy) -> bool:
-    """It has had all its attempts, and others got through after each."""
+    """Whether the message has had all its attempts, and others got through after each."""
     return suspect.refusals >= policy.max_attempts

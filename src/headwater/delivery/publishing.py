@@ -45,7 +45,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stored_seqs(receipts: Iterable[Receipt], first: int, count: int) -> dict[int, int]:
-    """Of the numbers `first` to `first + count - 1`, those that are stored, with their seqs."""
+    """The seqs of those numbers from `first` to `first + count - 1` that are stored."""
     known: dict[int, int] = {}
     for receipt in receipts:
         low, high = max(first, receipt.number), min(first + count, receipt.number + receipt.length)

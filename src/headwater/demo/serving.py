@@ -36,7 +36,7 @@ MAIL_ATTEMPTS, MAIL_BACKOFF_S = 3, 0.3
 
 
 def run(flags: Mapping[str, Any]) -> None:
-    """Until Ctrl-C or SIGTERM. `flags` are settings by path; neither files nor variables have a say here."""
+    """Serve until Ctrl-C or SIGTERM. `flags` are settings by path; files and variables are not read."""
     logger = logging.getLogger("headwater")
     level_before = logger.level
     logger.setLevel(logging.CRITICAL)  # the failures below are meant
@@ -59,7 +59,7 @@ async def show(server: Server) -> None:
         async def connect() -> headwater.AsyncLog:
             return await connections.enter_async_context(headwater.open_async(url))
 
-        listener = Listener()
+        listener = LiveClient()
         listener.begin(await connect())
         await begin_billing(await connect())
         for _ in range(2):
@@ -127,7 +127,7 @@ async def begin_mailing(log: headwater.AsyncLog) -> None:
     await log.start()
 
 
-class Listener:
+class LiveClient:
     """Live: gets what comes while it is there, acks nothing, keeps nothing."""
 
     pattern = "sensors.*"
@@ -156,7 +156,7 @@ class Sample(NamedTuple):
 class View:
     """A table that changes in place on a terminal; elsewhere a line at a time."""
 
-    def __init__(self, server: Server, url: str, log: headwater.AsyncLog, listener: Listener) -> None:
+    def __init__(self, server: Server, url: str, log: headwater.AsyncLog, listener: LiveClient) -> None:
         self._server = server
         self._url = url
         self._log = log
@@ -230,7 +230,7 @@ class View:
             shown.add_row(Text(each.id, "cyan"), each.pattern, each.mode, speed, lag, dead_text, _remark(each))
         heard = rate(before, now, before.heard, now.heard)
         last = Text(self._listener.last, "dim")
-        shown.add_row(Text("display", "cyan"), Listener.pattern, "live", heard, "-", "-", last)
+        shown.add_row(Text("display", "cyan"), LiveClient.pattern, "live", heard, "-", "-", last)
         return shown
 
 

@@ -29,11 +29,11 @@ TOPICS = (
 
 
 def publish_traffic(
-    path: str, *, messages: int = MESSAGES, days: int = DAYS, on_observe: Callable[[int], None] = lambda now_ms: None
+    path: str, *, messages: int = MESSAGES, days: int = DAYS, on_run: Callable[[int], None] = lambda now_ms: None
 ) -> int:
     """Fill a new log with `days` of a shop's traffic up to now, published and consumed through the ordinary API by a
     clock that is moved through these days: quiet nights and weekends, one sale, one outage of the mail server.
-    `on_observe` is called with the clock's time where a run would have been. Returns how many messages were published.
+    `on_run` is called with the clock's time where a run would have been. Returns how many messages were published.
     """
     dice = random.Random(17)
     end_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
@@ -75,7 +75,7 @@ def publish_traffic(
                             message.ack()
                     clock.advance((HOUR_MS // SLICES - 10_000) / 1000)
             log.run_maintenance()
-        on_observe(clock.now_ms())
+        on_run(clock.now_ms())
     return published
 
 

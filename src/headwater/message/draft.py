@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from headwater.errors import InvalidDataError, InvalidOptionError, TooLargeError
-from headwater.formats import span_ms, time_ms
+from headwater.formats import Moment, iso, span_ms, time_ms
 from headwater.message.model import (
     EXTRA_FIELDS,
     HEADER_FIELDS,
@@ -24,6 +24,7 @@ from headwater.message.payload import DATA_BYTES_MAX, encode
 HEADERS_BYTES_MAX = 64 * 1024
 ID_CHARS_MAX = 128
 BATCH_MESSAGES_MAX = 100_000
+PUBLISHED_AHEAD_MS_MAX = 60_000  # the clocks of two machines may differ by so much
 
 if TYPE_CHECKING:
 
@@ -44,13 +45,15 @@ else:
 
 
 class Draft(msgspec.Struct, gc=False, frozen=True):
-    """A message that is checked and encoded, but has no place in the log yet."""
+    """A message that is checked and encoded, but has no place in the log yet. One with a time of its own has extras,
+    even if they are empty: then it is not plain."""
 
     topic: str
     data_json: str
     size: int
     id: str | None = None
     extras: Extras | None = None
+    published_ms: int | None = None
 
 
 _NO_EXTRAS = Extras()
@@ -87,7 +90,20 @@ def make_draft(topic: str, data: Any, options: PublishOptions, now_ms: int) -> D
     if given_id is not None:
         _check_name("id", given_id, ID_CHARS_MAX)
     extras = _make_extras(topic, cast(Mapping[str, Any], options), now_ms)
+    published_at = options.get("published_at")
+    if published_at is not None:
+        return Draft(topic, data_json, size, given_id, extras, _past_ms(published_at, now_ms))
     return Draft(topic, data_json, size, given_id, extras if extras != _NO_EXTRAS else None)
+
+
+def _past_ms(published_at: Moment, now_ms: int) -> int:
+    ms = time_ms(published_at, "published_at")
+    if ms > now_ms + PUBLISHED_AHEAD_MS_MAX:
+        raise InvalidOptionError(
+            f"published_at lies in the future: {iso(ms)}",
+            next="It is for messages of the past; deliver_at delays a new one",
+        )
+    return ms
 
 
 def copy_draft(message: Message, topic: str) -> Draft:

@@ -148,6 +148,7 @@ class PublishOptions(TypedDict, total=False):
     delay: Span | None
     expires_at: Moment | None
     ttl: Span | None
+    published_at: Moment | None
 
 
 class Field(NamedTuple):

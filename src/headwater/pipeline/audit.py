@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headwater.errors import CorruptError, StoreError
+from headwater.errors import CorruptError, ReadOnlyError, StoreError
 from headwater.formats import iso
 from headwater.pipeline.columns import LAKE_SCHEMA, MESSAGE_SCHEMA
 from headwater.pipeline.delta import LOG, Table, entry_versions, last_checkpoint
@@ -36,7 +36,7 @@ Step = Callable[[str], None]
 
 
 class Fingerprint(NamedTuple):
-    """Of the messages of one bucket."""
+    """The fingerprint of the messages of one bucket."""
 
     rows: int
     seqs: bytes
@@ -44,7 +44,7 @@ class Fingerprint(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Of bronze at one version with the log."""
+    """The comparison of bronze, at one version, with the log."""
 
     bronze: Table
     position: int | None
@@ -58,7 +58,8 @@ class Comparison(NamedTuple):
 
 
 def audit(spark: SparkSession, lake: Lake, log: str, on_step: Step = lambda step: None) -> dict[str, Any]:
-    """Compare the lake with its log; returns the document that the audit's page shows, and keeps it in the lake."""
+    """Compare the lake with its log; returns the document that the audit's page shows, and records it in the lake, if
+    that may be written."""
     began = time.monotonic()
     on_step("files")
     checks = [_check_entries(lake)]
@@ -110,8 +111,11 @@ def audit(spark: SparkSession, lake: Lake, log: str, on_step: Step = lambda step
         **document,
         "checks": checks,
     }
-    lake.add_audit(document, now)
-    return document
+    try:
+        lake.add_audit(document, now)
+    except ReadOnlyError:
+        return document | {"recorded": False}
+    return document | {"recorded": True}
 
 
 # --- the log of each table --------------------------------------------------------------------------------------------
@@ -287,7 +291,7 @@ def _different(
 
 
 def _in_buckets(buckets: Iterable[int]) -> Column:
-    """As ranges of seqs, which files and logs can skip by."""
+    """A condition for these buckets: ranges of seqs, by which files and logs can skip."""
     condition = F.lit(False)
     for low, high in joined((_first_seq(bucket), _first_seq(bucket) + BUCKET_SEQS - 1) for bucket in buckets):
         condition = condition | F.col("seq").between(low, high)
@@ -426,7 +430,7 @@ def spans_held(bitmaps: Mapping[int, bytes]) -> list[SeqRange]:
 
 
 def _bits(bitmap: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """As Spark's `bitmap_construct_agg` has them: bit 0 of byte 0 is the bucket's first seq."""
+    """The bits as Spark's `bitmap_construct_agg` sets them: bit 0 of byte 0 is the bucket's first seq."""
     return np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
 
 

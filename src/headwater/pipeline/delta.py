@@ -8,6 +8,7 @@ disk data files are synced before the commit names them, and the entry of the co
 from __future__ import annotations
 
 import datetime as dt
+import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -22,7 +23,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from headwater.errors import ConflictError, CorruptError, InvalidOptionError, StoreError
-from headwater.pipeline.storage import DataFile, Storage, TableWriter, sync
+from headwater.pipeline.storage import DataFile, Storage, TableWriter, sync, write_error, write_errors_translated
 
 APP = "headwater"
 LOG = "_delta_log"
@@ -36,6 +37,7 @@ _PROPERTIES = {
     "delta.logRetentionDuration": f"interval {RETENTION_DAYS} days",
     "delta.deletedFileRetentionDuration": f"interval {RETENTION_DAYS} days",
 }
+_STRUCT = re.compile(r":? *\w+ \{.*")
 # Hooks would write a checkpoint that is not synced, and remove the entries that it stands for.
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
@@ -101,7 +103,7 @@ class Table:
 
     @cached_property
     def files(self) -> list[DataFile]:
-        """In the order of their seqs."""
+        """The data files, in the order of their seqs."""
         if self._delta is None:
             return []
         actions = pa.table(self._delta.get_add_actions(flatten=True))
@@ -240,7 +242,13 @@ class Table:
             after = Table(self.storage, self.name)
             mine = [each["version"] for each in after.delta.history() if each.get(COMMIT_ID) == commit_id]
             if not mine:  # an answer that was lost is no failure
-                raise self.conflict() from exc
+                if after.version > table.version:
+                    raise self.conflict() from exc
+                raise write_error(exc, self.storage.root) or StoreError(
+                    f"the commit to {self.name} failed ({_first_line(exc)})",
+                    where=self.storage.root,
+                    next="Run again: it continues from what the table has",
+                ) from exc
         return self._after_commit()
 
     def conflict(self) -> ConflictError:
@@ -254,17 +262,18 @@ class Table:
         """The table, made if need be, with at least these columns."""
         if self._delta is None:
             by_day = "day" in schema.names
-            if self.storage.is_local:
-                Path(self.storage.root, self.name).mkdir(parents=True, exist_ok=True)
-            DeltaTable.create(
-                self.storage.uri(self.name),
-                schema,
-                partition_by=["day"] if by_day else None,
-                configuration=_PROPERTIES,
-                storage_options=self.storage.options,
-                mode="ignore",  # another process may have been quicker
-                post_commithook_properties=_NO_HOOKS,
-            )
+            with write_errors_translated(self.storage.root):
+                if self.storage.is_local:
+                    Path(self.storage.root, self.name).mkdir(parents=True, exist_ok=True)
+                DeltaTable.create(
+                    self.storage.uri(self.name),
+                    schema,
+                    partition_by=["day"] if by_day else None,
+                    configuration=_PROPERTIES,
+                    storage_options=self.storage.options,
+                    mode="ignore",  # another process may have been quicker
+                    post_commithook_properties=_NO_HOOKS,
+                )
             return self._after_commit()
         have = self.schema
         missing = [field for field in schema if field.name not in have.names]
@@ -304,7 +313,9 @@ class Table:
 
     def set_properties(self, properties: Mapping[str, str]) -> Table:
         """`create` refuses names that Delta does not know; `alter` takes them."""
-        self.delta.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+        self.delta.alter.set_table_properties(
+            dict(properties), raise_if_not_exists=False, post_commithook_properties=_NO_HOOKS
+        )
         return self._after_commit()
 
     def _after_commit(self) -> Table:
@@ -438,4 +449,6 @@ def _partition(file: DataFile) -> dict[str, str | None]:
 
 
 def _first_line(exc: BaseException) -> str:
-    return next((line.strip() for line in str(exc).splitlines() if line.strip()), type(exc).__name__)
+    """Without the structs that delta-rs shows."""
+    line = next((line.strip() for line in str(exc).splitlines() if line.strip()), type(exc).__name__)
+    return _STRUCT.sub("", line)

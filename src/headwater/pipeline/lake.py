@@ -20,7 +20,7 @@ from headwater.errors import CorruptError, InvalidOptionError, LockedError, Read
 from headwater.formats import iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, filled, rename_torn_entries
-from headwater.pipeline.storage import DataFile, Storage, TableWriter
+from headwater.pipeline.storage import DataFile, Storage, TableWriter, write_errors_translated
 from headwater.version import install_hint
 
 BRONZE = "bronze/messages"
@@ -72,8 +72,8 @@ class Lake:
         """Names of all tables that are there."""
         found = [name for name in (AUDITS, REPLAYS) if self._is_table(name)]
         for layer in LAYERS:
-            folders = self.storage.filesystem.get_file_info(pafs.FileSelector(layer, allow_not_found=True))
-            names = [f"{layer}/{each.base_name}" for each in folders if each.type == pafs.FileType.Directory]
+            folders = [each for each in self.storage.entries(layer) if each.type == pafs.FileType.Directory]
+            names = [f"{layer}/{each.base_name}" for each in folders]
             found += [name for name in names if self._is_table(name)]
         return sorted(found)
 
@@ -193,24 +193,23 @@ class Lake:
         import apsw
 
         folder = Path(self.storage.root)
-        try:
+        with write_errors_translated(self.name):
             folder.mkdir(parents=True, exist_ok=True)
             for each in (folder, *(folder / layer for layer in LAYERS if (folder / layer).is_dir())):
-                if not os.access(each, os.W_OK):
-                    raise PermissionError(errno.EACCES, "not writable for this user", str(each))
+                if not os.access(each, os.W_OK):  # before a run begins, not in its midst
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(each))
+        try:
             connection = apsw.Connection(str(folder / LOCK))
-        except (OSError, apsw.CantOpenError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else str(exc)
+        except apsw.CantOpenError as exc:
             raise ReadOnlyError(
-                f"the lake may not be written ({why})",
-                where=self.name,
-                next="Give this user write access to the folder and all in it; status, history and sql only read",
+                "the lake's lock cannot be made", where=self.name, next="Get write access to the folder"
             ) from exc
         try:
             connection.execute("BEGIN EXCLUSIVE")
-            for name in self.tables():
-                rename_torn_entries(self.storage, name)
-            yield
+            with write_errors_translated(self.name):
+                for name in self.tables():
+                    rename_torn_entries(self.storage, name)
+                yield
         except apsw.BusyError as exc:
             raise LockedError(
                 "another run is writing this lake",

@@ -206,7 +206,7 @@ def open_reader(path: str) -> Iterator[Reader]:
 
 
 def identity_of(query: Query, schema_version: int, name: str, address: str) -> Identity:
-    """From the table `headwater` of a log, if it has the schema that this version reads."""
+    """The identity in the table `headwater` of a log, if it has the schema that this version reads."""
     facts: dict[str, int] = dict(query("SELECT name, value FROM headwater"))
     version = facts["schema_version"]
     if version > schema_version:
@@ -332,7 +332,7 @@ class ArrowReader(ABC):
 
 
 def messages_sql(columns: Mapping[str, str], condition: Condition) -> str:
-    """Its parameters are those of the range and of the condition."""
+    """The query of a range of messages; its parameters are those of the range and of the condition."""
     wanted = ", ".join(f'{sql} AS "{name}"' for name, sql in columns.items())
     return f"SELECT {wanted} FROM messages WHERE seq > ? AND seq <= ? AND ({condition.sql}) ORDER BY messages.seq"
 

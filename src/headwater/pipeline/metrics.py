@@ -144,7 +144,7 @@ def _merge_timings(table: Table, log: str, now_ms: int) -> None:
 
 
 def greatest_counts(timings: pa.Table) -> pa.Table:
-    """Of each count the greatest reading; of equal ones the first, so that a count that stands still is no change."""
+    """The greatest reading of each count; of equal ones the first, so that an unchanged count is no change."""
     keys = ["subscription", "hour", "stage", "bucket"]
     others = [name for name in timings.column_names if name not in keys]
     greatest_first = timings.sort_by([("count", "descending"), ("observed_at", "ascending")])
@@ -157,7 +157,7 @@ def _sorted(rows: pa.Table, *columns: str) -> pa.Table:
 
 
 def _add_dead_letters(table: Table, log: str) -> None:
-    """By their ids, which are never used twice: a letter that is purged or redriven later stays here."""
+    """Add new dead letters by their ids, which are never used twice. One that is purged or redriven later stays."""
     schema = TABLE_SCHEMAS["dead_letters"]
     table = table.ensure(schema)
     while True:

@@ -55,7 +55,7 @@ class Progress(Protocol):
         """A new step begins; `total` is how much there is to do, if that is known."""
 
     def reached(self, done: int) -> None:
-        """So much of the step is done."""
+        """Called with how much of the step is done."""
 
 
 class NoProgress:

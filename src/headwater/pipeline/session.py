@@ -128,7 +128,7 @@ class Spark:
         return session
 
     def wait(self) -> None:
-        """Until it is up."""
+        """Wait until it is up."""
         _ = self.session if self.is_connect else self.context
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ def with_attempts(master: str | None) -> str:
 
 
 def cores() -> int:
-    """Those that this process may use, which in a container can be fewer than the machine has."""
+    """The cores that this process may use: in a container they can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -306,7 +306,7 @@ def stage(folder: str, drafts: Iterator[Draft]) -> StagedPartition:
     first = next(drafts, None)
     if first is None:
         return StagedPartition(None, 0)
-    name, file = _create(folder)
+    name, file = _create_staged_file(folder)
     rows = 0
     try:
         with file:
@@ -324,7 +324,7 @@ def stage(folder: str, drafts: Iterator[Draft]) -> StagedPartition:
 
 
 def pieces(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
-    """As many as one append takes at a time."""
+    """The drafts in pieces, each as large as one append takes."""
     piece: list[Draft] = []
     piece_bytes = 0
     for draft in drafts:
@@ -374,7 +374,7 @@ def sweep(folder: str, now_ms: int) -> None:
                     os.unlink(entry.path)
 
 
-def _create(folder: str) -> tuple[str, IO[bytes]]:
+def _create_staged_file(folder: str) -> tuple[str, IO[bytes]]:
     name = f"staged-{secrets.token_hex(16)}"
     try:
         for _ in range(FOLDER_TRIES_MAX):
@@ -405,7 +405,7 @@ class SinkKey(NamedTuple):
 
 
 def sink_key(options: SinkOptions) -> SinkKey:
-    """On the driver: Spark keeps the id of a query in its checkpoint, a folder that the driver can read."""
+    """The key of a sink, for the driver: Spark keeps the id of a query in its checkpoint, which the driver can read."""
     query = None if options.checkpoint is None else _query_id(options.checkpoint)
     sink = options.sink_id or query
     if sink is None:

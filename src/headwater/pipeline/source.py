@@ -434,12 +434,12 @@ class MessagesStreamReader(DataSourceStreamReader, streaming.SupportsTriggerAvai
                 why,
                 where=f"stream {self._name}",
                 next="To go on without them, restart once with failOnDataLoss=false; to keep it from happening, give "
-                "the retention policy keep_unacked or more room",
+                "a retention policy with keep_unacked, or larger limits",
             )
         logger.warning("stream %s: %s", self._name, why)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In the tasks."""
+        """Read a partition; runs in the tasks."""
         if partition.value is None:
             return
         path, (after, upto) = self._options.path, partition.value

@@ -7,14 +7,15 @@ itself syncs nothing. An object store is durable when it answers.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import hashlib
 import os
 import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from headwater.errors import InvalidOptionError
+from headwater.errors import DiskFullError, InvalidOptionError, ReadOnlyError, StoreError
 
 COPY_BYTES = 8 * 1024 * 1024
 OPEN_FILES_MAX = 64
@@ -37,6 +38,13 @@ DAY_US = 86_400_000_000
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
 _GLOB = re.compile(r"[][{}*?\\]")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as delta-rs has it in its texts
+_FULL = (DiskFullError, "Free some disk space and run again: it continues where it stopped")
+_REFUSED = (ReadOnlyError, "Get write access to the folder and to all in it; reading needs none")
+_WRITE_ERRORS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _REFUSED),
+}
 _FEW_VALUES = {"topic", "type", "version", "from", "to", "reply_to", "content_type", "priority", "size"}
 _MEASURED = ("seq", "published_at")
 """Columns whose least and greatest values the table's log has, so that readers skip files."""
@@ -102,14 +110,23 @@ class Storage:
         return digest.hexdigest()
 
     def names(self, folder: str) -> list[str]:
-        """Of the files directly in a folder."""
-        found = self.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-        return sorted(each.base_name for each in found if each.type == pafs.FileType.File)
+        """The names of the files directly in a folder."""
+        return sorted(each.base_name for each in self.entries(folder) if each.type == pafs.FileType.File)
 
     def paths(self, folder: str) -> dict[str, int]:
         """All files below a folder, with their sizes."""
-        found = self.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
+        found = self.entries(folder, recursive=True)
         return {each.path: each.size for each in found if each.type == pafs.FileType.File}
+
+    def entries(self, folder: str, *, recursive: bool = False) -> Sequence[pafs.FileInfo]:
+        """What is in a folder; nothing if there is none."""
+        selector = pafs.FileSelector(folder, allow_not_found=True, recursive=recursive)
+        try:
+            found: Sequence[pafs.FileInfo] = self.filesystem.get_file_info(selector)
+        except FileNotFoundError:
+            # Arrow did not find it, and then looked whether it is there: another process made it in between.
+            found = self.filesystem.get_file_info(selector)
+        return found
 
     def delete(self, path: str) -> None:
         if self.size(path) is not None:
@@ -129,7 +146,8 @@ class Storage:
         try:
             yield path
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def put(self, written: Path, path: str) -> None:
         """Give a local file its name in the lake; `sync` makes the name durable."""
@@ -154,6 +172,27 @@ class Storage:
             sync(each)
         for folder in {folder for file in files for folder in file.parents if folder.is_relative_to(root)}:
             sync(folder)
+
+
+def write_error(exc: BaseException, where: str) -> StoreError | None:
+    """What a full disk or a lack of rights is called here; None for any other error."""
+    in_text = _OS_ERROR.search(str(exc))
+    code = exc.errno if isinstance(exc, OSError) and exc.errno else int(in_text[1]) if in_text else None
+    if code not in _WRITE_ERRORS:
+        return None
+    kind, advice = _WRITE_ERRORS[code]
+    return kind(f"the lake cannot be written ({os.strerror(code)})", where=where, next=advice)
+
+
+@contextmanager
+def write_errors_translated(where: str) -> Iterator[None]:
+    """Other errors pass as they are: Spark tries a task again that an object store has failed."""
+    try:
+        yield
+    except Exception as exc:
+        if (found := write_error(exc, where)) is None or isinstance(exc, StoreError):
+            raise
+        raise found from exc
 
 
 def sync(path: Path) -> None:
@@ -181,7 +220,7 @@ class DataFile(msgspec.Struct, frozen=True):
 
     @property
     def sha256(self) -> str | None:
-        """From its name; None for a file that another writer named."""
+        """The hash in the name of a file; None for a file that another writer named."""
         words = self.path.rpartition("/")[2].removesuffix(".parquet").split("-")
         return words[2] if len(words) == 4 and len(words[2]) == 64 else None
 
@@ -199,21 +238,27 @@ class TableWriter:
         if rows.num_rows == 0:
             return
         parts = _by_day(rows) if self._by_day else [(None, rows)]
-        for day, part in parts:
-            file = self._open.pop(day, None) or self._begin(day)
-            self._open[day] = file  # the one that waited longest comes first
-            file.write(part)
-            if file.bytes >= FILE_BYTES:
-                self._finished.append(self._open.pop(day).finish())
+        with write_errors_translated(self._storage.root):
+            for day, part in parts:
+                file = self._open.pop(day, None) or self._begin(day)
+                self._open[day] = file  # the one that waited longest comes first
+                file.write(part)
+                if file.bytes >= FILE_BYTES:
+                    self._finish(day)
 
     def _begin(self, day: str | None) -> _OpenFile:
         if len(self._open) >= OPEN_FILES_MAX:
-            self._finished.append(self._open.pop(next(iter(self._open))).finish())
+            self._finish(next(iter(self._open)))
         return _OpenFile(self._storage, self._table, day)
 
+    def _finish(self, day: str | None) -> None:
+        self._finished.append(self._open[day].finish())
+        del self._open[day]  # only now: `abandon` removes a file that could not be finished
+
     def finish(self) -> list[DataFile]:
-        while self._open:
-            self._finished.append(self._open.popitem()[1].finish())
+        with write_errors_translated(self._storage.root):
+            for day in list(self._open):
+                self._finish(day)
         return sorted(self._finished, key=lambda file: (file.seq_from, file.path))
 
     def abandon(self) -> None:
@@ -305,7 +350,8 @@ class _OpenFile:
 
     def abandon(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # it writes its footer, and the disk may be full
+                self._writer.close()
         self._held.__exit__(None, None, None)
 
 
@@ -314,7 +360,7 @@ def _value(scalar: pa.Scalar) -> int:
 
 
 def _plain(scalar: pa.Scalar) -> int | str:
-    """As the log of a Delta table spells it. The log's times are whole milliseconds, so nothing is cut off."""
+    """A value as the log of a Delta table spells it. The log's times are whole milliseconds, so nothing is cut off."""
     if not pa.types.is_timestamp(scalar.type):
         return int(scalar.as_py())
     return str(scalar.as_py().strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]) + "Z"

@@ -63,7 +63,7 @@ class Types:
 
     @cached_property
     def by_name(self) -> dict[str, dict[int | None, RegisteredSchema]]:
-        """Of each type the schema for any version first, then the oldest version."""
+        """The schemas by type: that for any version first, then the oldest version."""
         found: dict[str, dict[int | None, RegisteredSchema]] = {}
         for each in sorted(self.schemas, key=lambda each: (each.type, -1 if each.version is None else each.version)):
             found.setdefault(each.type, {})[each.version] = each

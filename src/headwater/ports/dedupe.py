@@ -58,7 +58,7 @@ class DedupeQueue(Protocol):
         claim is another's."""
 
     def finish(self, handler: str, id: str) -> None:
-        """It has been handled, even if another caller has begun it. The oldest beyond the limits are forgotten."""
+        """Record it as handled, even if another caller has begun it. The oldest beyond the limits are forgotten."""
 
     def release(self, handler: str, id: str) -> None:
         """Handling it failed: the next delivery is first again. Nothing, if it is done or its claim is another's."""
@@ -73,7 +73,7 @@ class DedupeQueue(Protocol):
         """The oldest first."""
 
     def stats(self, handler: str | None = None) -> DedupeStats:
-        """Of one handler, or of all."""
+        """The statistics of one handler, or of all."""
 
     def clear(self, handler: str | None = None) -> int:
         """Forget all of a handler, or of all; returns how many entries."""

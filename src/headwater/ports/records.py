@@ -251,8 +251,8 @@ class TopicCount(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """So many messages got to this stage in this hour within a time of this bucket (`delivery.histogram`), counted from
-    when they were published, or from when they were due if that was later. `hour_ms` is when the hour began."""
+    """How many messages got to this stage in this hour within a time of this bucket (`delivery.histogram`), counted
+    from when they were published, or from when they were due if that was later. `hour_ms` is when the hour began."""
 
     subscription: str
     hour_ms: int

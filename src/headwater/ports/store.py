@@ -65,7 +65,7 @@ class Interruption:
 
     @contextmanager
     def stops(self, stop: Callable[[], None]) -> Iterator[None]:
-        """For a store: inside, `stop` is called to end the statement that runs, and afterwards never."""
+        """Used by a store: inside the block, `stop` is called to end the running statement; afterwards never."""
         with self._lock:
             self.check()
             self._stop = stop
@@ -93,7 +93,7 @@ class Reader(Protocol):
         """Like `scan`, but only when each message was published; no payload is loaded to tell."""
 
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
-        """Those of the given seqs that exist."""
+        """The messages of these seqs, as far as they exist."""
 
     def heads(self, seqs: Iterable[int]) -> dict[int, Message]:
         """The same without data and free headers, which are not read."""
@@ -102,8 +102,8 @@ class Reader(Protocol):
         """What retention looks at: the first matching messages in (after, upto], without their payload."""
 
     def seq_before(self, at_ms: int) -> int:
-        """A position that divides the log at a time: messages at or below it were published before, those above it
-        not. Assumes a clock that runs forward."""
+        """The last position at and below which all messages were published before a time; the next one was not. Assumes
+        a clock that runs forward. Messages that were published with times of their own may be older behind it."""
 
     def count(self, selection: Selection, after: int, upto: int) -> int:
         """How many messages in (after, upto] match. Looks at all of them and at no others: the caller bounds it. No
@@ -148,7 +148,7 @@ class Reader(Protocol):
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]: ...
 
     def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
-        """Those that were handed out under a token."""
+        """The deliveries that were claimed under this token."""
 
     def delivery_counts(self, subscription: str) -> DeliveryCounts: ...
 
@@ -172,7 +172,7 @@ class Reader(Protocol):
         """How many messages the subscription has lost to gaps in all."""
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
-        """Of a numbered publisher, the receipts that tell of any of these numbers. Receipts of one publisher do not
+        """The receipts of a numbered publisher that cover any of these numbers. Receipts of one publisher do not
         overlap."""
 
     def pruned(self, low: int, high: int) -> list[Run]:
@@ -188,6 +188,9 @@ class Reader(Protocol):
     def retention(self) -> list[RetentionPolicy]: ...
 
     def lease(self, resource: str) -> Lease: ...
+
+    def leases(self, prefix: str) -> dict[str, Lease]:
+        """Those whose resource begins with this, by resource."""
 
 
 class Writer(Reader, Protocol):
@@ -209,7 +212,7 @@ class Writer(Reader, Protocol):
     def save_subscription(self, record: SubscriptionRecord) -> None: ...
 
     def delete_subscription(self, id: str) -> None:
-        """With its delivery rows, gaps and timings. Its dead letters stay."""
+        """Delete it with its delivery rows, gaps and timings. Its dead letters stay."""
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
         """Insert, or replace those of the same seq."""
@@ -250,7 +253,9 @@ class Writer(Reader, Protocol):
         """Drop remembered ids that lie outside the window; returns how many."""
 
     def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
-        """In the transaction that publishes the batch, so that a repeated one is known by its number."""
+        """Record a batch in the transaction that publishes it, so that a repeat is known by its number."""
+
+    def delete_sink(self, sink: str) -> None: ...
 
     def add_timings(self, timings: Sequence[Timing]) -> None:
         """Add their counts to those stored. Of a subscription that has been deleted nothing is kept."""
@@ -259,6 +264,8 @@ class Writer(Reader, Protocol):
         """Drop timings of hours that began before this; returns how many."""
 
     def save_lease(self, resource: str, lease: Lease) -> None: ...
+
+    def delete_lease(self, resource: str) -> None: ...
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """The user's own SQL inside this transaction. It may not touch the log's tables nor
@@ -320,7 +327,7 @@ class Store(Protocol):
         """None where the user has no connections of its own."""
 
     def announce(self) -> str | None:
-        """For a server: a name for its process, by which another one that opens the log later can tell that it is gone.
+        """Give a server's process a name, by which a server that opens the log later can tell that it is gone.
         None where that cannot be known, or where another server has announced itself and lives."""
 
     def is_gone(self, name: str) -> bool:

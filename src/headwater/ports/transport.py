@@ -27,8 +27,8 @@ class Transport(Protocol):
     def publish(self, message: Message) -> None: ...
 
     def publish_many(self, messages: Sequence[Message]) -> None:
-        """In their order. Raises TransportFailedError, with the target's own error as its cause; InvalidInputError if
-        one of them can never be sent, however often it is tried; ClosedError after `close`."""
+        """Send messages in their order. Raises TransportFailedError, with the target's own error as its cause;
+        InvalidInputError if one of them can never be sent, however often it is tried; ClosedError after `close`."""
 
     def close(self) -> None:
         """Sends what is buffered and closes connections. Raises UnsentError with what could not be sent. May be

@@ -61,6 +61,7 @@ class _Publish(Params):
     data: Raw
     id: str | None = None
     headers: dict[str, Any] | None = None
+    published_at: str | float | None = None
     number: int | None = None
     confirmed: int = 0
 
@@ -295,6 +296,36 @@ class Retain(Params):
 class Unretain(Params):
     topic: str
     dialect: str = "nats"
+
+
+class DeclareSchedule(Params):
+    """`schedule`: id, topic, every_ms or cron with tz, missed, missed_max. `publisher` names the client's process."""
+
+    schedule: dict[str, Any]
+    publisher: str
+
+
+class TakeSchedule(Params):
+    """`due_ms`: the occurrence that the client wants to publish, in milliseconds since 1970."""
+
+    schedule: dict[str, Any]
+    publisher: str
+    due_ms: Int64
+
+
+class PublishOccurrence(Params):
+    """Without data, the occurrence is only noted as done. `ends`: the lease is released."""
+
+    schedule: dict[str, Any]
+    publisher: str
+    fence: Int64
+    at_ms: Int64
+    data: Any = None
+    ends: bool = True
+
+
+class ScheduleId(Params):
+    schedule_id: str
 
 
 class DeadLetterFilter(Params):

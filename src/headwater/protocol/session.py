@@ -24,7 +24,6 @@ from headwater.protocol.jsonrpc import (
     TOO_LARGE,
     Answer,
     Call,
-    ErrorObject,
     Fault,
     Frame,
     NoExchange,
@@ -65,7 +64,7 @@ class Exchange(NoExchange):
             self._finish()
 
     def kept_bytes(self, call: Call) -> int:
-        """Of its answer, which waits for those of the other calls."""
+        """The bytes of its answer, which waits for those of the other calls."""
         return len(self._answers.get(call, b""))
 
     def answer(self, call: Call, result: Any) -> None:
@@ -199,8 +198,6 @@ class Session:
         self.batch_max = batch_max
         self.strays = 0
         """Answers to no call, or to one that was answered already."""
-        self.complaint: ErrorObject | None = None
-        """The last error with id null: the other end could not read a frame of ours."""
         self.on_outgoing: Callable[[], None] | None = None
         """Called when the first text is queued."""
         self._next_id = first_id
@@ -229,7 +226,7 @@ class Session:
                 self._unanswered.remove(answer.id)
                 found.append(answer)
             else:
-                self._note_stray(answer)
+                self.strays += 1
         return found
 
     def _utf8(self, text: str | bytes) -> bytes:
@@ -243,11 +240,6 @@ class Session:
             if len(data) <= self.frame_bytes_max:
                 return data
         raise frame_too_long(self.frame_bytes_max)
-
-    def _note_stray(self, answer: Answer) -> None:
-        self.strays += 1
-        if answer.id is None and answer.error is not UNSET:
-            self.complaint = answer.error
 
     def queue_answers(self, texts: list[bytes]) -> None:
         """For exchanges: whole texts, sent as they are."""
@@ -278,7 +270,7 @@ class Session:
         return number
 
     def forget(self, id: int) -> None:
-        """Its answer is not awaited any more and counts as a stray."""
+        """Stop waiting for a call: its answer counts as a stray."""
         self._unanswered.discard(id)
 
     def notify(self, method: str, params: Any = None, *, alone: bool = False) -> None:

@@ -81,7 +81,7 @@ class WebSocket:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of a message that is not complete yet."""
+        """The bytes received of a message that is not complete yet."""
         return len(self._protocol.reader.buffer) + len(self._fragments)
 
     def receive_eof(self) -> None:
@@ -126,11 +126,6 @@ class WebSocket:
         """The code that the other end closed with; 1006 without a close frame."""
         received = self._protocol.close_rcvd
         return VANISHED if received is None else received.code
-
-    @property
-    def close_reason(self) -> str:
-        received = self._protocol.close_rcvd
-        return "" if received is None else received.reason
 
 
 class _ServerProtocol(ServerProtocol):

@@ -158,7 +158,7 @@ class ReplicaConnection:
         await self._send(data)
 
     async def send_text(self, text: str) -> None:
-        """It may queue behind pages, but not without limit."""
+        """Send a text. It may queue behind pages, but not without limit."""
         try:
             async with asyncio.timeout(SILENCE_S_MAX):
                 await self._send(text)
@@ -294,7 +294,7 @@ class SubscriptionConnection:
                 logger.debug("the connection to %s broke while sending", self._remote.key)
 
     async def run(self) -> None:
-        """Until cancelled, or until the server refuses for good."""
+        """Run until cancelled, or until the server refuses for good."""
         failures = 0
         while True:
             try:
@@ -350,7 +350,7 @@ def _ms(text: str) -> int:
 
 
 def http_url(remote: Remote, collection: str = "") -> str:
-    """Of a replica, to post error reports to; of its `versions/` to list them."""
+    """The url of a replica, for error reports, or of its `versions/`, to list them."""
     scheme, host, *_ = urlsplit(remote.url_base)
     path = f"{PREFIX}{collection}{remote.name.path}"
     return urlunsplit(("https" if scheme == "wss" else "http", host, path, "", ""))

@@ -116,7 +116,7 @@ class Follower:
 
     @property
     def outcome(self) -> Outcome | None:
-        """Of the newest push or pull."""
+        """The outcome of the newest push or pull."""
         return self._outcome
 
     @property

@@ -104,7 +104,7 @@ def require_file(path: str) -> None:
 
 
 def require_place_for(path: str) -> None:
-    """For a file that is written and may be new."""
+    """Check the path of a file that is written and may be new."""
     if os.path.isdir(path):
         raise InvalidOptionError("this is a directory", where=path, next="Name a file in it")
     directory = os.path.dirname(os.path.realpath(path))
@@ -114,7 +114,7 @@ def require_place_for(path: str) -> None:
 
 
 def no_space(path: str) -> DiskFullError:
-    return DiskFullError("there is no room for it", where=path, next="Free some disk space and try again")
+    return DiskFullError("the disk is full", where=path, next="Free some disk space and try again")
 
 
 def remove_database(path: str) -> None:
@@ -226,7 +226,7 @@ def url_of(path: str, parameters: str) -> str:
 
 
 def quoted(path: str) -> str:
-    """As an argument of a shell command."""
+    """The path as an argument of a dot-command of SQLite's shell."""
     escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
 
@@ -257,13 +257,13 @@ def _is_disk_full(path: str) -> bool:
 # --- shape and first page -------------------------------------------------------------------------------------------
 
 
-class Shape(NamedTuple):
+class DatabaseShape(NamedTuple):
     page_size: int
     pages: int
     is_wal: bool
 
 
-def shape_of(path: str, stop: threading.Event | None = None) -> Shape | None:
+def shape_of(path: str, stop: threading.Event | None = None) -> DatabaseShape | None:
     """None if the file is missing or empty. Blocks."""
     if not os.path.exists(path):
         return None
@@ -272,12 +272,12 @@ def shape_of(path: str, stop: threading.Event | None = None) -> Shape | None:
         return shape if shape.pages else None
 
 
-def read_shape(shell: Shell) -> Shape:
+def read_shape(shell: Shell) -> DatabaseShape:
     mode, page_size, pages = shell.ask(_SHAPE)
-    return Shape(int(page_size), int(pages), mode == "wal")
+    return DatabaseShape(int(page_size), int(pages), mode == "wal")
 
 
-async def require_shape(path: str) -> Shape:
+async def require_shape(path: str) -> DatabaseShape:
     """Raises NotADatabaseError if the file is missing or empty. Ends soon when cancelled."""
     stop = threading.Event()
     shape = await stoppable(asyncio.to_thread(shape_of, path, stop), stop)
@@ -371,7 +371,7 @@ def replace_content(source: str, target: Shell, before: Callable[[], None] = lam
 
 
 def _lock(shell: Shell, mode: str) -> None:
-    """Until `_unlock` or the close."""
+    """Hold the lock until `_unlock` or the close."""
     shell.ask("PRAGMA locking_mode = EXCLUSIVE;")
     if mode == "wal":
         shell.ask("PRAGMA busy_timeout = 0;")  # a program that has it open keeps it open

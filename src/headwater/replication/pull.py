@@ -299,7 +299,7 @@ class _Pull:
             self._sent += len(data)
 
     async def _read_pages(self, replica: RsyncProcess) -> None:
-        """Until the server closes the session, which it does in order only if its process succeeded."""
+        """Read until the server closes the session, which it does in order only if its process succeeded."""
         while True:
             frame = await self._connection.next()
             if isinstance(frame, bytes):

@@ -323,7 +323,7 @@ class _Push:
             self._report("moving")
 
     async def _receive(self, origin: RsyncProcess) -> None:
-        """Until cancelled; ends only by an error."""
+        """Receive until cancelled; ends only by an error."""
         while True:
             frame = await self._connection.next()
             if isinstance(frame, bytes):
@@ -366,8 +366,8 @@ def _refuse_last_messages(frame: bytes, where: str) -> None:
 
 def _at_the_server(why: str, where: str) -> HeadwaterError:
     if "disk is full" in why:
-        return DiskFullError(f"the server's end said: {why}", where=where, next="Free some disk space on the server")
-    return ReplicationFailedError(f"the server's end said: {why}", where=where)
+        return DiskFullError(f"the server reported: {why}", where=where, next="Free some disk space on the server")
+    return ReplicationFailedError(f"the server reported: {why}", where=where)
 
 
 # --- conflicts: the advice depends on the history of the database ---------------------------------------------------

@@ -244,7 +244,7 @@ def error_at_the_end(output: bytes, kind: int) -> str:
 
 
 async def start_pair(origin_path: str, replica_path: str) -> tuple[RsyncProcess, RsyncProcess]:
-    """For two databases of this machine; starts both processes or none."""
+    """Start the processes for two databases of this machine: both or none."""
     origin = await RsyncProcess.origin(origin_path)
     try:
         return origin, await RsyncProcess.replica(replica_path)

@@ -155,7 +155,7 @@ class PushSchedule:
 
     @property
     def failures(self) -> int:
-        """In a row."""
+        """How many pushes have failed in a row."""
         return self._failures
 
     def wake_ms(self) -> int | None:

@@ -97,7 +97,7 @@ def _snapshot(path: str, into: str, stop: threading.Event) -> Snapshot:
 
 
 def _page_size_of(path: str) -> int:
-    """As the header of a database file has it."""
+    """The page size in the header of a database file."""
     with open(path, "rb") as file:
         file.seek(16)
         found = int.from_bytes(file.read(2), "big")
@@ -108,14 +108,14 @@ def _without_copy(live: Snapshot, is_wal: bool) -> Snapshot:
     if is_wal:
         return live
     raise DiskFullError(
-        f"there is no room for a copy of {live.size} bytes beside it",
+        f"there is no disk space for a copy of {live.size} bytes beside it",
         where=live.path,
         next="Free some disk space, or set `PRAGMA journal_mode=WAL`, which needs no copy",
     )
 
 
 def _backup(source: Shell, into: str) -> None:
-    """In one read transaction."""
+    """Copy in one read transaction."""
     source.begin()
     (cookie,) = source.ask("PRAGMA schema_version;")
     _run_backup(source, into)
@@ -124,8 +124,8 @@ def _backup(source: Shell, into: str) -> None:
 
 
 def _backup_unlocked(path: str, into: str, size: int, stop: threading.Event) -> bool:
-    """In many short read transactions, for a rollback journal, where a long one would block writers. SQLite begins anew
-    after each write, so it may not end in time: then the caller makes it in one transaction."""
+    """Copy in many short read transactions, for a rollback journal, where a long one would block writers. SQLite begins
+    anew after each write, so it may not end in time: then the caller copies in one transaction."""
     with Shell(path, stop) as source:
         before = source.ask("PRAGMA data_version; PRAGMA schema_version;")
         try:
@@ -146,7 +146,7 @@ def _run_backup(source: Shell, into: str, timeout_s: float | None = None) -> Non
 
 
 def _write_header(path: str, offset: int, number: int) -> None:
-    """Of a copy. The backup gives it a schema cookie of its own, by which its first page would differ."""
+    """Write a number into the header of a copy, like the schema cookie, which a backup changes."""
     file = os.open(path, os.O_RDWR)
     try:
         os.pwrite(file, number.to_bytes(4, "big"), offset)

@@ -94,7 +94,7 @@ class _Subscription:
         self.stop()
 
     def _report_failure(self, error: Exception, text: str, *values: object) -> None:
-        """To the caller's callback, otherwise as a warning."""
+        """Report to the caller's callback, otherwise as a warning."""
         logger.log(logging.WARNING if self._on_failure is None else logging.INFO, text, *values)
         try:
             if self._on_failure is not None:
@@ -413,7 +413,7 @@ class PullSubscription(_Subscription):
         self._is_first_version = True
 
     def on_disconnected(self) -> None:
-        """It reconnects by itself."""
+        """Called when the connection breaks; it reconnects by itself."""
 
     def _on_connection_down(self, error: Exception) -> None:
         self._report_failure(error, NOT_CONNECTED, self._remote.key, error)

@@ -244,7 +244,7 @@ def sync(
 
 
 def run_blocking(work: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-    """On a thread of its own if an event loop runs in this one."""
+    """Run to the end, on a thread of its own if an event loop runs in this one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -328,7 +328,7 @@ def _replace(source: str, target: str) -> None:
 
 
 def _have_same_first_page(source: str, target: str, stop: threading.Event) -> bool:
-    """But for the counters of commits. Blocks."""
+    """Whether the first pages are equal but for the counters of commits. Blocks."""
     return first_page_hash(source, stop) == first_page_hash(target, stop)
 
 

@@ -165,7 +165,7 @@ class SyncState:
             self._lock = -1
 
     def _remove_temporary(self) -> None:
-        """Also those of a sync that was killed; only while the lock is held."""
+        """Remove temporary files, also those of a sync that was killed; only while the lock is held."""
         if self._lock >= 0:
             remove_database(self.snapshot_path)
             remove_database(self.pulled_path)

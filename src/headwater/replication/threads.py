@@ -55,19 +55,14 @@ async def stoppable(work: Coroutine[Any, Any, T], stop: threading.Event) -> T:
 async def thread_to_its_end(work: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
     """For work that writes: when this is cancelled, however often, it still waits, because the caller then removes the
     files that the thread works with, and reports the outcome."""
-    loop = asyncio.get_running_loop()
-    working = loop.run_in_executor(
-        None, functools.partial(work, *values, **named)
-    )  # not a task, which others could cancel
-    cancelled: asyncio.CancelledError | None = None
-    while not working.done():
-        try:
-            await asyncio.wait({working})
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if cancelled is not None:
+    # Not a task, which others could cancel.
+    working = asyncio.get_running_loop().run_in_executor(None, functools.partial(work, *values, **named))
+    try:
+        await asyncio.wait({working})
+    except asyncio.CancelledError:
+        await wait_out(working)
         working.exception()  # retrieved, so that asyncio does not log it
-        raise cancelled
+        raise
     return working.result()
 
 

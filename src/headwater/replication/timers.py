@@ -20,7 +20,7 @@ MAX_INTERVAL_MS_DEFAULT = DAY_MS
 
 
 def seconds_text(span_ms: int) -> str:
-    """As on the wire: seconds, with at most three decimals."""
+    """The span as on the wire: seconds, with at most three decimals."""
     return f"{span_ms / 1000:.3f}".rstrip("0").rstrip(".")
 
 
@@ -54,7 +54,7 @@ class Timers:
 
     @classmethod
     def of(cls, wait_idle: str, min_interval: str | None = None, max_interval: str | None = None) -> Timers:
-        """From the texts of the flags; an error names the flag."""
+        """Timers from the texts of the flags; an error names the flag."""
         return cls(
             _flag_ms("waitIdle", wait_idle),
             None if min_interval is None else _flag_ms("minInterval", min_interval),

@@ -386,7 +386,7 @@ class DatabaseView:
         return int(self._connection.execute("PRAGMA data_version").get)
 
     def _frames(self) -> int:
-        """In the -wal file; -1 without one."""
+        """The number of frames in the -wal file; -1 without one."""
         return self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
 
 

@@ -98,7 +98,7 @@ class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return not any(getattr(self, name) for name in RIGHTS)
 
     def has(self, right: Right) -> bool:
-        """For at least one topic, name or method."""
+        """Whether it grants this right for at least one topic, name or method."""
         return bool(getattr(self, right))
 
     def may_publish(self, topic: str) -> bool:
@@ -109,7 +109,7 @@ class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return self._matches("call", method)
 
     def may_look_at(self, topic: str) -> bool:
-        """By the right to read it, or to manage it."""
+        """Whether it grants the right to read or to manage it."""
         return self._matches("read", topic) or self.manages(topic)
 
     def may_read(self, pattern: Pattern) -> bool:
@@ -215,8 +215,8 @@ class Grant(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> str:
-        """Of its subscriptions and publishers. Tokens with the same label have the same owner, so that a new token
-        continues where the one it replaces ended."""
+        """The owner of its subscriptions and publishers. Tokens with the same label have the same owner, so that a
+        new token continues where the one it replaces ended."""
         return f"label:{self.label}" if self.label else f"token:{self.token_id}"
 
 

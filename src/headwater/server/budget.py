@@ -143,13 +143,13 @@ class Account:
 
     @property
     def may_grow(self) -> bool:
-        """By a little. False: it has to wait for `on_room`."""
+        """Whether it may grow by a little. If not, it has to wait for `on_room`."""
         budget = self._budget
         return budget.total_bytes <= budget.bytes_max or self.bytes <= budget.share_bytes or budget.has_turn(self)
 
     @property
     def may_take(self) -> bool:
-        """By as much as its connection may hold. False: it has to wait for `on_room`."""
+        """Whether it may grow by as much as its connection may hold. If not, it has to wait for `on_room`."""
         return not self._budget.is_exceeded or self._budget.has_turn(self)
 
     def fits(self, bytes: int) -> bool:

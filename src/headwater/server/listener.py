@@ -64,7 +64,7 @@ class Client(Protocol):
 
     @property
     def owner(self) -> str:
-        """Of the connection; "" stands for its address."""
+        """The owner of the connection; "" stands for its address."""
 
     def receive_text(self, text: bytes) -> None: ...
 

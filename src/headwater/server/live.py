@@ -120,7 +120,7 @@ class LiveHub:
 
 
 def _send_all(connection: Connection, each: list[LiveMessage]) -> int:
-    """As many as the connection has room for, a slice at a time."""
+    """Send a slice at a time, as long as the connection may take more."""
     at = sent = 0
     while at < len(each):
         end, size = at, 0

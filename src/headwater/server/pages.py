@@ -72,7 +72,7 @@ class Metrics:
         self._published = counter("published_messages", "Messages stored.")
         self._duplicates = counter("duplicate_messages", "Messages sent again and recognised.")
         self._publish_duration = histogram("publish_duration", "From frame to commit.", _SECONDS)
-        self._delivered = counter("delivered_messages", "Messages handed to durable subscriptions.")
+        self._delivered = counter("delivered_messages", "Messages delivered to durable subscriptions.")
         self._redelivered = counter("redelivered_messages", "Of these, not for the first time.")
         self._delivery_delay = histogram("delivery_delay", "From publish to first delivery.", _WAITS)
         self._settled = counter("settled_messages", "Messages settled by clients.", "how")

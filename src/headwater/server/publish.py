@@ -36,6 +36,7 @@ from headwater.protocol.methods import (
     PublishedBatch,
 )
 from headwater.protocol.session import Exchange
+from headwater.topics import parse_pattern
 
 if TYPE_CHECKING:
     from headwater.server.connection import Connection
@@ -196,6 +197,8 @@ def draft_of(connection: Connection, params: PlainMessage | PlainPublish | Publi
         )
     text = str(raw, "utf-8")
     if isinstance(params, Publish):
+        if params.published_at is not None:  # it decides when retention deletes the message, and where seeks find it
+            connection.require_manage(parse_pattern(topic))
         given = {name: value for name in _OPTIONS if (value := getattr(params, name)) != getattr(_DEFAULTS, name)}
         draft = make_draft(topic, None, _options(given), connection.core.engine.clock.now_ms())
         return replace(draft, data_json=text, size=len(raw))
@@ -209,7 +212,7 @@ def _options(given: dict[str, Any]) -> PublishOptions:
         free = {name: value for name, value in headers.items() if name not in NAMED_HEADERS}
         named = {field.option: headers[field.name] for field in HEADER_FIELDS if field.name in headers}
         given = {**named, **given, "headers": free}
-    for name in ("deliver_at", "expires_at"):
+    for name in ("deliver_at", "expires_at", "published_at"):
         if isinstance(given.get(name), str):
             try:
                 given[name] = ms_of_iso(given[name]) / 1000

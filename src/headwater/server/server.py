@@ -370,7 +370,7 @@ class Server:
         await self._close_core(context, max(left_s, CLOSING_S))
 
     async def _close_core(self, context: ServerContext, seconds: float) -> None:
-        """On a daemon thread, because the store may never return."""
+        """Close on a daemon thread, because the store may never return."""
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
 
         def close() -> None:

@@ -34,7 +34,7 @@ class LiveMessage(NamedTuple):
 
 
 class SpecificationShapes:
-    """Those of the specification. Notifications have more fields than it requires, for Headwater's own client."""
+    """The shapes of the specification. Notifications have more fields than it requires, for Headwater's own client."""
 
     reads_batches = True  # after rpc.hello
 
@@ -78,7 +78,7 @@ class SpecificationShapes:
 
 
 class ImplementationShapes(SpecificationShapes):
-    """Those of JROW's own clients. They find the handler of a notification by its `method`, which is the topic or
+    """The shapes of JROW's own clients. They find the handler of a notification by its `method`, which is the topic or
     pattern as subscribed; the Rust client ignores notifications in arrays."""
 
     reads_batches = False

@@ -21,7 +21,7 @@ from headwater.settings.model import (
     ConfigurationFile,
     Profile,
     Settings,
-    Table,
+    SettingsTable,
     Tables,
     TransportSettings,
     Value,
@@ -280,7 +280,7 @@ def _typed(section: str, key: str, value: object) -> object:
 
 
 def _unknown_variable(name: str) -> Problem:
-    """Its value is not shown: it may be a secret under a misspelt name."""
+    """The error of an unknown variable. Its value is not shown: it may be a secret under a misspelt name."""
     if name.startswith(variable_of("topics")):
         return Problem(name, "topics are set in the file alone", "Write a [[topics]] table")
     if name.startswith(variable_of("messages")):
@@ -375,7 +375,7 @@ def _error_of(problems: Sequence[Problem]) -> InvalidConfigurationError:
     return InvalidConfigurationError(f"{len(lines)} things are wrong\n" + "\n".join(f"- {line}" for line in lines))
 
 
-def _problems_of(error: ValidationError, model: type[Table], where: Callable[[str], str]) -> list[Problem]:
+def _problems_of(error: ValidationError, model: type[SettingsTable], where: Callable[[str], str]) -> list[Problem]:
     """Pydantic's errors in our words; `where` names the place of a key path."""
     return [
         Problem(where(_path_of(details["loc"])), *_why_and_next(details, model))
@@ -383,7 +383,7 @@ def _problems_of(error: ValidationError, model: type[Table], where: Callable[[st
     ]
 
 
-def _why_and_next(details: ErrorDetails, model: type[Table]) -> tuple[str, str]:
+def _why_and_next(details: ErrorDetails, model: type[SettingsTable]) -> tuple[str, str]:
     location, context, given = details["loc"], details.get("ctx", {}), _quoted(details["input"])
     cause = context.get("error")
     if isinstance(cause, HeadwaterError):
@@ -415,7 +415,7 @@ def _why_and_next(details: ErrorDetails, model: type[Table]) -> tuple[str, str]:
     return why, _advice_from_default(location, model)
 
 
-def _advice_for_unknown(location: Location, model: type[Table]) -> str:
+def _advice_for_unknown(location: Location, model: type[SettingsTable]) -> str:
     """The key that was probably meant, or the known ones."""
     *parents, name = location
     known = list(_model_at(model, parents).model_fields)
@@ -428,7 +428,7 @@ def _advice_for_unknown(location: Location, model: type[Table]) -> str:
     return f"Known keys: {', '.join(known)}"
 
 
-def _advice_from_default(location: Location, model: type[Table]) -> str:
+def _advice_from_default(location: Location, model: type[SettingsTable]) -> str:
     """Right for every source, unlike a line of TOML, and an example of what is wanted."""
     if location[-1] == "topics":
         return _TOPICS_ADVICE
@@ -443,7 +443,7 @@ def _advice_from_default(location: Location, model: type[Table]) -> str:
     return f"The default is {as_toml(display_value(field.default))}"
 
 
-def _model_at(model: type[Table], parents: Iterable[str | int]) -> type[Table]:
+def _model_at(model: type[SettingsTable], parents: Iterable[str | int]) -> type[SettingsTable]:
     parts = iter(parents)
     for part in parts:
         if isinstance(part, str):

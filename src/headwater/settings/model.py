@@ -130,13 +130,13 @@ PROFILES: tuple[Profile, ...] = get_args(Profile)
 Displayed: TypeAlias = str | int | bool | list[str] | None
 
 
-class Table(BaseModel):
+class SettingsTable(BaseModel):
     """Strict: TOML has types, and text from elsewhere is converted before it is validated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class ServerSettings(Table):
+class ServerSettings(SettingsTable):
     log: Text = Field(default="events.db", repr=False)  # there may be a password in it
     host: Host = "127.0.0.1"
     port: Port = 8765
@@ -155,7 +155,7 @@ class ServerSettings(Table):
     audit: OptionalText = None
 
 
-class Limits(Table):
+class Limits(SettingsTable):
     frame_bytes: BufferBytes = 4 * 1024**2
     batch_calls: Count = 1_000
     connections: Count = 10_000
@@ -182,7 +182,7 @@ class Limits(Table):
     connections_per_token: Count = 1_000
 
 
-class LogSettings(Table):
+class LogSettings(SettingsTable):
     durability: Literal["full", "relaxed"] = "full"
     dedupe: Duration = 24 * 3600.0
     dedupe_count: StoredCount = 1_000_000
@@ -190,7 +190,7 @@ class LogSettings(Table):
     subscription_timeout: OptionalTimeout = None
 
 
-class ReplicaSettings(Table):
+class ReplicaSettings(SettingsTable):
     """SQLite databases that clients push to this server."""
 
     directory: OptionalText = None
@@ -202,14 +202,14 @@ class ReplicaSettings(Table):
     idle_timeout: Timeout = 60.0
 
 
-class CliSettings(Table):
+class CliSettings(SettingsTable):
     """What commands use where their LOG or --lake is left out."""
 
     log: OptionalText = Field(default=None, repr=False)  # there may be a password in it
     lake: OptionalText = None
 
 
-class TopicSettings(Table):
+class TopicSettings(SettingsTable):
     """How much history of the topics under a pattern stays; None is unlimited, 0 keeps nothing."""
 
     pattern: Text
@@ -244,7 +244,7 @@ Topics = Annotated[
 ]
 
 
-class TransportSettings(Table):
+class TransportSettings(SettingsTable):
     """`url` says where and how; it is missing only where a profile changes something else of a transport. A batch_size
     of 1 sends each message at once, breaker_failures of 0 never stops asking."""
 
@@ -262,7 +262,7 @@ def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-class MessageSettings(Table):
+class MessageSettings(SettingsTable):
     """What holds for messages of a type, before what their class says."""
 
     transports: Annotated[
@@ -286,7 +286,7 @@ Transports = Annotated[
 Messages = Annotated[dict[str, MessageSettings], Field(max_length=MESSAGE_TYPES_MAX)]
 
 
-class Tables(Table):
+class Tables(SettingsTable):
     """What every source may say, whole or in part. Each key has a default, so that a part can be checked alone."""
 
     server: ServerSettings = ServerSettings()
@@ -299,18 +299,18 @@ class Tables(Table):
     messages: Messages = Field(default_factory=dict)
 
 
-SECTIONS: Mapping[str, type[Table]] = {
+SECTIONS: Mapping[str, type[SettingsTable]] = {
     "server": ServerSettings,
     "limits": Limits,
     "log": LogSettings,
     "replicas": ReplicaSettings,
     "cli": CliSettings,
 }
-NAMED_TABLES: Mapping[str, type[Table]] = {"transports": TransportSettings, "messages": MessageSettings}
+NAMED_TABLES: Mapping[str, type[SettingsTable]] = {"transports": TransportSettings, "messages": MessageSettings}
 """Sections with a table for each name, like [transports.archive], which is in the path: `transports.archive.url`."""
 
 
-class Profiles(Table):
+class Profiles(SettingsTable):
     development: Tables = Tables()
     test: Tables = Tables()
     production: Tables = Tables()
@@ -346,7 +346,7 @@ class Settings(Tables):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value], file: str | None) -> Settings:
-        """From the winning value of each path: `profile`, `server.port`, …, `topics`."""
+        """Settings from the winning value of each path: `profile`, `server.port`, …, `topics`."""
         tables: dict[str, object] = {key: values[key].value for key in ("profile", "topics") if key in values}
         for section, table in SECTIONS.items():
             given = {key: values.get(f"{section}.{key}") for key in table.model_fields}
@@ -382,12 +382,12 @@ class Settings(Tables):
             for name, table in getattr(self, section).items():
                 yield from self._explained_table(f"{section}.{name}", table)
 
-    def _explained_table(self, path: str, table: Table) -> Iterator[Explained]:
+    def _explained_table(self, path: str, table: SettingsTable) -> Iterator[Explained]:
         for key in type(table).model_fields:
             yield Explained(f"{path}.{key}", display_value(getattr(table, key)), self.source_of(f"{path}.{key}"))
 
 
-def _named_tables(section: str, model: type[Table], values: Mapping[str, Value]) -> dict[str, Table]:
+def _named_tables(section: str, model: type[SettingsTable], values: Mapping[str, Value]) -> dict[str, SettingsTable]:
     """Names may hold dots, keys do not. A path without a key is that of an empty table."""
     tables: dict[str, dict[str, object]] = {}
     for path, each in values.items():
@@ -415,7 +415,7 @@ def values_in(tables: Tables, source: str) -> dict[str, Value]:
 
 
 def display_value(value: object) -> Displayed:
-    """As the file would write it, without passwords."""
+    """The value as the file would write it, without passwords."""
     if isinstance(value, float):  # only durations are
         return format_duration(round(value * 1000))
     if isinstance(value, tuple):

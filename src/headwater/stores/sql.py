@@ -15,6 +15,7 @@ import msgspec
 
 from headwater.delivery.filters import Where
 from headwater.delivery.lease import Lease
+from headwater.delivery.retention import Run
 from headwater.delivery.window import WindowState
 from headwater.errors import InvalidDataError
 from headwater.message import EXTRA_FIELDS, Draft, Message, MessageDocument, from_document, scoped_id
@@ -285,9 +286,50 @@ def assign_seqs(
     return AssignedSeqs(seqs, fresh, fresh_seqs, frozenset(duplicates), new)
 
 
-def seq_before(first: int, high: int, at_ms: int, at_or_after: Callable[[int], tuple[int, int] | None]) -> int:
-    """Search [first, high] for the position that divides the log at a time; `at_or_after` tells the first message at or
-    after a seq, and when it was published."""
+UNORDERED_FACTS = ("unordered_from", "unordered_to")
+
+
+def unordered_by(
+    drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, last: tuple[int, int], known: Run | None
+) -> Run | None:
+    """The seqs between which the times of the log do not ascend, once these drafts are stored: from the first that is
+    older than one before it to the last that was published with such a time. `last` is the last message so far, with
+    its time. Behind the run all times are those of the log's clock, so `last` is the newest unless it ends the run."""
+    first, end = known or (0, 0)
+    newest_ms = last[1]
+    is_inside = known is not None and end >= last[0]
+    for draft, seq in zip(drafts, seqs, strict=True):
+        if draft.published_ms is None:
+            newest_ms, is_inside = max(newest_ms, now_ms), False
+        elif is_inside or draft.published_ms < newest_ms:
+            first, end, is_inside = first or seq, seq, True
+        else:
+            newest_ms = draft.published_ms
+    return (first, end) if first else None
+
+
+def seq_before(
+    first: int,
+    high: int,
+    at_ms: int,
+    at_or_after: Callable[[int], tuple[int, int] | None],
+    unordered: Run | None = None,
+    first_since: Callable[[int, int], tuple[int] | None] = lambda low, high: None,
+) -> int:
+    """The last position in [first, high] up to which all messages were published before a time. `at_or_after` tells the
+    first message at or after a seq, and when it was published: a binary search, where times ascend. Between the seqs
+    `unordered` they do not, and `first_since` looks at each for the first that is not older."""
+    if unordered is None or high < unordered[0] or unordered[1] < first:
+        return _search(first, high, at_ms, at_or_after)
+    start, end = max(first, unordered[0]), min(high, unordered[1])
+    before = _search(first, start - 1, at_ms, at_or_after)
+    if before < start - 1:
+        return before
+    found = first_since(start, end)
+    return found[0] - 1 if found is not None else max(end, _search(end + 1, high, at_ms, at_or_after))
+
+
+def _search(first: int, high: int, at_ms: int, at_or_after: Callable[[int], tuple[int, int] | None]) -> int:
     low = first
     while low <= high:  # the first message at or after the time lies in [low, high + 1]
         middle = (low + high) // 2

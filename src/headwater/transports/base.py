@@ -72,7 +72,7 @@ class BaseTransport(ABC):
         self.publish_many([message])
 
     def publish_many(self, messages: Iterable[Message | HasMessage]) -> None:
-        """In their order. A received message is sent as the log holds it; sending does not ack it."""
+        """Send messages in their order. A received message is sent as the log holds it; sending does not ack it."""
         self._publish([self._message_of(each) for each in messages])
 
     @abstractmethod
@@ -132,7 +132,7 @@ def make_message(topic: str, data: Any, now_ms: int, **options: Unpack[PublishOp
         seq=0,
         topic=draft.topic,
         raw=msgspec.Raw(draft.data_json.encode()),
-        published_ms=now_ms,
+        published_ms=now_ms if draft.published_ms is None else draft.published_ms,
         size=draft.size,
         identity=draft.id or derived_id(now_ms, secrets.randbits(SALT_BITS), secrets.randbits(_RANDOM_TAIL_BITS)),
         raw_headers=NO_HEADERS if headers is None else msgspec.Raw(headers.encode()),

@@ -49,7 +49,7 @@ class BreakerTransport(WrappingTransport):
 
     @property
     def state(self) -> BreakerState:
-        """As it was left; an open one whose time is over turns half-open with the next publish."""
+        """The state as it was left; an open breaker whose time is over turns half-open with the next publish."""
         return self._breaker.state
 
     def _publish(self, messages: Sequence[Message]) -> None:

@@ -264,7 +264,7 @@ class FileTransport(BaseTransport):
         return side
 
     def _note_begun(self, now_ms: int) -> None:
-        """In the side file, because file systems do not keep it and a restart must not make the file young again."""
+        """Record the time in the side file: file systems do not keep it, and a restart must not reset the age."""
         if self._max_age_ms is not None:
             os.pwrite(self._side, f"{now_ms:015d}\n".encode(), 0)
 

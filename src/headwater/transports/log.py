@@ -73,8 +73,8 @@ class LogTransport(BaseTransport):
         return () if self._log is None else (self._log,)
 
     def _publish(self, messages: Sequence[Message]) -> None:
-        """In one transaction of the other log; in several above BATCH_BYTES_MAX. What the other log cannot hold is
-        refused with its own InvalidInputError: to give it again will not help."""
+        """Publish in one transaction of the other log; in several above BATCH_BYTES_MAX. What the other log cannot hold
+        is refused with its own InvalidInputError: sending it again will not help."""
         self._check_open()
         for part in _parts(messages):
             try:

@@ -80,7 +80,7 @@ class MultiTransport(BaseTransport):
     def subscribe(
         self, pattern: str, handle: Handle, *, group: str | None = None, consumer: str | None = None
     ) -> TransportSubscription:
-        """At the first of them that carries messages back."""
+        """Subscribe at the first transport that carries messages back."""
         for worker in self._workers.values():
             if isinstance(worker.transport, Subscribable):
                 try:

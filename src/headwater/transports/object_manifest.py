@@ -123,7 +123,7 @@ def _directory(message: Message, prefixes: set[str]) -> str:
 
 
 def _escaped(value: str) -> str:
-    """As Hive and Spark write a column's value into a path: ASCII that is not plain as %XX, all else as it is."""
+    """The value as Hive and Spark write it into a path: ASCII that is not plain as %XX, all else as it is."""
     return "".join(each if _PLAIN.fullmatch(each) or not each.isascii() else f"%{ord(each):02X}" for each in value)
 
 
@@ -269,7 +269,7 @@ class RecentIds:
             del self._known[next(iter(self._known))]
 
     def unknown(self, messages: Iterable[Message]) -> list[Message]:
-        """Those that are not among them, and of several with one topic and id the first."""
+        """The messages that are not among them; of several with one topic and id the first."""
         found: dict[bytes, Message] = {}
         for message in messages:
             digest = id_digest(message.scoped_id)

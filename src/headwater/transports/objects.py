@@ -263,7 +263,7 @@ def entries(objects: ObjectClient) -> Iterator[ManifestEntry]:
 
 
 def _numbers(objects: ObjectClient) -> Iterator[int]:
-    """From the first entry to the last, those included that should be between."""
+    """The numbers from the first entry to the last, without gaps."""
     after: int | None = None
     while page := numbers_after(objects, after or 0):
         yield from range(page[0] if after is None else after + 1, page[-1] + 1)
@@ -271,7 +271,7 @@ def _numbers(objects: ObjectClient) -> Iterator[int]:
 
 
 def numbers_after(objects: ObjectClient, after: int) -> list[int]:
-    """Of the first page of entries after this one; none if it was the last."""
+    """The numbers of the first page of entries after this one; none if it was the last."""
     found = (entry_number(path) for path in objects.page(MANIFEST, entry_path(after)))
     return [number for number in found if number is not None]
 

@@ -49,7 +49,7 @@ class RedisAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Of a url whose query has only options of the client. Does not connect."""
+        """An address from a url whose query has only options of the client. Does not connect."""
         parts = split_url(url, next="Write redis://user:password@host:6379/0, with %-escapes in passwords")
         scheme = parts.scheme.partition("+")[0]
         if scheme not in SCHEMES:
@@ -145,7 +145,7 @@ def from_doc(doc: bytes | None, where: str) -> Message:
 
 
 def batches(entries: Sequence[StreamEntry]) -> Iterator[Sequence[StreamEntry]]:
-    """In their order, each within both limits; an entry larger than the limit of bytes is a batch of its own."""
+    """The entries in batches, each within both limits; an entry above the limit of bytes is a batch of its own."""
     begin = size = 0
     for at, entry in enumerate(entries):
         if at > begin and (at - begin == BATCH_MESSAGES_MAX or size + entry.size > BATCH_BYTES_MAX):

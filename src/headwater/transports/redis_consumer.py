@@ -332,7 +332,7 @@ class EntryDelivery(msgspec.Struct, frozen=True):
         return self.stream, self.entry_id
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class ClaimedEntries(msgspec.Struct, frozen=True):
     """An answer of XAUTOCLAIM. Redis 6.2 returns deleted entries as nil and keeps them pending; Redis 7 returns them in
     a list of their own and has removed them already."""
 
@@ -342,11 +342,11 @@ class Claimed(msgspec.Struct, frozen=True):
     still_pending: bool
 
 
-def read_claim(answer: Sequence[Any]) -> Claimed:
+def read_claim(answer: Sequence[Any]) -> ClaimedEntries:
     cursor, entries = answer[0], answer[1]
     there = [(entry_id.decode(), fields or {}) for entry_id, fields in entries if entry_id is not None]
     missing = len(entries) - len(there)
-    return Claimed(
+    return ClaimedEntries(
         cursor=cursor.decode(),
         entries=there,
         deleted=missing + (len(answer[2]) if len(answer) > 2 else 0),

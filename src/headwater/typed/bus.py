@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -46,14 +46,21 @@ logger = logging.getLogger("headwater.typed")
 RANDOM_BITS = 48  # of an id, where that of a message in a log has its seq
 
 T = TypeVar("T")
+AnyLog = TypeVar("AnyLog", Log, AsyncLog)
 
 
-class _BaseBus:
+class _BaseBus(Generic[AnyLog]):
     """The transports of a bus, and which class goes to which."""
 
     def __init__(
-        self, transports: Mapping[str, Transport], routes: Mapping[str, Sequence[str]] | None, clock: Clock | None
+        self,
+        log: AnyLog,
+        transports: Mapping[str, Transport],
+        *,
+        routes: Mapping[str, Sequence[str]] | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self.log: AnyLog = log
         self.transports = dict(transports)
         self._failures: Counter[str] = Counter()
         self._routes = {type_: tuple(names) for type_, names in (routes or {}).items()}
@@ -86,7 +93,7 @@ class _BaseBus:
             )
 
     def _send(self, messages: Mapping[str, Sequence[Message]]) -> dict[str, Exception]:
-        """To each transport its messages; the errors of those that failed. Blocks."""
+        """Send each transport its messages; returns the errors of those that failed. Blocks."""
         causes: dict[str, Exception] = {}
         for name, batch in messages.items():
             try:
@@ -139,19 +146,8 @@ class _BaseBus:
             raise first
 
 
-class Bus(_BaseBus):
+class Bus(_BaseBus[Log]):
     """`order.publish(bus)`. `routes` has the transports of a type; it overrides what the class declares."""
-
-    def __init__(
-        self,
-        log: Log,
-        transports: Mapping[str, Transport],
-        *,
-        routes: Mapping[str, Sequence[str]] | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(transports, routes, clock)
-        self.log = log
 
     def close(self) -> None:
         """Closes its transports; the log stays open."""
@@ -164,19 +160,8 @@ class Bus(_BaseBus):
         self.close()
 
 
-class AsyncBus(_BaseBus):
+class AsyncBus(_BaseBus[AsyncLog]):
     """The same over an AsyncLog: `await order.publish(bus)`. Transports run on threads."""
-
-    def __init__(
-        self,
-        log: AsyncLog,
-        transports: Mapping[str, Transport],
-        *,
-        routes: Mapping[str, Sequence[str]] | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(transports, routes, clock)
-        self.log = log
 
     async def close(self) -> None:
         await run_async(_on_thread(self._close))
@@ -238,7 +223,7 @@ def _options(configured: TransportSettings) -> dict[str, Any]:
 
 
 def publish_prepared(
-    verbs: LogVerbs, bus: _BaseBus | None, batch: Sequence[tuple[Event, Prepared]], *, together: bool = False
+    verbs: LogVerbs, bus: Bus | AsyncBus | None, batch: Sequence[tuple[Event, Prepared]], *, together: bool = False
 ) -> Flow[list[int]]:
     """The log first, then the copies. Events with log=False have seq 0. Checks all of the batch before it publishes."""
     routes = [bus._route(event) if bus is not None else () for event, _ in batch]
@@ -299,7 +284,7 @@ def _with_id(prepared: Prepared, now_ms: int) -> Prepared:
 
 
 def copy_of(prepared: Prepared, seq: int, now_ms: int) -> Message:
-    """As the log has it, or would have it; `seq` is 0 if no log does."""
+    """The message as the log has it, or would have it; `seq` is 0 if no log does."""
     options: Any = prepared.options
     return msgspec.structs.replace(make_message(prepared.topic, prepared.data, now_ms, **options), seq=seq)
 
@@ -331,7 +316,7 @@ def check_publishable(target: Any, where: str) -> None:
 
 
 def run(log: Log | AsyncLog, flow: Flow[T]) -> Any:
-    """Its outcome, or for asyncio an awaitable of it."""
+    """The outcome of the flow, or for asyncio an awaitable of it."""
     return run_async(flow) if isinstance(log, AsyncLog) else run_blocking(flow)
 
 

@@ -269,7 +269,7 @@ def _fields(given: BaseModel, read: BaseModel) -> Iterable[tuple[str, Any, Any]]
 
 
 def _model(value: Any) -> type[Any]:
-    """Of Envelope[int], Envelope."""
+    """The class of a generic alias: Envelope for Envelope[int]."""
     return getattr(value, "__pydantic_generic_metadata__", {}).get("origin") or type(value)
 
 

@@ -261,7 +261,7 @@ class Registry:
         self._handlers: dict[type[Event], list[str]] = {}
 
     def __iter__(self) -> Iterator[type[Event]]:
-        """By type, the oldest version first."""
+        """Iterate by type, the oldest version first."""
         for _, versions in sorted(self._classes.items()):
             yield from (versions[version] for version in sorted(versions))
 
@@ -288,7 +288,7 @@ class Registry:
         return versions[version if version in versions else max(versions)]
 
     def note_handler(self, cls: type[Event], id: str) -> None:
-        """For the receive operations of `asyncapi`."""
+        """Record a handler for the receive operations of `asyncapi`."""
         ids = self._handlers.setdefault(cls, [])
         if id not in ids:
             ids.append(id)

@@ -13,7 +13,7 @@ is a new version. Both are pydantic's settings; a class may set `frozen=False` o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, ClassVar, Protocol, Self, TypeVar, overload
+from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack, overload
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,7 +22,7 @@ from headwater.api._sync import Log
 from headwater.api.received import Received
 from headwater.broker.flow import Flow
 from headwater.errors import InvalidOptionError
-from headwater.message import Message
+from headwater.message import Message, PublishOptions
 from headwater.ports.dedupe import DedupeQueue
 from headwater.typed.bus import AsyncBus, Binding, Bus, check_publishable, log_of, publish_prepared, run, target_of
 from headwater.typed.codec import class_of, prepare, read_event, unknown_type
@@ -41,6 +41,12 @@ class Publisher(Protocol):
 
 class AsyncPublisher(Protocol):
     async def publish(self, topic: str, data: Any) -> int: ...
+
+
+class EventOptions(PublishOptions, total=False):
+    """The options of `Event.publish`. `type`, `version` and `content_type` belong to the class and are refused."""
+
+    tx: Any
 
 
 class Event(BaseModel):
@@ -96,15 +102,15 @@ class Event(BaseModel):
             cls.registry.add(cls)
 
     @overload
-    def publish(self, target: Publisher | Bus, /, **options: Any) -> int: ...
+    def publish(self, target: Publisher | Bus, /, **options: Unpack[EventOptions]) -> int: ...
 
     @overload
-    def publish(self, target: AsyncPublisher | AsyncBus, /, **options: Any) -> Awaitable[int]: ...
+    def publish(self, target: AsyncPublisher | AsyncBus, /, **options: Unpack[EventOptions]) -> Awaitable[int]: ...
 
     @overload
-    def publish(self, target: None = None, /, **options: Any) -> Any: ...
+    def publish(self, target: None = None, /, **options: Unpack[EventOptions]) -> Any: ...
 
-    def publish(self, target: Any = None, /, **options: Any) -> Any:
+    def publish(self, target: Any = None, /, **options: Unpack[EventOptions]) -> Any:
         """Publishes to a log, a bus or a transaction, or to what the class is bound to; returns the seq, or for asyncio
         an awaitable of it. Options are those of `log.publish`; `from_`, `to` and `reply_to` override the class, also
         with None."""
@@ -119,12 +125,18 @@ class Event(BaseModel):
 
     @overload
     def request(
-        self, target: Log | Bus, /, *, reply: type[Reply], timeout: float = TIMEOUT_S, **options: Any
+        self, target: Log | Bus, /, *, reply: type[Reply], timeout: float = TIMEOUT_S, **options: Unpack[PublishOptions]
     ) -> Reply: ...
 
     @overload
     def request(
-        self, target: AsyncLog | AsyncBus, /, *, reply: type[Reply], timeout: float = TIMEOUT_S, **options: Any
+        self,
+        target: AsyncLog | AsyncBus,
+        /,
+        *,
+        reply: type[Reply],
+        timeout: float = TIMEOUT_S,
+        **options: Unpack[PublishOptions],
     ) -> Awaitable[Reply]: ...
 
     @overload
@@ -135,13 +147,14 @@ class Event(BaseModel):
         *,
         reply: type[Event] | tuple[type[Event], ...],
         timeout: float = TIMEOUT_S,
-        **options: Any,
+        **options: Unpack[PublishOptions],
     ) -> Any: ...
 
-    def request(self, target: Any = None, /, *, reply: Any, timeout: float = TIMEOUT_S, **options: Any) -> Any:
+    def request(
+        self, target: Any = None, /, *, reply: Any, timeout: float = TIMEOUT_S, **options: Unpack[PublishOptions]
+    ) -> Any:
         """Publishes it and waits for the reply, an event of class `reply` or of one of several. Raises NoReplyError
-        after
-        `timeout` seconds; a later reply stays in the log unread."""
+        after `timeout` seconds; a later reply stays in the log unread."""
         where = type(self).__headwater__.type
         target = target_of(type(self), target)
         log = log_of(target, where)

@@ -1,4 +1,4 @@
-"""Servers that refuse, abort, vanish or never answer: each is told as what it is, and nothing stays behind."""
+"""Servers that refuse, abort, vanish or never answer: each has its own error, and nothing stays behind."""
 
 import asyncio
 import gc
@@ -101,10 +101,10 @@ def test_a_refusal_at_the_door(
 
     async def session() -> None:
         async with misbehaving(vanish, process_request=refuse) as remote:
-            with pytest.raises(kind, match="said why") as told:
+            with pytest.raises(kind, match="said why") as raised:
                 await push(database.path, remote, PUSH)
-            assert not is_partial(told.value)
-            assert "hwpush_x" not in str(told.value)
+            assert not is_partial(raised.value)
+            assert "hwpush_x" not in str(raised.value)
             with pytest.raises(kind):
                 await pull(remote, str(tmp_path / "copy.db"), PULL)
 
@@ -115,7 +115,7 @@ def test_a_refusal_at_the_door(
     assert os.listdir(tmp_path) == ["app.db"]
 
 
-def test_nobody_listens(make: Any, tmp_path: Path) -> None:
+def test_no_server_listens(make: Any, tmp_path: Path) -> None:
     database = make()
     remote: Any = place_of("ws://127.0.0.1:9/ns/app.db")
     with pytest.raises(UnreachableError, match="connection refused"):
@@ -147,10 +147,10 @@ def test_an_abort(make: Any, misbehaving: Any, abort: str, kind: type[Exception]
 
     async def session() -> None:
         async with misbehaving(answer) as remote:
-            with pytest.raises(kind) as told:
+            with pytest.raises(kind) as raised:
                 await push(database.path, remote, PUSH)
-            assert is_partial(told.value) == after_pages
-            assert getattr(told.value, "newest", 4) == 4
+            assert is_partial(raised.value) == after_pages
+            assert getattr(raised.value, "newest", 4) == 4
 
     asyncio.run(session())
 
@@ -171,9 +171,9 @@ def test_a_connection_cut_in_the_middle_of_a_push(
 
     async def session() -> None:
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailedError, match="cut off in the middle") as told:
+            with pytest.raises(ReplicationFailedError, match="cut off in the middle") as raised:
                 await push(database.path, remote, PUSH)
-            assert is_partial(told.value)
+            assert is_partial(raised.value)
 
     asyncio.run(session())
     assert not children()
@@ -185,7 +185,7 @@ def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
     make: Any, misbehaving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = make()
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     def full(beside: SyncState, remote: Any, noted: SyncRecord, *, durable: bool = True) -> None:
         raise DiskFullError("no room", where=beside.directory)
@@ -197,7 +197,7 @@ def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
         connection.transport.abort()
 
     async def session() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
         async with misbehaving(answer) as remote:
             with pytest.raises(ReplicationFailedError, match="cut off in the middle"):
                 await push(database.path, remote, PUSH)
@@ -205,7 +205,7 @@ def test_a_push_that_can_neither_be_noted_nor_ended_tells_one_of_the_two(
 
     monkeypatch.setattr(SyncState, "save", full)
     asyncio.run(session())
-    assert not [context for context in told if isinstance(context.get("exception"), DiskFullError)]
+    assert not [context for context in reported if isinstance(context.get("exception"), DiskFullError)]
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])
@@ -222,9 +222,9 @@ def test_a_pull_cut_off_leaves_no_new_file_and_an_old_one_as_it_was(
 
     async def session(path: str) -> None:
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailedError) as told:
+            with pytest.raises(ReplicationFailedError) as raised:
                 await asyncio.wait_for(pull(remote, path, PullOptions(client_id="here:1", overwrite=True)), 20)
-            assert is_partial(told.value)
+            assert is_partial(raised.value)
 
     before = Path(old.path).read_bytes()
     asyncio.run(session(str(tmp_path / "new.db")))
@@ -269,10 +269,10 @@ def test_an_abort_with_an_odd_text_is_fit_for_a_terminal(make: Any, misbehaving:
 
     async def session() -> None:
         async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailedError) as told:
+            with pytest.raises(ReplicationFailedError) as raised:
                 await push(make().path, remote, PUSH)
-            assert str(told.value).isprintable()
-            assert len(str(told.value)) < 2 * WHY_CHARS_MAX
+            assert str(raised.value).isprintable()
+            assert len(str(raised.value)) < 2 * WHY_CHARS_MAX
 
     asyncio.run(session())
 
@@ -320,16 +320,16 @@ def test_a_server_that_says_nothing_is_given_up(
         async with misbehaving(answer) as remote:
             for work in (push(make().path, remote, PUSH), pull(remote, str(tmp_path / "copy.db"), PULL)):
                 monkeypatch.setattr(client_connection, "SILENCE_S_MAX", patience_s)
-                with pytest.raises(HeadwaterError, match="sent nothing") as told:
+                with pytest.raises(HeadwaterError, match="sent nothing") as raised:
                     await asyncio.wait_for(work, 20)
-                assert is_partial(told.value) == bool(says)
+                assert is_partial(raised.value) == bool(says)
 
     asyncio.run(session())
     assert not (tmp_path / "copy.db").exists()
 
 
 @pytest.mark.parametrize("way", ["push", "pull"])
-def test_what_a_server_said_before_it_closed_is_told_though_sending_failed_first(
+def test_what_a_server_sent_before_it_closed_is_reported_though_sending_failed_first(
     client: Any, make: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     database = make()

@@ -136,7 +136,7 @@ def test_what_cannot_be_copied_is_refused_and_leaves_nothing(
     assert sorted(os.listdir(tmp_path)) == ["app.db", "link.db"]
 
 
-def test_a_missing_source_is_told_also_when_there_is_a_target(client_without_server: Any, make: Any) -> None:
+def test_a_missing_source_is_reported_also_when_there_is_a_target(client_without_server: Any, make: Any) -> None:
     make()
     with pytest.raises(NotADatabaseError, match="no such file"):
         client_without_server.copy("missing.db", "app.db")

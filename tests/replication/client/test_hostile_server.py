@@ -1,4 +1,4 @@
-"""Servers that lie, send one elsewhere, or never come to an end: told as errors of ours, and nothing here suffers."""
+"""Servers that lie, send one elsewhere, or never come to an end: each is an error of ours, and nothing here suffers."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def test_a_server_that_points_elsewhere_is_not_followed(make: Any, misbehaving: 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         'CONFIG={"new":' + "[" * 100_000,
         f"CONFIG={json.dumps({**READY, **OFFER, 'replicaID': 'r' * 2_000_000})}",
@@ -66,13 +66,13 @@ def test_a_server_that_points_elsewhere_is_not_followed(make: Any, misbehaving: 
     ids=["without end", "a long id", "a large number", "a negative number"],
 )
 def test_what_no_server_means_is_refused_before_it_is_noted(
-    make: Any, misbehaving: Any, tmp_path: Path, said: str
+    make: Any, misbehaving: Any, tmp_path: Path, output: str
 ) -> None:
     database = make()
 
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
-        await connection.send(said)
+        await connection.send(output)
         await connection.wait_closed()
 
     async def session() -> None:

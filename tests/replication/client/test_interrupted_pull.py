@@ -1,4 +1,4 @@
-"""A pull that ends at a bad moment: what is noted of the database here is true, and nobody's rows are lost."""
+"""A pull that ends at a bad moment: what is recorded of the database is true, and no rows are lost."""
 
 import asyncio
 import threading
@@ -35,8 +35,8 @@ class Replicating:
     async def __call__(self, connection: ServerConnection) -> None:
         await connection.recv()
         noted = self.noted
-        said = f'"replicaID":"r","version":{noted.base},"dbhash":"{noted.dbhash}"'
-        await connection.send(f'CONFIG={{{said},"size":1,"pageSize":4096,"pages":1}}')
+        output = f'"replicaID":"r","version":{noted.base},"dbhash":"{noted.dbhash}"'
+        await connection.send(f'CONFIG={{{output},"size":1,"pageSize":4096,"pages":1}}')
         end = await RsyncProcess.origin(self._origin.path)
 
         async def forth() -> None:
@@ -71,7 +71,7 @@ def noted_old(make: Any) -> Any:
 def test_a_connection_that_breaks_after_the_commit_does_not_make_the_note_untrue(
     make: Any, misbehaving: Any, noted_old: Any, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
 ) -> None:
-    """Our end has committed, and nobody has heard of it yet."""
+    """Our end has committed, and that is not known yet."""
     database, before = noted_old
     read = RsyncProcess.read
 
@@ -136,7 +136,7 @@ def test_a_pull_that_is_cancelled_before_it_wrote_is_not_noted_as_one_that_did(
 
 
 @pytest.mark.parametrize("way", ["pull", "copy"])
-def test_who_is_cancelled_while_somebody_has_the_database_does_not_wait_for_them(
+def test_a_cancelled_pull_does_not_wait_for_readers_of_the_database(
     make: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(shell_module, "BUSY_S_MAX", 3600.0)

@@ -45,7 +45,7 @@ def test_a_pull_makes_a_file_and_keeps_it_up_to_date(client: Any, pushed: Any, t
         assert (again.version, again.is_new, again.changed_pages) == (2, False, 0)
     pushed.write("the third")
     client.push(pushed)
-    with closing(apsw.Connection(copy)) as reader:  # somebody has it open
+    with closing(apsw.Connection(copy)) as reader:  # another connection has it open
         third = client.pull("ns/app.db", "copy.db")
         assert (third.version, third.is_new) == (3, True)
         assert third.received < third.size / 5
@@ -105,7 +105,7 @@ def test_a_dry_pull_changes_nothing_and_tells_what_would_move(client: Any, pushe
     assert (tmp_path / "copy.db").read_bytes() == before
 
 
-def test_what_is_not_there_is_told_and_no_file_is_made(client: Any, pushed: Any, tmp_path: Path) -> None:
+def test_what_is_not_there_is_reported_and_no_file_is_made(client: Any, pushed: Any, tmp_path: Path) -> None:
     files = sorted(os.listdir(tmp_path))
     for name in ("ns/other.db", "ns/app.db@3", "ns/app.db@latest-2"):
         with pytest.raises(UnknownReplicaError):
@@ -147,15 +147,15 @@ def test_what_is_written_after_the_comparison_is_not_overwritten_either(
 
     with monkeypatch.context() as late:
         late.setattr(RsyncProcess, "replica", a_moment_later)
-        with pytest.raises(LockedError, match="wrote it meanwhile") as told:
+        with pytest.raises(LockedError, match="wrote it meanwhile") as raised:
             client.pull("ns/app.db", "copy.db")
-        assert not is_partial(told.value)
+        assert not is_partial(raised.value)
     with pytest.raises(UnsyncedChangesError, match="changed since version 1"):
         client.pull("ns/app.db", "copy.db")
     assert copy.run("select note from t where id = 7") == [("never pushed",)]
 
 
-def test_a_file_that_somebody_else_makes_meanwhile_stays(
+def test_a_file_that_is_created_meanwhile_stays(
     client: Any, pushed: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = RsyncProcess.replica
@@ -171,7 +171,7 @@ def test_a_file_that_somebody_else_makes_meanwhile_stays(
     assert pushed.run("select count(*) from t") == [(10,)]
 
 
-def test_a_database_that_somebody_is_writing_is_left_alone(client: Any, pushed: Any) -> None:
+def test_a_database_that_is_being_written_is_left_alone(client: Any, pushed: Any) -> None:
     with closing(apsw.Connection(pushed.path)) as writer:
         writer.execute("begin immediate")
         with pytest.raises(LockedError, match="a program is writing"):
@@ -221,14 +221,14 @@ def test_a_pull_that_is_not_what_was_pushed_leaves_no_new_file_and_warns_of_an_o
     real = ReplicaConnection.config_of
 
     def another(link: ReplicaConnection, frame: str, kind: type) -> Any:
-        said = real(link, frame, kind)
-        return replace(said, dbhash="0" * 40) if kind is PullOffer else said
+        output = real(link, frame, kind)
+        return replace(output, dbhash="0" * 40) if kind is PullOffer else output
 
     monkeypatch.setattr(ReplicaConnection, "config_of", another)
     files = sorted(os.listdir(tmp_path))
-    with pytest.raises(ReplicationFailedError, match="not the content of version 2") as told:
+    with pytest.raises(ReplicationFailedError, match="not the content of version 2") as raised:
         client.pull("ns/app.db", "copy.db")
-    assert f"headwater replica verify {client.url}/ns/app.db@2" in told.value.next
+    assert f"headwater replica verify {client.url}/ns/app.db@2" in raised.value.next
     assert sorted(os.listdir(tmp_path)) == files
     with pytest.raises(ReplicationFailedError, match=r"do not trust it.*replica verify.*--overwrite"):
         client.pull("ns/app.db", "old.db")

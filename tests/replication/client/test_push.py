@@ -51,16 +51,16 @@ def test_a_push_from_an_older_version_is_refused_unless_the_caller_insists(clien
     mine, theirs = make(), make("theirs.db")
     client.push(mine)
     theirs.write("theirs")
-    with pytest.raises(VersionConflictError, match="newest version is 1, and this database was never synced") as told:
+    with pytest.raises(VersionConflictError, match="newest version is 1, and this database was never synced") as raised:
         client.push(theirs)
-    assert told.value.newest == 1
+    assert raised.value.newest == 1
     assert client.push(theirs, "ns/app.db@latest").version == 2
     mine.write("mine")
     with pytest.raises(
         VersionConflictError, match="the newest version is 2, and this database comes from version 1"
-    ) as told:
+    ) as raised:
         client.push(mine)
-    assert told.value.newest == 2
+    assert raised.value.newest == 2
     with pytest.raises(VersionConflictError):
         client.push(mine, "ns/app.db@1")
     assert client.push(mine, "ns/app.db@2").version == 3
@@ -115,9 +115,9 @@ def test_a_lost_answer_is_made_up_for_by_the_next_push(client: Any, make: Any, m
     with monkeypatch.context() as broken:
         broken.setattr(ReplicaConnection, "config_of", lost)
         for _ in range(2):
-            with pytest.raises(Exception, match="cut off in the middle") as told:
+            with pytest.raises(Exception, match="cut off in the middle") as raised:
                 client.push(database)
-            assert is_partial(told.value)
+            assert is_partial(raised.value)
     assert client.push(database).version == 1
     database.write()
     assert client.push(database).version == 2
@@ -162,9 +162,9 @@ def test_a_conflict_says_what_it_needs(client: Any, make: Any, tmp_path: Path) -
     for dry in (True, False):
         with pytest.raises(
             VersionConflictError, match=r"version 1 unchanged.* sync ws\S+ \S+copy\.db; to make .*@latest$"
-        ) as told:
+        ) as raised:
             client.push(copy, dry=dry)
-        assert told.value.newest == 2
+        assert raised.value.newest == 2
     with pytest.raises(VersionConflictError, match="there is no version 7: the newest is 2"):
         client.push(copy, "ns/app.db@7")
     with pytest.raises(VersionConflictError, match="there is no version 7: there is none yet"):
@@ -198,12 +198,12 @@ def test_a_page_size_may_change_between_versions(client: Any, make: Any, page_si
     assert (pulled.version, pulled.page_size, pulled.dbhash) == (2, page_size, dbhash(database.path))
 
 
-def test_progress_is_told(client: Any, make: Any) -> None:
-    told: list[Progress] = []
-    pushed = client.push(make(rows=20_000), progress=told.append)
-    assert [told[0].phase, told[-2].phase, told[-1].phase] == ["preparing", "moving", "finishing"]
-    assert told[-1][:2] == (pushed.sent, pushed.received)
-    assert {step.total_estimate for step in told[1:]} == {pushed.size}
+def test_progress_is_reported(client: Any, make: Any) -> None:
+    reported: list[Progress] = []
+    pushed = client.push(make(rows=20_000), progress=reported.append)
+    assert [reported[0].phase, reported[-2].phase, reported[-1].phase] == ["preparing", "moving", "finishing"]
+    assert reported[-1][:2] == (pushed.sent, pushed.received)
+    assert {step.total_estimate for step in reported[1:]} == {pushed.size}
 
 
 def test_what_cannot_be_pushed_is_refused_before_anything_is_left(client: Any, make: Any, tmp_path: Path) -> None:
@@ -214,11 +214,11 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_left(client: Any, m
     assert os.listdir(tmp_path) == ["app.db"]
 
 
-def test_what_is_no_database_is_told_before_the_server_is_asked(client: Any, tmp_path: Path) -> None:
-    client.url = "ws://127.0.0.1:1"  # where nobody listens
+def test_what_is_no_database_is_reported_before_the_server_is_asked(client: Any, tmp_path: Path) -> None:
+    client.url = "ws://127.0.0.1:1"  # without a listener
     (tmp_path / "text.db").write_text("no database, but a text that is longer than a header " * 20)
     (tmp_path / "empty.db").touch()
     for name, why in (("text.db", "no SQLite database"), ("empty.db", "is empty"), ("missing.db", "no such file")):
-        with pytest.raises(NotADatabaseError, match=why) as told:
+        with pytest.raises(NotADatabaseError, match=why) as raised:
             client.push(type("Wrong", (), {"path": str(tmp_path / name)}))
-        assert told.value.next
+        assert raised.value.next

@@ -20,7 +20,7 @@ from headwater.ports.clock import Clock
 from headwater.replication.host.endpoint import ReplicaEndpoint
 from headwater.replication.host.session import IDLE_S
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.server.server import Server
 from headwater.settings import load_settings
 from headwater.wiring import open_core
@@ -60,7 +60,7 @@ class Hosted:
 
         def make_store(clock: Clock) -> ReplicaStore:
             more = {} if checkpoint is None else {"checkpoint": checkpoint}
-            return ReplicaStore(self.replicas, RetentionPolicy(), clock, bytes_max=bytes_max, **more)
+            return ReplicaStore(self.replicas, VersionRetention(), clock, bytes_max=bytes_max, **more)
 
         self.endpoint = ReplicaEndpoint(make_store, bytes_max=bytes_max, pushes_max=pushes_max, idle_s=idle_s)
         self.server = Server(lambda: open_core(log), settings, mounts=[self.endpoint])
@@ -172,7 +172,7 @@ class Session:
         return json.loads(text.removeprefix("CONFIG=")) if text.startswith("CONFIG=") else text
 
     async def move(self, *arguments: str, in_vain: bool = False) -> tuple[int, int]:
-        """Run an end of `sqlite3_rsync` here, until it has gone. `in_vain`: and the server has said why."""
+        """Run an end of `sqlite3_rsync` here, until it has gone. `in_vain`: and the server has sent the reason."""
         end = await asyncio.create_subprocess_exec(
             apsw.sqlite_extra.path("sqlite3_rsync"),
             *arguments,
@@ -191,14 +191,14 @@ class Session:
                     await self.send(data)
                 sent += len(data)
                 tail = (tail + data[-6:])[-6:]
-                if arguments[0] == "--origin" and tail[:1] + tail[-1:] == b"\x45\x42":  # it has said all
+                if arguments[0] == "--origin" and tail[:1] + tail[-1:] == b"\x45\x42":  # it has sent all
                     end.stdin.close()
-            code, complaint = await end.wait(), await end.stderr.read()
+            code, problem = await end.wait(), await end.stderr.read()
             if in_vain:
                 async with asyncio.timeout(PATIENCE_S):
                     await hearing
             else:
-                assert (code, complaint, self.aborted) == (0, b"", "")
+                assert (code, problem, self.aborted) == (0, b"", "")
         finally:
             if end.returncode is None:
                 end.kill()
@@ -219,7 +219,7 @@ class Session:
 
     _heard = 0
     aborted = ""
-    """What the server said in the middle of the pages."""
+    """What the server sent in the middle of the pages."""
 
     # --- pulling ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""ClientIdentity may: names, keys and tokens at the door; reports and lists over plain HTTP."""
+"""Access: names, keys and tokens; reports and lists over plain HTTP."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_replica_with_keys_asks_for_them(hosted: StartHost, database: Pa
         assert (await server.push(database, key=push_key))["committedVersionID"] == 1
         await server.pull(tmp_path / "a.db", key=pull_key)
         await server.pull(tmp_path / "b.db", key=push_key)
-        assert await server.refused("push/ns/free.db") == 101  # one without keys is everybody's
+        assert await server.refused("push/ns/free.db") == 101  # one without keys is open to every client
         assert (await http(server, f"versions/{NAME}"))[0] == 401
         assert (await http(server, f"versions/{NAME}", key=pull_key))[0] == 200
         server.store.catalogue.remove_key(REPLICA, pull_key.split("_")[1])
@@ -110,9 +110,9 @@ async def test_a_server_with_tokens_goes_by_the_topic_of_the_replica(
         await server.pull(tmp_path / "back.db", key=reader)
         async with server.session(f"subscribe/{NAME}", key=reader) as reading:
             await reading.send({"coordinate": True})
-            told = await reading.config()
-            assert told["keyType"] == "token"
-            assert "warning" in told
+            reported = await reading.config()
+            assert reported["keyType"] == "token"
+            assert "warning" in reported
         push_key = server.store.create_key(REPLICA, "push")
         assert (await server.push(database, base=1, key=push_key, pushID="push-2"))["isNew"] is False
         assert await server.refused("push/ns/new.db", push_key) == 401  # it opens one replica only
@@ -263,7 +263,9 @@ async def test_versions_are_listed_from_one_back_so_that_none_is_out_of_reach(
             assert (await http(server, f"versions/{NAME}{upto}"))[0] == 400, upto
 
 
-async def test_who_may_push_and_not_pull_may_report(hosted: StartHost, database: Path, tmp_path: Path) -> None:
+async def test_a_client_that_may_push_and_not_pull_may_report(
+    hosted: StartHost, database: Path, tmp_path: Path
+) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     pusher = tokens.create("pusher", Scopes(publish=("replica.ns.>",)), now_ms=1)
     async with hosted(tokens=tmp_path / "tokens.json") as server:
@@ -284,6 +286,6 @@ async def test_a_version_that_is_asked_for_by_number_is_audited(
             await server.pull(tmp_path / "newest.db", key=token)
             await server.pull(tmp_path / "restored.db", f"{NAME}@1", key=token)
             assert await server.refused(f"pull/{NAME}@1") == 401
-    told = [each.__dict__ for each in caplog.records if each.getMessage().startswith("audit: replica.restore")]
-    assert [(each["label"], each["replica"], each["version"]) for each in told] == [("ops", NAME, 1)]
+    reported = [each.__dict__ for each in caplog.records if each.getMessage().startswith("audit: replica.restore")]
+    assert [(each["label"], each["replica"], each["version"]) for each in reported] == [("ops", NAME, 1)]
     assert any(each.getMessage() == "audit: authentication.refused" for each in caplog.records)

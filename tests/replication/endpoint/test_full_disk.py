@@ -1,4 +1,4 @@
-"""The server's disk is full: what is kept can be restored all the same; who cannot be served hears whose disk it is."""
+"""The server's disk is full: stored versions can be restored all the same; a refused client learns whose disk it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.ports.clock import SystemClock
 from headwater.replication.host import disk
 from headwater.replication.host.session import abort_of
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 
 NAME = "ns/app.db"
@@ -57,12 +57,12 @@ async def test_the_newest_version_comes_from_a_full_disk_and_an_older_one_says_w
         assert server.files() == ["1.pages", "2.db"]
     # Nor is there room for what the catalogue needs beside it, without the server.
     leave_no_room(small_disk, also_names=False)
-    with ReplicaStore(small_disk, RetentionPolicy(), SystemClock()).open() as store:
+    with ReplicaStore(small_disk, VersionRetention(), SystemClock()).open() as store:
         store.restore(ReplicaName.parse(NAME), 2, tmp_path / "by-hand.db")
     assert rows_of(tmp_path / "by-hand.db") == rows_of(database)
 
 
-def test_a_full_disk_is_told_as_that_of_the_server() -> None:
+def test_a_full_disk_is_reported_as_that_of_the_server() -> None:
     no_space = disk.error_of(OSError(28, "No space left on device"), "/srv/replicas")
     for error in (no_space, DiskFullError("database or disk is full"), DiskFullError("the server's disk is full")):
         abort = abort_of(error)

@@ -1,4 +1,4 @@
-"""ClientIdentity may not any more, who waits for too much to end, and a log or a disk that does not take it."""
+"""Rights that end during a push, clients that wait too long, and a log or a disk that refuses the push."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_push_that_may_not_any_more_when_it_is_complete_is_no_version(
         if how == "key revoked":
             key = server.store.create_key(REPLICA, "push")
         async with server.session(f"push/{NAME}", key=key) as session:
-            if how == "closed meanwhile":  # it was nobody's when the push came, and is somebody's when it begins
+            if how == "closed meanwhile":  # it had no key when the push came, and has one when it begins
                 server.store.create_key(REPLICA, "push")
             await session.begin(database)
             await session.move("--origin", str(database), "x")
@@ -64,7 +64,7 @@ async def test_a_push_that_may_not_any_more_when_it_is_complete_is_no_version(
         await until(lambda: server.files() == [] and children() == 0)
 
 
-async def test_who_may_not_push_any_more_claims_no_more(hosted: StartHost) -> None:
+async def test_a_client_that_may_not_push_any_more_claims_no_more(hosted: StartHost) -> None:
     async with hosted() as server:
         key = server.store.create_key(REPLICA, "push")
         async with server.session(f"subscribe/{NAME}", key=key) as session:
@@ -78,7 +78,7 @@ async def test_who_may_not_push_any_more_claims_no_more(hosted: StartHost) -> No
             assert (await session.text()).startswith("ABORT=UNAUTHORIZED:")
 
 
-async def test_words_that_go_too_deep_are_told_so(hosted: StartHost) -> None:
+async def test_words_that_go_too_deep_are_reported_so(hosted: StartHost) -> None:
     async with hosted() as server, server.session(f"push/{NAME}") as session:
         await session.send('CONFIG={"x":' + "[" * 10_000 + "]" * 10_000 + "}")
         assert "CONFIG is not as expected" in await session.text()
@@ -136,8 +136,8 @@ async def test_versions_are_announced_in_order_and_a_replica_that_is_refused_kee
         refused.remove("replica.ns.app.db")
         write(database, 1)
         await server.push(database, base=1, pushID="push-2")
-        told = [(topic, data["version"]) for topic, _, data in server.messages()]
-        assert told == [("replica.ns.app.db", 1), ("replica.ns.app.db", 2)]
+        reported = [(topic, data["version"]) for topic, _, data in server.messages()]
+        assert reported == [("replica.ns.app.db", 1), ("replica.ns.app.db", 2)]
         assert [replica.name.name for replica, _ in server.store.catalogue.unannounced()] == ["bad"]
 
 
@@ -194,7 +194,7 @@ async def test_a_push_or_a_pull_that_drips_gives_its_slot_back(
 
 
 async def test_what_a_client_lets_our_end_complain_about_fills_no_disk(hosted: StartHost, database: Path) -> None:
-    """An end of `sqlite3_rsync` prints what it is told to, into a file of ours."""
+    """An end of `sqlite3_rsync` prints the text given, into a file of ours."""
     words = b"x" * 100_000
     async with hosted() as server:
         await server.push(database)

@@ -85,7 +85,7 @@ async def test_a_token_has_half_of_the_slots_and_the_others_go_on(
     assert server.endpoint._slots._taken == {}
 
 
-async def test_a_replica_has_three_quarters_of_the_slots_whoever_comes(
+async def test_a_replica_has_three_quarters_of_the_slots_at_most(
     hosted: StartHost, database: Path, tmp_path: Path
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
@@ -119,8 +119,8 @@ async def test_a_check_that_takes_too_long_is_ended_and_says_so(
 ) -> None:
     monkeypatch.setattr(sqlite_tools, "CPU_S_MIN", 1.0)
     async with hosted() as server:
-        said = await server.push(endless(tmp_path / "endless.db"))
-        assert said.startswith("ABORT=FAILED:to check it takes more than 1 s of a processor and 512 MiB")
+        output = await server.push(endless(tmp_path / "endless.db"))
+        assert output.startswith("ABORT=FAILED:to check it takes more than 1 s of a processor and 512 MiB")
         await until(lambda: server.files() == [] and checks() == 0)
         assert (await server.push(database))["committedVersionID"] == 1
 
@@ -164,7 +164,7 @@ async def test_what_breaks_a_check_constraint_is_no_version(hosted: StartHost, t
 # --- silence ----------------------------------------------------------------------------------------------------------
 
 
-async def test_who_says_nothing_gives_its_slot_back_in_either_direction(
+async def test_a_silent_client_gives_its_slot_back_in_either_direction(
     hosted: StartHost, database: Path, tmp_path: Path
 ) -> None:
     async with hosted(idle_s=0.5, pushes_max=1) as server:
@@ -215,7 +215,7 @@ async def test_clients_that_name_themselves_alike_or_not_at_all_have_claims_of_t
                 assert await other.text() == "SQLRSYNC_RELEASE"
 
 
-async def test_a_claim_dies_when_its_holder_does_not_come_back_and_those_who_wait_are_told(
+async def test_a_claim_dies_when_its_holder_does_not_come_back_and_waiting_clients_are_notified(
     hosted: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.replication.claims.RETURN_MS", 300)
@@ -306,9 +306,9 @@ async def test_no_answer_names_a_directory_of_the_server(
         garbage.write_bytes(whole[:4096] + os.urandom(4096) + whole[8192:])
         [home] = [path for path in server.replicas.iterdir() if path.is_dir()]
 
-        async def hear(path: str, *said: Any) -> None:
+        async def hear(path: str, *output: Any) -> None:
             async with server.session(path) as session:
-                for each in said:
+                for each in output:
                     await session.send(each)
                 with contextlib.suppress(Exception):
                     while True:
@@ -330,8 +330,8 @@ async def test_no_answer_names_a_directory_of_the_server(
         monkeypatch.setattr(rsync, "tool_path", lambda name: str(tmp_path / "nothing"))
         await hear("push/ns/other", {**announcement(database)})
     assert len(answers) > 8
-    told = [each if isinstance(each, bytes) else str(each).encode() for each in answers]
-    assert [each for each in told if os.fsencode(tmp_path) in each or b"/tmp" in each] == []
+    reported = [each if isinstance(each, bytes) else str(each).encode() for each in answers]
+    assert [each for each in reported if os.fsencode(tmp_path) in each or b"/tmp" in each] == []
 
 
 async def test_our_end_cannot_tell_where_it_is(

@@ -1,4 +1,4 @@
-"""Pushes, by hand: a version for each, told in the log; and nothing at all of what is cut off, refused or a lie."""
+"""Pushes, by hand: a version for each, published to the log; and nothing of what is cut off, refused or a lie."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ async def test_a_push_makes_a_version_that_is_the_database(
 ) -> None:
     database = make_database(tmp_path / "app.db", page_size=page_size, wal=wal)
     async with hosted() as server:
-        told = await server.push(database, message="the first\nof all ✓")
-        assert told["committedVersionID"] == 1
-        assert told["isNew"] is True
-        assert told["pageSize"] == page_size
+        reported = await server.push(database, message="the first\nof all ✓")
+        assert reported["committedVersionID"] == 1
+        assert reported["isNew"] is True
+        assert reported["pageSize"] == page_size
         await server.pull(tmp_path / "back.db")
         assert rows_of(tmp_path / "back.db") == rows_of(database)
         [(topic, id, data)] = server.messages()
-        assert (topic, id) == ("replica.ns.app.db", f"replica-{told['replicaID']}-1")
+        assert (topic, id) == ("replica.ns.app.db", f"replica-{reported['replicaID']}-1")
         assert data["message"] == "the first\nof all ✓"
-        assert data["bytes"] >= data["size"] == told["size"] == told["pages"] * page_size
+        assert data["bytes"] >= data["size"] == reported["size"] == reported["pages"] * page_size
         assert data["client"] == "hand:1"
         assert data["replica"] == NAME
-        assert data["replicaID"] == told["replicaID"]
+        assert data["replicaID"] == reported["replicaID"]
         assert (data["version"], data["base"], data["dbhash"]) == (1, 0, None)
         await nothing_left(server, "1.db")
 
@@ -121,8 +121,8 @@ async def test_when_the_answer_was_lost_the_next_push_goes_on_from_there(hosted:
         await until(lambda: server.store.catalogue.find(REPLICA) is not None)
         write(database, 3)
         assert await server.push(database, base=0, pushID="next") == "ABORT=VERSION_CONFLICT:1"
-        told = await server.push(database, base=0, pushID="next", lastPushID="lost")
-        assert (told["committedVersionID"], told["isNew"]) == (2, True)
+        reported = await server.push(database, base=0, pushID="next", lastPushID="lost")
+        assert (reported["committedVersionID"], reported["isNew"]) == (2, True)
         await until(lambda: len(server.messages()) == 2)
 
 
@@ -252,7 +252,7 @@ async def test_a_server_that_stops_finishes_a_push_that_is_complete(hosted: Star
 
 
 @pytest.mark.parametrize("step", ["begun", "checked", "version named"])
-async def test_a_full_disk_is_told_and_leaves_the_newest_version_whole(
+async def test_a_full_disk_is_reported_and_leaves_the_newest_version_whole(
     hosted: StartHost, database: Path, tmp_path: Path, step: str
 ) -> None:
     full: list[str] = []
@@ -302,7 +302,7 @@ async def test_what_our_end_writes_has_a_limit_too(
         await nothing_left(server)
 
 
-async def test_why_our_end_gave_up_is_told(hosted: StartHost, database: Path, tmp_path: Path) -> None:
+async def test_why_our_end_gave_up_is_reported(hosted: StartHost, database: Path, tmp_path: Path) -> None:
     other = make_database(tmp_path / "other.db", page_size=8192)
     async with hosted() as server:
         await server.push(database)
@@ -313,7 +313,7 @@ async def test_why_our_end_gave_up_is_told(hosted: StartHost, database: Path, tm
             assert "page size" in session.aborted
             assert await session.closed() == 1000
         await nothing_left(server, "1.db")
-        larger = await server.push(other, base=1, pushID="push-3")  # said as it is, it is a version
+        larger = await server.push(other, base=1, pushID="push-3")  # sent as it is, it is a version
         assert (larger["committedVersionID"], larger["pageSize"]) == (2, 8192)
 
 
@@ -341,17 +341,19 @@ LIES: dict[str, list[str | bytes | dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_client_that_lies_is_told_so_and_leaves_nothing(hosted: StartHost, database: Path, lie: str) -> None:
+async def test_a_client_that_lies_is_reported_so_and_leaves_nothing(
+    hosted: StartHost, database: Path, lie: str
+) -> None:
     async with hosted() as server:
         await server.push(database)
         async with server.session(f"push/{NAME}") as session:
-            for said in LIES[lie]:
-                if isinstance(said, dict) and "complete" not in said:
-                    said = {**announcement(database), "base": 1, "pushID": "lie", **said}
-                if said == "not utf-8":
+            for output in LIES[lie]:
+                if isinstance(output, dict) and "complete" not in output:
+                    output = {**announcement(database), "base": 1, "pushID": "lie", **output}
+                if output == "not utf-8":
                     session.socket.transport.write(Frame(Opcode.TEXT, b"\xff\xfe").serialize(mask=True))
                 else:
-                    await session.send(said)
+                    await session.send(output)
             while not (text := await session.text()).startswith("ABORT="):
                 assert '"ready":true' in text
             assert text.startswith("ABORT=FAILED:")

@@ -31,7 +31,7 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["push", "pull", "subscribe"])
 @pytest.mark.parametrize("how", ["key revoked", "token revoked", "closed meanwhile"])
-async def test_what_runs_is_ended_and_its_client_told_why(
+async def test_what_runs_is_ended_and_its_client_gets_the_reason(
     hosted: StartHost, database: Path, tmp_path: Path, what: str, how: str
 ) -> None:
     key: str | None = None
@@ -64,16 +64,16 @@ async def test_what_runs_is_ended_and_its_client_told_why(
         assert await server.refused(f"{what}/{NAME}", key) == 401
 
 
-async def test_it_ends_nobody_elses(hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_ends_no_other_session(hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     look = endpoint._unauthorized
 
-    def counted(guests: Any) -> Any:
+    def counted(sessions: Any) -> Any:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise OSError("a look that fails is made again")
-        return look(guests)
+        return look(sessions)
 
     monkeypatch.setattr(endpoint, "_unauthorized", counted)
     async with hosted() as server:
@@ -110,13 +110,13 @@ async def test_a_push_whose_key_goes_while_it_is_checked_is_no_version(hosted: S
         await until(lambda: server.files() == [])
 
 
-async def test_a_push_that_is_a_version_already_is_told_so(
+async def test_a_push_that_is_a_version_already_is_reported_so(
     hosted: StartHost, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, is_withdrawn, withdraw = "", threading.Event(), ReplicaSession.revoke
 
-    def withdrawn(visit: ReplicaSession, abort: Abort) -> None:
-        withdraw(visit, abort)
+    def withdrawn(client_session: ReplicaSession, abort: Abort) -> None:
+        withdraw(client_session, abort)
         is_withdrawn.set()
 
     def revoke(step: str) -> None:

@@ -36,7 +36,7 @@ class Room:
         return session
 
 
-async def test_versions_are_told_at_once_and_as_they_come(hosted: StartHost, database: Path) -> None:
+async def test_versions_are_reported_at_once_and_as_they_come(hosted: StartHost, database: Path) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
         early = await Room(server, stack).enter("early", coordinate=False)
         assert await early.config() == {"replicaID": None, "keyType": "none"}
@@ -53,7 +53,7 @@ async def test_versions_are_told_at_once_and_as_they_come(hosted: StartHost, dat
             assert await session.text() == "LATEST_VERSION 2"
 
 
-async def test_versions_are_told_in_order_and_anew_when_the_replica_is_another(hosted: StartHost) -> None:
+async def test_versions_are_reported_in_order_and_anew_when_the_replica_is_another(hosted: StartHost) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
         session = await Room(server, stack).enter("a", coordinate=False)
         await session.config()
@@ -88,7 +88,7 @@ async def test_two_claim_and_the_first_has_it_until_it_releases(hosted: StartHos
         assert await late.text() == "LATEST_VERSION 0"
         assert 85 < _seconds(await late.text()) <= 90.5
         await b.send("SQLRSYNC_RELEASE")  # of what is another's: nothing happens
-        await aloof.send("SQLRSYNC_CLAIM 60")  # who does not coordinate takes no part
+        await aloof.send("SQLRSYNC_CLAIM 60")  # a client that does not coordinate takes no part
         await aloof.send("SQLRSYNC_CHANGED 60")
         await aloof.send("SQLRSYNC_CHANGED")
         await server.push(database, client="a")
@@ -119,7 +119,7 @@ async def test_a_claim_outlives_its_holder(hosted: StartHost) -> None:
         assert 0 < _seconds(await b.text()) <= 60
 
 
-async def test_when_a_claim_has_ended_and_nobody_is_there_all_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_a_claim_has_ended_and_no_client_is_left_all_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.replication.host.subscribe.CLEANUP_S_MIN", 0.0)
     clock = ManualClock(0)
     registry, gone = SubscriberRegistry(clock), Silent()
@@ -157,15 +157,15 @@ async def test_a_pull_key_with_timers_is_warned_and_takes_part_in_no_claims(host
         push_key, pull_key = server.store.create_key(REPLICA, "push"), server.store.create_key(REPLICA, "pull")
         room = Room(server, stack)
         puller, pusher = await room.enter("puller", key=pull_key), await room.enter("pusher", key=push_key)
-        told = await puller.config()
-        assert told["keyType"] == "pull"
-        assert "waitIdle" in told["warning"]
+        reported = await puller.config()
+        assert reported["keyType"] == "pull"
+        assert "waitIdle" in reported["warning"]
         assert await puller.text() == "LATEST_VERSION 0"
         assert (await pusher.config())["keyType"] == "push"
         assert await pusher.text() == "LATEST_VERSION 0"
         await puller.send("SQLRSYNC_CLAIM 60")
         await pusher.send("SQLRSYNC_CLAIM 7")
-        assert await pusher.text() == "SQLRSYNC_CLAIM"  # nobody had it
+        assert await pusher.text() == "SQLRSYNC_CLAIM"  # it was free
         quiet = await room.enter(
             "quiet", key=pull_key, coordinate=False, waitIdle=None, minInterval=None, maxInterval=None
         )
@@ -173,7 +173,7 @@ async def test_a_pull_key_with_timers_is_warned_and_takes_part_in_no_claims(host
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         b"pages",
         "HELLO",
@@ -184,17 +184,17 @@ async def test_a_pull_key_with_timers_is_warned_and_takes_part_in_no_claims(host
         "CONFIG={}",
     ],
 )
-async def test_what_is_no_word_of_a_subscription_ends_it(hosted: StartHost, said: str | bytes) -> None:
+async def test_what_is_no_word_of_a_subscription_ends_it(hosted: StartHost, output: str | bytes) -> None:
     async with hosted() as server, AsyncExitStack() as stack:
         session = await Room(server, stack).enter("a")
         await session.config()
         await session.text()
-        await session.send(said)
+        await session.send(output)
         assert (await session.text()).startswith("ABORT=FAILED:")
         assert await session.closed() == 1000
 
 
-async def test_who_says_too_much_is_heard_slowly_and_not_forgotten(
+async def test_a_client_that_sends_too_much_is_read_slowly_and_not_forgotten(
     hosted: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscribe, "FRAMES_A_SECOND_MAX", 5)

@@ -30,7 +30,7 @@ while not os.path.exists(path + ".stop"):
         connection.execute("update account set balance = balance + ? where id = ?", (amount, account))
         connection.execute("update account set balance = balance - ? where id = ?", (amount, 1999 - account))
     connection.execute("insert into moves(n) select count(*) + 1 from moves")
-    connection.execute("update told set moves = moves + 1")
+    connection.execute("update counted_moves set moves = moves + 1")
     connection.execute("commit")
     longest = max(longest, time.monotonic() - began)
 print(longest)
@@ -47,7 +47,9 @@ def make(tmp_path: Path) -> Callable[..., str]:
             connection.execute(f"pragma page_size = {page_size}")
             connection.execute(f"pragma journal_mode = {mode}")
             connection.execute("create table account(id integer primary key, balance int, note text)")
-            connection.execute("create table moves(n int); create table told(moves int); insert into told values(0)")
+            connection.execute(
+                "create table moves(n int); create table counted_moves(moves int); insert into counted_moves values(0)"
+            )
             connection.execute("create index richest on account(balance)")
             with connection:
                 notes = ((n, f"note {n} " * 20) for n in range(rows))
@@ -70,8 +72,8 @@ def hammer() -> Iterator[Callable[[str], Callable[[], float]]]:
 
         def stop() -> float:
             Path(path + ".stop").touch()
-            said, _ = writer.communicate(timeout=30)
-            return float(said)
+            output, _ = writer.communicate(timeout=30)
+            return float(output)
 
         return stop
 
@@ -86,9 +88,11 @@ def moves_in(path: str) -> int:
     with closing(apsw.Connection(path)) as connection:
         assert connection.pragma("integrity_check") == "ok"
         (in_balance,) = connection.execute("select sum(balance) from account").fetchone()
-        moves, told = connection.execute("select (select count(*) from moves), (select moves from told)").fetchone()
+        moves, reported = connection.execute(
+            "select (select count(*) from moves), (select moves from counted_moves)"
+        ).fetchone()
     assert in_balance == 0
-    assert moves == told
+    assert moves == reported
     return int(moves)
 
 

@@ -1,4 +1,4 @@
-"""What is damaged is told, also where the application's own functions are missing; what is the same hashes alike."""
+"""Damage is reported, also where the application's own functions are missing; what is the same hashes alike."""
 
 import os
 import resource
@@ -45,7 +45,7 @@ def test_a_database_with_a_name_that_is_no_text_is_checked_and_hashed(make: Any,
     assert len(dbhash(odd)) == 40
 
 
-def test_a_database_that_somebody_is_writing_is_not_called_none(make: Any) -> None:
+def test_a_database_that_is_being_written_is_recognised(make: Any) -> None:
     path = make(mode="delete")
     with closing(apsw.Connection(path)) as writer:
         writer.execute("begin exclusive")
@@ -53,7 +53,7 @@ def test_a_database_that_somebody_is_writing_is_not_called_none(make: Any) -> No
             dbhash(path, live=True)
 
 
-def test_a_damaged_database_is_told(make: Any) -> None:
+def test_a_damaged_database_is_reported(make: Any) -> None:
     path = make(mode="delete")
     whole = Path(path).read_bytes()
     with closing(apsw.Connection(path)) as connection:
@@ -73,7 +73,7 @@ def test_a_damaged_database_is_told(make: Any) -> None:
     check_integrity(path)
 
 
-def test_an_index_that_does_not_fit_its_table_is_told(make: Any) -> None:
+def test_an_index_that_does_not_fit_its_table_is_reported(make: Any) -> None:
     path = make(mode="delete")
     with closing(apsw.Connection(path)) as connection:
         connection.config(apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1)
@@ -181,6 +181,6 @@ def test_rows_that_break_a_constraint_are_damage(tmp_path: Path, mode: str, besi
 
 def test_the_hash_is_that_of_the_tool_and_of_the_snapshot(make: Any, tmp_path: Path) -> None:
     path = make("a name with ? and %20.db")
-    told = subprocess.run([tool_path("sqlite3_dbhash"), path], check=True, capture_output=True, text=True).stdout
-    assert dbhash(path) == told[:40]
-    assert dbhash(snapshot(path, str(tmp_path / "snapshot.db")).path) == told[:40]
+    reported = subprocess.run([tool_path("sqlite3_dbhash"), path], check=True, capture_output=True, text=True).stdout
+    assert dbhash(path) == reported[:40]
+    assert dbhash(snapshot(path, str(tmp_path / "snapshot.db")).path) == reported[:40]

@@ -59,7 +59,7 @@ def test_a_local_copy_of_a_hammered_rollback_database_is_whole_too(
     assert seen == sorted(seen)
 
 
-def test_a_replica_that_cannot_commit_is_told_by_its_own_end(make: Any, tmp_path: Any) -> None:
+def test_a_replica_that_cannot_commit_is_reported_by_its_own_end(make: Any, tmp_path: Any) -> None:
     """It says so after the last page, when an origin far away has gone already."""
     target = str(tmp_path / "copy.db")
 
@@ -87,7 +87,7 @@ def test_a_replica_that_cannot_commit_is_told_by_its_own_end(make: Any, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "told"),
+    ("output", "kind", "reported"),
     [
         (b"d" + b"h" * 20 + b"e" + b"b\x00\x00\x00\x04full", REPLICA_ERROR, "full"),
         (b"d" + b"b" * 20 + b"e", REPLICA_ERROR, ""),
@@ -96,11 +96,11 @@ def test_a_replica_that_cannot_commit_is_told_by_its_own_end(make: Any, tmp_path
         (b"", ERROR, ""),
     ],
 )
-def test_an_error_is_the_last_thing_that_an_end_says(said: bytes, kind: int, told: str) -> None:
-    assert error_at_the_end(said, kind) == told
+def test_an_error_is_the_last_thing_that_an_end_says(output: bytes, kind: int, reported: str) -> None:
+    assert error_at_the_end(output, kind) == reported
 
 
-def test_an_end_that_fails_is_told_though_both_exit_with_0(make: Any, look: Any) -> None:
+def test_an_end_that_fails_is_reported_though_both_exit_with_0(make: Any, look: Any) -> None:
     path, other = make(page_size=4096), make("other.db", page_size=512)
     before = look.content(other)
     with pytest.raises(ReplicationFailedError, match="page size"):
@@ -108,7 +108,7 @@ def test_an_end_that_fails_is_told_though_both_exit_with_0(make: Any, look: Any)
     assert look.content(other) == before
 
 
-def test_a_missing_origin_is_told(make: Any, tmp_path: Any) -> None:
+def test_a_missing_origin_is_reported(make: Any, tmp_path: Any) -> None:
     with pytest.raises(ReplicationFailedError):
         asyncio.run(joined(str(tmp_path / "missing.db"), make()))
 
@@ -157,7 +157,7 @@ def test_a_cancelled_join_leaves_no_process(make: Any, tmp_path: Any) -> None:
         assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_an_end_that_goes_lets_go_of_who_waits_for_it_and_of_nobody_else(make: Any, tmp_path: Any) -> None:
+def test_an_end_that_exits_releases_its_own_waiters_only(make: Any, tmp_path: Any) -> None:
     async def session() -> None:
         origin, gone = await RsyncProcess.origin(make()), await RsyncProcess.replica(str(tmp_path / "gone.db"))
         waiting = asyncio.create_task(gone.read())

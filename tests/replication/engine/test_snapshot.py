@@ -20,7 +20,7 @@ from headwater.replication.snapshot import snapshot
 MODES = ("wal", "delete")
 SNAPSHOTS = 25
 SELECT_MAX = 1024  # descriptors that `select` can take
-BLOCKED_S_MAX = 10.0  # a shared machine is slow at times; who is locked out for good waits for 20 s
+BLOCKED_S_MAX = 10.0  # a shared machine is slow at times; a writer that is locked out for good waits for 20 s
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_what_is_in_the_log_only_is_in_the_snapshot(make: Any, look: Any, tmp_pa
     path = make()
     with closing(apsw.Connection(path)) as connection:
         connection.wal_autocheckpoint(0)
-        connection.execute("insert into moves values(1); update told set moves = 1")
+        connection.execute("insert into moves values(1); update counted_moves set moves = 1")
         assert os.path.getsize(path + "-wal") > 0
         taken = snapshot(path, str(tmp_path / "snapshot.db"))
         assert os.path.getsize(path + "-wal") > 0, "reading it has written it"
@@ -110,7 +110,7 @@ def test_without_room_a_wal_database_is_pushed_as_it_is_and_another_is_not(make:
     path = make()
     taken = snapshot(path, str(tmp_path / "snapshot.db"))
     assert (taken.path, taken.is_copy) == (path, False)
-    with pytest.raises(DiskFullError, match="no room for a copy"):
+    with pytest.raises(DiskFullError, match="no disk space for a copy"):
         snapshot(make("other.db", mode="delete"), str(tmp_path / "snapshot.db"))
     assert not (tmp_path / "snapshot.db").exists()
 
@@ -166,7 +166,7 @@ def test_content_that_cannot_be_put_in_place_leaves_all_as_it_was(
 
     def refuse() -> None:
         if refused:
-            raise LockedError("somebody wrote it")
+            raise LockedError("another process wrote it")
 
     with pytest.raises(LockedError if refused else NotADatabaseError), Shell(target) as shell:
         replace_content(source, shell, refuse)
@@ -230,7 +230,7 @@ def test_what_a_crash_left_half_written_is_rolled_back_first(make: Any, look: An
 def test_a_database_may_have_any_name_and_a_link_to_it(make: Any, look: Any, tmp_path: Any, name: bytes) -> None:
     with closing(apsw.Connection(make("plain.db"))) as connection:
         connection.wal_autocheckpoint(0)
-        connection.execute("insert into moves values(1); update told set moves = 1")
+        connection.execute("insert into moves values(1); update counted_moves set moves = 1")
         path, into = os.fsdecode(bytes(tmp_path) + b"/" + name), str(tmp_path / "snapshot.db")
         os.symlink("plain.db", path)
         assert look.moves(snapshot(path, into).path) == 1

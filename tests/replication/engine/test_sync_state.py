@@ -70,7 +70,7 @@ def test_one_process_at_a_time_and_a_killed_one_is_swept_up(tmp_path: Path) -> N
         left.touch()
         with pytest.raises(LockedError, match="another sync"), SyncState(database):
             pass
-        assert left.exists(), "the one who was refused swept"
+        assert left.exists(), "the refused process swept"
     finally:
         holder.kill()
         holder.communicate()
@@ -86,7 +86,7 @@ def test_a_link_to_a_database_is_that_database(tmp_path: Path) -> None:
         pass
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with (
         pytest.raises(InputOutputError, match=r"does not exist.*mkdir -p"),
         SyncState(str(tmp_path / "away" / "app.db")),
@@ -97,7 +97,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
-def test_a_full_disk_is_told_and_what_was_noted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_what_was_noted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SyncState(str(tmp_path / "app.db")) as beside:
         beside.save(REMOTE, NOTED)
 
@@ -112,8 +112,8 @@ def test_a_full_disk_is_told_and_what_was_noted_stays(tmp_path: Path, monkeypatc
     assert sorted(os.listdir(beside.directory)) == ["lock", "state.json"]
 
 
-def test_a_directory_that_points_nowhere_is_told(tmp_path: Path) -> None:
-    """Somebody put it on another disk, which is not there now."""
+def test_a_directory_that_points_nowhere_is_reported(tmp_path: Path) -> None:
+    """It was moved to another disk, which is not mounted now."""
     os.symlink(tmp_path / "not mounted", tmp_path / "app.db-headwater")
     with pytest.raises(InputOutputError), SyncState(str(tmp_path / "app.db")):
         pass

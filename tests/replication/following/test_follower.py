@@ -108,15 +108,15 @@ def test_a_copy_stays_up_to_date_and_the_server_may_go_away(
 def test_what_no_waiting_mends_ends_it_and_is_raised(
     server: RunningServer, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remote, other, told = f"{server.url}/shop/app.db", Database(tmp_path / "other.db"), list[Exception]()
+    remote, other, reported = f"{server.url}/shop/app.db", Database(tmp_path / "other.db"), list[Exception]()
     other.write("another")
     headwater.sync(other.path, remote)
-    follower = headwater.follow(database.path, remote, on_error=told.append)
+    follower = headwater.follow(database.path, remote, on_error=reported.append)
     with pytest.raises(VersionConflictError) as caught:
         follower.join(PATIENCE_S)
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]  # who was told is told once
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]  # reported once
     assert caught.value is follower.error
-    assert told == [follower.error]
+    assert reported == [follower.error]
     with pytest.raises(VersionConflictError):
         follower.close()
     with pytest.raises(KeyError), follower:  # which is more urgent
@@ -138,7 +138,7 @@ def test_a_callback_may_close_it_and_one_that_fails_ends_it(server: RunningServe
         failing.join(PATIENCE_S)
 
 
-def test_what_cannot_be_meant_is_said_at_once(database: Database, tmp_path: Path) -> None:
+def test_what_cannot_be_meant_is_reported_at_once(database: Database, tmp_path: Path) -> None:
     remote = "ws://127.0.0.1:1/shop/app.db"
     calls: list[Callable[[], object]] = [
         lambda: headwater.follow(database.path, tmp_path / "copy.db"),
@@ -152,13 +152,13 @@ def test_what_cannot_be_meant_is_said_at_once(database: Database, tmp_path: Path
             call()
 
 
-def test_it_can_be_closed_before_it_has_reached_anybody(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_can_be_closed_before_it_has_reached_a_server(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         headwater.follow(database.path, "ws://127.0.0.1:1/shop/app.db").close(PATIENCE_S)
-    told: queue.Queue[Exception] = queue.Queue()
+    reported: queue.Queue[Exception] = queue.Queue()
     caplog.clear()
-    with headwater.follow(database.path, "ws://127.0.0.1:1/shop/app.db", on_error=told.put):
-        assert "connection refused" in str(told.get(timeout=PATIENCE_S))
+    with headwater.follow(database.path, "ws://127.0.0.1:1/shop/app.db", on_error=reported.put):
+        assert "connection refused" in str(reported.get(timeout=PATIENCE_S))
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["it ends with changes that are not pushed: the next start pushes them"]
     assert not children_of(os.getpid(), WATCHING)
@@ -173,7 +173,7 @@ def test_a_watching_process_that_dies_is_replaced_and_nothing_is_missed(
         assert outcomes.reached(1).version == 1
         (watching,) = children_of(os.getpid(), WATCHING)
         os.kill(watching.pid, signal.SIGKILL)
-        database.write("while nobody looked")
+        database.write("while it was closed")
         assert outcomes.reached(2).version == 2
 
 
@@ -209,7 +209,7 @@ def test_a_program_may_go_to_another_directory_and_have_odd_paths(
         assert outcomes.reached(2).version == 2
 
 
-def test_an_end_that_nobody_hears_of_is_logged(
+def test_an_end_without_a_callback_is_logged(
     server: RunningServer, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = Database(tmp_path / "other.db")

@@ -53,12 +53,12 @@ def test_what_is_no_answer_is_an_error_of_ours(
     assert Misbehaving.asked == [b"GET /sapi/versions/shop/app.db?after=3 HTTP/1.1\r\n"]  # and nowhere else
 
 
-def test_a_key_that_is_none_is_said(url: str) -> None:
+def test_a_key_that_is_none_is_reported(url: str) -> None:
     with pytest.raises(InvalidOptionError, match="characters"):
         http_request(url, key="two\nlines", ca=None)
 
 
-def test_a_name_that_no_host_can_have_is_said() -> None:
+def test_a_name_that_no_host_can_have_is_reported() -> None:
     with pytest.raises(UnreachableError):
         http_request("http://a..b/sapi/versions/shop/app.db", key=None, ca=None)
 

@@ -14,7 +14,7 @@ import headwater
 from headwater.errors import InvalidOptionError, UnsyncedChangesError
 from headwater.ports.clock import SystemClock
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 from headwater.replication.sync_state import SyncState
 
@@ -89,7 +89,7 @@ async def test_push_timers_with_a_pull_key_are_warned_about_and_ignored(
 ) -> None:
     remote, copy = f"{server.url}/shop/app.db", tmp_path / "copy.db"
     await push(database, remote)
-    with ReplicaStore(tmp_path / "server" / "log.db-replicas", RetentionPolicy(), SystemClock()).open() as store:
+    with ReplicaStore(tmp_path / "server" / "log.db-replicas", VersionRetention(), SystemClock()).open() as store:
         key = store.create_key(ReplicaName("shop", "app.db"), "pull")
     async with follow(remote, copy, pull_key=key, given={"waitIdle": 600.0}) as running:
         assert (await running.next()).version == 1
@@ -97,7 +97,7 @@ async def test_push_timers_with_a_pull_key_are_warned_about_and_ignored(
 
 
 def remove_replica(server_directory: Path) -> None:
-    with ReplicaStore(server_directory / "log.db-replicas", RetentionPolicy(), SystemClock()).open() as store:
+    with ReplicaStore(server_directory / "log.db-replicas", VersionRetention(), SystemClock()).open() as store:
         store.remove(ReplicaName("shop", "app.db"))
 
 
@@ -183,7 +183,7 @@ async def test_an_older_version_cannot_be_followed(follow: Follow, tmp_path: Pat
             pass
 
 
-async def test_a_directory_that_is_not_there_is_said_at_the_start_and_waited_for_later(
+async def test_a_directory_that_is_not_there_is_reported_at_the_start_and_waited_for_later(
     server: RunningServer, database: Database, follow: Follow, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote, away = f"{server.url}/shop/app.db", tmp_path / "away"

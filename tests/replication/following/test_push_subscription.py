@@ -20,7 +20,7 @@ from headwater.errors import InvalidOptionError, NotADatabaseError, UnreachableE
 from headwater.ports.clock import SystemClock
 from headwater.replication import subscription
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 from headwater.replication.outcome import Outcome
 from headwater.replication.push import push as push_once
@@ -30,7 +30,7 @@ NAME = ReplicaName("shop", "app.db")
 
 
 def shelf_of(server_directory: Path) -> ReplicaStore:
-    return ReplicaStore(server_directory / "log.db-replicas", RetentionPolicy(), SystemClock()).open()
+    return ReplicaStore(server_directory / "log.db-replicas", VersionRetention(), SystemClock()).open()
 
 
 async def test_it_pushes_at_the_start_and_after_each_quiet_second(
@@ -131,7 +131,7 @@ async def test_a_last_push_that_does_not_come_through_is_not_waited_for_for_ever
     monkeypatch.setattr(subscription, "LAST_PUSH_S_MAX", 0.9)  # the first try fails at once, the next is in 1 s
 
     async def in_vain(*_: Any) -> Outcome:
-        raise UnreachableError("nobody listens there")
+        raise UnreachableError("connection refused")
 
     remote = f"{server.url}/shop/app.db"
     async with follow(database.path, remote, timers=Timers.of("1h"), push_on_exit=True) as running:
@@ -195,7 +195,7 @@ async def test_a_push_cut_off_in_the_middle_is_reported_and_made_again(
 
 async def test_a_server_that_is_away_is_waited_for(server: RunningServer, database: Database, follow: Follow) -> None:
     port = int(server.url.rpartition(":")[2])
-    with FaultProxy("127.0.0.1", 1) as proxy:  # nobody listens there
+    with FaultProxy("127.0.0.1", 1) as proxy:  # without a listener
         async with follow(database.path, f"ws://127.0.0.1:{proxy.port}/shop/app.db") as running:
             await asyncio.to_thread(proxy.wait_until, lambda counts: counts.unreachable >= 3, PATIENCE_S)
             proxy.retarget("127.0.0.1", port)
@@ -214,13 +214,13 @@ async def test_a_base_by_its_number_is_that_of_the_first_push(
             database.write()
 
 
-async def test_an_outcome_that_nobody_takes_ends_it(
+async def test_an_outcome_whose_callback_fails_ends_it(
     server: RunningServer, database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with follow(database.path, f"{server.url}/shop/app.db") as running:
 
         def refuse(_outcome: object) -> None:
-            raise BrokenPipeError("who reads us has gone")
+            raise BrokenPipeError("the reader has gone")
 
         monkeypatch.setattr(running.subscription, "_on_outcome", refuse)
         with pytest.raises(BrokenPipeError):

@@ -26,7 +26,7 @@ async def test_the_last_one_goes_out_at_the_end_also_behind_another(
         asked.append(json.loads(body)["kind"])
         may_go_on.wait(10)
         if not is_there:
-            raise UnreachableError("nobody listens there")
+            raise UnreachableError("connection refused")
         return b""
 
     monkeypatch.setattr(subscription, "http_request", ask)

@@ -29,7 +29,7 @@ class Overheard:
     def __init__(self) -> None:
         self.words: asyncio.Queue[str] = asyncio.Queue()
 
-    def on_connected(self, told: SubscribeInfo) -> None:
+    def on_connected(self, reported: SubscribeInfo) -> None:
         self.words.put_nowait("connected")
 
     def on_disconnected(self) -> None: ...
@@ -103,7 +103,7 @@ async def test_one_that_does_not_coordinate_goes_first_and_the_stale_one_is_refu
         database.write("claimed")
         assert await overheard.words.get() == "claimed"
         Database.at(theirs).write("not claimed")
-        outcome = await asyncio.to_thread(headwater.sync, theirs, remote)  # claims stop nobody
+        outcome = await asyncio.to_thread(headwater.sync, theirs, remote)  # claims are advisory
         assert outcome.version == 2
         assert isinstance(holder.subscription, PushSubscription)
         holder.subscription.push_soon()
@@ -131,9 +131,7 @@ async def test_the_vector_of_a_stale_push(server: RunningServer, database: Datab
 
 
 @pytest.mark.usefixtures("claims_follow_at_once")
-async def test_who_stops_gives_back_what_it_has_claimed(
-    server: RunningServer, database: Database, follow: Follow
-) -> None:
+async def test_a_stopped_client_releases_its_claim(server: RunningServer, database: Database, follow: Follow) -> None:
     remote = f"{server.url}/shop/app.db"
     async with overhearing(remote) as overheard:
         async with follow(database.path, remote, timers=Timers.of("1h"), coordinate=True) as running:

@@ -15,7 +15,7 @@ from headwater import ManualClock
 from headwater.replication.host.accept import Scratch
 from headwater.replication.host.catalogue import Accepted, PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 
 Edit = Callable[[sqlite3.Connection], object]
@@ -82,11 +82,11 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_shelf(directory: Path, clock: ManualClock) -> Iterator[Callable[..., ReplicaStore]]:
-    """To be served, unless told otherwise; closed at the end of the test."""
+    """To be served, unless given; closed at the end of the test."""
     opened: list[ReplicaStore] = []
 
-    def call(*, serve: bool = True, policy: RetentionPolicy | None = None, **options: object) -> ReplicaStore:
-        store = ReplicaStore(directory, policy or RetentionPolicy(), clock, **options).open(serve=serve)  # type: ignore[arg-type]
+    def call(*, serve: bool = True, policy: VersionRetention | None = None, **options: object) -> ReplicaStore:
+        store = ReplicaStore(directory, policy or VersionRetention(), clock, **options).open(serve=serve)  # type: ignore[arg-type]
         opened.append(store)
         return store
 

@@ -19,7 +19,7 @@ from headwater.errors import DiskFullError, InputOutputError
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 
 BEFORE_COMMIT = ["begun", "checked", "delta named", "version named", "directory synced"]
 AFTER_COMMIT = ["committed", "old file removed", "versions forgotten"]
@@ -29,7 +29,9 @@ InAProcess = Callable[[Callable[[], object]], int]
 
 
 def serve(directory: Path, checkpoint: Callable[[str], object] = lambda step: None) -> ReplicaStore:
-    store = ReplicaStore(directory, RetentionPolicy(keep_last=2), ManualClock(), checkpoint=checkpoint).open(serve=True)  # type: ignore[arg-type]
+    store = ReplicaStore(directory, VersionRetention(keep_last=2), ManualClock(), checkpoint=checkpoint).open(
+        serve=True
+    )  # type: ignore[arg-type]
     assert store.recover().damaged == []
     return store
 
@@ -80,7 +82,7 @@ def test_killed_after_any_step_of_a_first_push(directory: Path, pusher, in_a_pro
 
 
 class Power:
-    """Remembers what the disk has been told to keep. When the power goes, files that were not synced lose their
+    """Remembers what was synced to the disk. When the power goes, files that were not synced lose their
     content, and (if `names_go`) names that were given or taken since their directory was synced are as before.
 
     The catalogue is SQLite's own matter."""
@@ -110,9 +112,9 @@ class Power:
         if not os.path.isabs(path) or "catalogue" in path:
             self._os["unlink"](path, **options)
             return
-        buried = self._graveyard / f"{len(self._undo)}"
-        self._os["replace"](path, buried)
-        self._undo.append((os.path.dirname(path), lambda: self._os["replace"](buried, path)))
+        dead_lettered = self._graveyard / f"{len(self._undo)}"
+        self._os["replace"](path, dead_lettered)
+        self._undo.append((os.path.dirname(path), lambda: self._os["replace"](dead_lettered, path)))
 
     def mkdir(self, path: str, mode: int = 0o777) -> None:
         self._os["mkdir"](path, mode)
@@ -241,7 +243,7 @@ def test_a_delta_leaves_the_last_room_of_the_disk_to_others(
 def test_a_commit_that_fails_leaves_the_old_version_the_newest(
     directory: Path, pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows whether such a commit is found on the disk after a crash, so no file goes that it might name."""
+    """It is unknown whether such a commit is found on the disk after a crash, so no file goes that it might name."""
     from headwater.replication.host.catalogue import Catalogue
 
     def fail(*_: object, **__: object) -> None:

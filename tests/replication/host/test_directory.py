@@ -1,4 +1,4 @@
-"""Whose directory it is: one server's, some commands', and nobody else's."""
+"""A directory belongs to one server, or to some commands."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_command_makes_no_directory(open_shelf: Open, directory: Path) -> None
 
 
 @pytest.mark.parametrize("serve", [True, False])
-def test_what_belongs_to_somebody_else_is_left_alone(open_shelf: Open, directory: Path, serve: bool) -> None:
+def test_foreign_files_are_left_alone(open_shelf: Open, directory: Path, serve: bool) -> None:
     directory.mkdir()
     (directory / "thesis.txt").write_text("years of work")
     with pytest.raises(InvalidOptionError, match=r"other things, like thesis\.txt"):

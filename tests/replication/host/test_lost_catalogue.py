@@ -15,7 +15,7 @@ from headwater import ManualClock
 from headwater.errors import CorruptError, InvalidOptionError
 from headwater.replication.host import disk
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 
 Open = Callable[..., ReplicaStore]
 
@@ -37,7 +37,7 @@ def test_replicas_that_an_older_catalogue_does_not_know_stay(
     pusher.push(store, 1)
     copied = tmp_path / "copied"
     shutil.copytree(directory, copied, ignore=shutil.ignore_patterns("catalogue.db-*"))
-    with ReplicaStore(copied, RetentionPolicy(), ManualClock()).open(serve=True) as other:
+    with ReplicaStore(copied, VersionRetention(), ManualClock()).open(serve=True) as other:
         found = other.recover()
         assert found.removed == []
         assert found.damaged == [
@@ -102,7 +102,7 @@ def test_new_directories_are_synced_with_those_above_them(
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file))[1])
     directory = tmp_path / "a" / "b" / "replicas"
-    with ReplicaStore(directory, RetentionPolicy(), ManualClock()).open(serve=True) as store:
+    with ReplicaStore(directory, VersionRetention(), ManualClock()).open(serve=True) as store:
         assert {os.stat(each).st_ino for each in (tmp_path, *list(directory.parents)[:2])} <= set(synced)
         replica = store.create(pusher.name)
         (directory / replica.id).mkdir()  # by a push that was killed before it synced anything

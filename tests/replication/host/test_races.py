@@ -14,7 +14,7 @@ from headwater.replication.host import disk, verify
 from headwater.replication.host.accept import PushAcceptor
 from headwater.replication.host.catalogue import Catalogue, PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 
 Open = Callable[..., ReplicaStore]
 
@@ -59,7 +59,7 @@ def test_a_replica_removed_at_any_step_of_a_push_is_a_conflict(open_shelf: Open,
     assert [each for each in os.scandir(store.directory) if each.is_dir()] == []
 
 
-def test_versions_are_told_in_their_order_when_the_clock_went_back(
+def test_versions_are_reported_in_their_order_when_the_clock_went_back(
     store: ReplicaStore, pusher, clock: ManualClock
 ) -> None:
     pusher.push(store, 1)
@@ -78,7 +78,7 @@ def test_a_file_that_is_longer_than_its_header_says_is_no_version(store: Replica
 
 
 def test_a_version_that_went_while_others_were_verified_is_not_bad_but_gone(open_shelf: Open, pusher) -> None:
-    store = open_shelf(policy=RetentionPolicy(keep_last=2))
+    store = open_shelf(policy=VersionRetention(keep_last=2))
     for number in (1, 2, 3):
         pusher.push(store, number)
         store.catalogue.announced(store.catalogue.get(pusher.name).id, number)

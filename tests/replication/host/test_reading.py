@@ -16,7 +16,7 @@ import pytest
 from headwater.errors import CorruptError, InputOutputError, InvalidOptionError, LockedError, UnknownReplicaError
 from headwater.replication.host import disk, verify, versions
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 
 Open = Callable[..., ReplicaStore]
 
@@ -71,7 +71,7 @@ def test_a_file_is_copied_whole_also_without_help_of_the_kernel(
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_reader_keeps_its_version_whatever_happens_meanwhile(open_shelf: Open, pusher, number: int) -> None:
-    store = open_shelf(policy=RetentionPolicy(keep_last=1))
+    store = open_shelf(policy=VersionRetention(keep_last=1))
     for each in (1, 2, 3):
         pusher.push(store, each)
     with store.open_version(pusher.name, number) as made:
@@ -166,7 +166,7 @@ def test_a_version_is_restored_where_nothing_is_or_where_it_may(store: ReplicaSt
     assert rows_of(target) == ["version 1" * 20]
     store.restore(pusher.name, 2, target, overwrite=True)
     assert len(rows_of(target)) == 2
-    with contextlib.closing(sqlite3.connect(target)) as connection:  # it is nobody's but the user's
+    with contextlib.closing(sqlite3.connect(target)) as connection:  # only the user has access
         connection.execute("DELETE FROM t")
         connection.commit()
     assert store.verify(pusher.name, 2).ok
@@ -199,7 +199,9 @@ def test_a_damaged_version_is_not_restored(store: ReplicaStore, pusher, tmp_path
     head = Path(store.directory) / store.catalogue.get(pusher.name).id / "1.db"
     with open(head, "r+b") as file:
         file.seek(-5, os.SEEK_END)
-        file.write(b"!")
+        [byte] = file.read(1)
+        file.seek(-5, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
     target = tmp_path / "target.db"
     target.write_bytes(b"mine")
     with pytest.raises(CorruptError):
@@ -218,7 +220,7 @@ def test_a_reader_gives_up_after_some_tries(store: ReplicaStore, pusher) -> None
     assert versions.TRIES_MAX < 100
 
 
-def test_nobody_reads_a_version_on_its_way_who_may_not_read_what_it_overwrites(
+def test_a_version_on_its_way_has_the_permissions_of_the_file_that_it_overwrites(
     store: ReplicaStore, pusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pusher.push(store, 1)
@@ -296,19 +298,19 @@ def test_what_a_lost_database_left_behind_is_named_with_the_command_that_removes
     monkeypatch.chdir(tmp_path)
     for ending in ("-wal", "-shm"):
         Path(f"my app.db{ending}").write_bytes(b"left")
-    with pytest.raises(InvalidOptionError, match="without its database") as told:
+    with pytest.raises(InvalidOptionError, match="without its database") as raised:
         store.restore(pusher.name, 1, "my app.db")
-    assert told.value.next == "If no program uses it: rm 'my app.db-wal' 'my app.db-shm'"
-    subprocess.run(shlex.split(told.value.next.partition(": ")[2]), check=True)
+    assert raised.value.next == "If no program uses it: rm 'my app.db-wal' 'my app.db-shm'"
+    subprocess.run(shlex.split(raised.value.next.partition(": ")[2]), check=True)
     store.restore(pusher.name, 1, "my app.db")
 
 
-def test_a_log_beside_a_database_is_told_with_what_takes_it_away(store: ReplicaStore, pusher, target: Path) -> None:
+def test_a_log_beside_a_database_is_reported_with_what_takes_it_away(store: ReplicaStore, pusher, target: Path) -> None:
     pusher.push(store, 1)
     with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as program:
         program.execute("PRAGMA journal_mode = WAL")
         program.execute("UPDATE mine SET x = 2")
-        with pytest.raises(InvalidOptionError, match="in use") as told:
+        with pytest.raises(InvalidOptionError, match="in use") as raised:
             store.restore(pusher.name, 1, target, overwrite=True)
-        assert "opens and closes it in order removes in use.db-wal and in use.db-shm" in told.value.next
+        assert "opens and closes it in order removes in use.db-wal and in use.db-shm" in raised.value.next
     store.restore(pusher.name, 1, target, overwrite=True)  # it has closed it

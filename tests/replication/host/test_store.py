@@ -28,7 +28,7 @@ from headwater.replication.host import catalogue
 from headwater.replication.host.accept import agreed_base
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 from headwater.replication.protocol import MESSAGE_CHARS_MAX
 
@@ -162,7 +162,7 @@ def test_a_base_is_agreed_on_only_if_it_is_the_newest_or_led_to_it(
     assert agreed_base("latest", last, remembered, version) == newest
 
 
-def test_a_change_that_is_told_is_noted(store: ReplicaStore, pusher) -> None:
+def test_a_change_that_is_reported_is_noted(store: ReplicaStore, pusher) -> None:
     pusher.push(store, 1)
     [before] = store.catalogue.replicas()
     store.record_change(before.name)
@@ -269,7 +269,7 @@ def test_listings_come_in_pages(store: ReplicaStore, pusher) -> None:
 
 
 def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, pusher, clock: ManualClock) -> None:
-    store = open_shelf(policy=RetentionPolicy(keep_last=2))
+    store = open_shelf(policy=VersionRetention(keep_last=2))
     for number in range(1, 4):
         pusher.push(store, number)
     assert store.catalogue.numbers(pusher.name) == [1, 2, 3]
@@ -282,7 +282,7 @@ def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, 
     assert (store.catalogue.numbers(pusher.name), pusher.files(store)) == ([3, 4], ["3.pages", "4.db"])
     assert store.verify(pusher.name, 3).ok
     store.close()
-    store = open_shelf(policy=RetentionPolicy(keep_age_ms=1000))
+    store = open_shelf(policy=VersionRetention(keep_age_ms=1000))
     clock.advance(2)
     store.recover()
     assert (store.catalogue.numbers(pusher.name), pusher.files(store)) == ([4], ["4.db"])
@@ -358,7 +358,7 @@ def test_keys_open_their_own_replica_and_only_while_they_are_there(store: Replic
         assert store.catalogue.remove_key(pusher.name, key.id)
     assert not store.catalogue.remove_key(pusher.name, push.split("_")[1])
     assert store.catalogue.key_kind(replica.id, push) is None
-    assert store.catalogue.needs_key(replica.id)  # revoking the last key lets nobody in
+    assert store.catalogue.needs_key(replica.id)  # revoking the last key opens nothing
     with pytest.raises(InvalidOptionError):
         store.create_key(pusher.name, "pull", "two\nlines")
 

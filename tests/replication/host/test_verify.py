@@ -14,11 +14,11 @@ from headwater.errors import DiskFullError
 from headwater.replication.host import disk, versions
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.verify import Verdict
+from headwater.replication.host.verify import VersionVerdict
 from headwater.replication.integrity import dbhash
 
 
-def findings(verdict: Verdict) -> dict[str, str]:
+def findings(verdict: VersionVerdict) -> dict[str, str]:
     return {check.what: check.details for check in verdict.checks if not check.ok}
 
 
@@ -67,7 +67,7 @@ def refuse(error: int) -> Callable[..., NoReturn]:
     return refused
 
 
-@pytest.mark.parametrize(("error", "lacks"), [(errno.ENOSPC, "room"), (errno.EACCES, "rights")])
+@pytest.mark.parametrize(("error", "lacks"), [(errno.ENOSPC, "space"), (errno.EACCES, "rights")])
 def test_what_cannot_be_checked_is_not_called_bad(
     store: ReplicaStore, pusher, home: Path, monkeypatch: pytest.MonkeyPatch, error: int, lacks: str
 ) -> None:
@@ -133,7 +133,7 @@ def test_damage_is_found_where_it_is(
     assert all(findings(store.verify(pusher.name, number)) for number in bad)
 
 
-def test_a_byte_in_a_page_that_nobody_uses_is_found_too(store: ReplicaStore, pusher) -> None:
+def test_a_byte_in_an_unused_page_is_found_too(store: ReplicaStore, pusher) -> None:
     """Neither the integrity check nor the hash of the content sees a free page."""
     scratch = pusher.begin(store)
     pusher.write(scratch.path, pusher.edit(1))
@@ -145,7 +145,7 @@ def test_a_byte_in_a_page_that_nobody_uses_is_found_too(store: ReplicaStore, pus
     assert "integrity" not in findings(store.verify(pusher.name, 1))
 
 
-def test_what_is_missing_at_a_start_is_told_and_nothing_is_thrown_away(
+def test_what_is_missing_at_a_start_is_reported_and_nothing_is_thrown_away(
     open_shelf: Callable[..., ReplicaStore], store: ReplicaStore, pusher, home: Path
 ) -> None:
     store.close()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 from headwater.errors import InvalidOptionError
 from headwater.replication.host.catalogue import Version
-from headwater.replication.host.versions import RetentionPolicy, surplus
+from headwater.replication.host.versions import VersionRetention, surplus
 
 GROUP_OVERHEAD_BYTES = 64
 
@@ -217,26 +217,26 @@ def versions_at(*times: int, announced: bool = True) -> list[Version]:
 
 def test_a_version_goes_when_it_is_beyond_either_limit() -> None:
     five = versions_at(10, 20, 30, 40, 50)
-    assert surplus(five, RetentionPolicy(keep_last=None), 100) == []
-    assert surplus(five, RetentionPolicy(keep_last=3), 100) == [1, 2]
-    assert surplus(five, RetentionPolicy(keep_last=None, keep_age_ms=70), 100) == [1, 2]
-    assert surplus(five, RetentionPolicy(keep_last=2, keep_age_ms=70), 100) == [1, 2, 3]
-    assert surplus(five, RetentionPolicy(keep_last=4, keep_age_ms=60), 100) == [1, 2, 3]
+    assert surplus(five, VersionRetention(keep_last=None), 100) == []
+    assert surplus(five, VersionRetention(keep_last=3), 100) == [1, 2]
+    assert surplus(five, VersionRetention(keep_last=None, keep_age_ms=70), 100) == [1, 2]
+    assert surplus(five, VersionRetention(keep_last=2, keep_age_ms=70), 100) == [1, 2, 3]
+    assert surplus(five, VersionRetention(keep_last=4, keep_age_ms=60), 100) == [1, 2, 3]
 
 
 def test_the_newest_stays_however_old_it_is() -> None:
-    assert surplus(versions_at(10), RetentionPolicy(keep_last=1, keep_age_ms=1), 10**12) == []
-    assert surplus(versions_at(10, 20), RetentionPolicy(keep_last=1, keep_age_ms=1), 10**12) == [1]
-    assert surplus([], RetentionPolicy(), 0) == []
+    assert surplus(versions_at(10), VersionRetention(keep_last=1, keep_age_ms=1), 10**12) == []
+    assert surplus(versions_at(10, 20), VersionRetention(keep_last=1, keep_age_ms=1), 10**12) == [1]
+    assert surplus([], VersionRetention(), 0) == []
 
 
 def test_what_was_not_announced_stays_until_it_is() -> None:
-    assert surplus(versions_at(10, 20, 30, announced=False), RetentionPolicy(keep_last=1), 100) == []
+    assert surplus(versions_at(10, 20, 30, announced=False), VersionRetention(keep_last=1), 100) == []
 
 
 @given(st.lists(st.integers(0, 100), max_size=12), st.integers(1, 14), st.integers(1, 120))
-def test_only_the_oldest_go_and_in_one_piece_whatever_clocks_said(times: list[int], last: int, age_ms: int) -> None:
-    gone = surplus(versions_at(*times), RetentionPolicy(keep_last=last, keep_age_ms=age_ms), 100)
+def test_only_the_oldest_go_and_in_one_piece_whatever_the_clocks(times: list[int], last: int, age_ms: int) -> None:
+    gone = surplus(versions_at(*times), VersionRetention(keep_last=last, keep_age_ms=age_ms), 100)
     assert gone == list(range(1, len(gone) + 1))
     assert len(gone) < max(1, len(times))
 
@@ -244,4 +244,4 @@ def test_only_the_oldest_go_and_in_one_piece_whatever_clocks_said(times: list[in
 def test_a_policy_that_keeps_nothing_is_refused() -> None:
     for impossible in ({"keep_last": 0}, {"keep_last": -1}, {"keep_age_ms": 0}):
         with pytest.raises(InvalidOptionError):
-            RetentionPolicy(**impossible)
+            VersionRetention(**impossible)

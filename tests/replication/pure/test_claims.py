@@ -91,7 +91,7 @@ CLIENTS = st.sampled_from("ABC")
 
 
 class Desk(RuleBasedStateMachine):
-    """SyncState the desk: who was last granted what, and who is there."""
+    """A model beside the registry: the last claim granted, and the clients that are connected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Desk(RuleBasedStateMachine):
         self.granted: tuple[str, int] | None = None  # to whom, until when; None: given back
 
     def pass_time(self, by: int) -> None:
-        """Nobody asks the desk meanwhile, so it has to find out by itself what ended."""
+        """The registry is not called meanwhile, so it has to notice ended claims by itself."""
         self.now += by
         self.settle()
 
@@ -164,7 +164,7 @@ class Desk(RuleBasedStateMachine):
         self.settle()
 
     @invariant()
-    def the_holder_is_who_was_granted_last(self) -> None:
+    def the_holder_is_the_last_one_granted(self) -> None:
         assert self.claims.holder(self.now) == (self.granted[0] if self.granted else None)
         assert (self.claims.remaining_ms(self.now) > 0) == (self.granted is not None)
 

@@ -114,13 +114,13 @@ class World:
         self.clients: dict[str, Client] = {}
         self.dice = random.Random(1)
         self.latency_ms, self.push_ms = latency_ms, push_ms
-        self.told: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
         self._arrivals: dict[tuple[str, str], int] = {}
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
     def trace(self, text: str) -> None:
-        self.told.append((self.now, text))
+        self.reported.append((self.now, text))
 
     def at(self, when: int, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), what))
@@ -132,7 +132,7 @@ class World:
                 return
             self.now, _, what = heapq.heappop(self._events)
             what()
-        raise AssertionError(f"a storm of actions: {self.told[-10:]}")
+        raise AssertionError(f"a storm of actions: {self.reported[-10:]}")
 
     def _arrival(self, client: Client, way: str) -> int:
         arrival = max(self.now + self.latency_ms(), self._arrivals.get((client.name, way), 0))
@@ -174,8 +174,8 @@ class World:
                 self.client_hears(other, "RELEASE", lambda schedule: schedule.released_by_other(self.now))
 
     def tell_claimed(self, client: Client, span_ms: int) -> None:
-        told = f"CLAIM {span_ms / 1000:g}"
-        self.client_hears(client, told, lambda schedule: schedule.claimed_by_other(self.now, span_ms))
+        reported = f"CLAIM {span_ms / 1000:g}"
+        self.client_hears(client, reported, lambda schedule: schedule.claimed_by_other(self.now, span_ms))
 
     def others(self, client: Client) -> list[Client]:
         return [other for other in self.clients.values() if other is not client and other.connected]
@@ -194,7 +194,7 @@ class VectorWorld(World):
         for name in "AB":
             self.add(name)
         self.run(-START_S * 1000)
-        self.told.clear()
+        self.reported.clear()
 
     def add(self, name: str) -> None:
         client = self.clients[name] = Client(self, name, Timers(60_000))
@@ -215,7 +215,7 @@ class VectorWorld(World):
         return (seconds - START_S) * 1000
 
     def seen(self) -> list[tuple[float, str]]:
-        return [(at / 1000 + START_S, text) for at, text in self.told]
+        return [(at / 1000 + START_S, text) for at, text in self.reported]
 
 
 CASES = {case["name"]: case for case in VECTORS["cases"]}

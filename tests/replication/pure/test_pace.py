@@ -64,7 +64,7 @@ def test_a_client_may_be_silent_for_as_long_as_its_database_takes_to_be_read() -
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 200), st.integers(0, BYTES_A_SECOND_MIN // 2)), min_size=1))
-def test_nobody_holds_on_at_half_the_least_rate(steps: list[tuple[int, int]]) -> None:
+def test_no_client_stays_at_half_the_least_rate(steps: list[tuple[int, int]]) -> None:
     pace, now_s = Pace(0, PATIENCE_S), 0
     pace.wait(0)
     while pace.left_s(now_s) > 0:

@@ -8,14 +8,14 @@ from headwater.replication.subscription import REPORT_AFTER_MS, PendingReport, k
 def test_a_network_failure_is_reported_once_when_it_has_lasted_five_minutes() -> None:
     reports = PendingReport()
     for now_ms in range(0, REPORT_AFTER_MS, 30_000):
-        reports.note_failure(now_ms, "nobody listens there", "network")
+        reports.note_failure(now_ms, "connection refused", "network")
         assert reports.pending is None
-    reports.note_failure(REPORT_AFTER_MS, "nobody listens there", "network")
+    reports.note_failure(REPORT_AFTER_MS, "connection refused", "network")
     report = reports.pending
     assert report is not None
     assert (report.kind, report.since) == ("network", 300.0)
     reports.sent(report)
-    reports.note_failure(2 * REPORT_AFTER_MS, "still nobody", "network")
+    reports.note_failure(2 * REPORT_AFTER_MS, "still refused", "network")
     assert reports.pending is None
 
 

@@ -93,7 +93,7 @@ class Writer:
 
 
 class Ear:
-    """What a watcher told."""
+    """What a watcher reported."""
 
     def __init__(self) -> None:
         self.news: list[str] = []
@@ -105,14 +105,14 @@ class Ear:
             self._changed.notify_all()
 
     def wait_for(self, *words: str) -> None:
-        """Until they were said, in this order; then they are forgotten."""
+        """Until they were reported, in this order; then they are forgotten."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._has(words), WAIT_S), (words, self.news)
             self.news.clear()
 
     def _has(self, words: tuple[str, ...]) -> bool:
-        said = iter(self.news)
-        return all(word in said for word in words)
+        output = iter(self.news)
+        return all(word in output for word in words)
 
 
 Start = Callable[..., tuple[DatabaseWatcher, Ear]]
@@ -223,7 +223,7 @@ def test_a_lock_that_is_met_in_every_look_after_an_event_is_waited_out(
     ear.wait_for("write")
 
 
-def test_a_commit_of_another_connection_of_this_process_is_told(path: Path, start: Start) -> None:
+def test_a_commit_of_another_connection_of_this_process_is_reported(path: Path, start: Start) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x)").fetchall()
     _, ear = start()
@@ -232,7 +232,7 @@ def test_a_commit_of_another_connection_of_this_process_is_told(path: Path, star
     connection.close()
 
 
-def test_reading_and_what_is_rolled_back_wakes_nobody(writer: Writer, start: Start, mode: str) -> None:
+def test_reading_and_what_is_rolled_back_wakes_no_watcher(writer: Writer, start: Start, mode: str) -> None:
     prepared(writer, mode)
     watcher, ear = start()
     writer("SELECT * FROM t")
@@ -250,7 +250,7 @@ def test_reading_and_what_is_rolled_back_wakes_nobody(writer: Writer, start: Sta
 
 
 @pytest.mark.parametrize("kind", ["PASSIVE", "FULL", "RESTART", "TRUNCATE"])
-def test_a_checkpoint_by_another_process_wakes_nobody(writer: Writer, start: Start, kind: str) -> None:
+def test_a_checkpoint_by_another_process_wakes_no_watcher(writer: Writer, start: Start, kind: str) -> None:
     prepared(writer)
     watcher, ear = start()
     looks = watcher.looks
@@ -266,7 +266,7 @@ def test_a_checkpoint_by_another_process_wakes_nobody(writer: Writer, start: Sta
     ear.wait_for("write")
 
 
-def test_a_commit_right_before_a_truncating_checkpoint_is_told(writer: Writer, start: Start) -> None:
+def test_a_commit_right_before_a_truncating_checkpoint_is_reported(writer: Writer, start: Start) -> None:
     prepared(writer)
     writer("PRAGMA wal_checkpoint(TRUNCATE)")
     watcher, ear = start()
@@ -301,7 +301,7 @@ def test_other_files_of_the_directory_are_not_even_looked_at(writer: Writer, pat
 
 
 @pytest.mark.parametrize(("mode", "has_room"), [("wal", True), ("delete", True), ("truncate", True), ("wal", False)])
-def test_our_own_push_wakes_nobody(
+def test_our_own_push_wakes_no_watcher(
     writer: Writer,
     path: Path,
     tmp_path: Path,
@@ -344,7 +344,9 @@ def test_our_own_push_wakes_nobody(
 # --- other files under the same name ----------------------------------------------------------------------------------
 
 
-def test_a_database_renamed_over_it_is_told_and_watched(writer: Writer, path: Path, start: Start, mode: str) -> None:
+def test_a_database_renamed_over_it_is_reported_and_watched(
+    writer: Writer, path: Path, start: Start, mode: str
+) -> None:
     prepared(writer, mode)
     watcher, ear = start()
     looks = watcher.looks
@@ -368,7 +370,7 @@ def test_a_database_renamed_over_it_is_told_and_watched(writer: Writer, path: Pa
     connection.close()
 
 
-def test_a_database_deleted_and_made_again_is_told_and_watched(
+def test_a_database_deleted_and_made_again_is_reported_and_watched(
     writer: Writer, path: Path, start: Start, mode: str
 ) -> None:
     prepared(writer, mode)
@@ -400,7 +402,7 @@ def test_a_database_that_is_not_there_yet_is_waited_for(path: Path, start: Start
     assert watcher.state == "watching"
 
 
-def test_a_directory_that_goes_away_is_told_and_waited_for(tmp_path: Path, start: Start) -> None:
+def test_a_directory_that_goes_away_is_reported_and_waited_for(tmp_path: Path, start: Start) -> None:
     directory = tmp_path / "data"
     directory.mkdir()
     writer = Writer(directory / "app.db")
@@ -518,7 +520,7 @@ def test_without_file_events_it_polls(writer: Writer, start: Start, monkeypatch:
     ear.wait_for("write")
 
 
-def test_news_that_were_not_taken_are_told_again(
+def test_news_that_were_not_taken_are_reported_again(
     writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared(writer)

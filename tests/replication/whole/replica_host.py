@@ -23,12 +23,12 @@ import headwater
 from headwater.ports.clock import SystemClock
 from headwater.replication.host.catalogue import Version
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.versions import RetentionPolicy
+from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 
 BEFORE_COMMIT = ["begun", "checked", "version named", "directory synced"]
 AFTER_COMMIT = ["committed", "published", "announced"]
-"""Steps of an acceptance. `published`: its message is in the log, and nobody has noted that yet."""
+"""Steps of an acceptance. `published`: its message is in the log, and that is not recorded yet."""
 
 # The server stops itself, all its threads, at the step that is named in a file beside its log. So a test finds it in
 # that very moment, and can do to it what it likes. Or one push waits at its step, and the rest goes on.
@@ -84,7 +84,7 @@ class ReplicaHost(ServerProcess):
         return self._process.pid
 
     def stop_at(self, step: str) -> None:
-        """The next push that comes to this step finds nobody there."""
+        """The server dies when the next push comes to this step."""
         _write_whole(self._flag, step)
 
     def hold_at(self, step: str) -> None:
@@ -118,7 +118,7 @@ class ReplicaHost(ServerProcess):
 
     def store(self) -> ReplicaStore:
         """As a command sees it, beside the server."""
-        return ReplicaStore(self.directory, RetentionPolicy(), SystemClock()).open()
+        return ReplicaStore(self.directory, VersionRetention(), SystemClock()).open()
 
     def newest(self, name: ReplicaName) -> int:
         with self.store() as store:
@@ -156,25 +156,25 @@ class ReplicaHost(ServerProcess):
         return {home.name: sorted(file.name for file in home.iterdir()) for home in homes}
 
     def wait_for_files(self, homes: dict[str, list[str]]) -> None:
-        """Until only these are left, and nobody is at work there, for this server or for one that was killed: a kill
-        or an error is told before all is swept up."""
+        """Until only these are left, and no process is at work there, for this or a killed server: a kill
+        or an error is reported before all is swept up."""
         eventually(lambda: (self.files(), tools_at(self.directory)), (homes, []))
 
     def check_messages(self, name: ReplicaName, versions: list[Version]) -> None:
-        """What a crash left untold is told soon after the start, so this waits."""
-        told: list[tuple[int, int, str | None]] = []
+        """What a crash left unpublished is published soon after the start, so this waits."""
+        reported: list[tuple[int, int, str | None]] = []
         ids: set[str] = set()
         reader = uuid.uuid4().hex
         with closing(headwater.open(self.url)) as log, log.subscribe(reader, name.topic, start="first") as subscription:
-            while len(told) < len(versions):
+            while len(reported) < len(versions):
                 messages = subscription.fetch(100, timeout=PATIENCE_S)
-                assert messages, f"only {told} of {len(versions)} are told"
+                assert messages, f"only {reported} of {len(versions)} are published"
                 for message in messages:
-                    told.append((message.data["version"], message.data["base"], message.data["dbhash"]))
+                    reported.append((message.data["version"], message.data["base"], message.data["dbhash"]))
                     ids.add(message.id)
                     message.ack()
             assert subscription.fetch(1, timeout=0) == []
-        assert sorted(told) == [(version.number, version.base, version.dbhash) for version in versions]
+        assert sorted(reported) == [(version.number, version.base, version.dbhash) for version in versions]
         assert all(re.fullmatch(r"replica-[0-9a-f]{16}-\d+", id) for id in ids)
         assert len(ids) == len(versions)
 

@@ -90,7 +90,9 @@ def test_a_pull_that_is_cut_off_leaves_what_was_there(shared_host: ReplicaHost, 
             (Direction.TO_CLIENT, 900_000),
             (Direction.TO_SERVER, 500),
         ]:
-            for target in (copy, fresh) if direction is Direction.TO_CLIENT else (copy,):  # who has nothing says little
+            for target in (
+                (copy, fresh) if direction is Direction.TO_CLIENT else (copy,)
+            ):  # without pages little is sent
                 proxy.cut_after(size, direction)
                 with pytest.raises((ReplicationFailedError, UnreachableError)):
                     headwater.sync(through, target)
@@ -151,8 +153,8 @@ def test_a_push_that_is_made_again_while_the_first_is_still_being_accepted(
             proxy.reset()
         host.release()
         with closing(headwater.open(host.url)) as log, log.subscribe("it", NAME.topic, start="first") as versions:
-            told = [message.data["version"] for _ in (1, 2) for message in versions.fetch(1, timeout=PATIENCE_S)]
-        assert told == [1, 2]
+            reported = [message.data["version"] for _ in (1, 2) for message in versions.fetch(1, timeout=PATIENCE_S)]
+        assert reported == [1, 2]
         proxy.heal()
         second.exception()  # whatever becomes of it, the next one succeeds
         third = headwater.sync(path, remote)

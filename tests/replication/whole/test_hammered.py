@@ -17,7 +17,7 @@ from headwater.replication import snapshot
 from headwater.replication.names import ReplicaName
 
 PUSHES = 6  # of the large ones; the others have half as many
-WAIT_S_MAX = 10.0  # a shared machine is slow at times; who is locked out for good waits for 30 s
+WAIT_S_MAX = 10.0  # a shared machine is slow at times; a writer that is locked out for good waits for 30 s
 
 NAME = ReplicaName("shop", "books.db")
 MANY_BYTES = 1 << 60

@@ -112,7 +112,7 @@ def test_in_the_middle_of_a_pull(
     mode: str,
     kills: int,
 ) -> None:
-    """What is here is as before or as after, for whoever opens it."""
+    """The database is as before or as after, for every program that opens it."""
     dice = random.Random(pytestconfig.getoption("--dice"))
     path, copy = make_books(tmp_path / "books.db", mode, PULLED_BYTES / 1e6), tmp_path / "copy.db"
     headwater.sync(path, remote)
@@ -149,10 +149,10 @@ def test_ctrl_c_lets_a_push_finish(host: ReplicaHost, tmp_path: Path) -> None:
             host.wait_stopped()
             os.killpg(process.pid, signal.SIGINT)
             host.go_on()
-            said, noted = process.communicate(timeout=PATIENCE_S)
+            output, noted = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 0, noted
-    assert b"as version 1 of" in said
+    assert b"as version 1 of" in output
     assert b"failed" not in noted
     assert host.newest(NAME) == 1

@@ -40,13 +40,13 @@ class Report:
     notes: list[str]
 
     def rows(self, table: str) -> list[Row]:
-        """Those with all the values that a gold row has: any other was not written by a run."""
+        """The rows that have all values of a gold row: any other was not written by a run."""
         rows = self.tables.get(table, [])
         return [row for row in rows if all(row[key] is not None for key in row.keys() - NULLABLE)]
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Columns begin with `>` for numbers, `~` for names, `=` for bars. The first rows of `total`, if that is more.
 
     A cell is text, or what the template's macro `cell` draws: a bar, a sparkline, an error, text with a tone.
@@ -70,7 +70,7 @@ class Section:
     text: str = ""  # a sentence in place of a chart that would show one point
     legend: Mapping[str, str] | None = None  # colours by name
     chart: Markup | str = ""
-    table: Table | None = None
+    table: PageTable | None = None
     caption: str = ""
 
 
@@ -82,7 +82,7 @@ def summed(rows: Iterable[Row], by: str, column: str) -> Counter[Any]:
 
 
 def grouped(rows: Iterable[Row], *by: str) -> dict[Any, list[Row]]:
-    """By the value of a column, or by those of several."""
+    """Rows grouped by the value of a column, or by those of several."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[by[0]] if len(by) == 1 else tuple(row[key] for key in by), []).append(row)

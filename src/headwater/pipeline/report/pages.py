@@ -18,7 +18,7 @@ from markupsafe import Markup
 from headwater.formats import format_count, format_seconds, format_size, plural
 from headwater.pipeline.report import charts
 from headwater.pipeline.report import model as m
-from headwater.pipeline.report.model import Report, Section, Table, cut
+from headwater.pipeline.report.model import PageTable, Report, Section, cut
 from headwater.pipeline.report.sections import sections_of
 
 LISTED_MAX = 100  # checks, files, ranges of each kind
@@ -52,7 +52,7 @@ def render_report(report: Report) -> str:
     sections = sections_of(report)
     if report.notes:
         shown = [[cut(note, WHAT_CHARS_MAX)] for note in report.notes[:NOTES_SHOWN]]
-        sections.insert(0, Section("notes", "Notes", table=Table(["~Note"], shown, len(report.notes), "notes")))
+        sections.insert(0, Section("notes", "Notes", table=PageTable(["~Note"], shown, len(report.notes), "notes")))
     return _template().render(
         title="Report",
         subject=lake,
@@ -66,7 +66,7 @@ def render_report(report: Report) -> str:
 
 def render_audit(document: Audit) -> str:
     audit = _NOT_READ | dict(document)
-    checks = Table([" State", "~Check", "~Found"], _check_rows(audit)[:LISTED_MAX], len(audit["checks"]), "checks")
+    checks = PageTable([" State", "~Check", "~Found"], _check_rows(audit)[:LISTED_MAX], len(audit["checks"]), "checks")
     log, lake = cut(audit["log"], PATH_CHARS_MAX), cut(audit["lake"], PATH_CHARS_MAX)
     return _template().render(
         title="Audit",
@@ -204,7 +204,7 @@ def _ranges(audit: Audit) -> Section:
     totals = {key: audit[f"{key}_total"] for key in RANGES}
     note = "; ".join(f"{key}: {plural(total['messages'], 'message')}" for key, total in totals.items() if total["runs"])
     columns = [" Kind", ">From seq", ">To seq", ">Messages", " Found"]
-    table = Table(columns, rows, sum(total["runs"] for total in totals.values()), "ranges")
+    table = PageTable(columns, rows, sum(total["runs"] for total in totals.values()), "ranges")
     empty = "No missing, repeated, different or deleted messages were found."
     return Section("ranges", "Ranges", note=note, empty=empty, table=table)
 
@@ -212,4 +212,4 @@ def _ranges(audit: Audit) -> Section:
 def _files(audit: Audit) -> Section:
     rows = [[cut(file, PATH_CHARS_MAX), text] for key, text in FILES.items() for file in audit[key][:LISTED_MAX]]
     empty = "No missing or changed files were found."
-    return Section("files", "Files", empty=empty, table=Table(["~File", " Found"], rows))
+    return Section("files", "Files", empty=empty, table=PageTable(["~File", " Found"], rows))

@@ -13,7 +13,7 @@ from typing import Any
 from headwater.formats import format_count, format_number, format_seconds, format_size, plural
 from headwater.pipeline.report import charts
 from headwater.pipeline.report import model as m
-from headwater.pipeline.report.model import Report, Row, Section, Table, cut
+from headwater.pipeline.report.model import PageTable, Report, Row, Section, cut
 
 PANELS_DRAWN = 6  # subscriptions with charts of their latency
 ROWS_SHOWN = 20  # of any table
@@ -89,7 +89,7 @@ def _topics(rows: Sequence[Row], report: Report) -> Facts:
         figures = [f"{count:,}", f"{count / total:.1%}", format_size(held), format_size(held / count)]
         cells.append([cut(topic), {"bar": count / high, "more": 0}, *figures])
     columns = ["~Topic", "=", ">Messages", ">Share", ">Size", ">Each"]
-    return {"table": Table(columns, cells, len(messages), "topics, by messages")}
+    return {"table": PageTable(columns, cells, len(messages), "topics, by messages")}
 
 
 def _traffic(rows: Sequence[Row], report: Report) -> Facts:
@@ -127,7 +127,7 @@ def _latency(rows: Sequence[Row], report: Report) -> Facts:
             spans = [format_seconds(ms / 1000) for ms in (statistics.median(p50), max(p99), max(slowest))]
             cells.append([cut(key[0]), STAGES[key[1]], f"{sum(row['count'] for row in found):,}", *spans])
     columns = ["~Subscription", " Stage", ">Messages", ">Usual p50", ">Worst p99", ">Slowest"]
-    table, drawn = Table(columns, cells, len(stages), "rows, by messages"), []
+    table, drawn = PageTable(columns, cells, len(stages), "rows, by messages"), []
     panels = {
         (subscription, stage): f"{label} · {text}"
         for subscription, label in m.labels(m.ranked(weights, PANELS_DRAWN)).items()
@@ -165,7 +165,7 @@ def _lag(rows: Sequence[Row], report: Report) -> Facts:
         oldest = format_seconds(last["oldest_unacked_ms"] / 1000) if last["oldest_unacked_ms"] else "–"
         cells.append([cut(subscription), f"{peaks[subscription]:,}", *figures, oldest, m.brief(last["observed_at"])])
     columns = ["~Subscription", ">Greatest", ">Lag", ">In flight", ">Waiting", ">Position", ">Oldest unacked", ">Seen"]
-    table = Table(columns, cells, len(peaks), "subscriptions, by their greatest lag")
+    table = PageTable(columns, cells, len(peaks), "subscriptions, by their greatest lag")
     times = {row["observed_at"] for row in rows}
     if len(times) == 1:
         return {"text": "One snapshot so far: each run adds one, and the second begins the chart.", "table": table}
@@ -208,7 +208,7 @@ def _dead_letters(rows: Sequence[Row], report: Report) -> Facts:
     columns = ["~Error", " Reason", "~Handler", ">Letters", " By day", " Trend", ">Last"]
     return {
         "note": f"{plural(sum(totals.values()), 'dead letter')} of {plural(len(kinds), 'kind')}",
-        "table": Table(columns, cells, len(kinds), "kinds, by letters"),
+        "table": PageTable(columns, cells, len(kinds), "kinds, by letters"),
         "caption": "Trend: the last day against the average of the seven days before.",
     }
 
@@ -243,7 +243,7 @@ def _storms(rows: Sequence[Row], report: Report) -> Facts:
     return {
         "note": f"{plural(len(rows), 'storm')}; the share is of all deliveries in that time",
         "chart": charts.timeline("Retry storms over time", drawn, list(lanes.values()), begin, end),
-        "table": Table(columns, cells[:ROWS_SHOWN], len(rows), "storms, by redeliveries"),
+        "table": PageTable(columns, cells[:ROWS_SHOWN], len(rows), "storms, by redeliveries"),
     }
 
 
@@ -261,7 +261,7 @@ def _forecast(rows: Sequence[Row], report: Report) -> Facts:
         cells.append([pattern, f"{row['messages']:,}", pace, size, *_limit(row)])
     columns = ["~Pattern", ">Messages", ">A day", "=Size now and in 30 days", ">Limit", ">Used", ">Deletes in"]
     return {
-        "table": Table(columns, cells, len(rows), "limits, by size"),
+        "table": PageTable(columns, cells, len(rows), "limits, by size"),
         "caption": "At the pace of the last seven days. Retention deletes the oldest messages once a limit is reached.",
     }
 
@@ -292,7 +292,10 @@ def _replication(rows: Sequence[Row], report: Report) -> Facts:
         figures = [format_size(sent[replica]), f"{version:,}", m.brief(ended)]
         cells.append([cut(replica), f"{pushes[replica]:,}", _spark(found, "pushes", last), *figures])
     columns = ["~Replica", ">Pushes", " By day", ">Sent", ">Version", ">Last"]
-    return {"note": plural(len(pushes), "replica"), "table": Table(columns, cells, len(pushes), "replicas, by pushes")}
+    return {
+        "note": plural(len(pushes), "replica"),
+        "table": PageTable(columns, cells, len(pushes), "replicas, by pushes"),
+    }
 
 
 def _spark(rows: Sequence[Row], column: str, last: date) -> Any:

@@ -32,8 +32,8 @@ from headwater.replication.host.disk import Layout, new_replica_id, refuse_to_fi
 from headwater.replication.host.versions import (
     TRIES_MAX,
     Delta,
-    RetentionPolicy,
     Sums,
+    VersionRetention,
     refuse_other_count,
     shape_of,
     sums_of,
@@ -82,7 +82,7 @@ class PushAcceptor:
         self,
         layout: Layout,
         catalogue: Catalogue,
-        policy: RetentionPolicy,
+        policy: VersionRetention,
         clock: Clock,
         *,
         bytes_max: int,

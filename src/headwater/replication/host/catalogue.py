@@ -112,7 +112,7 @@ class ReplicaListing(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Of all replicas."""
+    """The totals of all replicas."""
 
     replicas: int
     versions: int
@@ -257,7 +257,7 @@ class Catalogue:
     def listing(
         self, *, namespace: str | None = None, after: ReplicaName | None = None, limit: int | None = None
     ) -> list[ReplicaListing]:
-        """By name; `limit` None: all."""
+        """The replicas by name; all if `limit` is None."""
         behind = ("", "") if after is None else (after.namespace, after.name)
         rows = self._query("listing", (*behind, namespace, -1 if limit is None else limit))
         return [
@@ -305,7 +305,7 @@ class Catalogue:
         return found
 
     def numbers(self, name: ReplicaName) -> list[int]:
-        """Of its versions, ascending."""
+        """The numbers of its versions, ascending."""
         return [number for (number,) in self._query("numbers", (self.get(name).id,))]
 
     def versions(self, name: ReplicaName, *, below: int | None = None, limit: int = VERSIONS_PAGE) -> list[Version]:

@@ -109,7 +109,7 @@ def error_of(exc: OSError, where: str) -> HeadwaterError:
     why = exc.strerror or str(exc)
     if is_full(exc):
         return DiskFullError(
-            f"no room ({why})", where=where, next="Free some disk space and try again; nothing was changed"
+            f"no disk space ({why})", where=where, next="Free some disk space and try again; nothing was changed"
         )
     if exc.errno in _DENIED:
         return ReadOnlyError(why, where=where, next="Give this user write access to the directory")
@@ -171,7 +171,7 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Also a directory."""
+    """Flush a file or a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -184,7 +184,7 @@ def touch(path: str) -> None:
 
 
 def make_directory(path: str) -> None:
-    """With its parents, mode 0700; durable when it returns."""
+    """Make a directory and its parents, mode 0700; durable when it returns."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -218,7 +218,7 @@ def _is_idle(beside: str) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """As far as possible; the next recovery removes the rest."""
+    """Remove as much as possible; the next recovery removes the rest."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -242,7 +242,7 @@ def lock(path: str) -> int | None:
 
 
 class SpaceReservations:
-    """Of one directory: concurrent writers do not count on the same free space."""
+    """Reservations in one directory: concurrent writers do not count on the same free space."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -251,7 +251,7 @@ class SpaceReservations:
 
     @contextmanager
     def reserved(self, size: int) -> Iterator[None]:
-        """While so many bytes are written. Raises DiskFullError if there is no space for them. Blocks."""
+        """Reserve so many bytes while they are written. Raises DiskFullError if there is no space for them. Blocks."""
         with self._lock:
             refuse_to_fill(self._directory, self._reserved_bytes + size)
             self._reserved_bytes += size

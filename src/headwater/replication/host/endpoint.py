@@ -345,7 +345,7 @@ class ReplicaEndpoint:
         bearer: str | None,
         rights: Rights | None,
     ) -> HttpResponse:
-        """Those that the client may pull, by name, after `after`; `isCut` in the answer: there are more."""
+        """The replicas that the client may pull, by name, after `after`; `isCut` in the answer: there are more."""
         if namespace is not None:
             ReplicaName(namespace, "any")  # refuses an invalid one
         is_first, found = after is None, list[ReplicaListing]()
@@ -367,7 +367,7 @@ class ReplicaEndpoint:
         return HttpResponse(200, JSON, msgspec.json.encode({"replicas": shown, "isCut": len(found) > LISTED_MAX}))
 
     def _listing_refusal(self, namespace: str | None, bearer: str | None, rights: Rights | None) -> HttpResponse | None:
-        """For a client that sees no replica. The text does not depend on the replicas of others."""
+        """The answer to a client that sees no replica. The text does not depend on the replicas of others."""
         if rights is not None:
             everything = "replica.>" if namespace is None else f"replica.{namespace}.>"
             if rights.may_read(everything):
@@ -530,8 +530,8 @@ def client_of(headers: dict[str, str], address: str) -> str:
 
 
 def client_identity(headers: dict[str, str], bearer: str | None) -> ClientIdentity:
-    """The owner of a claim, who may extend or release it: the same name with the same token or key. A client without a
-    name is identified by its connection."""
+    """The owner of a claim, which alone may extend or release it: the same name with the same token or key. A client
+    without a name is identified by its connection."""
     name = headers.get("x-clientid", "").strip()
     return (bearer, name) if name else object()
 
@@ -570,7 +570,7 @@ def refusal_of(access: Access, kind: SessionKind) -> Refusal | None:
 
 
 def refuse_revoked(access: Access, kind: SessionKind) -> None:
-    """For a running session: raises Abort when its client would be refused by now."""
+    """Raise Abort in a running session when its client would be refused by now."""
     if refusal_of(access, kind) is not None:
         raise rights_revoked(kind)
 

@@ -54,7 +54,7 @@ class VersionAnnouncer:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled: announce what the last run of the server left, and what failed since."""
+        """Announce, until cancelled, what the last run of the server left, and what failed since."""
         failures = 0
         while True:
             if await self._announce_the_rest():
@@ -135,7 +135,7 @@ class ReplicaMetrics:
         return self._totals
 
     async def run(self, totals: Callable[[], Awaitable[Totals]]) -> None:
-        """Until cancelled. Counts only after a scrape or a push."""
+        """Count until cancelled, and only after a scrape or a push."""
         while True:
             self._stale.clear()
             try:

@@ -86,7 +86,7 @@ class PullSession:
             await origin.gone()
 
     async def _receive(self, origin: RsyncProcess, size: int) -> None:
-        """Until the client's process has succeeded."""
+        """Receive until the client's process has succeeded."""
         received = 0
         while True:
             frame = await self._session.next()

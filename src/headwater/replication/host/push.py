@@ -146,7 +146,7 @@ class PushSession:
             await replica.gone()
 
     async def _receive(self, replica: RsyncProcess) -> None:
-        """Until the client has sent everything."""
+        """Receive until the client has sent everything."""
         limit = _with_heads(self._context.bytes_max)
         space_checked_at = 0
         while True:

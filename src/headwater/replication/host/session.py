@@ -143,7 +143,7 @@ class Pace:
         self._left_s = min(self._patience_s, self._left_s + size / BYTES_A_SECOND_MIN)
 
     def left_s(self, now_s: float) -> float:
-        """Of the patience, if nothing moves from now on."""
+        """The seconds that are left if nothing moves from now on."""
         self._charge(now_s)
         return self._left_s
 
@@ -231,7 +231,7 @@ class ReplicaSession:
             self._transport.send_text(text.encode())
 
     def _taken_bytes(self) -> int:
-        """Of the pages sent to it. It grows as long as the client reads, however slowly."""
+        """The bytes of pages that have left the send buffer. Grows as long as the client reads, however slowly."""
         return self._sent_bytes - self._transport.buffered_bytes()
 
     async def _wait_until_drained(self) -> None:
@@ -249,7 +249,7 @@ class ReplicaSession:
     # --- pace ---------------------------------------------------------------------------------------------------
 
     def expect_pages(self, patience_s: float) -> None:
-        """From now on the client has to keep pace, in either direction: it may be silent for so long."""
+        """From now on require progress of the client, in either direction: it may be silent for so long."""
         self._pace = Pace(time.monotonic(), patience_s)
         self._patience_s = patience_s
         self._credited_bytes = self._taken_bytes()
@@ -260,7 +260,7 @@ class ReplicaSession:
             self._pace.worked(time.monotonic())
 
     async def _wait_for(self, event: asyncio.Future[None], within_s: float | None = None) -> None:
-        """Until it is set, or its time is up. Raises Abort if the client is too slow."""
+        """Wait until it is set, or its time is up. Raises Abort if the client is too slow."""
         pace = self._pace
         if pace is None:
             try:

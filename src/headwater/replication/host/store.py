@@ -18,8 +18,8 @@ from headwater.replication.host import disk
 from headwater.replication.host.accept import CLIENT_CHARS_MAX, DATABASE_BYTES_MAX, Checkpoint, PushAcceptor
 from headwater.replication.host.catalogue import REPLICAS_MAX, Catalogue, ClientReport, KeyKind, Replica, Version
 from headwater.replication.host.disk import NEW, READING, REMOVED, Layout, is_replica_id, new_replica_id, refuse_foreign
-from headwater.replication.host.verify import Verdict, refuse_target, restore, verify
-from headwater.replication.host.versions import LOCK, OpenedVersion, RetentionPolicy, open_version, refuse_removed
+from headwater.replication.host.verify import VersionVerdict, refuse_target, restore, verify
+from headwater.replication.host.versions import LOCK, OpenedVersion, VersionRetention, open_version, refuse_removed
 from headwater.replication.names import ReplicaName
 
 _VERSION_FILE = re.compile(r"\d+\.(db|pages)")
@@ -36,7 +36,7 @@ class ReplicaStore:
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        policy: RetentionPolicy,
+        policy: VersionRetention,
         clock: Clock,
         *,
         bytes_max: int = DATABASE_BYTES_MAX,
@@ -142,7 +142,7 @@ class ReplicaStore:
                 raise
             return opened.version
 
-    def verify(self, name: ReplicaName, number: int) -> Verdict:
+    def verify(self, name: ReplicaName, number: int) -> VersionVerdict:
         return verify(self._layout, self.catalogue, self.catalogue.get(name), number)
 
     # --- replicas ---------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ class Subscribers:
         self._announced = ("", 0)
 
     def announce_version(self, replica_id: str, number: int) -> None:
-        """In order: of two concurrent pushes, the later one may be announced first."""
+        """Announce versions in order: of two concurrent pushes, the later one may come here first."""
         if self._announced[0] == replica_id and number <= self._announced[1]:
             return
         self._announced = (replica_id, number)
@@ -228,7 +228,7 @@ class Subscribers:
 
 
 class SubscriberRegistry:
-    """By replica; an entry without subscribers, pushes and claims is removed."""
+    """The subscribers by replica; an entry without subscribers, pushes and claims is removed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -42,9 +42,9 @@ NO_HASH = "no hash came with it"
 
 LOCKED_S_MAX = 5.0  # for other programs to end their transactions
 
-Missing = Literal["room", "rights", "hash"]
+Missing = Literal["space", "rights", "hash"]
 Finding = Literal["proved", "whole", "not checked", "bad"]
-_MISSING: dict[type[HeadwaterError], Missing] = {DiskFullError: "room", ReadOnlyError: "rights"}
+_MISSING: dict[type[HeadwaterError], Missing] = {DiskFullError: "space", ReadOnlyError: "rights"}
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Check(msgspec.Struct, frozen=True):
     missing: Missing | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class VersionVerdict(msgspec.Struct, frozen=True):
     name: str
     version: int
     checks: tuple[Check, ...]
@@ -91,7 +91,7 @@ def failed(what: str, error: HeadwaterError) -> Check:
     return Check(what, False, error.why, missing)
 
 
-def verify(layout: Layout, catalogue: Catalogue, replica: Replica, number: int) -> Verdict:
+def verify(layout: Layout, catalogue: Catalogue, replica: Replica, number: int) -> VersionVerdict:
     """Raises UnknownReplicaError when the version was removed, also meanwhile: that is no finding."""
     checks: list[Check] = []
     try:
@@ -99,7 +99,7 @@ def verify(layout: Layout, catalogue: Catalogue, replica: Replica, number: int) 
     except UnknownReplicaError:
         raise
     except HeadwaterError as exc:
-        return Verdict(replica.name.path, number, (failed("files", exc),))
+        return VersionVerdict(replica.name.path, number, (failed("files", exc),))
     with made:
         is_newest = made.version.delta_bytes is None
         checks.append(passed("files", "the newest, whole" if is_newest else "rebuilt; every delta has its hash"))
@@ -109,7 +109,7 @@ def verify(layout: Layout, catalogue: Catalogue, replica: Replica, number: int) 
                     checks.append(passed(what, check(made)))
             except HeadwaterError as exc:
                 checks.append(failed(what, exc))
-    verdict = Verdict(replica.name.path, number, tuple(checks))
+    verdict = VersionVerdict(replica.name.path, number, tuple(checks))
     if not verdict.ok:
         refuse_removed(catalogue, replica)
     return verdict
@@ -143,7 +143,7 @@ def prove_content(path: str, pushed: str | None) -> str:
 
 def _restore_drill(made: OpenedVersion) -> str:
     if made.directory is None:
-        raise DiskFullError("no room for it")
+        raise DiskFullError("the disk is full")
     target = os.path.join(made.directory, "drill.db")
     restore(made, target)
     with Shell(target) as shell:
@@ -228,7 +228,7 @@ def _is_database(target: str) -> bool:
 
 
 def _write_into(source: str, target: str) -> None:
-    """In one transaction: after a crash it has either the old content or the new one."""
+    """Write in one transaction: after a crash the file has either the old content or the new one."""
     with Shell(target) as shell:
         shell.ask(f"PRAGMA busy_timeout = {LOCKED_S_MAX * 1000:.0f};")
         replace_content(source, shell)

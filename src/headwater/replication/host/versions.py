@@ -463,7 +463,7 @@ def _refuse_damage(made: OpenedVersion, *, is_newest: bool) -> None:
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
-class RetentionPolicy(msgspec.Struct, frozen=True):
+class VersionRetention(msgspec.Struct, frozen=True):
     """A version is removed when it is beyond either limit, the newest never."""
 
     keep_last: int | None = KEEP_LAST
@@ -480,7 +480,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True):
         return self.keep_last is None and self.keep_age_ms is None
 
 
-def surplus(versions: Sequence[Version], policy: RetentionPolicy, now_ms: int) -> list[int]:
+def surplus(versions: Sequence[Version], policy: VersionRetention, now_ms: int) -> list[int]:
     """The numbers of the versions to remove, from versions in ascending order. Pure.
 
     Always the oldest ones in one piece: a version is rebuilt through all newer ones, so none may be removed from the

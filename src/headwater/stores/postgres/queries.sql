@@ -120,6 +120,12 @@ SELECT count(*) FROM messages WHERE seq > %s AND seq <= %s AND {condition}
 -- :at_or_after: the first message at or after a seq, for the search by time
 SELECT seq, published_at FROM messages WHERE seq >= %s ORDER BY seq LIMIT 1
 
+-- :last_published: the last message and its time
+SELECT seq, published_at FROM messages ORDER BY seq DESC LIMIT 1
+
+-- :first_published_since: the first message of a seq range that is not older than a time; looks at all before it
+SELECT seq FROM messages WHERE seq BETWEEN %s AND %s AND published_at >= %s ORDER BY seq LIMIT 1
+
 -- :bounds: the first and last seq in the log
 SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM messages
 
@@ -239,6 +245,9 @@ SELECT batch FROM sinks WHERE sink = %s
 -- :save_sink_batch: a sink published a batch
 INSERT INTO sinks (sink, batch, at) VALUES (%s, %s, %s)
 ON CONFLICT (sink) DO UPDATE SET batch = excluded.batch, at = excluded.at
+
+-- :delete_sink: forget a sink
+DELETE FROM sinks WHERE sink = %s
 
 -- :timings: how long deliveries took, from an hour on
 SELECT coalesce(
@@ -448,6 +457,12 @@ INSERT INTO leases (resource, owner, fence, until) VALUES (%s, '', 0, 0) ON CONF
 INSERT INTO {table} (resource, owner, fence, until)
 VALUES ({note}, '', {number}, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 ON CONFLICT (resource) DO UPDATE SET fence = excluded.fence, until = excluded.until
+
+-- :leases: leases whose resource begins with a text
+SELECT resource, owner, fence, until FROM leases WHERE substr(resource, 1, length(%s)) = %s ORDER BY resource
+
+-- :delete_lease: remove a lease
+DELETE FROM leases WHERE resource = %s
 
 -- :save_lease: write a lease down
 INSERT INTO leases (resource, owner, fence, until) VALUES (%s, %s, %s, %s)

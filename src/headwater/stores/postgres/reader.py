@@ -47,6 +47,7 @@ from headwater.stores.sql import (
     CANDIDATES_MAX,
     LETTER_COUNTS,
     TIMES,
+    UNORDERED_FACTS,
     Candidate,
     TopicTail,
     count_by_scanning,
@@ -283,7 +284,18 @@ class PostgresReader:
 
     def seq_before(self, at_ms: int) -> int:
         first, high = self._row("bounds")
-        return seq_before(first, high, at_ms, lambda seq: self._row("at_or_after", seq))
+        return seq_before(
+            first,
+            high,
+            at_ms,
+            lambda seq: self._row("at_or_after", seq),
+            self.unordered(),
+            lambda low, high: self._row("first_published_since", low, high, at_ms),
+        )
+
+    def unordered(self) -> Run | None:
+        facts = [self._row("fact", name) for name in UNORDERED_FACTS]
+        return None if None in facts else (int(facts[0][0]), int(facts[1][0]))
 
     def count(self, selection: Selection, after: int, upto: int) -> int:
         wanted = wanted_by(selection)
@@ -428,6 +440,10 @@ class PostgresReader:
     def lease(self, resource: str) -> Lease:
         row = self._row("lease", resource)
         return Lease() if row is None else Lease(*row)
+
+    def leases(self, prefix: str) -> dict[str, Lease]:
+        rows: list[Any] = self._execute(SQL["leases"], (prefix, prefix)).fetchall()
+        return {resource: Lease(*lease) for resource, *lease in rows}
 
     def _execute(self, sql: str, bindings: Sequence[Any] | None = None) -> psycopg.Cursor[Any]:
         if self._interruption is not None:  # between two statements there is nothing that could be cancelled

@@ -29,7 +29,7 @@ from headwater.ports.records import (
 from headwater.stores.postgres.connection import SQL, array_of, untyped
 from headwater.stores.postgres.external_tx import run_users_sql
 from headwater.stores.postgres.reader import RUNS, SEQS, PostgresReader
-from headwater.stores.sql import TopicTail, assign_seqs, record_of, scoped_ids
+from headwater.stores.sql import UNORDERED_FACTS, TopicTail, assign_seqs, record_of, scoped_ids, unordered_by
 from headwater.topics import Dialect
 
 COPY_BYTES = 4 * 1024 * 1024
@@ -96,6 +96,8 @@ class PostgresWriter(PostgresReader):
             return
         if not plain:
             _refuse_nul(drafts)
+            if any(draft.published_ms is not None for draft in drafts):
+                self._note_unordered(drafts, seqs, now_ms)
         with self.connection.cursor().copy(SQL["copy_plain" if plain else "copy_full"].encode()) as copy:
             if plain:
                 # Large messages go in smaller parts: each part is held three times over while it is written down.
@@ -106,9 +108,18 @@ class PostgresWriter(PostgresReader):
             else:
                 for draft, seq in zip(drafts, seqs, strict=True):
                     extras = msgspec.structs.astuple(draft.extras or _NO_EXTRAS)
-                    copy.write_row((seq, draft.topic, draft.data_json, now_ms, draft.size, 2, draft.id, *extras))
+                    published_ms = now_ms if draft.published_ms is None else draft.published_ms
+                    copy.write_row((seq, draft.topic, draft.data_json, published_ms, draft.size, 2, draft.id, *extras))
         self._last = seqs[-1]
         self.has_news = self.has_published = True
+
+    def _note_unordered(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> None:
+        known = self.unordered()
+        seq, published_ms = self._row("last_published") or (0, 0)
+        found = unordered_by(drafts, seqs, now_ms, (seq, published_ms), known)
+        if found is not None and found != known:
+            for name, value in zip(UNORDERED_FACTS, found, strict=True):
+                self._execute(SQL["set_fact"], (name, value))
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         self._last_to_publish_after()  # two servers may be given the same messages at once; one of them is first
@@ -292,6 +303,9 @@ class PostgresWriter(PostgresReader):
     def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
         self._execute(SQL["save_sink_batch"], (sink, batch, now_ms))
 
+    def delete_sink(self, sink: str) -> None:
+        self._execute(SQL["delete_sink"], (sink,))
+
     def add_timings(self, timings: Sequence[Timing]) -> None:
         if timings:
             ids, hours, stages, buckets, counts = zip(*map(msgspec.structs.astuple, timings), strict=True)
@@ -312,6 +326,9 @@ class PostgresWriter(PostgresReader):
 
     def save_lease(self, resource: str, lease: Lease) -> None:
         self._execute(SQL["save_lease"], (resource, lease.owner, lease.fence, lease.until_ms))
+
+    def delete_lease(self, resource: str) -> None:
+        self._execute(SQL["delete_lease"], (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self._last = self._seen_last = None  # a trigger of the user's may publish

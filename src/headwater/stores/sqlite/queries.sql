@@ -60,6 +60,12 @@ SELECT count(*) FROM messages WHERE seq > ? AND seq <= ? AND {condition}
 -- :at_or_after: the first message at or after a seq, for the search by time
 SELECT seq, published_at FROM messages WHERE seq >= ? ORDER BY seq LIMIT 1
 
+-- :last_published: the last message and its time
+SELECT seq, published_at FROM messages ORDER BY seq DESC LIMIT 1
+
+-- :first_published_since: the first message of a seq range that is not older than a time; looks at all before it
+SELECT seq FROM messages WHERE seq BETWEEN ? AND ? AND published_at >= ? ORDER BY seq LIMIT 1
+
 -- :bounds: the first and last seq in the log
 SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM messages
 
@@ -185,6 +191,9 @@ SELECT batch FROM sinks WHERE sink = ?
 
 -- :save_sink_batch: a sink published a batch
 INSERT OR REPLACE INTO sinks (sink, batch, at) VALUES (?, ?, ?)
+
+-- :delete_sink: forget a sink
+DELETE FROM sinks WHERE sink = ?
 
 -- :timings: how long deliveries took, from an hour on; the plus leaves the order to a sort, so that the index on hours
 -- finds the few of the last ones
@@ -342,6 +351,12 @@ DELETE FROM retention WHERE pattern = ? AND dialect = ?
 
 -- :lease: the holder of a resource
 SELECT owner, fence, until FROM leases WHERE resource = ?
+
+-- :leases: leases whose resource begins with a text
+SELECT resource, owner, fence, until FROM leases WHERE substr(resource, 1, length(?)) = ? ORDER BY resource
+
+-- :delete_lease: remove a lease
+DELETE FROM leases WHERE resource = ?
 
 -- :save_lease: write a lease down
 INSERT OR REPLACE INTO leases (resource, owner, fence, until) VALUES (?, ?, ?, ?)

@@ -39,6 +39,7 @@ from headwater.stores.sql import (
     LETTER_COUNTS,
     SMALL_BYTES_MAX,
     TIMES,
+    UNORDERED_FACTS,
     Candidate,
     TopicTail,
     count_by_scanning,
@@ -228,7 +229,18 @@ class SqliteReader:
 
     def seq_before(self, at_ms: int) -> int:
         first, high = self._row("bounds")
-        return seq_before(first, high, at_ms, lambda seq: self._row("at_or_after", seq))
+        return seq_before(
+            first,
+            high,
+            at_ms,
+            lambda seq: self._row("at_or_after", seq),
+            self.unordered(),
+            lambda low, high: self._row("first_published_since", low, high, at_ms),
+        )
+
+    def unordered(self) -> Run | None:
+        facts = [self._row("fact", name) for name in UNORDERED_FACTS]
+        return None if None in facts else (int(facts[0][0]), int(facts[1][0]))
 
     def count(self, selection: Selection, after: int, upto: int) -> int:
         condition, exact = _condition_of(selection)
@@ -351,6 +363,10 @@ class SqliteReader:
     def lease(self, resource: str) -> Lease:
         row = self._row("lease", resource)
         return Lease() if row is None else Lease(*row)
+
+    def leases(self, prefix: str) -> dict[str, Lease]:
+        rows: list[Any] = self._connection.execute(SQL["leases"], (prefix, prefix)).fetchall()
+        return {resource: Lease(*lease) for resource, *lease in rows}
 
     def _seqs(self, sql: str, bindings: tuple[Any, ...]) -> list[int]:
         rows: list[Any] = self._connection.execute(sql, bindings).fetchall()

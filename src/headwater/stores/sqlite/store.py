@@ -29,6 +29,7 @@ from headwater.stores.sqlite.connection import (
 )
 from headwater.stores.sqlite.migrations import SCHEMA_VERSION, check_readable, prepare
 from headwater.stores.sqlite.reader import SqliteReader
+from headwater.stores.sqlite.second_library import check_descriptors, unwatch, watch
 from headwater.stores.sqlite.writer import SqliteWriter
 
 try:
@@ -83,9 +84,13 @@ class SqliteStore:
             except BaseException:
                 self._connection.close()
                 raise
+        if self._connection.filename:  # a database in memory has none
+            watch(self.path)
 
     def _check_path(self, path: str | os.PathLike[str]) -> str:
-        return check_file(os.fspath(path))
+        file = check_file(os.fspath(path))
+        check_descriptors(file)
+        return file
 
     def connect(self) -> apsw.Connection:
         """One more connection with the log's settings."""
@@ -262,6 +267,7 @@ class SqliteStore:
             while self._idle_readers:
                 self._idle_readers.pop().close()
             self._connection.close()
+            unwatch(self.path)
             if self._announced is not None:
                 self._announced.close()
 

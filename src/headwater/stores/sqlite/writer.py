@@ -24,7 +24,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.sql import OWN_TABLES, assign_seqs, scoped_ids
+from headwater.stores.sql import OWN_TABLES, UNORDERED_FACTS, assign_seqs, scoped_ids, unordered_by
 from headwater.stores.sqlite.connection import SQL
 from headwater.stores.sqlite.reader import RUNS, SqliteReader
 from headwater.topics import Dialect
@@ -89,9 +89,19 @@ class SqliteWriter(SqliteReader):
         }
 
     def _insert(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, plain: bool) -> None:
+        if not plain and any(draft.published_ms is not None for draft in drafts):
+            self._note_unordered(drafts, seqs, now_ms)
         statements = _INSERT_PLAIN if plain else _INSERT_FULL
         values = _plain_values(drafts, seqs, now_ms) if plain else _full_values(drafts, seqs, now_ms)
         self._in_chunks(statements, values, len(drafts))
+
+    def _note_unordered(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> None:
+        known = self.unordered()
+        seq, published_ms = self._row("last_published") or (0, 0)
+        found = unordered_by(drafts, seqs, now_ms, (seq, published_ms), known)
+        if found is not None and found != known:
+            for name, value in zip(UNORDERED_FACTS, found, strict=True):
+                self._connection.execute(SQL["set_fact"], (name, value))
 
     def _in_chunks(self, statements: Mapping[int, str], values: Sequence[Any], rows: int) -> None:
         width, start = len(values) // max(1, rows), 0
@@ -232,6 +242,9 @@ class SqliteWriter(SqliteReader):
     def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
         self._connection.execute(SQL["save_sink_batch"], (sink, batch, now_ms))
 
+    def delete_sink(self, sink: str) -> None:
+        self._connection.execute(SQL["delete_sink"], (sink,))
+
     def add_timings(self, timings: Sequence[Timing]) -> None:
         self._connection.execute(SQL["add_timings"], (_json(timings),))
 
@@ -241,6 +254,9 @@ class SqliteWriter(SqliteReader):
 
     def save_lease(self, resource: str, lease: Lease) -> None:
         self._connection.execute(SQL["save_lease"], (resource, lease.owner, lease.fence, lease.until_ms))
+
+    def delete_lease(self, resource: str) -> None:
+        self._connection.execute(SQL["delete_lease"], (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self._connection.authorizer = _only_the_users_own
@@ -282,7 +298,8 @@ def _full_values(drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> l
     values: list[Any] = []
     for draft, seq in zip(drafts, seqs, strict=True):
         extras = draft.extras or _NO_EXTRAS
-        values += (seq, draft.topic, draft.data_json, now_ms, draft.id, *msgspec.structs.astuple(extras))
+        published_ms = now_ms if draft.published_ms is None else draft.published_ms
+        values += (seq, draft.topic, draft.data_json, published_ms, draft.id, *msgspec.structs.astuple(extras))
     return values
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from browser import Page
-from steps import bury, listening, publish, push
+from steps import dead_letter, listening, publish, push
 
 from headwater import Log
 
@@ -52,7 +52,7 @@ def fill_the_page(page: Page, log: Log) -> None:
 
 
 def test_all_text_stands_out_from_its_ground(page: Page, log: Log) -> None:
-    with bury(page, log, "mails", 1):
+    with dead_letter(page, log, "mails", 1):
         fill_the_page(page, log)
         grounds = set()
         for scheme in ("light", "dark"):
@@ -66,7 +66,7 @@ def test_all_text_stands_out_from_its_ground(page: Page, log: Log) -> None:
 
 def test_nothing_sticks_out_sideways(page: Page, log: Log) -> None:
     log.publish("a." + 25 * "long", {"text": 300 * "x"})
-    with bury(page, log, "mails", 1):
+    with dead_letter(page, log, "mails", 1):
         fill_the_page(page, log)
         for width in (320, 390, 768, 1280, 1920):
             size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 700}
@@ -76,7 +76,7 @@ def test_nothing_sticks_out_sideways(page: Page, log: Log) -> None:
 
 
 def test_every_control_has_a_name(page: Page, log: Log) -> None:
-    with bury(page, log, "mails", 1):
+    with dead_letter(page, log, "mails", 1):
         fill_the_page(page, log)
         tree = page.command("Accessibility.getFullAXTree")["nodes"]
     roles = ("button", "textbox", "searchbox", "combobox", "link", "region", "DisclosureTriangle")

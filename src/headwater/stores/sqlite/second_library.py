@@ -1,0 +1,108 @@
+"""Notices a second SQLite library on the file of a log, such as the one behind the `sqlite3` module.
+
+POSIX drops all locks that a process has on a file when the process closes any descriptor of that file. SQLite knows its
+own descriptors and avoids this; two SQLite libraries in one process do not know each other's. After the second one has
+closed the file, another process may write while this one does. Nothing here opens or closes the file: it compares
+device and inode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import warnings
+from collections import Counter
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import apsw
+
+from headwater.errors import SecondLibraryWarning
+
+DESCRIPTORS_MAX = 10_000  # beyond it, what is open already is not looked at
+
+_open_logs: Counter[str] = Counter()  # paths, absolute
+_lock = threading.Lock()
+_is_hooked = False
+
+
+def check_descriptors(path: str) -> None:
+    """Before a log is opened: warn if this process has the file open already, other than by apsw."""
+    file = _file(path)
+    if file is None or not _has_descriptor(file):
+        return
+    with contextlib.suppress(apsw.Error):  # a connection that is being closed
+        if not any(_file(connection.filename) == file for connection in apsw.connections()):
+            _warn(path, "the file was opened in this process before the log, and not by apsw")
+
+
+def watch(path: str) -> None:
+    """While the log is open: warn when `sqlite3.connect` opens its file too."""
+    global _is_hooked
+    with _lock:
+        _open_logs[path] += 1
+        if not _is_hooked:
+            _is_hooked = True
+            sys.addaudithook(_on_event)
+            os.register_at_fork(after_in_child=_open_logs.clear)  # the locks are those of the parent
+
+
+def unwatch(path: str) -> None:
+    with _lock:
+        _open_logs[path] -= 1
+        if _open_logs[path] <= 0:
+            del _open_logs[path]
+
+
+def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
+    """Called for every audit event of the process, so most calls end with the first line."""
+    if event != "sqlite3.connect" or not _open_logs:
+        return
+    files = {_file(path) for path in _paths_of(arguments[0])} - {None}
+    for path in list(_open_logs):
+        if files and _file(path) in files:
+            _warn(path, "sqlite3.connect() opens the file of a log that is open in this process")
+
+
+def _warn(path: str, why: str) -> None:
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("headwater."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"{path}: {why}. That is a second SQLite library: when it closes the file, the log loses its locks, and the "
+        "database can be damaged. In this process use apsw.Connection or log.transaction(); or open the log in another "
+        "process, and publish here by INSERT INTO messages (see docs/frameworks.md)",
+        SecondLibraryWarning,
+        stacklevel=level,  # the caller's own line
+    )
+
+
+def _paths_of(database: object) -> list[str]:
+    """What `sqlite3.connect` may mean; whether a text is to be read as a URI, the event does not say."""
+    if not isinstance(database, str | bytes | os.PathLike):
+        return []
+    path = os.fsdecode(database)
+    return [path, unquote(urlsplit(path).path)] if path.startswith("file:") else [path]
+
+
+def _file(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # no such file; :memory:; a NUL within
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _has_descriptor(file: tuple[int, int]) -> bool:
+    try:
+        numbers = os.listdir("/dev/fd")
+    except OSError:
+        return False
+    for number in numbers[:DESCRIPTORS_MAX]:
+        with contextlib.suppress(OSError, ValueError):  # the one of the listing itself is closed
+            found = os.fstat(int(number))
+            if (found.st_dev, found.st_ino) == file:
+                return True
+    return False
