@@ -114,7 +114,7 @@ def used_s(process: subprocess.Popen[str]) -> float:
 @contextmanager
 def pushing(origin: Path, remote: str, wait_idle: str) -> Iterator[subprocess.Popen[str]]:
     """A push subscription whose first push is done."""
-    command = [*COMMAND, str(origin), remote, "--subscribe", "--waitIdle", wait_idle, "--json"]
+    command = [*COMMAND, str(origin), remote, "--subscribe", "--wait-idle", wait_idle, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

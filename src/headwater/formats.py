@@ -216,6 +216,24 @@ def redact_url(url: str, *, keep: Collection[str] | None = (), user: bool = True
     return f"{place}?{'&'.join(kept)}" if kept else place
 
 
+_ONE_SLASH = re.compile(r"(wss?|https?|postgres(?:ql)?|redis):/?(?!/)(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def refuse_mistyped_url(url: str) -> None:
+    """`ws:/host` would be a path. The error does not repeat what may hold a password."""
+    if found := _ONE_SLASH.fullmatch(url):
+        scheme, rest = found[1].lower(), found[2]
+        address = rest if "@" not in rest else "…"
+        raise InvalidOptionError(
+            f"{scheme}: is followed by two slashes in an address",
+            next=f"Write {scheme}://{address}; a file of that name is ./{scheme}:…",
+        )
+
+
+def is_postgres(url: str) -> bool:
+    return url.startswith(("postgres://", "postgresql://"))
+
+
 def mask_url(url: str) -> str:
     """The url as a setting is shown: whole, with `***` for each secret."""
     place, mark, query = _USER_INFO.sub(r"//\1:***@", url).partition("?")

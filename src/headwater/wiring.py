@@ -11,7 +11,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, cast
 
-from headwater.api._async import AsyncLog
 from headwater.api._runtime import Opening, given
 from headwater.api._sync import Log
 from headwater.broker.engine import Engine
@@ -20,16 +19,17 @@ from headwater.broker.verbs import LogVerbs
 from headwater.client.options import RemoteOptions, Strategy
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import InvalidOptionError, NotALogError
-from headwater.formats import Span, span_ms
+from headwater.formats import Span, is_postgres, refuse_mistyped_url, span_ms
 from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Notifier, Store
 from headwater.stores.sqlite import Durability, MemoryStore, SqliteStore, SqliteWatcher
-from headwater.version import VERSION
+from headwater.version import VERSION, install_hint
 
 if TYPE_CHECKING:
     from types import EllipsisType
 
+    from headwater.api._async import AsyncLog
     from headwater.broker.tracing import Tracing
     from headwater.delivery.circuit import BreakerPolicy
     from headwater.server.mount import Mount
@@ -107,6 +107,16 @@ def open(
     options = given(AllOptions, open, locals())
     spans = _tracing(tracing)
     return Log(_open_remote(str(url), options) if _is_remote(url) else open_core(url, **_local(options)), spans)
+
+
+def open_read_only(path: str) -> Log:
+    """A log in a file that this user may not write. What would change it raises ReadOnlyError."""
+    store = SqliteStore(path, busy_timeout_ms=span_ms(BUSY_TIMEOUT_S, "busy_timeout"), read_only=True)
+    engine = Engine(store, SystemClock(), dedupe=DedupeWindow())
+    engine.watch_with(lambda on_change: SqliteWatcher(store, on_change))
+    core = LocalLog(engine, maintenance_s=None)
+    _open_cores.add(core)
+    return Log(core)
 
 
 def serve(
@@ -233,7 +243,7 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
 
 def replicas_directory(settings: Settings) -> str | None:
     """The directory of the settings, or one beside a log that is a file."""
-    from headwater.replication.host.disk import DIRECTORY_SUFFIX
+    from headwater.replication import DIRECTORY_SUFFIX
 
     log = settings.server.log
     if settings.replicas.directory is not None:
@@ -298,6 +308,8 @@ def open_async(
 
 
 async def _connect(url: str | os.PathLike[str], options: AllOptions) -> AsyncLog:
+    from headwater.api._async import AsyncLog  # not before it is wanted
+
     tracing = _tracing(options.get("tracing", False))
     core: LogVerbs
     if _is_remote(url):
@@ -397,7 +409,7 @@ def _extra(name: str, where: str) -> Iterator[None]:
         raise InvalidOptionError(
             f"this needs a package that is not installed ({exc})",
             where=where,
-            next=f"pip install 'headwater[{name}]'",
+            next=install_hint(name),
         ) from exc
 
 
@@ -501,6 +513,7 @@ def _open_store(url: str, options: OpenOptions) -> _Opened:
 
 
 def _sqlite_path(url: str) -> str:
+    refuse_mistyped_url(url)
     scheme, found, rest = url.partition("://")
     if found and scheme != "sqlite":
         raise InvalidOptionError(
@@ -508,10 +521,6 @@ def _sqlite_path(url: str) -> str:
             next="Use a file path, postgres://, ws:// or memory:",
         )
     return rest.removeprefix("/") if found else url.removeprefix("sqlite:")  # sqlite:///relative, sqlite:////absolute
-
-
-def is_postgres(url: str) -> bool:
-    return url.startswith(("postgres://", "postgresql://"))
 
 
 def _one_of(name: str, value: Any, *known: str) -> Any:

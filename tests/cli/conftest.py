@@ -27,6 +27,12 @@ class Result(NamedTuple):
         return json.loads(self.out)
 
     @property
+    def items(self) -> list[Any]:
+        """Of a command that lists."""
+        found: list[Any] = self.json["items"]
+        return found
+
+    @property
     def json_lines(self) -> list[Any]:
         return [json.loads(line) for line in self.out.splitlines()]
 

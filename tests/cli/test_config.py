@@ -48,7 +48,7 @@ def test_show_for_programs(run, directory: Path):
     shown = run("config", "show", "--config", "other.toml", "--profile", "development", "--json")
     # Listening for other machines is a thing of the production table alone.
     assert (shown.json["file"], shown.json["profile"]) == ("other.toml", "development")
-    settings = {each["key"]: (each["value"], each["source"]) for each in shown.json["settings"]}
+    settings = {each["key"]: (each["value"], each["source"]) for each in shown.items}
     assert settings["profile"] == ("development", "--profile")
     assert settings["server.port"] == (9000, "other.toml")
     assert settings["server.host"] == ("127.0.0.1", "default")

@@ -21,7 +21,7 @@ def dead_lettered(log: headwater.Log) -> headwater.Log:
 
 
 def ids(result) -> list[int]:
-    return [letter["id"] for letter in result.json]
+    return [letter["id"] for letter in result.items]
 
 
 def test_ls(run, dead_lettered, path: Path):
@@ -86,11 +86,11 @@ def test_export_and_import(run, dead_lettered, path: Path, tmp_path: Path):
     assert run("dlq", "export", path, "--out", file).err == f"3 dead letters in {file}\n"
     run("dlq", "purge", path, "--all", "--yes")
     assert run("dlq", "import", path, file, "--json").json == {"imported": 3}
-    assert run("dlq", path, "--json").json[0]["error"] == "no such customer"
+    assert run("dlq", path, "--json").items[0]["error"] == "no such customer"
     file.write_text(file.read_text() + "{}\n")
     bad = run("dlq", "import", path, file)
     assert bad.code == 2
     assert "line 4" in bad.err
-    assert len(run("dlq", path, "--json").json) == 3
+    assert len(run("dlq", path, "--json").items) == 3
     assert run("dlq", "import", path, tmp_path / "missing").code == 2
     assert run("dlq", "export", path, "--out", tmp_path / "no" / "where").code == 2

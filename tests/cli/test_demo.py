@@ -13,8 +13,8 @@ from pathlib import Path
 def test_bench(run, tmp_path: Path):
     result = run("bench", tmp_path, "--seconds", 0.7, "--json")
     assert result.code == 0
-    assert len(result.json["results"]) == 4
-    assert all(each["per_second"] > 0 for each in result.json["results"])
+    assert len(result.items) == 4
+    assert all(each["per_second"] > 0 for each in result.items)
     assert list(tmp_path.iterdir()) == []
     assert run("bench", tmp_path / "missing").code == 2
 
@@ -67,11 +67,11 @@ def test_into_a_pipe_it_prints_a_line_a_second(start, run, tmp_path: Path):
         r"\d\d:\d\d:\d\d  [\d.]+/s published, billing lag \d+, mailer lag \d+, live [\d.]+/s, \d+ dead, 8 connections$",
         lines[-1],
     )
-    letter = run("dlq", url, "--json").json[0]
+    letter = run("dlq", url, "--json").items[0]
     assert (letter["subscription"], letter["reason"], letter["attempts"]) == ("mailer", "max_attempts", 3)
-    topics = {topic["topic"] for topic in run("topics", url, "--json").json}
+    topics = {topic["topic"] for topic in run("topics", url, "--json").items}
     assert topics >= {"mails.welcome", "orders.new", "sensors.attic", "sensors.cellar"}
-    subscriptions = {each["id"]: each for each in run("subscriptions", url, "--json").json}
+    subscriptions = {each["id"]: each for each in run("subscriptions", url, "--json").items}
     assert {id: each["mode"] for id, each in subscriptions.items()} == {"billing": "exclusive", "mailer": "shared"}
     assert all(each["acked"] > 0 for each in subscriptions.values())
     process.terminate()

@@ -13,6 +13,7 @@ import pytest
 from headwater.cli.doctor import LockHolders, MountPoint, _sqlite_version, find_lock_holders, find_mount
 from headwater.cli.inspect import LAKE_IDLE_MS
 from headwater.pipeline.position import Position
+from headwater.version import install_hint
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -26,7 +27,7 @@ sys.stdin.read()
 
 
 def findings(result) -> dict[str, dict[str, str]]:
-    return {finding["check"]: finding for finding in result.json["findings"]}
+    return {finding["check"]: finding for finding in result.items}
 
 
 def test_a_healthy_log(run, log, path: Path):
@@ -150,9 +151,7 @@ def test_a_log_is_healthy_whatever_spark_would_run_on(run, log, path: Path, spar
     monkeypatch.setenv("PATH", str(fake_java(spark_at / "new", "21.0.4") / "bin"))
     result = run("doctor", path, "--json")
     assert (result.code, result.json["healthy"]) == (0, True)
-    reported = [
-        (row["check"], row["level"], row["what"]) for row in result.json["findings"] if row["check"] != "processes"
-    ]
+    reported = [(row["check"], row["level"], row["what"]) for row in result.items if row["check"] != "processes"]
     assert reported[-3:] == [
         ("spark", "ok", "PySpark 4.3.9"),
         ("java", "note", f"passed over: JAVA_HOME={old} is Java 1.8.0_402, too old"),
@@ -166,14 +165,14 @@ def test_no_java_is_a_note_that_names_both_ways(run, spark_at: Path, monkeypatch
     found = findings(run("doctor", "--json"))
     assert found["java"]["level"] == "note"
     assert "JAVA_HOME" in found["java"]["next"]
-    assert "pip install 'headwater[jdk]'" in found["java"]["next"]
+    assert install_hint("jdk") in found["java"]["next"]
     assert "spark start" not in found
 
 
 def test_no_spark_is_a_note(run, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = findings(run("doctor", "--json"))
-    assert (found["spark"]["level"], found["spark"]["next"]) == ("note", "pip install 'headwater[spark]'")
+    assert (found["spark"]["level"], found["spark"]["next"]) == ("note", install_hint("spark"))
     assert "java" not in found
 
 

@@ -10,8 +10,10 @@ import apsw
 import pytest
 
 import headwater
+from headwater.api import forwarder
 from headwater.broker.subscribe import check_subscription_id
 from headwater.cli import forward
+from headwater.cli.commands import load_command
 from headwater.cli.forward import default_id
 
 
@@ -52,8 +54,8 @@ def test_another_log_gets_copies_with_the_same_ids_and_those_it_has_only_once(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--from", "3"), [{"order": 3}, "hello"]),
-        (("--from", "new"), []),
+        (("--start", "3"), [{"order": 3}, "hello"]),
+        (("--start", "new"), []),
         (("--where", "data.order >= 2"), [{"order": 2}, {"order": 3}]),
         (("--topics", "notes.#", "--dialect", "amqp"), ["hello"]),
     ],
@@ -106,7 +108,7 @@ def test_messages_that_the_target_cannot_hold_are_dead_letters_and_a_finding(run
         ("copy.db", (), "Did you mean headwater:copy.db?"),
         ("file:///tmp/copy.jsonl?batch=on", (), "a forwarder makes batches itself"),
         ("copy.jsonl", ("--wait", "soon"), "--wait must be a duration"),
-        ("copy.jsonl", ("--from", "soon"), "--from is no place in a log"),
+        ("copy.jsonl", ("--start", "soon"), "--start is no place in a log"),
         ("copy.jsonl", ("--topics", "a..b"), "a..b"),
         ("copy.jsonl", ("--target-token", "t"), "--target-token is for a server"),
     ],
@@ -233,3 +235,9 @@ def test_it_ends_when_its_reader_has_enough(start, log: headwater.Log, path: Pat
     process.stdout.close()
     log.publish_many([("orders.new", "x" * 1_000)] * 100)  # more than fits into the pipe
     assert process.wait(60) == 0
+
+
+def test_the_defaults_of_the_flags_are_those_of_the_library():
+    """They are written twice: completion must not import the forwarder."""
+    [batch] = [each for each in load_command("forward").params if each.name == "batch"]
+    assert (batch.default, batch.type.max) == (forwarder.BATCH, forwarder.BATCH_MAX)

@@ -16,7 +16,7 @@ from eventually import eventually
 from served import ServedFile
 
 import headwater
-from headwater.cli import import_
+from headwater.cli import importing
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_, "BATCH_LINES", 10)
+    monkeypatch.setattr(importing, "BATCH_LINES", 10)
 
 
 def test_a_log_comes_out_and_in_again(run: Run, log: headwater.Log, path: Path, file: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_log_comes_out_and_in_again(run: Run, log: headwater.Log, path: Path, 
         expires_at=datetime(2099, 1, 2, tzinfo=UTC),
         published_at=datetime(2001, 2, 3, tzinfo=UTC),
     )
-    file.write_text(run("tail", path, "--from", "first", "--json").out)
+    file.write_text(run("tail", path, "--start", "first", "--json").out)
     copy = tmp_path / "copy.db"
     assert run("import", copy, file, "--json").json == {
         "imported": 5,
@@ -78,7 +78,7 @@ def test_a_log_comes_out_and_in_again(run: Run, log: headwater.Log, path: Path, 
         "lines": 5,
         "resumed_after_line": 0,
     }
-    assert run("tail", copy, "--from", "first", "--json").out == file.read_text()
+    assert run("tail", copy, "--start", "first", "--json").out == file.read_text()
 
 
 def test_again_and_after_it_has_grown(run: Run, path: Path, file: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_bad_line_is_named(run: Run, path: Path, file: Path, small_batches: No
 
 
 def test_a_line_that_is_too_long(run: Run, path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_, "LINE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(importing, "LINE_BYTES_MAX", 1_000)
     write(file, 3)
     with file.open("a") as opened:
         opened.write('{"topic": "a", "data": "' + "x" * 2_000 + '"}\n')

@@ -1,5 +1,7 @@
 """`headwater topics`, `subscriptions`, `lag`, `stats`, `top`."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ def billing(log: headwater.Log) -> headwater.Log:
 def test_topics(run, log, path: Path):
     lines = run("topics", path).out.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [["notes.made", "1"], ["orders.new", "3"]]
-    [orders] = run("topics", path, "orders.>", "--json").json
+    [orders] = run("topics", path, "orders.>", "--json").items
     assert (orders["topic"], orders["messages"], orders["last_seq"]) == ("orders.new", 3, 3)
     assert run("topics", path, "none.>").out == "no topics match none.>\n"
     assert run("topics", path, "a..b").code == 2
@@ -28,10 +30,10 @@ def test_topics(run, log, path: Path):
 
 def test_subscriptions(run, billing, path: Path):
     assert run("subscriptions", path).out.splitlines()[1].split()[:5] == ["billing", "orders.>", "exclusive", "1", "2"]
-    [info] = run("subscriptions", "--json", path).json
+    [info] = run("subscriptions", "--json", path).items
     assert (info["id"], info["lag"], info["acked"], info["holder"]) == ("billing", 2, 1, None)
     with billing.subscribe("billing", "orders.>"):
-        assert run("subscriptions", "ls", path, "--json").json[0]["holder"]
+        assert run("subscriptions", "ls", path, "--json").items[0]["holder"]
 
 
 def test_names_with_brackets_are_shown_as_they_are(run, log, path: Path):
@@ -40,9 +42,12 @@ def test_names_with_brackets_are_shown_as_they_are(run, log, path: Path):
 
 
 def test_seek(run, billing, path: Path):
-    assert run("subscriptions", "seek", path, "billing", "2").out == "billing stands after seq 2; 1 message to come\n"
+    assert run("subscriptions", "seek", path, "billing", "3").out == "billing begins after seq 2; 1 message to come\n"
     back = run("subscriptions", "seek", path, "billing", "-1h", "--json")
     assert back.json == {"id": "billing", "position": 0, "lag": 3}
+    assert run("subscriptions", "seek", path, "billing", "--start", "3", "--json").json["position"] == 2
+    assert run("subscriptions", "seek", path, "billing").code == 2
+    assert run("subscriptions", "seek", path, "billing", "3", "--start", "3").code == 2
     assert run("subscriptions", "seek", path, "nobody", "first").code == 2
     assert run("subscriptions", "seek", path, "billing", "somewhere").code == 2
     with billing.subscribe("billing", "orders.>"):
@@ -51,14 +56,14 @@ def test_seek(run, billing, path: Path):
 
 def test_rm(run, billing, path: Path):
     assert run("subscriptions", "rm", path, "billing", "--json").json == {"removed": "billing"}
-    assert run("subscriptions", path, "--json").json == []
+    assert run("subscriptions", path, "--json").json == {"items": []}
     assert run("subscriptions", "rm", path, "billing").code == 2
 
 
 def test_lag(run, billing, path: Path):
     assert run("lag", path).out.splitlines()[1].split()[:2] == ["billing", "2"]
     found = run("lag", path, "billing", "--json").json
-    assert (found["last_seq"], found["subscriptions"][0]["lag"]) == (4, 2)
+    assert (found["last_seq"], found["items"][0]["lag"]) == (4, 2)
     assert run("lag", path, "nobody").code == 2
 
 
@@ -104,3 +109,16 @@ def test_rates(log):
     assert found.published == 10.5
     assert found.topics == {"orders.new": 10.0, "fresh": 0.5, "notes.made": 0.0}
     assert found.acked == {"billing": 3.0}
+
+
+def test_a_shared_subscription_shows_its_consumers(run, log, path: Path):
+    with log.subscribe("work", "orders.>", mode="shared"), log.subscribe("work", "orders.>", mode="shared"):
+        [info] = run("subscriptions", path, "--json").items
+        assert (info["holder"], len(info["consumers"])) == (None, 2)
+        assert (
+            run("subscriptions", path)
+            .out.splitlines()[1]
+            .endswith(f"  2 consumers: {socket.gethostname()}:{os.getpid()}")
+        )
+        assert "1, 1 held" in run("stats", path).out
+    assert "free since" in run("subscriptions", path).out

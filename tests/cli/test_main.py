@@ -1,7 +1,9 @@
 """The root: version, help, exit codes, and what errors look like."""
 
+import ast
 import io
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -47,32 +49,44 @@ def test_version(run):
     assert run("version", "--json").json["headwater"] == headwater.__version__
 
 
-@pytest.mark.parametrize(
-    ("program", "not_imported"),
-    [
-        ("main(['--version'])", ["typer", "rich"]),
-        ("main(['--help'])", [f"headwater.cli.{target.partition(':')[0]}" for target in TARGETS.values()]),
-        (
-            "for name in TARGETS: load_command(name)",
-            [
-                "headwater.settings",
-                "headwater.server.server",
-                "headwater.demo.serving",
-                "headwater.client.log",
-                "pyspark",
-            ],
-        ),
-        ("main(['topics', 'none.db'])", ["rich"]),
-    ],
-    ids=["version", "help", "commands", "into a pipe"],
-)
-def test_what_is_not_used_is_not_imported(program: str, not_imported: list[str]):
-    code = "import sys\nfrom headwater.cli import main\n"
-    if "TARGETS" in program:
-        code += "from headwater.cli.commands import TARGETS, load_command\n"
-    code += f"{program}\nprint([name for name in {not_imported} if name in sys.modules], file=sys.stderr)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ended.stderr.splitlines()[-1] == "[]"
+LIBRARY = ["headwater.wiring", "headwater.broker", "headwater.stores", "headwater.api", "headwater.settings"]
+SLOW = [*LIBRARY, "pydantic", "msgspec", "asyncio", "ssl", "rich", "pyspark", "pyarrow"]
+
+
+def imported_by(program: str, of: list[str], **environment: str) -> list[str]:
+    """Which of these modules are imported when a process has run the program."""
+    code = f"import sys\n{program}\nprint([name for name in {of} if name in sys.modules], file=sys.stderr)"
+    environment = {**os.environ, **environment}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    found: list[str] = ast.literal_eval(ended.stderr.splitlines()[-1])
+    return found
+
+
+def test_the_version_needs_no_package_of_the_command_line():
+    assert imported_by("from headwater.cli import main; main(['--version'])", ["typer", "inspect", *SLOW]) == []
+
+
+def test_importing_the_package_imports_none_of_its_parts():
+    assert imported_by("import headwater", ["headwater.errors", "apsw", *SLOW]) == []
+    assert imported_by("import headwater; headwater.open", ["pydantic", "headwater.api._async"]) == []
+    assert "headwater.wiring" in imported_by("import headwater; headwater.open", LIBRARY)  # the look finds something
+
+
+def test_help_imports_no_command():
+    modules = [f"headwater.cli.{target.partition(':')[0]}" for target in TARGETS.values()]
+    assert imported_by("from headwater.cli import main; main(['--help'])", [*modules, *LIBRARY, "pydantic"]) == []
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_command_imports_the_library_when_it_runs_and_not_before(name):
+    assert imported_by(f"from headwater.cli.commands import load_command; load_command({name!r})", SLOW) == []
+
+
+def test_a_table_on_a_terminal_needs_no_rich(path: Path):
+    with headwater.open(path) as log:
+        log.publish("orders.new", 1)
+    program = f"from headwater.cli import main; main(['topics', {str(path)!r}])"
+    assert imported_by(program, ["rich", "pydantic", "headwater.server"], FORCE_COLOR="1") == []
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -190,7 +204,7 @@ def test_what_is_behind_two_dashes_is_no_flag(run: Any) -> None:
 
 
 def test_an_unexpected_error_is_reported_as_json_too(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.cli.sync.place_of", lambda text: 1 / 0)
+    monkeypatch.setattr("headwater.replication.names.place_of", lambda text: 1 / 0)
     error = error_of(run("sync", "a.db", "b.db", "--json"))
     assert (error["kind"], error["exit"]) == ("ZeroDivisionError", 3)
 

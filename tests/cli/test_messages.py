@@ -124,7 +124,7 @@ def test_a_slow_sender_waits_for_no_full_batch(start, path: Path):
 
 def test_a_log_is_copied_by_a_pipe(run, finish, log, path: Path, tmp_path: Path):
     log.publish("orders.late", 4, delay=3600, id="mine")
-    copied = run("tail", path, "--from", "first", "--json").out
+    copied = run("tail", path, "--start", "first", "--json").out
     assert finish("publish", tmp_path / "copy.db", input=copied).code == 0
     copies, originals = messages_of(tmp_path / "copy.db"), messages_of(path)
     assert [each.to_json() | {"published_at": 0} for each in copies] == [
@@ -176,7 +176,7 @@ def test_filters_start_mode_and_batch(run, log, path: Path, batch: int):
 
     assert wanted("a", "--from", "shop") == [1, 2, 3]
     assert wanted("b", "--where", "data.order >= 2") == [2, 3]
-    assert wanted("c", "--start", "3") == [4]
+    assert wanted("c", "--start", "3") == [3, 4]
     assert wanted("d", "--start", "new") == []
     assert wanted("e", "--start", "-1h", "--mode", "shared") == [1, 2, 3, 4]
     assert {info.lag for info in log.subscriptions()} == {0}
@@ -222,11 +222,11 @@ def test_tail_shows_the_last_and_keeps_nothing(run, log, path: Path):
 
 
 def test_tail_from(run, log, path: Path):
-    assert seqs(run("tail", path, "--from", "first", "--json")) == [1, 2, 3, 4]
-    assert seqs(run("tail", path, "--from", "3", "--json")) == [3, 4]
-    assert seqs(run("tail", path, "--from", "-1h", "-n", 1, "--json")) == [4]
-    assert seqs(run("tail", path, "--from", "2099-01-01", "--json")) == []
-    assert run("tail", path, "--from", "sometime").code == 2
+    assert seqs(run("tail", path, "--start", "first", "--json")) == [1, 2, 3, 4]
+    assert seqs(run("tail", path, "--start", "3", "--json")) == [3, 4]
+    assert seqs(run("tail", path, "--start", "-1h", "-n", 1, "--json")) == [4]
+    assert seqs(run("tail", path, "--start", "2099-01-01", "--json")) == []
+    assert run("tail", path, "--start", "sometime").code == 2
 
 
 def test_tail_follows(start, log, path: Path):
@@ -254,7 +254,7 @@ def test_a_reader_that_has_had_enough_is_no_error(path: Path):
         log.publish_many([("n", "x" * 200)] * 5_000)
     for options in ("", "--json"):
         command = (
-            f"{sys.executable} -m headwater tail {path} --from first {options} | head -n 1; echo ${{PIPESTATUS[0]}}"
+            f"{sys.executable} -m headwater tail {path} --start first {options} | head -n 1; echo ${{PIPESTATUS[0]}}"
         )
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
         first, code = done.stdout.splitlines()
@@ -266,8 +266,7 @@ def test_a_reader_that_has_had_enough_is_no_error(path: Path):
 
 
 def test_a_start_is_first_new_a_seq_or_a_time():
-    found = [parse_start(text, "--start") for text in ("first", "new", "17", "2026-07-29T12:00Z")]
-    assert found == ["first", "new", 17, datetime(2026, 7, 29, 12, tzinfo=UTC)]
-    assert [parse_start(text, "--from", inclusive=True) for text in ("17", "0")] == [16, 0]
+    found = [parse_start(text) for text in ("first", "new", "17", "0", "2026-07-29T12:00Z")]
+    assert found == ["first", "new", 16, 0, datetime(2026, 7, 29, 12, tzinfo=UTC)]  # the library begins after a seq
     with pytest.raises(InvalidOptionError, match="--start is no place in a log: 'soon'"):
         parse_start("soon", "--start")

@@ -1,17 +1,8 @@
 """Tables and lines, into a pipe and on a terminal."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from headwater.cli.output import Column, Table, Text, pairs, printable, table
-
-
-def on_terminal(shown: object) -> list[str]:
-    screen = io.StringIO()
-    Console(file=screen, width=60, color_system=None).print(shown)
-    return [line.rstrip() for line in screen.getvalue().splitlines()]
+from headwater.cli.output import Column, Table, Text, cell_width, pairs, printable, table
 
 
 def filled() -> Table:
@@ -30,8 +21,36 @@ def test_columns_into_a_pipe_are_aligned_and_have_no_trailing_blanks():
     ]
 
 
-def test_a_pipe_gets_the_same_columns_as_a_terminal():
-    assert [line.split() for line in on_terminal(filled())] == [line.split() for line in filled().lines()]
+def test_on_a_narrow_terminal_columns_of_names_are_shortened_first():
+    shown = table("~topic", ">messages", "last")
+    shown.add_row("orders.new.of.the.shop", "1,200", Text("late", "red"))
+    shown.add_row("価格価格価格価格価格価格", "3", "now")
+    assert list(shown.lines(30)) == [
+        "topic           messages  last",
+        "orders.new.of…     1,200  late",
+        "価格価格価格…          3  now",
+    ]
+    assert all(cell_width(line) <= 30 for line in shown.lines(30))
+
+
+def test_a_text_is_folded_between_its_words_in_its_column_or_under_its_row():
+    shown = pairs([("why", "the file is on a disk that is full")])
+    assert list(shown.lines(20)) == ["why  the file is on", "     a disk that is", "     full"]
+    below = table("version", ">size")
+    below.add_row("7", "1 B", below="a long message that has its own lines")
+    assert list(below.lines(24)) == [
+        "version  size",
+        "7         1 B",
+        "    a long message that",
+        "    has its own lines",
+    ]
+
+
+def test_styles_are_for_terminals_alone_and_take_no_columns():
+    shown = table("name", ">n")
+    shown.add_row(Text("a", "bold red"), "1")
+    assert list(shown.lines()) == ["name  n", "a     1"]
+    assert list(shown.lines(styled=True))[1] == "\x1b[1;31ma\x1b[0m     1"
 
 
 def test_pairs_have_no_header():

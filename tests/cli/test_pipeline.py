@@ -27,6 +27,7 @@ from headwater.pipeline.delta import AFTER, JOB, UPTO
 from headwater.pipeline.lake import BRONZE, Lake
 from headwater.pipeline.run import bind
 from headwater.pipeline.storage import TableWriter
+from headwater.version import install_hint
 
 STORY_S_MAX = 120
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -81,7 +82,7 @@ def test_history_names_each_version_with_its_seqs(run, lake: Path):
     assert [row[0] for row in rows[1:]] == ["3", "2", "1", "0"]
     assert rows[1][2:] == ["WRITE", "ingest", "2", "3", "to", "4"]
     found = run("pipeline", "history", "--lake", lake, "--table", "bronze_messages", "--limit", 1, "--json").json
-    assert (found["table"], [each["upto"] for each in found["versions"]]) == (BRONZE, [4])
+    assert (found["table"], [each["upto"] for each in found["items"]]) == (BRONZE, [4])
     refused = run("pipeline", "history", "--lake", lake, "--table", "gold/none")
     assert refused.code == 2
     assert "Tables here: bronze/messages" in refused.err
@@ -112,7 +113,7 @@ def test_optimize(run, lake: Path, command: str):
     assert run("pipeline", command, "--lake", lake, "--all").out == "bronze/messages had 2 files and has 1\n"
     again = run("pipeline", command, "--lake", lake, "--all", "--json")
     assert again.json == {"files_before": 1, "files_after": 1, "tables": {}}
-    versions = run("pipeline", "history", "--lake", lake, "--json").json["versions"]
+    versions = run("pipeline", "history", "--lake", lake, "--json").items
     assert [each["job"] for each in versions[:2]] == ["optimize", "ingest"]
 
 
@@ -176,7 +177,7 @@ def test_without_the_extra_the_error_says_how_to_get_it(run, log, path, command:
     monkeypatch.setitem(sys.modules, "pyspark", None)  # an import of it fails now
     result = run("pipeline", *command.format(log=path).split())
     assert result.code == 2
-    assert "next: pip install 'headwater[spark]'" in result.err
+    assert f"next: {install_hint('spark')}" in result.err
     assert not (tmp_path / "x").exists()
 
 
@@ -392,5 +393,5 @@ def test_run_and_query_as_a_newcomer_does(log: headwater.Log, path: Path, tmp_pa
     asked = call("sql", "select toppic from silver_messages", "--lake", "lake")
     assert (asked.returncode, asked.stdout) == (2, "")
     first, second = asked.stderr.splitlines()
-    assert first.startswith("error: sql: there is no column `toppic`; did you mean `topic`")
-    assert second.startswith("next: Tables here: ")
+    assert first.startswith("error: QUERY: there is no column `toppic`; did you mean `topic`")
+    assert second.startswith("next: Correct it there. Tables: ")

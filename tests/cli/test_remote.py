@@ -43,7 +43,7 @@ def test_publish_tail_and_subscribe(run, finish, url: str):
     assert [line["data"]["order"] for line in taken.json_lines] == [1, 2, 3]
     rest = run("subscribe", url, "used", "used.>", "--no-follow", "--batch", 4, "--json")
     assert [line["data"]["order"] for line in rest.json_lines] == list(range(4, 12))
-    [info] = run("lag", url, "used", "--json").json["subscriptions"]
+    [info] = run("lag", url, "used", "--json").items
     assert (info["lag"], info["acked"]) == (0, 11)
 
 
@@ -60,7 +60,7 @@ def test_a_batch_larger_than_a_frame_goes_in_parts(finish, url: str):
 
 def test_a_copy_goes_through_a_pipe_from_server_to_file(run, finish, url: str, path: Path):
     run("publish", url, "copied.a", '{"n": 1}', "--type", "number")
-    copied = run("tail", url, "copied.>", "--from", "first", "--json").out
+    copied = run("tail", url, "copied.>", "--start", "first", "--json").out
     finish("publish", path, input=copied)
     with headwater.open(path) as log, log.subscribe("all", ">") as subscription:
         [message] = subscription.fetch()
@@ -98,7 +98,7 @@ LOOKING = (
     ["lag", "LOG", "looker"],
     ["lag", "LOG", "looker", "--max", "0"],
     ["tail", "LOG", "looked.>"],
-    ["tail", "LOG", "looked.>", "--from", "-1h", "--json"],
+    ["tail", "LOG", "looked.>", "--start", "-1h", "--json"],
     ["dlq", "LOG", "-s", "looker"],
     ["dlq", "ls", "LOG", "-s", "looker", "--json"],
     ["dlq", "stats", "LOG", "-s", "looker"],
@@ -167,7 +167,7 @@ def test_dead_letters(run, url: str, tmp_path: Path):
         log.publish("died", {"n": 1})
         with log.subscribe("undertaker", "died") as subscription:
             subscription.fetch()[0].reject("no use")
-    [letter] = run("dlq", "--token", "any", url, "-s", "undertaker", "--json").json
+    [letter] = run("dlq", "--token", "any", url, "-s", "undertaker", "--json").items
     assert "no use" in run("dlq", "show", url, letter["id"]).out
     run("dlq", "export", url, "-s", "undertaker", "-o", tmp_path / "letters")
     assert run("dlq", "redrive", url, letter["id"]).out == "1 dead letter on the way again\n"
@@ -190,7 +190,7 @@ def test_retention(run, url: str):
 def test_doctor(run, url: str, file: Path):
     found = run("doctor", url, "--json")
     assert found.code == 0
-    levels = {finding["check"]: finding["level"] for finding in found.json["findings"]}
+    levels = {finding["check"]: finding["level"] for finding in found.items}
     assert (levels["server"], levels["environment"], levels["integrity"], levels["writing"]) == (
         "ok",
         "note",
@@ -211,7 +211,7 @@ def test_doctor_of_a_log_in_memory(start, run):
 def test_bench_through_a_server(run, tmp_path: Path, url: str):
     result = run("bench", tmp_path, "--seconds", 0.7, "--server", "--json")
     assert result.json["through_server"] is True
-    assert all(each["per_second"] > 0 for each in result.json["results"])
+    assert all(each["per_second"] > 0 for each in result.items)
     assert list(tmp_path.iterdir()) == []
     refused = run("bench", url)
     assert refused.code == 2

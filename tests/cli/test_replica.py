@@ -69,7 +69,7 @@ def test_ls_shows_replicas(store: ReplicaStore, directory: Path, run: Run, monke
     assert head.split()[:2] == ["replica", "newest"]
     assert first.split()[:2] == ["shop/app.db", "3"]
     assert second.split()[:3] == ["shop/empty.db", "-", "never"]
-    found, empty = run("replica", "ls", directory, "--json").json
+    found, empty = run("replica", "ls", directory, "--json").items
     assert (found["replica"], found["versions"], found["newest"]["version"]) == ("shop/app.db", 3, 3)
     assert (found["id"], empty["newest"]) == (store.catalogue.get(NAME).id, None)
     assert run("replica", directory).out == result.out
@@ -105,13 +105,13 @@ def test_log_shows_versions_newest_first(store: ReplicaStore, directory: Path, r
     lines = run("replica", "log", directory, "shop/app.db").out.splitlines()
     assert [line.split()[0] for line in lines] == ["version", "3", "2", "1"]
     assert lines[1].endswith("laptop  number 3 …")
-    found = run("replica", "log", directory, "shop/app.db", "--json").json
+    found = run("replica", "log", directory, "shop/app.db", "--json").items
     assert [(each["version"], each["base"], each["message"]) for each in found] == [
         (number, number - 1, f"number {number}\nand more") for number in (3, 2, 1)
     ]
     result = run("replica", "log", directory, "shop/app.db", "-n", 2)
     assert (len(result.out.splitlines()), result.err) == (3, "there may be more: --before 2\n")
-    assert [e["version"] for e in run("replica", "log", directory, "shop/app.db", "--before", 2, "--json").json] == [1]
+    assert [e["version"] for e in run("replica", "log", directory, "shop/app.db", "--before", 2, "--json").items] == [1]
     for wrong in ("shop/none.db", "shop", "shop/app.db@3", "../app.db"):
         assert run("replica", "log", directory, wrong).code != 0
     assert "which replica?" in run("replica", "log", directory).err
@@ -210,7 +210,7 @@ def test_verify_proves_all_versions_or_one(store: ReplicaStore, directory: Path,
     one = run("replica", "verify", directory, "shop/app.db@latest-1")
     assert one.out.splitlines()[0] == "shop/app.db@2  ok"
     assert "  content: hashes equal to the pushed database" in one.out
-    found = run("replica", "verify", directory, "--json").json
+    found = run("replica", "verify", directory, "--json").items
     assert [(each["version"], each["ok"], len(each["checks"])) for each in found] == [(n, True, 5) for n in (3, 2, 1)]
 
 
@@ -241,7 +241,7 @@ def test_verify_ends_with_1_when_it_finds_something(store: ReplicaStore, directo
         "2 of 3 versions bad",
     ]
     found = run("replica", "verify", directory, "shop/app.db@1", "--json")
-    assert (found.code, found.json[0]["ok"]) == (1, False)
+    assert (found.code, found.items[0]["ok"]) == (1, False)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -267,9 +267,9 @@ def test_verify_on_a_full_disk_says_what_was_not_checked(
     assert result.err == "next: Free some disk space, and verify again\n"
     found = run("replica", "verify", directory, "--json")
     assert found.code == result.code
-    assert [each["verdict"] for each in found.json] == ["bad" if broken else "not checked", *["not checked"] * 2]
-    assert (found.json[2]["ok"], found.json[2]["next"]) == (False, "Free some disk space, and verify again")
-    assert found.json[2]["checks"][0]["lacks"] == "space"
+    assert [each["verdict"] for each in found.items] == ["bad" if broken else "not checked", *["not checked"] * 2]
+    assert (found.items[2]["ok"], found.items[2]["next"]) == (False, "Free some disk space, and verify again")
+    assert found.items[2]["checks"][0]["lacks"] == "space"
 
 
 def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, directory: Path, run: Run) -> None:
@@ -283,7 +283,7 @@ def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, d
         "shop/app.db@4  whole, but no hash came with it",
         "3 versions proved, 1 whole but without a hash",
     )
-    assert [each["verdict"] for each in run("replica", "verify", directory, "--json").json] == ["whole"] + [
+    assert [each["verdict"] for each in run("replica", "verify", directory, "--json").items] == ["whole"] + [
         "proved"
     ] * 3
     listed = run("replica", "log", directory, "shop/app.db")
@@ -345,7 +345,7 @@ def test_ls_shows_those_that_were_not_pushed_for_long(store: ReplicaStore, direc
     pushed_ms = datetime.now(UTC).timestamp() * 1000 - (FIRST_MS + 2 * HOUR_MS)
     between = f"{int(pushed_ms) - 500 * HOUR_MS}ms"
     some = run("replica", "ls", directory, "--stale", between, "--json")
-    assert (some.code, [each["replica"] for each in some.json]) == (1, ["shop/app.db"])
+    assert (some.code, [each["replica"] for each in some.items]) == (1, ["shop/app.db"])
     none = run("replica", "ls", directory, "--stale", "5200w")
     assert (none.code, none.out) == (0, "no replica was last pushed longer ago than 5200w\n")
     assert run("replica", "ls", directory, "--stale", "long").code == 2
@@ -378,7 +378,7 @@ def test_a_key_is_shown_once_and_can_be_revoked(store: ReplicaStore, directory: 
     assert (pull["kind"], store.catalogue.key_kind(store.catalogue.get(NAME).id, pull["key"])) == ("pull", "pull")
     listed = run("replica", "key", "ls", directory, "shop/app.db")
     assert (text not in listed.out, text.split("_")[1] in listed.out, "laptop" in listed.out) == (True, True, True)
-    assert {each["kind"] for each in run("replica", "key", "ls", directory, "shop/app.db", "--json").json} == {
+    assert {each["kind"] for each in run("replica", "key", "ls", directory, "shop/app.db", "--json").items} == {
         "push",
         "pull",
     }

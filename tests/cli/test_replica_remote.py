@@ -9,7 +9,7 @@ import apsw
 import pytest
 from served import RunningServer
 
-from headwater.cli import replica
+from headwater.cli import replica_remote
 from headwater.replication import connection as client_connection
 from headwater.replication.host import catalogue, endpoint
 
@@ -29,7 +29,7 @@ def remote(run: Any, tmp_path: Path) -> Iterator[str]:
 
 
 def test_log_restore_and_verify(run: Any, remote: str, tmp_path: Path) -> None:
-    assert [(each["version"], each["message"]) for each in run("replica", "log", remote, "--json").json] == [
+    assert [(each["version"], each["message"]) for each in run("replica", "log", remote, "--json").items] == [
         (2, "version 2"),
         (1, "version 1"),
     ]
@@ -47,7 +47,7 @@ def test_log_restore_and_verify(run: Any, remote: str, tmp_path: Path) -> None:
 
 def test_restore_at_a_time(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "VERSIONS_PAGE", 1)
-    first = run("replica", "log", remote, "--before", 2, "--json").json[0]["at"]
+    first = run("replica", "log", remote, "--before", 2, "--json").items[0]["at"]
     for number, at in ((1, first), (2, "now")):
         result = run("replica", "restore", remote, tmp_path / f"{number}.db", "--at", at)
         assert result.out.startswith(f"restored version {number} of ")
@@ -67,8 +67,8 @@ def test_ls(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run("replica", f"{server}/none").out == "no replicas\n"
     keyed = run("replica", "ls", server, "--key", key)
     assert ("shop/closed.db" in keyed.out, "shop/app.db" in keyed.out, keyed.err) == (True, False, "")
-    [local, _] = run("replica", "ls", data, "--json").json
-    [afar] = run("replica", "ls", server, "--json").json
+    [local, _] = run("replica", "ls", data, "--json").items
+    [afar] = run("replica", "ls", server, "--json").items
     for name in ("stored_bytes", "sha256"):
         del local["newest"][name]
     assert afar == local
@@ -85,7 +85,7 @@ def test_ls_goes_on_until_it_has_all(run: Any, remote: str, tmp_path: Path, monk
     server, data = remote.removesuffix("/shop/app.db"), tmp_path / "server" / "log.db-replicas"
     for name in ("a/b.db", "shop/z.db"):
         run("sync", tmp_path / "app.db", f"{server}/{name}")
-    assert [each["replica"] for each in run("replica", "ls", data, "--json").json] == [
+    assert [each["replica"] for each in run("replica", "ls", data, "--json").items] == [
         "a/b.db",
         "shop/app.db",
         "shop/z.db",
@@ -96,14 +96,14 @@ def test_ls_goes_on_until_it_has_all(run: Any, remote: str, tmp_path: Path, monk
         (f"{server}/shop", ["shop/app.db", "shop/z.db"]),
     ):
         found = run("replica", "ls", place, "--json")
-        assert ([each["replica"] for each in found.json], "there are more" in found.err) == (names, False)
+        assert ([each["replica"] for each in found.items], "there are more" in found.err) == (names, False)
     assert run("replica", "ls", server, "--stale", "5200w").code == 0
-    assert len(run("replica", "ls", server, "--stale", "0s", "--json").json) == 3
-    monkeypatch.setattr(replica, "REMOTE_LISTED_MAX", 2)
+    assert len(run("replica", "ls", server, "--stale", "0s", "--json").items) == 3
+    monkeypatch.setattr(replica_remote, "REMOTE_LISTED_MAX", 2)
     assert "there are more than these 2 replicas" in run("replica", "ls", server).err
     ask = client_connection.http_request
     monkeypatch.setattr(
-        client_connection, "http_request", lambda url, **more: ask(url.partition("?")[0], **more)
+        replica_remote, "http_request", lambda url, **more: ask(url.partition("?")[0], **more)
     )  # it cannot go on
     assert "there are more than these 1 replica;" in run("replica", "ls", server).err
 
@@ -127,8 +127,8 @@ def test_restore_before_a_program_starts(run: Any, remote: str, tmp_path: Path) 
 
 def test_versions_beyond_the_first_page_are_there_too(run: Any, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "VERSIONS_PAGE", 1)
-    assert [each["version"] for each in run("replica", "log", remote, "--before", 2, "--json").json] == [1]
-    assert run("replica", "log", remote, "--before", 1, "--json").json == []
+    assert [each["version"] for each in run("replica", "log", remote, "--before", 2, "--json").items] == [1]
+    assert run("replica", "log", remote, "--before", 1, "--json").items == []
     assert "shop/app.db@1  ok" in run("replica", "verify", f"{remote}@1").out
     assert "shop/app.db@1  ok" in run("replica", "verify", f"{remote}@latest-1").out
     assert run("replica", "verify", f"{remote}@3").code == 2
@@ -159,7 +159,7 @@ def test_reports(run: Any, remote: str, tmp_path: Path) -> None:
     assert run("replica", "reports", data, "shop/app.db").out == "no reports\n"
     http_request(http_url(place), key=None, ca=None, body=b'{"kind": "partial", "error": "cut off", "since": 1.5}')
     assert "cut off" in run("replica", "reports", data, "shop/app.db").out
-    [reported] = run("replica", "reports", data, "shop/app.db", "--json").json
+    [reported] = run("replica", "reports", data, "shop/app.db", "--json").items
     assert reported["report"] == {"kind": "partial", "error": "cut off", "since": 1.5}
 
 
@@ -168,6 +168,6 @@ def test_an_answer_without_bottom_is_reported(
     run: Any, words: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = b'{"x":' if words[0] == "ls" else b'[{"x":'
-    monkeypatch.setattr(client_connection, "http_request", lambda url, **_: head + b"[" * 200_000)
+    monkeypatch.setattr(replica_remote, "http_request", lambda url, **_: head + b"[" * 200_000)
     asked = run("replica", *words, "--json")
     assert (asked.code, "cannot be read" in asked.err, "unexpected" in asked.err) == (2, True, False)

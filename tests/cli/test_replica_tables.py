@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
+from collections.abc import Callable
 
 import pytest
-from rich.console import Console
 
 from headwater.cli import output
 from headwater.cli import replica as replica_commands
@@ -24,22 +23,24 @@ def version(number: int, message: str) -> Version:
 
 
 @pytest.fixture(params=[80, 100, 140])
-def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Where all is shown, so many columns wide."""
-    screen = io.StringIO()
-
-    def console(*, to_stderr: bool = False) -> Console:
-        return Console(file=screen, width=request.param, force_terminal=True, no_color=True, highlight=False)
-
+def terminal(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[], list[str]]:
+    """The lines shown on a terminal so many columns wide."""
     for module in (output, replica_commands):
-        monkeypatch.setattr(module, "console", console)
-        monkeypatch.setattr(module, "is_terminal", lambda stream: True)
-    return screen
+        monkeypatch.setattr(module, "terminal_columns", lambda: request.param)
+
+    def lines() -> list[str]:
+        shown = capsys.readouterr().out.splitlines()
+        assert max(map(len, shown)) <= request.param
+        return shown
+
+    return lines
 
 
-def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: io.StringIO) -> None:
+def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: Callable[[], list[str]]) -> None:
     replica_commands.show_versions([version(12, TEXT), version(11, "")], remote=False)
-    first, *rows = terminal.getvalue().splitlines()
+    first, *rows = terminal()
     assert first.split()[:7] == ["version", "pushed", "size", "new", "pages", "on", "disk"]
     assert "from" in first
     shown = [row for row in rows if row.split() and row.split()[0] in ("12", "11")]
@@ -52,20 +53,20 @@ def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: io.
     )
 
 
-def test_reports_can_be_read_to_their_end(terminal: io.StringIO) -> None:
+def test_reports_can_be_read_to_their_end(terminal: Callable[[], list[str]]) -> None:
     document = json.dumps({"kind": "conflict", "error": TEXT})
     replica_commands.show_reports([ClientReport(AT_MS, CLIENT, document)])
-    head, first, *more = terminal.getvalue().splitlines()
+    head, first, *more = terminal()
     assert head.split() == ["at", "kind", "from", "error"]
     assert first.startswith(f"{clock(AT_MS)}  conflict  build-server-07.  before the move")
     assert " ".join([first.partition("07.")[2], *more]).split() == TEXT.split()
 
 
-def test_replicas_keep_their_times_and_sizes_beside_a_long_name(terminal: io.StringIO) -> None:
+def test_replicas_keep_their_times_and_sizes_beside_a_long_name(terminal: Callable[[], list[str]]) -> None:
     name = ReplicaName("shop", "a-much-longer-name-than-most-databases-have.sqlite3")
     replica = Replica("0" * 16, name, AT_MS, 12, 12, 73_728, AT_MS)
     replica_commands.show_replicas([ReplicaListing(replica, version(12, ""))])
-    head, first, *more = terminal.getvalue().splitlines()
+    head, first, *more = terminal()
     assert all(cell in first for cell in (clock(AT_MS), "68 KiB", "72 KiB"))
     assert "".join([first.split()[0], *(line.strip() for line in more)]) == name.path
     assert ("changed" in head) == (first.count(clock(AT_MS)) == 2)

@@ -15,7 +15,7 @@ def test_set_ls_run_rm(run, log, path: Path):
         "max_bytes": 2_000_000_000,
         "keep_unacked": False,
     }
-    assert run("retention", "ls", path, "--json").json == [rule]
+    assert run("retention", "ls", path, "--json").items == [rule]
     assert run("retention", path).out.splitlines()[1].split() == [
         "orders.>",
         "7",

@@ -22,7 +22,7 @@ def test_ls_and_rm(run, log, path: Path):
     assert "nightly" in shown.out
     assert "0 3 * * * Europe/Berlin" in shown.out
     assert "2 schedules overdue" in shown.err, "the clock of 2023 has stopped"
-    hourly, nightly = run("schedules", "ls", path, "--json").json
+    hourly, nightly = run("schedules", "ls", path, "--json").items
     assert hourly.pop("publisher").count(":") == 2
     assert hourly == {
         "id": "hourly",
@@ -36,7 +36,7 @@ def test_ls_and_rm(run, log, path: Path):
     assert run("schedules", "rm", path, "hourly").out == "removed schedule hourly\n"
     assert run("schedules", "rm", path, "hourly").code == 2
     assert run("schedules", "rm", path, "hourly", "--json").json == {"schedule": "hourly", "removed": False}
-    assert [each["id"] for each in run("schedules", path, "--json").json] == ["nightly"]
+    assert [each["id"] for each in run("schedules", path, "--json").items] == ["nightly"]
 
 
 def test_one_that_runs_is_not_overdue(run, path: Path):

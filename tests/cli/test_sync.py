@@ -79,7 +79,7 @@ def test_dry_moves_nothing(run: Any, url: str, app: Path, tmp_path: Path) -> Non
     assert run("sync", remote, tmp_path / "nothing.db").code == 2  # there is no such replica
     run("sync", app, remote)
     add(app, "second")
-    would = run("sync", app, remote, "--dry", "--json").json
+    would = run("sync", app, remote, "--dry-run", "--json").json
     assert (would["dry"], would["is_new"], 0 < would["changed_pages"] < 5) == (True, True, True)
     assert run("sync", remote, tmp_path / "pulled.db", "--dry").code == 0
     assert run("sync", app, tmp_path / "copy.db", "--dry").code == 0
@@ -103,7 +103,7 @@ def test_dry_moves_nothing(run: Any, url: str, app: Path, tmp_path: Path) -> Non
         (["ws://host/a/b", "ws://host/c/d"], "one of the two is a file"),
         (["app.db", "ws://host/ns/app.db@latest1"], "latest1"),
         (["app.db", "ws://host/ns/..", "--dry"], "name"),
-        (["app.db", "ws://host/ns/app.db", "--waitIdle", "3s"], "--waitIdle is for --subscribe"),
+        (["app.db", "ws://host/ns/app.db", "--waitIdle", "3s"], "--wait-idle is for --subscribe"),
         (["app.db", "ws://host/ns/app.db", "--coordinate"], "--coordinate is for --subscribe"),
         (["app.db", "ws://host/ns/app.db", "--subscribe", "--waitIdle", "3mo"], "3mo"),
         (["app.db", "ws://host/ns/app.db", "--subscribe", "--waitIdle", "0s"], "waitIdle"),

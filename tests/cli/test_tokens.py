@@ -106,7 +106,7 @@ def test_ls(run, tokens: Path):
     assert lines[2][:8] == [ids[1], "-", "-", "logs.#", "*", ">", "-", "yes"]
     assert lines[2][-1].startswith("2096-")
     assert [lines[3][at] for at in (0, 1, -1)] == [ids[2], "two words", "never"]
-    listed = run("token", "ls", "--tokens", tokens, "--json").json
+    listed = run("token", "ls", "--tokens", tokens, "--json").items
     assert listed[0] == {
         "id": ids[0],
         "label": "shop",
@@ -153,8 +153,8 @@ def test_the_file_is_the_one_of_the_environment_or_of_the_directory(run, tokens:
     assert os.listdir() == ["headwater.tokens"]
     monkeypatch.setenv("HEADWATER_TOKENS", str(tokens))
     run("token", "create", "--admin", "--label", "there")
-    assert [each["label"] for each in run("token", "ls", "--json").json] == ["there"]
-    assert [each["label"] for each in run("token", "ls", "--tokens", "headwater.tokens", "--json").json] == ["here"]
+    assert [each["label"] for each in run("token", "ls", "--json").items] == ["there"]
+    assert [each["label"] for each in run("token", "ls", "--tokens", "headwater.tokens", "--json").items] == ["here"]
 
 
 @pytest.mark.parametrize("command", [["ls"], ["revoke", "x"]], ids=" ".join)

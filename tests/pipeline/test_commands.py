@@ -64,13 +64,14 @@ def test_run_query_replay_audit(call: Call, both: tuple[object, ...], tmp_path: 
     code, out, err = call("sql", VOLUME, *lake, "--csv", "--limit", 1)
     assert (code, out) == (0, "topic,messages\nnotes.made,1\n")
     assert "more than 1 rows" in err
-    times = json.loads(call("sql", TIMES, *both[:2], "--json")[1])
+    [times] = json.loads(call("sql", TIMES, *both[:2], "--json")[1])["items"]
     assert abs(datetime.now(UTC) - datetime.fromisoformat(times["last"])) < timedelta(minutes=30)
     assert (times["n"], times["then"], times["m"]) == (4, "2026-01-02T03:04:05Z", {"a": 1})
-    assert json.loads(call("sql", "select count(*) n from messages", *lake, "--at", 1, "--json")[1]) == {"n": 0}
+    then = call("sql", "select count(*) n from messages", *lake, "--at", 1, "--json")[1]
+    assert json.loads(then) == {"items": [{"n": 0}]}
     code, out, err = call("sql", "select nothing from nowhere", *lake)
     assert (code, out) == (2, "")
-    assert err.splitlines()[0] == "error: sql: there is no table `nowhere` (line 1, column 21)"
+    assert err.splitlines()[0] == "error: QUERY: there is no table `nowhere` (line 1, column 21)"
     assert "bronze_messages" in err.splitlines()[1]
 
     replay = ("replay", *lake, "--to", tmp_path / "other.db", "--where")

@@ -22,6 +22,7 @@ from headwater.pipeline.jvm import (
     jvm_command,
     spark_folder,
 )
+from headwater.version import install_hint
 
 ASKED = "--add-modules=jdk.incubator.vector"
 CONF = {
@@ -133,7 +134,7 @@ def test_no_java_at_all_names_both_ways(tmp_path: Path) -> None:
     with pytest.raises(HeadwaterError) as caught:
         find_java({"JAVA_HOME": str(old), "PATH": str(tmp_path)})
     assert "JAVA_HOME" in caught.value.next
-    assert "pip install 'headwater[jdk]'" in caught.value.next
+    assert install_hint("jdk") in caught.value.next
     assert f"(JAVA_HOME={old} is Java 11.0.22, too old)" in caught.value.why
     with pytest.raises(HeadwaterError, match="there is none"):
         find_java({"PATH": str(tmp_path)})

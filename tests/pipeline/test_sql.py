@@ -22,10 +22,10 @@ from headwater.pipeline.sql import make_views, sql_error
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [
-        ("selec 1", "Syntax error at or near 'selec' (line 1, column 1)"),
-        ("select 1,\n  2 frm x y", "Syntax error at or near 'x' (line 2, column 9)"),
+        ("selec 1", "syntax error at or near 'selec'; did you mean SELECT? (line 1, column 1)"),
+        ("select 1,\n  2 frm x y", "syntax error at or near 'x' (line 2, column 9)"),
         ("", "Syntax error, unexpected empty statement (line 1, column 1)"),
-        ("select toppic from asked", "there is no column `toppic`; did you mean `topic`, `seq`? (line 1, column 8)"),
+        ("select toppic from asked", "there is no column `toppic`; did you mean `topic`? (line 1, column 8)"),
         ("select * from aksed", "there is no table `aksed`; did you mean asked? (line 1, column 15)"),
         ("select * from nothing_like_it", "there is no table `nothing_like_it` (line 1, column 15)"),
         ("drop table gone", "there is no table `gone`"),

@@ -98,6 +98,7 @@ async def test_subscriptions_as_they_are(serve: Serve) -> None:
             "created_ms": 1_700_000_000_000,
             "active_ms": 1_700_000_000_000,
             "owner": None,
+            "consumers": [],
             "problem": None,
         }
         assert await client.call("rpc.subscriptions") == [{**info, "holder": holder}]

@@ -14,6 +14,7 @@ from span_witness import WAIT_S, Witness, span
 
 import headwater
 from headwater.errors import InvalidOptionError
+from headwater.version import install_hint
 
 WITHOUT = """
 import sys, threading
@@ -76,7 +77,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
     for where, opening in openings:
         with pytest.raises(InvalidOptionError) as refused:
             opening()
-        assert (refused.value.where, refused.value.next) == (where, "pip install 'headwater[otel]'")
+        assert (refused.value.where, refused.value.next) == (where, install_hint("otel"))
     assert not path.exists()
 
 

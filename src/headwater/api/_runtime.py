@@ -59,6 +59,21 @@ class Opening(Coroutine[Any, Any, Opened]):
     def __await__(self) -> Generator[Any, Any, Opened]:
         return self._coroutine.__await__()
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._not_awaited(f"it has no {name!r} yet"))
+
+    def __enter__(self) -> Any:
+        self._coroutine.close()
+        raise TypeError(self._not_awaited("it is opened by `async with`, not by `with`"))
+
+    def __exit__(self, *exc: object) -> None:
+        """`with` asks for both before it calls the first."""
+
+    def _not_awaited(self, why: str) -> str:
+        name = getattr(self._coroutine, "__name__", "").lstrip("_")
+        call = "headwater.open_async(…)" if name == "connect" else f"log.{name}(…)"
+        return f"this is not awaited: {why}. Write `async with {call} as …`, or `… = await {call}`"
+
     async def __aenter__(self) -> Opened:
         self._opened = await self._coroutine
         return self._opened

@@ -22,6 +22,7 @@ from headwater.broker.engine import Engine, refuse_in_transaction
 from headwater.broker.flow import Completion, Flow, complete
 from headwater.broker.in_flight import InFlight
 from headwater.broker.leased_rows import LeasedRows
+from headwater.broker.shared_consumers import renew_consumer
 from headwater.delivery.lease import release
 from headwater.delivery.retry import decide_retry
 from headwater.errors import LeaseLostError, NotDeliveredError, OutcomeUnknownError, StoreError
@@ -35,12 +36,15 @@ SCANNED_UNSAVED_MAX = 10_000  # how far a scan may pass messages that do not mat
 class DurableConsumer(Consumer):
     _in_flight: InFlight
 
-    def __init__(self, engine: Engine, record: SubscriptionRecord, resumed_from: int, resumed: Resumed) -> None:
+    def __init__(
+        self, engine: Engine, record: SubscriptionRecord, resumed_from: int, resumed: Resumed, name: str
+    ) -> None:
         selection = selection_of(record.spec)
         waiter = engine.wakeups.add(selection.pattern, record.id, wake_on_settle=True)
         super().__init__(record.id, record.spec, waiter, engine.clock.now_ms)
         self.engine = engine
         self._owner = record.lease.owner
+        self._name = name  # in the list of a shared subscription's consumers
         self.resumed = resumed
         self.resumed_from = resumed_from
         self._in_flight = InFlight(engine, record, waiter, resumed.held)
@@ -232,6 +236,8 @@ class DurableConsumer(Consumer):
             record = self._in_flight.load(writer)
             self._state.extend(writer, extended, now_ms + by_ms, strict=strict)
             writer.save_subscription(deliveries.renewed(record, now_ms))
+            if record.spec.mode == "shared":
+                renew_consumer(writer, self.id, self._name, now_ms, now_ms + record.spec.lease_ms)
 
         return self.engine.write(work, touching=self.id, synced=False)
 
@@ -318,6 +324,8 @@ class DurableConsumer(Consumer):
                     released.append(deliveries.unsettled_row(claimed, rows.get(seq), now_ms, vanished=vanished))
             writer.put_deliveries(self.id, released)
             self._state.save(writer, record, now_ms, lease=release(record.lease))
+            if record.spec.mode == "shared":
+                renew_consumer(writer, self.id, self._name, now_ms, now_ms)
 
         self.engine.committer.submit(work, touching=self.id).watch(lambda done: self._leave(done.error))
 

@@ -144,10 +144,10 @@ class LocalLog:
             after = yield from self.engine.read(lambda reader: start_position(reader, start))
             subscriber = TailConsumer(self.engine, id, spec, after)
         else:
-            request = SubscribeRequest(start, takeover, resume, tenant)
+            request = SubscribeRequest(start, takeover, resume, self.engine.new_owner(), tenant)
             begun = yield from acquire(self.engine, id, spec, request, timeout_s)
             self._end_former_holders(begun.record)
-            subscriber = DurableConsumer(self.engine, begun.record, begun.resumed_from, begun.resumed)
+            subscriber = DurableConsumer(self.engine, begun.record, begun.resumed_from, begun.resumed, request.consumer)
             subscriber.is_new = begun.is_new
         self._subscribers.add(subscriber)
         subscriber.gone.watch(lambda _: self._subscribers.discard(subscriber))

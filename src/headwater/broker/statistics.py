@@ -14,6 +14,7 @@ import msgspec
 
 from headwater.broker.committer import TransactionHooks
 from headwater.broker.deliveries import Claimed
+from headwater.broker.shared_consumers import live_consumers
 from headwater.delivery.histogram import bucket_of, sample
 from headwater.errors import InvalidFilterError
 from headwater.formats import datetime_of
@@ -37,7 +38,8 @@ _ANYTHING = Selection(_ALL)
 class SubscriptionInfo(msgspec.Struct, frozen=True):
     """`lag` is all that matches and is not settled: not yet delivered, in flight, or waiting for another attempt.
     `lag_is_least`: counting stopped at LAG_LOOKED_AT_MAX messages, or at this subscription's share of ALL_LOOKED_AT_MAX
-    where all are described, so the lag may be greater."""
+    where all are described, so the lag may be greater. `consumers` are those of a shared subscription, which has no
+    holder."""
 
     id: str
     pattern: str
@@ -57,6 +59,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     active_ms: int
     owner: str | None = None
     problem: str | None = None
+    consumers: list[str] = []
 
     @property
     def created_at(self) -> datetime:
@@ -162,6 +165,7 @@ def _info(
         active_ms=record.active_ms,
         owner=record.spec.owner,
         problem=problem,
+        consumers=live_consumers(reader, record.id, now_ms) if record.spec.mode == "shared" else [],
     )
 
 

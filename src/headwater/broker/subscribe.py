@@ -22,6 +22,7 @@ from headwater.broker.deliveries import (
 )
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow, WaitFor
+from headwater.broker.shared_consumers import renew_consumer
 from headwater.delivery.filters import parse_entity_filter, parse_path, parse_where
 from headwater.delivery.lease import release
 from headwater.delivery.retry import ATTEMPTS_MAX, RetryPolicy
@@ -220,12 +221,13 @@ class Tenant(NamedTuple):
 
 
 class SubscribeRequest(NamedTuple):
-    """What is not stored with the subscription: where a new one starts, whether a live holder loses it, and the state
-    that a client resumes with."""
+    """What is not stored with the subscription: where a new one starts, whether a live holder loses it, the state that
+    a client resumes with, and a name for the consumer of a shared one."""
 
     start: Start
     takeover: bool
     resume: Resume | None
+    consumer: str
     tenant: Tenant | None = None
 
 
@@ -347,6 +349,8 @@ def _begin(
     elif spec.mode == "exclusive":
         record = deliveries.take_exclusive_lease(writer, record, engine.new_owner(), now_ms, left)
     writer.save_subscription(record)
+    if spec.mode == "shared":
+        renew_consumer(writer, id, request.consumer, now_ms, now_ms + spec.lease_ms)
     return Begun(record, resumed_from, resumed, is_new)
 
 

@@ -1,34 +1,50 @@
-"""The arguments that commands share, and opening the log that a command names."""
+"""The grammar that commands share: LOG and its default, spellings of flags, positions; and opening the named log."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import datetime
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import headwater
-from headwater.broker.subscribe import Start
+from headwater.cli.completion import WORDS, offering
 from headwater.cli.output import note
-from headwater.errors import InvalidOptionError, NotALogError, UnauthorizedError
-from headwater.formats import TIME_HELP, mask_url, parse_time
-from headwater.wiring import AllOptions, OpenOptions, is_postgres
+from headwater.errors import InvalidConfigurationError, InvalidOptionError, NotALogError, UnauthorizedError
+from headwater.formats import TIME_HELP, is_postgres, mask_url, parse_time, refuse_mistyped_url
+
+if TYPE_CHECKING:
+    from headwater.broker.subscribe import Start
+    from headwater.wiring import AllOptions, OpenOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 CONNECT_S_MAX = 3.0  # a command gives up on a server that does not answer
 REMOTE = ("ws://", "wss://")
+
+LOG_VARIABLE, LAKE_VARIABLE = "HEADWATER_LOG", "HEADWATER_LAKE"
+CONFIG_VARIABLE, PROFILE_VARIABLE, CONFIG_FILE = "HEADWATER_CONFIG", "HEADWATER_PROFILE", "headwater.toml"
+
+START_HELP = f"first, new, a seq (7: from message 7 on), or a time {TIME_HELP}"
 
 LogPath = Annotated[
     str,
     typer.Argument(
         metavar="LOG",
-        help="The log: a file like events.db, a database like postgres://host/name, or a server like ws://host:8765.",
+        help="The log: a file like events.db, a database like postgres://host/name, or a server like ws://host:8765. "
+        "Else HEADWATER_LOG.",
+        autocompletion=offering("log"),
+        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -107,7 +123,24 @@ def existing_log(path: str, **options: object) -> Iterator[headwater.Log]:
         return
     if is_file(path):
         require_log(path)
-    with _opened(path, create=False, **options) as log:
+    with _opened(path, create=False, **options) if _may_be_written(path) else _read_only(path) as log:
+        yield log
+
+
+def _may_be_written(path: str) -> bool:
+    """The file, and its write-ahead log: that is there, or may be made."""
+    if not is_file(path):
+        return True
+    file = file_of(path)
+    beside = file + "-wal" if os.path.exists(file + "-wal") else os.path.dirname(os.path.abspath(file))
+    return os.access(file, os.W_OK) and os.access(beside, os.W_OK)
+
+
+@contextmanager
+def _read_only(path: str) -> Iterator[headwater.Log]:
+    from headwater.wiring import open_read_only
+
+    with open_read_only(file_of(path)) as log:
         yield log
 
 
@@ -187,6 +220,7 @@ def file_of(path: str) -> str:
     """The file behind `events.db`, `sqlite:events.db` or `sqlite://events.db`."""
     if path == "memory:" or not path:
         raise InvalidOptionError(f"{path!r} would be gone when the command ends", next="Name a file, like events.db")
+    refuse_mistyped_url(path)
     scheme, found, rest = path.partition("://")
     if found and scheme != "sqlite":
         meant = {"http": f"Did you mean ws://{rest}?", "https": f"Did you mean wss://{rest}?"}
@@ -195,20 +229,166 @@ def file_of(path: str) -> str:
     return rest.removeprefix("/") if found else path.removeprefix("sqlite:")  # as headwater.open reads it
 
 
-def parse_start(text: str, name: str, *, inclusive: bool = False) -> Start:
-    """Where to begin reading: `first`, `new`, a seq or a time. The library begins after the seq it is given; with
-    `inclusive` the message of that seq is read too."""
+def parse_start(text: str, name: str = "--start") -> Start:
+    """Where to begin reading: `first`, `new`, the seq of the first message to read, or a time. The library begins after
+    the seq it is given."""
     if text == "first":
         return "first"
     if text == "new":
         return "new"
     if text.isascii() and text.isdigit():
-        return max(0, int(text) - inclusive)
+        return max(0, int(text) - 1)
     try:
         return parse_time(text, name, datetime.now().astimezone())
     except InvalidOptionError:
-        next = f"Write first, new, a seq, or a time {TIME_HELP}"
+        next = f"Write {START_HELP}"
         raise InvalidOptionError(f"{name} is no place in a log: {text[:40]!r}", next=next) from None
+
+
+# --- LOG and its default ----------------------------------------------------------------------------------------------
+
+
+def default_log() -> str | None:
+    """HEADWATER_LOG, or `log` in the section [cli] of headwater.toml."""
+    return _default("log", LOG_VARIABLE)
+
+
+def default_lake() -> str | None:
+    return _default("lake", LAKE_VARIABLE)
+
+
+def _default(key: str, variable: str) -> str | None:
+    """Read without `headwater.settings`, which takes longer to import than most commands take to run."""
+    if value := os.environ.get(variable):
+        return value
+    file = os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)
+    if not os.path.isfile(file):
+        return None
+    import tomllib
+
+    try:
+        with open(file, "rb") as opened:
+            document = tomllib.load(opened)
+    except (OSError, ValueError) as exc:
+        raise InvalidConfigurationError(
+            f"it cannot be read for [cli] {key}: {exc}", where=file, next=f"Correct it, or set {variable}"
+        ) from exc
+    profile = os.environ.get(PROFILE_VARIABLE, document.get("profile"))
+    places = [("profiles", profile, "cli"), ("cli",)]
+    for place in places:
+        found: Any = document
+        for name in (*place, key):
+            found = found.get(name) if isinstance(found, dict) else None
+        if found:
+            if not isinstance(found, str):
+                why = f"[cli] {key} must be text, not {found!r}"
+                raise InvalidConfigurationError(why, where=file, next=f'Write {key} = "…"')
+            return found
+    return None
+
+
+def looks_like_log(word: str) -> bool:
+    """Rather than a topic, a pattern or a name. Asked only where LOG may have been left out."""
+    return ":" in word or "/" in word or word.endswith((".db", ".sqlite", ".sqlite3")) or os.path.exists(word)
+
+
+class Command(TyperCommand):
+    """Every command: flags may be spelled in camelCase, and a LOG that is left out is put in from its default."""
+
+    log_flags: Sequence[str] = ("--log",)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = self.with_log(self.in_our_spelling(args))
+        if ctx.resilient_parsing:  # completion: an option without its value spoils the rest
+            ctx.meta[WORDS] = [args[at] for at in self._positionals(args)]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Without the types of Python beside the names of arguments, and with LOG as what may be left out."""
+        for each in self.params:
+            if each.param_type_name == "argument":
+                each.required = each.required and each.metavar != "LOG"
+                each.type = copy(each.type)
+                each.type.get_metavar = lambda **_: ""  # type: ignore[method-assign]
+        super().format_help(ctx, formatter)
+
+    def in_our_spelling(self, args: list[str]) -> list[str]:
+        """`--waitIdle` is `--wait-idle`, and flags that had another name before are known by it."""
+        declared = {spelling for each in self.params for spelling in (*each.opts, *each.secondary_opts)}
+        end = args.index("--") if "--" in args else len(args)
+        return [*(_spelled(word, declared) for word in args[:end]), *args[end:]]
+
+    def with_log(self, args: list[str]) -> list[str]:
+        """LOG is the first argument. It may be given as --log too, and where it has a default it may be left out: it
+        has been if the others would otherwise be too few, or if the first argument does not look like a log."""
+        arguments = [each for each in self.params if each.param_type_name == "argument"]
+        if not arguments or arguments[0].metavar != "LOG":
+            return args
+        args, named = _cut_option(args, self.log_flags)
+        at = self._positionals(args)
+        if named is None:
+            wanted = sum(each.required for each in arguments[1:])
+            most = math.inf if any(each.nargs < 0 for each in arguments) else len(arguments)
+            left_out = len(at) <= wanted or (len(at) < most and not looks_like_log(args[at[0]]))
+            named = default_log() if left_out else None
+            if named is None and left_out and wanted and not arguments[0].required:
+                named = ""
+        if named is None:
+            return args
+        place = at[0] if at else args.index("--") if "--" in args else len(args)
+        return [*args[:place], named, *args[place:]]
+
+    def _positionals(self, args: Sequence[str]) -> list[int]:
+        """Where arguments stand that are no options and no values of options."""
+        options = {spelling: each for each in self.params for spelling in (*each.opts, *each.secondary_opts)}
+        at: list[int] = []
+        is_value = False
+        for number, word in enumerate(args):
+            if is_value:
+                is_value = False
+            elif word == "--":
+                return [*at, *range(number + 1, len(args))]
+            elif word.startswith("--"):
+                is_value = "=" not in word and _takes_value(options.get(word))
+            elif word.startswith("-") and len(word) > 1 and word[:2] in options:
+                values = [place for place in range(1, len(word)) if _takes_value(options.get(f"-{word[place]}"))]
+                is_value = bool(values) and values[0] == len(word) - 1
+            else:
+                at.append(number)
+        return at
+
+
+_BEFORE = {
+    "--age-max": "--max-age",
+    "--dry": "--dry-run",
+    "--lag-max": "--max-lag",
+    "--max": "--max-lag",
+    "--output": "--out",
+    "--page": "--out",
+}
+
+
+def _spelled(word: str, declared: Container[str]) -> str:
+    flag, equals, value = word.partition("=")
+    if re.fullmatch("--[a-z]+([A-Z][a-z]*)+", flag):
+        flag = re.sub("[A-Z]", lambda found: f"-{found[0].lower()}", flag)
+    if flag not in declared and _BEFORE.get(flag) in declared:
+        flag = _BEFORE[flag]
+    return flag + equals + value
+
+
+def _cut_option(args: list[str], spellings: Sequence[str]) -> tuple[list[str], str | None]:
+    for at, word in enumerate(args):
+        if word == "--":
+            break
+        flag, equals, value = word.partition("=")
+        if flag in spellings and (equals or at + 1 < len(args)):
+            return [*args[:at], *args[at + (1 if equals else 2) :]], value if equals else args[at + 1]
+    return args, None
+
+
+def _takes_value(option: Any) -> bool:
+    return option is not None and not option.is_flag and not option.count
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -219,14 +399,30 @@ _WITH_VALUE = ("--token", "--key", "--ca", "--stale")  # options that take a val
 
 
 class ListsByDefault(TyperGroup):
-    """A group that lists when it is given just a log: `headwater dlq events.db`."""
+    """A group that lists when it is given just a log, or nothing where LOG has a default: `headwater dlq events.db`."""
+
+    has_log = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = [arg for before, arg in pairwise(["", *args]) if not arg.startswith("-") and before not in _WITH_VALUE]
         asks_help = any(arg in ("--help", "-h") for arg in args)
-        if words and words[0] not in self.commands and not asks_help and _names_a_file(words[0]):
-            args = [LISTING, *args]
-        return super().parse_args(ctx, args)
+        if words:
+            lists = words[0] not in self.commands and _names_a_file(words[0])
+        else:
+            lists = self.has_log and not ctx.resilient_parsing and default_log() is not None
+        return super().parse_args(ctx, [LISTING, *args] if lists and not asks_help else args)
+
+
+class Group(typer.Typer):
+    """A group of commands of our kind."""
+
+    def __init__(self, help: str, *, cls: type[TyperGroup] = TyperGroup) -> None:
+        super().__init__(help=help, cls=cls, no_args_is_help=True, rich_markup_mode="rich")
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Callable[[F], F]:
+        return super().command(name, cls=cls or Command, **settings)
 
 
 def _names_a_file(word: str) -> bool:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import apsw
-import msgspec
 import typer
 
 import headwater
 from headwater.cli.arguments import AsJson, is_file
 from headwater.cli.doctor import mount_of
-from headwater.cli.output import note, pairs, show_table, table, write_document
+from headwater.cli.output import note, pairs, show_table, table, write_items
 from headwater.errors import InvalidOptionError, UnreachableError
 
 BATCH = 1_000
@@ -48,9 +47,7 @@ def bench(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", help="Where to measure: the disk your log would be on.")
     ] = ".",
-    seconds: Annotated[
-        float, typer.Option("--seconds", "-s", min=0.4, max=120, help="Of the whole measurement.")
-    ] = 5.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="SECONDS", min=0.4, max=120, help="In all.")] = 5.0,
     size: Annotated[int, typer.Option("--size", metavar="BYTES", min=16, max=500_000, help="JSON per message.")] = 190,
     durability: Annotated[
         Literal["full", "relaxed"], typer.Option("--durability", help="An fsync per commit, or none.")
@@ -91,7 +88,7 @@ def bench(
         "message_bytes": size,
     }
     if as_json:
-        write_document(facts | {"results": [_json(result) for result in measured]})
+        write_items([_json(result) for result in measured], **facts)
     else:
         _show(facts, measured)
 
@@ -117,6 +114,8 @@ def _log_in(scratch: str, durability: Literal["full", "relaxed"], *, through_ser
 
 def _url_in(line: bytes) -> str:
     """The first thing a server logs is where it serves."""
+    import msgspec
+
     try:
         url: str = msgspec.json.decode(line)["url"]
     except (msgspec.DecodeError, KeyError) as exc:

@@ -14,7 +14,8 @@ from headwater.cli.main import show_version
 _EXITS = (
     "[dim]Ends with 0 if all went well; 1 if a check found something; 2 if the call or its input cannot be used; "
     "3 if the log refused (locked, full, not a log, held elsewhere, not reached); 130 when interrupted. "
-    "With --json an error is a JSON object, the last line of stderr. HEADWATER_DEBUG=1 shows tracebacks.[/]"
+    "With --json a command prints one object, with lists under items; one that goes on prints an object a line, and "
+    "an error is an object too, the last line of stderr. HEADWATER_DEBUG=1 shows tracebacks.[/]"
 )
 
 # By help panel, the name of each command, `module:name` of its function or Typer below headwater.cli, and its help. The
@@ -24,11 +25,10 @@ _PANELS = {
         "publish": ("messages:publish", "Publish a message, or many from JSON lines."),
         "subscribe": ("messages:subscribe", "Begin or resume a durable subscription and print its messages."),
         "tail": ("messages:tail", "Print messages without a subscription: nothing is acked, nothing is kept."),
-        "import": ("import_:import_", "Import messages with their own times from JSON lines, each line once."),
+        "import": ("messages:import_", "Import messages with their own times from JSON lines, each line once."),
         "serve": ("serve:serve", "Serve a log: JSON-RPC over WebSocket, metrics and health, on one port."),
         "worker": ("worker:worker", "Run the handlers and schedules of a module, in processes of their own."),
         "forward": ("forward:forward", "Forward messages to another system; the next run continues after the last."),
-        "sync": ("sync:sync", "Make TARGET equal to SOURCE, moving only the pages that differ."),
         "pipeline": ("pipeline:pipeline", "The history of a log as Delta tables, made and queried on Apache Spark."),
     },
     "Inspect": {
@@ -44,8 +44,9 @@ _PANELS = {
         "schedules": ("schedules:schedules", "Schedules: messages that are published on time."),
         "retention": ("retention:retention", "Retention: how much history is kept, by topic pattern."),
         "replica": ("replica:replica", "Replicas: databases that a server keeps by pages, with their versions."),
+        "sync": ("sync:sync", "Make TARGET equal to SOURCE, moving only the pages that differ."),
         "token": ("tokens:token", "Tokens: the rights to use a server."),
-        "config": ("config:config", "The configuration of a server: headwater.toml, HEADWATER_… variables, flags."),
+        "config": ("config:config", "The configuration: headwater.toml, HEADWATER_… variables, flags."),
         "doctor": ("doctor:doctor", "Examine a log and its machine; each finding says what to do next."),
     },
     "Learn": {
@@ -74,12 +75,14 @@ class _LazyGroup(TyperGroup):
 def load_command(name: str) -> Any:
     module, _, attribute = TARGETS[name].partition(":")
     found = getattr(importlib.import_module(f"headwater.cli.{module}"), attribute)
+    from headwater.cli.arguments import Command
+
     holder = typer.Typer(rich_markup_mode="rich")
     holder.callback()(lambda: None)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     else:
-        holder.command(name, cls=getattr(found, "command_class", TyperCommand))(found)
+        holder.command(name, cls=getattr(found, "command_class", Command))(found)
     return typer.main.get_group(holder).commands[name]
 
 
@@ -88,7 +91,7 @@ app = typer.Typer(
     name="headwater",
     help="Durable messaging where the database is the broker.\n\n"
     "Commands take the LOG first: a file like events.db, a database like postgres://host/name, or a server like "
-    "ws://host:8765.",
+    "ws://host:8765. HEADWATER_LOG, or cli.log in headwater.toml, names it for all.",
     epilog=_EXITS,
     no_args_is_help=True,
     rich_markup_mode="rich",

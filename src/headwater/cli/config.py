@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.arguments import AsJson
-from headwater.cli.output import printable, say, show_table, table, write_document
+from headwater.cli.arguments import AsJson, Group
+from headwater.cli.output import printable, say, show_table, table, write_document, write_items
 from headwater.formats import plural
 
 if TYPE_CHECKING:
     from headwater.settings import Settings
 
-config = typer.Typer(
-    no_args_is_help=True, help="The configuration of a server: headwater.toml, HEADWATER_… variables, flags."
-)
+config = Group(help="The configuration: headwater.toml, HEADWATER_… variables, flags.")
 
 ConfigFile = Annotated[
     str | None,
@@ -34,7 +32,7 @@ def show(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson =
     settings = _settings(file, profile)
     if as_json:
         values = [each._asdict() for each in settings.explain()]
-        write_document({"file": settings.file, "profile": settings.profile, "settings": values})
+        write_items(values, file=settings.file, profile=settings.profile)
         return
     from headwater.settings.model import as_toml
 

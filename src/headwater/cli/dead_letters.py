@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from headwater.broker.dead_letters import LetterFilter, to_json
-from headwater.cli.arguments import AsJson, ListsByDefault, LogPath, existing_log, takes_log
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogPath, existing_log, takes_log
+from headwater.cli.completion import offering
 from headwater.cli.output import (
     Text,
     clock,
@@ -23,16 +23,30 @@ from headwater.cli.output import (
     show_table,
     table,
     write_document,
+    write_items,
 )
 from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import plural
-from headwater.ports.records import DeadLetter
+
+if TYPE_CHECKING:
+    from headwater.broker.dead_letters import LetterFilter
+    from headwater.ports.records import DeadLetter
 
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Dead letters by id.")]
-Subscription = Annotated[str | None, typer.Option("--subscription", "-s", help="Of this subscription.")]
-Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="PATTERN", help="Of topics that match.")]
-Type = Annotated[str | None, typer.Option("--type", help="Of this type.")]
-Reason = Annotated[str | None, typer.Option("--reason", "-r", help="Like max_attempts, rejected, timeout, expired.")]
+Subscription = Annotated[
+    str | None,
+    typer.Option(
+        "--subscription", "-s", metavar="ID", help="Of this subscription.", autocompletion=offering("subscription")
+    ),
+]
+Topic = Annotated[
+    str | None,
+    typer.Option("--topic", "-t", metavar="PATTERN", help="Of topics that match.", autocompletion=offering("topic")),
+]
+Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Of this type.")]
+Reason = Annotated[
+    str | None, typer.Option("--reason", "-r", metavar="REASON", help="Like max_attempts, rejected or expired.")
+]
 Error = Annotated[str | None, typer.Option("--error", "-e", metavar="REGEX", help="With an error text that matches.")]
 All = Annotated[bool, typer.Option("--all", help="All of them; needed if nothing else selects.")]
 
@@ -53,7 +67,7 @@ def make_filter(
         "reason": reason,
         "error": error,
     }
-    return cast(LetterFilter, {name: value for name, value in given.items() if value is not None})
+    return cast("LetterFilter", {name: value for name, value in given.items() if value is not None})
 
 
 def require_choice(chosen: LetterFilter, all_of_them: bool) -> None:
@@ -61,9 +75,8 @@ def require_choice(chosen: LetterFilter, all_of_them: bool) -> None:
         raise InvalidOptionError("which dead letters?", next="Give their ids, a filter like --subscription, or --all")
 
 
-dlq = typer.Typer(
+dlq = Group(
     cls=ListsByDefault,
-    no_args_is_help=True,
     help="Dead letters: messages that a subscription gave up on.\n\n[dim]List:[/]  headwater dlq events.db",
 )
 
@@ -88,7 +101,9 @@ def list_letters(
     with existing_log(path) as log:
         letters = log.dead_letters.list(after=after, limit=limit, **chosen)
     if as_json:
-        write_document([to_json(letter) for letter in letters])
+        from headwater.broker.dead_letters import to_json
+
+        write_items([to_json(letter) for letter in letters])
         return
     if not letters:
         say("no dead letters")
@@ -117,6 +132,8 @@ def show(path: LogPath, id: Id, as_json: AsJson = False) -> None:
     with existing_log(path) as log:
         letter = log.dead_letters.get(id)
     if as_json:
+        from headwater.broker.dead_letters import to_json
+
         write_document(to_json(letter))
         return
     show_table(pairs(_details(letter)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext, redirect_stdout
 from typing import Annotated
 
 import typer
@@ -16,6 +18,7 @@ def demo(
         str | None,
         typer.Option("--dir", metavar="DIR", help="Where to make the log; a new temporary one if not given."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what Headwater promises, in a few seconds, with real processes.
 
@@ -24,9 +27,12 @@ def demo(
     from headwater.demo.story import DemoFailed, run
 
     try:
-        run(directory)
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            run(directory)
     except DemoFailed:
         raise typer.Exit(1) from None
+    if as_json:
+        write_document({"directory": directory, "ok": True})
 
 
 def version(as_json: AsJson = False) -> None:

@@ -7,19 +7,21 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import apsw
 import typer
 
 import headwater
-from headwater.broker.statistics import SubscriptionInfo
 from headwater.cli.arguments import AsJson, LogPath, existing_log, is_remote, require_log, shown_name, takes_log
-from headwater.cli.inspect import is_lake, is_late
-from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_document
+from headwater.cli.inspect import held_by, is_lake, is_late
+from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_items
 from headwater.errors import HeadwaterError, NotALogError, StoreError
-from headwater.formats import format_seconds, format_size, parse_duration, plural
-from headwater.wiring import is_postgres
+from headwater.formats import format_seconds, format_size, is_postgres, parse_duration, plural
+from headwater.version import install_hint
+
+if TYPE_CHECKING:
+    from headwater.broker.statistics import SubscriptionInfo
 
 SQLITE_SAFE = (3, 51, 3)
 WAL_BYTES_ALARM = 64 * 1024 * 1024
@@ -48,10 +50,11 @@ def doctor(
     context: typer.Context,
     path: LogPath = "",
     lag_max: Annotated[
-        int, typer.Option("--lag-max", metavar="N", min=0, help="A subscription further behind is wrong.")
+        int, typer.Option("--max-lag", metavar="N", min=0, help="A subscription further behind is wrong.")
     ] = 100_000,
     age_max: Annotated[
-        str, typer.Option("--age-max", metavar="SPAN", help="A subscription that has waited longer is wrong.")
+        str,
+        typer.Option("--max-age", metavar="SPAN", help="A subscription that has waited longer is wrong."),
     ] = "1h",
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +66,7 @@ def doctor(
 
     Ends with 1 if something is wrong.
     """
-    age_ms_max = parse_duration(age_max, "--age-max").total_seconds() * 1000
+    age_ms_max = parse_duration(age_max, "--max-age").total_seconds() * 1000
     file: str | None
     source = context.get_parameter_source("path")
     # An empty word was meant to be a log: a script's variable that is not set must not pass for healthy.
@@ -81,7 +84,7 @@ def doctor(
         findings = [*_environment(file), *_inside(file, lag_max, age_ms_max), *_spark()]
     wrong = [finding for finding in findings if finding.level == "wrong"]
     if as_json:
-        write_document({"path": file, "healthy": not wrong, "findings": [finding._asdict() for finding in findings]})
+        write_items([finding._asdict() for finding in findings], path=file, healthy=not wrong)
     else:
         _show(findings, wrong)
     if wrong:
@@ -90,7 +93,7 @@ def doctor(
 
 def _show(findings: list[Finding], wrong: list[Finding]) -> None:
     marks = {"ok": Text("ok", "green"), "note": Text("note", "yellow"), "wrong": Text("wrong", "bold red")}
-    columns = [Column(""), Column("", style="bold"), Column("", no_wrap=False, overflow="fold")]
+    columns = [Column(""), Column("", style="bold"), Column("", overflow="fold")]
     shown = Table(columns, has_header=False)
     for finding in findings:
         shown.add_row(marks[finding.level], finding.check, Text(printable(finding.what)))
@@ -181,7 +184,7 @@ def _spark() -> Iterator[Finding]:
     from headwater.pipeline.jvm import JAVA_FEATURE_MIN, find_java, spark_folder
 
     if spark_folder() is None:
-        yield Finding("spark", "note", "not installed; only the pipeline needs it", "pip install 'headwater[spark]'")
+        yield Finding("spark", "note", "not installed; only the pipeline needs it", install_hint("spark"))
         return
     yield Finding("spark", "ok", f"PySpark {importlib.metadata.version('pyspark')}")
     try:
@@ -287,8 +290,8 @@ def _subscriptions(infos: list[SubscriptionInfo], file: str, lag_max: int, age_m
             "wrong",
             f"{info.id} is {at_least}{plural(info.lag, 'message')} behind, the oldest for {waited}",
             f"Start its consumer, or remove it: headwater subscriptions rm {file} {info.id}"
-            if info.holder is None
-            else f"Speed up its consumer ({info.holder})",
+            if not held_by(info)
+            else f"Speed up its consumer ({held_by(info)})",
         )
     for info in infos:
         if info.gaps:

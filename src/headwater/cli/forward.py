@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl, unquote
 
 import typer
 
 import headwater
-from headwater.api.forwarder import BACKOFF_S, BATCH, BATCH_MAX, Forwarder, ForwarderStatus
-from headwater.cli.arguments import REMOTE, AsJson, existing_log, is_file, parse_start, takes_log
+from headwater.cli.arguments import REMOTE, START_HELP, AsJson, LogPath, existing_log, is_file, parse_start, takes_log
 from headwater.cli.messages import EVERYTHING, Dialect, Where
 from headwater.cli.output import StatusLine, count, note, say, write_document
 from headwater.cli.stopping import FINDING, INTERRUPTED, Stop
-from headwater.delivery.circuit import BreakerPolicy
 from headwater.errors import ClosedError, InvalidOptionError
-from headwater.formats import DURATION_HELP, TIME_HELP, parse_duration, plural, redact_url
-from headwater.transports.open import cut_wraps
+from headwater.formats import DURATION_HELP, parse_duration, plural, redact_url
+
+if TYPE_CHECKING:
+    from headwater.api.forwarder import Forwarder, ForwarderStatus
 
 LOOK_S = 0.2
 ONCE_FAILURES = 3  # with --once, a target that is away ends it soon
@@ -35,7 +35,7 @@ _TELLS_TARGETS_APART = ("stream", "stream_per_topic", "prefix", "table", "endpoi
 
 @takes_log
 def forward(
-    path: Annotated[str, typer.Argument(metavar="SRC", help="The log: a file, a database or a server.")],
+    path: LogPath,
     target: Annotated[
         str,
         typer.Argument(
@@ -47,18 +47,15 @@ def forward(
         str, typer.Option("--topics", metavar="PATTERN", help="Which messages: orders.new, orders.*, orders.>")
     ] = EVERYTHING,
     id: Annotated[
-        str | None, typer.Option("--id", help="The subscription's name; by default derived from DST.")
+        str | None, typer.Option("--id", metavar="ID", help="The subscription's name; by default derived from DST.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, max=BATCH_MAX, help="Send up to N at a time.")
-    ] = BATCH,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=5_000, help="Send up to N at a time.")] = 100,
     wait: Annotated[
         str, typer.Option("--wait", metavar="SPAN", help=f"How long a batch may wait for more: {DURATION_HELP}.")
     ] = "5s",
     once: Annotated[bool, typer.Option("--once", help="End when all messages of now are forwarded.")] = False,
-    from_: Annotated[
-        str,
-        typer.Option("--from", metavar="START", help=f"Where a new one begins: first, new, a seq, a time {TIME_HELP}."),
+    start: Annotated[
+        str, typer.Option("--start", metavar="START", help=f"Where a new one begins: {START_HELP}.")
     ] = "first",
     where: Where = None,
     dialect: Dialect = "nats",
@@ -70,7 +67,7 @@ def forward(
 ) -> None:
     """Forward messages to another system; the next run continues after the last.
 
-    [dim]To Redis:[/]   headwater forward events.db redis://localhost/0 --topics 'orders.>'
+    [dim]To Redis:[/]   headwater forward events.db redis://localhost/0
     [dim]To files:[/]   headwater forward events.db file:///var/copies/events.jsonl
     [dim]Once:[/]       headwater forward events.db headwater:copy.db --once
 
@@ -79,8 +76,11 @@ def forward(
     while it accepts others becomes a dead letter. Ctrl-C or SIGTERM ends it
     after the current batch.
     """
+    from headwater.api.forwarder import BACKOFF_S, Forwarder
+    from headwater.delivery.circuit import BreakerPolicy
+
     name = id or default_id(target)
-    start = parse_start(from_, "--from", inclusive=True)
+    begin = parse_start(start)
     span = parse_duration(wait, "--wait")
     with existing_log(path) as log, Stop() as stop, _Opened(target, target_token) as transport:
         forwarder = Forwarder(
@@ -90,7 +90,7 @@ def forward(
             pattern=topics,
             batch=batch,
             wait=span,
-            start=start,
+            start=begin,
             where=where,
             dialect=dialect,
             backoff=ONCE_BACKOFF_S if once else BACKOFF_S,
@@ -131,6 +131,8 @@ def _run(forwarder: Forwarder, stop: Stop) -> None:
 def default_id(target: str) -> str:
     """Names the subscription after its target, so that the next run continues it from any directory and with other
     options. A digest distinguishes targets that the name alone does not. It holds no secrets."""
+    from headwater.transports.open import cut_wraps
+
     text = f"forward-{_identity(cut_wraps(target)[0])}"
     name = re.sub("[^A-Za-z0-9._:@/-]+", "-", text)
     if name == text and len(name) <= ID_CHARS_MAX:
@@ -202,4 +204,4 @@ def _report(done: ForwarderStatus, *, as_json: bool, beside_copies: bool) -> Non
         text += f"; {count(done.lag)} left"
     (note if beside_copies else say)(text)
     if done.dead:
-        note(f"headwater dlq ls SRC --subscription {done.id} shows them")
+        note(f"headwater dlq ls LOG --subscription {done.id} shows them")

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import msgspec
 import typer
 
 import headwater
-from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.cli.arguments import (
+    START_HELP,
     AsJson,
+    Group,
     ListsByDefault,
     LogPath,
     existing_log,
@@ -30,6 +30,7 @@ from headwater.cli.arguments import (
     shown_name,
     takes_log,
 )
+from headwater.cli.completion import offering
 from headwater.cli.output import (
     LiveScreen,
     Table,
@@ -43,26 +44,33 @@ from headwater.cli.output import (
     show_table,
     table,
     write_document,
+    write_items,
     write_line,
 )
 from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import DURATION_HELP, format_seconds, format_size, iso, parse_duration, plural
-from headwater.ports.records import TopicCount
-from headwater.topics import parse_pattern
+
+if TYPE_CHECKING:
+    from headwater.broker.statistics import LogStatistics, SubscriptionInfo
+    from headwater.ports.records import TopicCount
 
 
 @takes_log
 def topics(
     path: LogPath,
-    pattern: Annotated[str | None, typer.Argument(metavar="PATTERN", help="Like orders.>")] = None,
+    pattern: Annotated[
+        str | None, typer.Argument(metavar="PATTERN", help="Like orders.>", autocompletion=offering("topic"))
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a log with their counts and sizes."""
+    from headwater.topics import parse_pattern
+
     wanted = None if pattern is None else parse_pattern(pattern)
     with existing_log(path) as log:
         found = [topic for topic in log.topics() if wanted is None or wanted.matches(topic.topic)]
     if as_json:
-        write_document([topic_json(topic) for topic in found])
+        write_items([topic_json(topic) for topic in found])
         return
     if not found:
         say("no topics" if pattern is None else f"no topics match {pattern}")
@@ -104,7 +112,7 @@ def stats(path: LogPath, as_json: AsJson = False) -> None:
         )
         return
     lag = sum(info.lag for info in found.subscriptions)
-    held = sum(info.holder is not None for info in found.subscriptions)
+    held = sum(bool(held_by(info)) for info in found.subscriptions)
     rows = [
         ("log", printable(file_of(path) if is_file(path) else file)),
         ("messages", f"{found.messages:,} of {format_size(found.bytes)} in {plural(len(found.topics), 'topic')}"),
@@ -139,9 +147,8 @@ def size_of(file: str) -> int:
 # --- subscriptions and lag --------------------------------------------------------------------------------------------
 
 
-subscriptions = typer.Typer(
+subscriptions = Group(
     cls=ListsByDefault,
-    no_args_is_help=True,
     help="List subscriptions, move or remove one.\n\n[dim]List:[/]  headwater subscriptions events.db",
 )
 
@@ -151,7 +158,7 @@ _TAKES_MINUS: dict[str, Any] = {"ignore_unknown_options": True, "help_option_nam
 LAKE_PREFIX = "lake:"
 LAKE_IDLE_MS = 24 * 3_600_000
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription.", autocompletion=offering("subscription"))]
 
 
 @subscriptions.command("ls")
@@ -161,7 +168,7 @@ def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
     with existing_log(path) as log:
         infos = log.subscriptions()
     if as_json:
-        write_document([subscription_json(info) for info in infos])
+        write_items([subscription_json(info) for info in infos])
         return
     if not infos:
         say(f"no subscriptions yet; begin one: headwater subscribe {path} ID PATTERN")
@@ -177,7 +184,7 @@ def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
             count(info.in_flight),
             Text(count(info.dead), "red" if info.dead else ""),
             Text(count(info.gaps), "red" if info.gaps else ""),
-            printable(info.holder) if info.holder else Text(f"free since {clock(info.active_ms)}", "dim"),
+            held_by(info) or Text(f"free since {clock(info.active_ms)}", "dim"),
         )
     show_table(shown)
 
@@ -199,34 +206,43 @@ def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
 def seek(
     path: LogPath,
     id: Id,
-    start: Annotated[str, typer.Argument(metavar="START", help="first, new, a seq (after it), or a time like -1h.")],
+    place: Annotated[str | None, typer.Argument(metavar="START", help=f"{START_HELP}.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="START", help="The same as the argument START.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Move a subscription to another place in the log.
 
-    What comes after START is delivered, again if need be; all before it
-    counts as done.
+    START and what comes after it is delivered, again if need be; all before
+    it counts as done.
 
     [dim]Replay the last hour:[/]  headwater subscriptions seek events.db billing -1h
 
     Only while it has no holder.
     """
-    wanted = parse_start(start, "START")
+    given = [each for each in (place, start) if each is not None]
+    if len(given) != 1:
+        why = "START is given twice" if given else "where to?"
+        raise InvalidOptionError(why, next=f"Name one place: {START_HELP}")
+    wanted = parse_start(given[0], "START")
     with existing_log(path) as log:
         position = log.seek(id, wanted)
         info = log.subscription(id)
     if as_json:
         write_document({"id": id, "position": position, "lag": info.lag})
     else:
-        say(f"{id} stands after seq {position:,}; {plural(info.lag, 'message')} to come")
+        say(f"{id} begins after seq {position:,}; {plural(info.lag, 'message')} to come")
 
 
 @takes_log
 def lag(
     path: LogPath,
-    id: Annotated[str | None, typer.Argument(metavar="ID", help="One subscription.")] = None,
+    id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="One subscription.", autocompletion=offering("subscription"))
+    ] = None,
     at_most: Annotated[
-        int | None, typer.Option("--max", metavar="N", min=0, help="End with 1 if one is further behind.")
+        int | None, typer.Option("--max-lag", metavar="N", min=0, help="End with 1 if one is further behind.")
     ] = None,
     age_max: Annotated[
         str | None,
@@ -236,7 +252,7 @@ def lag(
 ) -> None:
     """Show how far behind each subscription is.
 
-    [dim]As an alarm:[/]  headwater lag events.db --max 1000 --max-age 5m
+    [dim]As an alarm:[/]  headwater lag events.db --max-lag 1000 --max-age 5m
     """
     age_ms_max = None if age_max is None else parse_duration(age_max, "--max-age").total_seconds() * 1000
     with existing_log(path) as log:
@@ -244,7 +260,7 @@ def lag(
         last_seq = log.last_seq()
     late = [info for info in infos if is_late(info, at_most, age_ms_max)]
     if as_json:
-        write_document({"last_seq": last_seq, "subscriptions": [subscription_json(info) for info in infos]})
+        write_items([subscription_json(info) for info in infos], last_seq=last_seq)
     elif infos:
         shown = table("~subscription", ">lag", ">in flight", ">waiting", ">oldest", ">position", ">of")
         for info in infos:
@@ -297,6 +313,14 @@ def lag_text(info: SubscriptionInfo, *, alarm: bool = False) -> Text:
     return Text(f"{at_least}{info.lag:,}", "bold red" if alarm else "yellow" if info.lag else "green")
 
 
+def held_by(info: SubscriptionInfo) -> str:
+    """The holder, or how many consumers share it and the processes that they are in; empty if there is none."""
+    if not info.consumers:
+        return printable(info.holder or "")
+    processes = dict.fromkeys(":".join(name.split(":")[:2]) for name in info.consumers)
+    return printable(f"{plural(len(info.consumers), 'consumer')}: {', '.join(processes)}")
+
+
 def subscription_json(info: SubscriptionInfo) -> dict[str, Any]:
     return {
         "id": info.id,
@@ -313,6 +337,7 @@ def subscription_json(info: SubscriptionInfo) -> dict[str, Any]:
         "dead": info.dead,
         "gaps": info.gaps,
         "holder": info.holder,
+        "consumers": info.consumers,
         "created_at": iso(info.created_ms),
         "active_at": iso(info.active_ms),
     }
@@ -457,7 +482,7 @@ def frame(name: str, before: Sample, after: Sample) -> list[Table | str | Text]:
             count(info.waiting),
             "-" if info.oldest_unacked_s is None else format_seconds(info.oldest_unacked_s),
             Text(count(info.dead), "red" if info.dead else ""),
-            printable(info.holder) if info.holder else Text("-", "dim"),
+            held_by(info) or Text("-", "dim"),
         )
     more = len(busiest) - TOPICS_SHOWN_MAX
     parts: list[Table | str | Text] = [title, "", topics]
@@ -515,18 +540,19 @@ def schema(
     format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.json_schema,
     output: Annotated[
         str | None,
-        typer.Option("--output", metavar="FILE", help="Write it there; into a directory, a file for each schema."),
+        typer.Option("--out", "-o", metavar="FILE", help="Write it there; into a directory, a file for each schema."),
     ] = None,
     title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of an AsyncAPI document.")] = "Events",
     api_version: Annotated[
         str, typer.Option("--api-version", metavar="TEXT", help="Version of an AsyncAPI document.")
     ] = "1.0.0",
+    as_json: Annotated[bool, typer.Option("--json", help="Print which files were written as JSON, too.")] = False,
 ) -> None:
     """Write the message classes of a module as JSON Schemas or as AsyncAPI.
 
     The module is imported, from here or from where Python finds it.
 
-    [dim]For the pipeline:[/]  headwater schema shop.events --output types/
+    [dim]For the pipeline:[/]  headwater schema shop.events --out types/
     """
     # Imported when needed: pydantic takes longer to import than most commands take to run.
     from headwater.typed.export import asyncapi, classes_in, gaps_in, json_schema
@@ -547,12 +573,20 @@ def schema(
     if output is None:
         write_document(document)
     elif format is Format.json_schema and (output.endswith(("/", os.sep)) or os.path.isdir(output)):
-        for name, each in document.items():
-            _write(Path(output) / f"{name}.json", each)
-        say(f"{plural(len(document), 'schema')} in {output}")
+        files = [Path(output) / f"{name}.json" for name in document]
+        for file, each in zip(files, document.values(), strict=True):
+            _write(file, each)
+        _say_written(files, f"{plural(len(document), 'schema')} in {output}", as_json=as_json)
     else:
         _write(Path(output), document)
-        say(f"wrote {output}")
+        _say_written([Path(output)], f"wrote {output}", as_json=as_json)
+
+
+def _say_written(files: list[Path], text: str, *, as_json: bool) -> None:
+    if as_json:
+        write_items([str(file) for file in files])
+    else:
+        say(text)
 
 
 def _import(module: str) -> ModuleType:
@@ -577,6 +611,8 @@ def _import(module: str) -> ModuleType:
 
 
 def _write(path: Path, document: object) -> None:
+    import msgspec
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

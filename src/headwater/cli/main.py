@@ -43,7 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = getattr(exc, "ctx", None)
         command = context.command_path if context is not None else "headwater"
         if message := str(getattr(exc, "format_message", exc.__str__)()):
-            _show_error(USAGE_ERROR, message.rstrip("."), "", f"{command} --help", USAGE, as_json)
+            next = f"{command} --help"
+            if message.startswith("Missing argument 'LOG'"):
+                next = "Name it, like events.db, or set HEADWATER_LOG; " + next
+            _show_error(USAGE_ERROR, message.rstrip("."), "", next, USAGE, as_json)
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""`headwater publish`, `subscribe` and `tail`: messages into a log and out of it."""
+"""`headwater publish`, `import`, `subscribe` and `tail`: messages into a log and out of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import msgspec
 import typer
 
 import headwater
-from headwater.broker.subscribe import Start, SubscribeOptions
-from headwater.cli.arguments import AsJson, LogPath, existing_log, log_or_new_one, parse_start, takes_log
+from headwater.cli.arguments import START_HELP, AsJson, LogPath, existing_log, log_or_new_one, parse_start, takes_log
+from headwater.cli.completion import offering
 from headwater.cli.output import MessagePrinter, PublishBar, Text, note, printable, say, write_document
 from headwater.cli.stopping import Stop
 from headwater.errors import (
@@ -29,34 +28,41 @@ from headwater.errors import (
     LeaseLostError,
     TooLargeError,
 )
-from headwater.formats import DURATION_HELP, TIME_HELP, parse_duration, parse_time, plural
+from headwater.formats import DURATION_HELP, parse_duration, parse_time, plural
+
+if TYPE_CHECKING:
+    from headwater.broker.subscribe import Start, SubscribeOptions
 
 
 @takes_log
 def publish(
     path: LogPath,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Like orders.new.")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="Like orders.new.", autocompletion=offering("topic"))
+    ] = None,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="The message, as JSON.")] = None,
     text: Annotated[bool, typer.Option("--text", help="DATA is plain text, not JSON.")] = False,
     topic_option: Annotated[
-        str | None, typer.Option("--topic", metavar="TOPIC", help="The same as the argument TOPIC.")
+        str | None, typer.Option("--topic", metavar="TOPIC", help="The same as the argument TOPIC.", hidden=True)
     ] = None,
     file: Annotated[
-        str | None, typer.Option("--file", "-f", metavar="FILE", help="Read JSON lines from a file, not stdin.")
+        str | None, typer.Option("--file", metavar="FILE", help="Read JSON lines from a file, not stdin.")
     ] = None,
     id: Annotated[
-        str | None, typer.Option("--id", help="Your own id: stored once on its topic. One message only.")
+        str | None, typer.Option("--id", metavar="ID", help="Your own id: stored once on its topic. One message only.")
     ] = None,
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A free header; repeatable.")
     ] = None,
-    from_: Annotated[str | None, typer.Option("--from", help="The sender.")] = None,
-    to: Annotated[str | None, typer.Option("--to", help="The receiver.")] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to", help="The topic for answers.")] = None,
-    correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="What it belongs to.")] = None,
-    type: Annotated[str | None, typer.Option("--type", help="What kind of message it is.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", metavar="SENDER", help="The sender.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="RECEIVER", help="The receiver.")] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="TOPIC", help="The topic for answers.")] = None,
+    correlation_id: Annotated[
+        str | None, typer.Option("--correlation-id", metavar="ID", help="What it belongs to.")
+    ] = None,
+    type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="What kind of message it is.")] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", help="Higher first, for subscriptions ordered by priority.")
+        int | None, typer.Option("--priority", metavar="N", help="Higher first, for subscriptions ordered by priority.")
     ] = None,
     delay: Annotated[
         str | None, typer.Option("--delay", metavar="SPAN", help=f"Deliver it this much later: {DURATION_HELP}.")
@@ -68,7 +74,7 @@ def publish(
 
     [dim]One:[/]   headwater publish events.db orders.new '{"order": 17}'
     [dim]Many:[/]  headwater publish events.db orders.new < orders.jsonl
-    [dim]Copy:[/]  headwater tail a.db --from first --json | headwater publish b.db
+    [dim]Copy:[/]  headwater tail a.db --start first --json | headwater publish b.db
 
     With a TOPIC and no DATA each line is the data of one message. Without a
     TOPIC each line is {"topic": "orders.new", "data": {"order": 17}}, and may
@@ -84,6 +90,10 @@ def publish(
             raise InvalidOptionError("TOPIC is given twice", next="Leave one of them out")
         topic, data = topic_option, topic
     topic = topic if topic is not None else topic_option
+    if topic is not None:
+        from headwater.topics import check_topic
+
+        check_topic(topic)  # before a log is made
     options: dict[str, Any] = {
         "headers": _headers(header or []),
         "from_": from_,
@@ -175,6 +185,8 @@ def _opened_file(file: str) -> Any:
 
 
 def _json_of(data: str) -> Any:
+    import msgspec
+
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError) as exc:
@@ -309,6 +321,8 @@ def outgoing_reader(
     topic: str | None, defaults: Mapping[str, Any], now: datetime
 ) -> Callable[[bytes], Mapping[str, Any]]:
     """How to turn a line into a message: with a topic given, the line is the data; without, it says both itself."""
+    import msgspec
+
     decode = msgspec.json.Decoder().decode
 
     def read(text: bytes) -> Mapping[str, Any]:
@@ -341,6 +355,42 @@ def _given(value: dict[str, Any], now: datetime) -> dict[str, Any]:
     return given
 
 
+# --- import ----------------------------------------------------------------------------------------------------------
+
+
+@takes_log
+def import_(
+    path: LogPath,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, as tail --json prints them; - is stdin.")],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="What the log remembers the file by, instead of its first line."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import messages with their own times from JSON lines, each line once.
+
+    [dim]A file:[/]  headwater import events.db history.jsonl
+    [dim]A log:[/]   headwater tail a.db --start first --json | headwater import b.db -
+
+    Each line is {"topic": …, "data": …} and may have published_at, id, from,
+    headers and the other fields that tail --json prints. A message keeps its
+    published_at and its id, and gets a new seq.
+
+    An import that was interrupted continues where it ended: run it again. The
+    log stores the position with the messages, so no line is stored twice. A
+    file that has grown is continued too. A bad line ends the import and is
+    named; batches of up to 1,000 lines are stored, each all or none.
+
+    Behind a server this needs the rights publish and manage. The position is
+    not stored there: lines are recognised by their ids, for as long as the
+    server remembers ids (a day, by default).
+    """
+    from headwater.cli.importing import import_file
+
+    import_file(path, file, name, as_json=as_json)
+
+
 # --- subscribe and tail -----------------------------------------------------------------------------------------------
 
 
@@ -349,8 +399,16 @@ LAST = 10  # as tail(1)
 STEP_BACK_MIN = 256
 STEP_BACK_FACTOR = 8
 
+PatternArgument = typer.Argument(
+    metavar="PATTERN", help="Topics: orders.new, orders.*, orders.>", autocompletion=offering("topic")
+)
+Senders = Annotated[list[str] | None, typer.Option("--from", metavar="SENDER", help="Only from this one; repeatable.")]
+Receivers = Annotated[list[str] | None, typer.Option("--to", metavar="RECEIVER", help="Only to this one; repeatable.")]
 Where = Annotated[
-    str | None, typer.Option("--where", metavar="CONDITION", help="Only messages that fit, like \"from == 'shop'\".")
+    str | None,
+    typer.Option(
+        "--where", metavar="FILTER", help='Only messages that fit Headwater\'s filter, like "data.total > 100".'
+    ),
 ]
 Dialect = Annotated[
     Literal["nats", "amqp"], typer.Option("--dialect", help="How the pattern is spelled: * and > or * and #.")
@@ -360,21 +418,23 @@ Dialect = Annotated[
 @takes_log
 def subscribe(
     path: LogPath,
-    id: Annotated[str, typer.Argument(metavar="ID", help="The subscription's name.")],
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Topics: orders.new, orders.*, orders.>")],
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="The subscription's name.", autocompletion=offering("subscription"))
+    ],
+    pattern: Annotated[str, PatternArgument],
     mode: Annotated[
         Literal["exclusive", "shared"],
         typer.Option("--mode", help="One holder at a time, or several that share the work."),
     ] = "exclusive",
     start: Annotated[
         str,
-        typer.Option("--start", metavar="START", help="Where a new one begins: first, new, after a seq, or a time."),
+        typer.Option("--start", metavar="START", help=f"Where a new one begins: {START_HELP}."),
     ] = "first",
     count: Annotated[
         int | None, typer.Option("--count", "-n", metavar="N", min=1, help="End after N messages.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Wait for more, or end when none is left.")
+        bool, typer.Option("--follow/--no-follow", "-f", help="Wait for more, or end when none is left.")
     ] = True,
     ack: Annotated[
         bool, typer.Option("--ack/--no-ack", help="Ack after printing, or give all back at the end.")
@@ -382,8 +442,8 @@ def subscribe(
     batch: Annotated[
         int, typer.Option("--batch", metavar="N", min=1, max=1_000, help="Print and ack N at a time: faster.")
     ] = 1,
-    from_: Annotated[list[str] | None, typer.Option("--from", help="Only from this sender; repeatable.")] = None,
-    to: Annotated[list[str] | None, typer.Option("--to", help="Only to this receiver; repeatable.")] = None,
+    from_: Senders = None,
+    to: Receivers = None,
     where: Where = None,
     dialect: Dialect = "nats",
     as_json: AsJson = False,
@@ -399,14 +459,14 @@ def subscribe(
     """
     options: SubscribeOptions = {
         "mode": mode,
-        "start": parse_start(start, "--start"),
+        "start": parse_start(start),
         "dialect": dialect,
         "from_": from_ or None,
         "to": to or None,
         "where": where,
     }
     printer = MessagePrinter(as_json=as_json)
-    with log_or_new_one(path) as log, Stop() as stop, log.subscribe(id, pattern, **options) as subscription:
+    with existing_log(path) as log, Stop() as stop, log.subscribe(id, pattern, **options) as subscription:
         _Consumer(subscription, printer, stop, count=count, batch=batch, ack=ack).run(follow=follow)
     _end(stop)
 
@@ -473,28 +533,38 @@ class _View(NamedTuple):
     """What `tail` wants to see of a log."""
 
     pattern: str
+    from_: list[str] | None
+    to: list[str] | None
     where: str | None
     dialect: Literal["nats", "amqp"]
 
     def of(self, log: headwater.Log, start: Start) -> headwater.Subscription:
         return log.subscribe(
-            "tail", self.pattern, mode="ephemeral", start=start, where=self.where, dialect=self.dialect
+            "tail",
+            self.pattern,
+            mode="ephemeral",
+            start=start,
+            from_=self.from_,
+            to=self.to,
+            where=self.where,
+            dialect=self.dialect,
         )
 
 
 @takes_log
 def tail(
     path: LogPath,
-    pattern: Annotated[
-        str, typer.Argument(metavar="PATTERN", help="Topics: orders.new, orders.*, orders.>")
-    ] = EVERYTHING,
-    from_: Annotated[
-        str | None, typer.Option("--from", metavar="START", help=f"first, new, a seq, or a time {TIME_HELP}.")
+    pattern: Annotated[str, PatternArgument] = EVERYTHING,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="START", help=f"Where to begin: {START_HELP}.")
     ] = None,
     last: Annotated[
-        int | None, typer.Option("-n", "--last", metavar="N", min=0, help="Only the last N; 10 if --from is not given.")
+        int | None,
+        typer.Option("--last", "-n", metavar="N", min=0, help="Only the last N; 10 if --start is not given."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more; always so with --from new.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more; always so with --start new.")] = False,
+    from_: Senders = None,
+    to: Receivers = None,
     where: Where = None,
     dialect: Dialect = "nats",
     as_json: AsJson = False,
@@ -502,26 +572,28 @@ def tail(
     """Print messages without a subscription: nothing is acked, nothing is kept.
 
     [dim]The last ten:[/]    headwater tail events.db
-    [dim]The last hour:[/]   headwater tail events.db --from -1h
-    [dim]What comes now:[/]  headwater tail events.db 'orders.>' --from new
+    [dim]The last hour:[/]   headwater tail events.db --start -1h
+    [dim]What comes now:[/]  headwater tail events.db 'orders.>' --start new
     [dim]By content:[/]      headwater tail events.db --where "data.total > 100"
 
     --where compares fields of the message: data.x, topic, from, to, type,
     headers.x, priority … with == != < <= > >= in contains starts with, joined
     by and, or, not.
     """
-    start: Start = "first" if from_ is None else parse_start(from_, "--from", inclusive=True)
-    if from_ is None and last is None:
+    if start is None and last is None:
         last = LAST
-    view = _View(pattern, where, dialect)
+    for sender in from_ or ():
+        if sender in ("first", "new") or sender.lstrip("-").isdigit():
+            note(f"--from {sender} means the sender {sender!r}; a position is --start {sender}")
+    begin = position = parse_start(start or "first")
+    view = _View(pattern, from_, to, where, dialect)
     printer = MessagePrinter(as_json=as_json)
     with existing_log(path) as log, Stop() as stop:
-        begin = start
-        if last is not None and start != "new":
-            begin = _show_last(log, view, start, last, printer)
-        if start == "new" or follow or last is None:
+        if last is not None and position != "new":
+            begin = _show_last(log, view, position, last, printer)
+        if position == "new" or follow or last is None:
             with view.of(log, begin) as subscription:
-                _Consumer(subscription, printer, stop, count=None, batch=100).run(follow=follow or start == "new")
+                _Consumer(subscription, printer, stop, count=None, batch=100).run(follow=follow or position == "new")
     _end(stop)
 
 

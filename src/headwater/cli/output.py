@@ -1,13 +1,14 @@
 """How results look: lines and tables for people, JSON for programs, plain text into a pipe.
 
-The only module of the commands that knows rich. It is imported for terminals alone, because importing it takes as long
-as most commands.
+The only module of the commands that knows rich, which draws what moves: bars, status lines, live screens. Lines and
+tables do without it, because importing it takes as long as most commands.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 import unicodedata
@@ -17,18 +18,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-import msgspec
-
-from headwater.api.received import Received
 from headwater.errors import InvalidDataError
 from headwater.formats import plural
-from headwater.message import NAMED_HEADERS, Message
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress, TaskID
-    from rich.table import Table as RichTable
     from rich.text import Text as RichText
+
+    from headwater.api.received import Received
+    from headwater.message import Message
 
 PIPE_COLUMNS = 10_000  # lines into a pipe are not wrapped
 TOPIC_COLUMNS_MAX = 32
@@ -57,11 +56,24 @@ def console(*, to_stderr: bool = False) -> Console:
     return Console(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
 
+def terminal_columns() -> int:
+    """How wide stdout is; lines into a pipe are as long as they are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def _has_styles(stream: TextIO) -> bool:
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return is_terminal(stream) and (not plain or bool(os.environ.get("FORCE_COLOR")))
+
+
 class Text:
-    """A line in parts, each with a style of rich. In a pipe it is plain."""
+    """A line in parts, each with a style like `bold red`. In a pipe it is plain."""
 
     def __init__(self, text: str = "", style: str = "") -> None:
         self.parts = [(text, style)]
@@ -79,6 +91,52 @@ class Text:
 
     def __str__(self) -> str:
         return "".join(text for text, _ in self.parts)
+
+    def ansi(self) -> str:
+        """For a terminal."""
+        return "".join(
+            f"\x1b[{';'.join(_CODES[word] for word in style.split())}m{text}\x1b[0m" if style and text else text
+            for text, style in self.parts
+        )
+
+    def lines(self) -> list[Text]:
+        made = [Text()]
+        for text, style in self.parts:
+            first, *others = text.expandtabs().split("\n")
+            made[-1].append(first, style)
+            made += [Text(other, style) for other in others]
+        return made
+
+    def folded(self, columns: int) -> list[Text]:
+        """One line in several, each at most so wide; between words where that is possible."""
+        if cell_width(str(self)) <= columns:
+            return [self]
+        marks = [(mark, style) for text, style in self.parts for mark in text]
+        made: list[Text] = []
+        while marks:
+            taken, width, blank = 0, 0, 0
+            while taken < len(marks) and (width := width + cell_width(marks[taken][0])) <= columns:
+                blank = taken if marks[taken][0] == " " else blank
+                taken += 1
+            if taken < len(marks) and marks[taken][0] != " " and blank:
+                taken = blank
+            taken = max(taken, 1)
+            made.append(Text.assemble(*marks[:taken]))
+            marks = marks[taken:]
+            while marks and marks[0][0] == " ":
+                del marks[0]
+        return made
+
+    def cut(self, columns: int) -> Text:
+        """One line, shortened to so many columns if need be."""
+        if cell_width(str(self)) <= columns:
+            return self
+        made, left = Text(), columns - 1
+        for mark, style in ((mark, style) for text, style in self.parts for mark in text):
+            if (left := left - cell_width(mark)) < 0:
+                return made.append("…", style)
+            made.append(mark, style)
+        return made
 
     def __rich__(self) -> RichText:
         from rich.text import Text as RichText
@@ -107,7 +165,7 @@ def clock(ms: int) -> str:
 # --- lines and documents ----------------------------------------------------------------------------------------------
 
 
-def say(text: str | Text | RichText) -> None:
+def say(text: str | Text) -> None:
     """A line of a command's result."""
     _print(text, sys.stdout)
 
@@ -123,22 +181,28 @@ def show_error(why: str, next: str) -> None:
         _print(Text(f"next: {printable(next)}", "dim"), sys.stderr)
 
 
-def _print(text: str | Text | RichText, stream: TextIO) -> None:
+def _print(text: str | Text, stream: TextIO) -> None:
     with _around_lines():
-        if is_terminal(stream):
-            console(to_stderr=stream is sys.stderr).print(text, soft_wrap=True)
-        else:
-            stream.write(f"{text}\n")
+        stream.write(f"{text.ansi() if isinstance(text, Text) and _has_styles(stream) else text}\n")
 
 
 def write_document(value: object) -> None:
     """The whole result of a command under --json."""
+    import msgspec
+
     with _around_lines():
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
+def write_items(items: Sequence[object], **more: object) -> None:
+    """The whole result of a command that lists, under --json."""
+    write_document({**more, "items": items})
+
+
 def write_line(value: object) -> None:
     """One of many results under --json."""
+    import msgspec
+
     with _around_lines():
         sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
@@ -159,60 +223,96 @@ def write_error(details: Mapping[str, str | int]) -> None:
 
 @dataclass
 class Column:
-    """Named as in rich."""
+    """Cells that are wider than their column are shortened, or folded into lines."""
 
     header: str
     justify: Literal["left", "right"] = "left"
-    no_wrap: bool = True
-    overflow: Literal["ellipsis", "fold"] = "ellipsis"
+    overflow: Literal["cut", "fold"] = "cut"
     min_width: int | None = None
     style: str = ""
+
+
+GAP_COLUMNS = 2
+SHORTENED_COLUMNS_MIN = 4
 
 
 @dataclass
 class Table:
     columns: list[Column]
     has_header: bool = True
-    rows: list[tuple[str | Text, ...]] = field(default_factory=list)
+    rows: list[tuple[tuple[str | Text, ...], str]] = field(default_factory=list)
 
-    def add_row(self, *cells: str | Text | RichText) -> None:
-        self.rows.append(cells)  # type: ignore[arg-type]
+    def add_row(self, *cells: str | Text, below: str = "") -> None:
+        """`below`: a text under the row, indented and folded."""
+        self.rows.append((cells, below))
 
-    def lines(self) -> Iterator[str]:
-        """The table for a pipe: columns two blanks apart, without trailing blanks."""
-        header = [tuple(column.header for column in self.columns)] if self.has_header else []
-        rows = [[str(cell).expandtabs().split("\n") for cell in row] for row in [*header, *self.rows]]
-        widths = [max((_width(line) for row in rows for line in row[at]), default=0) for at in range(len(self.columns))]
-        for row in rows:
-            for number in range(max(map(len, row), default=0)):
-                line = ""
-                for cell, column, width in zip(row, self.columns, widths, strict=True):
-                    text = cell[number] if number < len(cell) else ""
-                    blanks = " " * (width - _width(text))
-                    line += (blanks + text if column.justify == "right" else text + blanks) + "  "
-                yield line.rstrip()
+    def lines(self, columns: int = sys.maxsize, *, styled: bool = False) -> Iterator[str]:
+        """At most so wide, columns two blanks apart, without trailing blanks."""
+        rows: list[tuple[list[list[Text]], str]] = []
+        if self.has_header:
+            rows.append(([[Text(each.header, "bold dim")] for each in self.columns], ""))
+        for cells, below in self.rows:
+            given = zip(self.columns, cells, strict=True)
+            rows.append(([_text(cell, each.style).lines() for each, cell in given], below))
+        widths = self._widths([cells for cells, _ in rows], columns)
+        for parts, below in rows:
+            shown = [self._fit(*each) for each in zip(parts, self.columns, widths, strict=True)]
+            for number in range(max(map(len, shown), default=0)):
+                yield _row(shown, number, self.columns, widths, styled=styled)
+            for line in Text(below).folded(columns - 4) if below else ():
+                yield f"    {line}".rstrip()
 
-    def __rich__(self) -> RichTable:
-        from rich.table import Table as RichTable
+    def _widths(self, rows: list[list[list[Text]]], columns: int) -> list[int]:
+        """As wide as the cells, if there is room. Otherwise columns without a minimum give way first, the widest of
+        them first, then the others down to their minimum."""
+        widths = [
+            max((cell_width(str(line)) for cells in rows for line in cells[at]), default=0)
+            for at in range(len(self.columns))
+        ]
+        excess = sum(widths) + GAP_COLUMNS * (len(widths) - 1) - columns
+        for with_minimum in (False, True):
+            able = [at for at, each in enumerate(self.columns) if (each.min_width is not None) == with_minimum]
+            while excess > 0 and (able := [at for at in able if widths[at] > self._least(at)]):
+                widths[max(able, key=lambda at: widths[at])] -= 1
+                excess -= 1
+        return widths
 
-        header_style = "bold dim" if sys.stdout.isatty() else "none"
-        made = RichTable(box=None, show_header=self.has_header, header_style=header_style, pad_edge=False)
-        made.padding = (0, 2, 0, 0)
-        for each in self.columns:
-            made.add_column(
-                each.header,
-                justify=each.justify,
-                no_wrap=each.no_wrap,
-                overflow=each.overflow,
-                min_width=each.min_width,
-                style=each.style,
-            )
-        for row in self.rows:
-            made.add_row(*row)
-        return made
+    def _least(self, at: int) -> int:
+        return self.columns[at].min_width or SHORTENED_COLUMNS_MIN
+
+    @staticmethod
+    def _fit(lines: list[Text], column: Column, width: int) -> list[Text]:
+        if column.overflow == "fold":
+            return [part for line in lines for part in line.folded(max(width, 1))]
+        return [line.cut(width) for line in lines]
+
+    def __rich__(self) -> RichText:
+        """On a live screen."""
+        from rich.text import Text as RichText
+
+        lines = self.lines(terminal_columns(), styled=_has_styles(sys.stdout))
+        return RichText("\n").join(RichText.from_ansi(line) for line in lines)
 
 
-def _width(text: str) -> int:
+def _text(cell: str | Text, style: str) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell, style)
+
+
+def _row(cells: list[list[Text]], number: int, columns: list[Column], widths: list[int], *, styled: bool) -> str:
+    made = Text()
+    for cell, column, width in zip(cells, columns, widths, strict=True):
+        text = cell[number] if number < len(cell) else Text()
+        blanks = " " * (width - cell_width(str(text)))
+        parts = (blanks, text) if column.justify == "right" else (text, blanks)
+        made = Text.assemble(made, *parts, " " * GAP_COLUMNS)
+    while made.parts and not (rest := made.parts[-1][0].rstrip(" ")):
+        made.parts.pop()
+    if made.parts:
+        made.parts[-1] = (rest, made.parts[-1][1])
+    return made.ansi() if styled else str(made)
+
+
+def cell_width(text: str) -> int:
     """Columns of a terminal that it takes."""
     if text.isascii():
         return len(text)
@@ -231,21 +331,19 @@ def table(*columns: str) -> Table:
 
 def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
     """Names and values, one below the other."""
-    made = Table([Column("", style="dim"), Column("", no_wrap=False, overflow="fold")], has_header=False)
+    made = Table([Column("", style="dim"), Column("", overflow="fold")], has_header=False)
     for row in rows:
         made.add_row(*row)
     return made
 
 
 def show_table(*parts: Table | str | Text) -> None:
-    if is_terminal(sys.stdout):
-        screen = console()
-        for part in parts:
-            screen.print(part)
-        return
+    columns, styled = terminal_columns(), _has_styles(sys.stdout)
     for part in parts:
-        lines = part.lines() if isinstance(part, Table) else [str(part)]
-        sys.stdout.writelines(f"{line}\n" for line in lines)
+        if isinstance(part, Table):
+            sys.stdout.writelines(f"{line}\n" for line in part.lines(columns, styled=styled))
+        else:
+            say(part)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -297,6 +395,10 @@ class MessagePrinter:
 
 def headers_text(message: Message) -> str:
     """The headers that are set, named ones first: `from=shop type=order`."""
+    import msgspec
+
+    from headwater.message import NAMED_HEADERS
+
     named: list[tuple[str, Any]] = [(name, message.field(name)) for name in NAMED_HEADERS]
     try:
         free: Mapping[str, Any] = message.headers

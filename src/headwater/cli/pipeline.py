@@ -14,7 +14,7 @@ import time
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -25,14 +25,20 @@ import typer
 
 from headwater.cli.arguments import (
     AsJson,
+    Command,
+    Group,
+    default_lake,
+    default_log,
     existing_log,
     file_of,
     is_file,
     is_remote,
     log_or_new_one,
+    looks_like_log,
     require_log,
     shown_name,
 )
+from headwater.cli.completion import offering
 from headwater.cli.output import (
     Bars,
     Following,
@@ -46,10 +52,19 @@ from headwater.cli.output import (
     show_table,
     table,
     write_document,
-    write_line,
+    write_items,
 )
 from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, StoreError
-from headwater.formats import DURATION_HELP, TIME_HELP, format_seconds, format_size, parse_duration, parse_time, plural
+from headwater.formats import (
+    DURATION_HELP,
+    TIME_HELP,
+    format_seconds,
+    format_size,
+    parse_duration,
+    parse_time,
+    plural,
+)
+from headwater.version import install_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,17 +81,36 @@ OLDER = "7d"
 VACUUM_HOURS_MIN = 24
 BEHIND = "Bronze has more than these tables: headwater pipeline run brings them up to it."
 
-pipeline = typer.Typer(
-    no_args_is_help=True,
+pipeline = Group(
     help="The history of a log as Delta tables, made and queried on Apache Spark.\n\n"
-    "[dim]Begin:[/]  headwater pipeline run --log events.db --lake ./lake",
+    "[dim]Begin:[/]  headwater pipeline run events.db --lake ./lake",
 )
 _MAKE, _INSPECT, _OPERATE, _LEARN = "Make", "Inspect", "Operate", "Learn"
 
-LogOption = Annotated[str, typer.Option("--log", metavar="LOG", help="The log: a file like events.db, or postgres://…")]
-LakeOption = Annotated[
-    str, typer.Option("--lake", metavar="DIR|URL", help="The lake: a folder, or like s3://bucket/lake.")
+
+def _lake_or_default(lake: str) -> str:
+    if found := lake or default_lake():
+        return found
+    raise InvalidOptionError("which lake?", next="Name it, like --lake ./lake, or set HEADWATER_LAKE")
+
+
+LogArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOG",
+        help="The log: a file like events.db, or postgres://…. Else HEADWATER_LOG.",
+        autocompletion=offering("log"),
+        show_default=False,
+    ),
 ]
+_lake_option = partial(
+    typer.Option,
+    "--lake",
+    metavar="DIR|URL",
+    help="The lake: a folder, or like s3://bucket/lake. Else HEADWATER_LAKE.",
+    show_default=False,
+)
+LakeOption = Annotated[str, _lake_option(callback=_lake_or_default)]
 
 
 def log_path(log: str) -> str:
@@ -121,8 +155,8 @@ def locked_lake(lake: str, *, create: bool = False) -> Iterator[Lake]:
 
 @pipeline.command(rich_help_panel=_MAKE)
 def run(
-    log: LogOption,
-    lake: LakeOption,
+    log: LogArgument,
+    lake: LakeOption = "",
     continuous: Annotated[bool, typer.Option("--continuous", help="Follow the log until stopped.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Ingest what there is, and end. This is the default.")] = False,
     types: Annotated[
@@ -147,8 +181,8 @@ def run(
 ) -> None:
     """Bring the lake up to date with the log: bronze, silver, gold.
 
-    [dim]Once:[/]     headwater pipeline run --log events.db --lake ./lake
-    [dim]For ever:[/] headwater pipeline run --log events.db --lake ./lake --continuous
+    [dim]Once:[/]     headwater pipeline run events.db --lake ./lake
+    [dim]For ever:[/] headwater pipeline run events.db --lake ./lake --continuous
 
     Stop it or kill it at any time: the next run continues where this one
     stopped, and the lake holds every message once. With nothing new it ends
@@ -208,15 +242,25 @@ def _registered(named: Path | None, lake: str) -> Types:
 # --- replay ---------------------------------------------------------------------------------------------------------
 
 
-@pipeline.command(rich_help_panel=_MAKE)
+class _ReplayCommand(Command):
+    log_flags = ("--log", "--to")
+
+
+@pipeline.command(rich_help_panel=_MAKE, cls=_ReplayCommand)
 def replay(
-    lake: LakeOption,
     to: Annotated[
-        str, typer.Option("--to", metavar="LOG", help="Where to publish: a file, postgres://…, or ws://host:8765.")
+        str,
+        typer.Argument(
+            metavar="LOG",
+            help="Where to publish: a file, postgres://…, or ws://host:8765.",
+            autocompletion=offering("log"),
+            show_default=False,
+        ),
     ],
     where: Annotated[
-        str, typer.Option("--where", metavar="SQL", help="Which messages, like \"topic like 'orders.%'\".")
+        str, typer.Option("--where", metavar="SQL", help="An SQL condition, like \"topic like 'orders.%'\".")
     ],
+    lake: LakeOption = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be published, and publish nothing.")
     ] = False,
@@ -224,7 +268,8 @@ def replay(
         float | None, typer.Option("--rate", metavar="N", min=0.001, help="At most so many messages a second.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Of this replay; another name publishes the same again.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Of this replay; another one publishes it again."),
     ] = None,
     master: Master = None,
     remote: Remote = None,
@@ -233,7 +278,7 @@ def replay(
 ) -> None:
     """Publish messages from the lake into a log, in their old order.
 
-    [dim]Look first:[/]  headwater pipeline replay --lake ./lake --to events.db --where "topic = 'orders.new'" --dry-run
+    [dim]Look first:[/]  headwater pipeline replay events.db --lake ./lake --where "topic = 'orders.new'" --dry-run
 
     The same condition and target are the same replay: stopped, it continues where it stopped; done, it publishes
     nothing more. The id of each message follows from its old id and the replay, so that none is published twice. The
@@ -287,7 +332,7 @@ def _show_choice(chosen: DataFrame, *, as_json: bool) -> None:
 
 
 @pipeline.command(rich_help_panel=_INSPECT)
-def status(lake: LakeOption, as_json: AsJson = False) -> None:
+def status(lake: LakeOption = "", as_json: AsJson = False) -> None:
     """Show what the lake holds, and how far it has come. Needs no Spark."""
     require_extra()
     with opened_lake(lake) as opened:
@@ -318,14 +363,18 @@ def status(lake: LakeOption, as_json: AsJson = False) -> None:
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def report(
-    lake: LakeOption,
+    lake: LakeOption = "",
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE", help="Where to put the page. Default: report.html in the lake; of a url, here."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Where to put it. Default: report.html in the lake; of a url, here.",
         ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make one HTML page of the gold tables and the audit's verdict. Needs no Spark and no network."""
     require_extra()
@@ -335,7 +384,10 @@ def report(
         bars.step("report")
         target = _page_target(out, opened, "report.html", "--out")
         _write_page(render_report(report_of(opened)), target)
-    say(str(target))
+    if as_json:
+        write_document({"page": str(target)})
+    else:
+        say(str(target))
     if open_it:
         webbrowser.open(target.as_uri())
 
@@ -375,15 +427,17 @@ def _write_page(page: str, target: Path) -> None:
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as exc:
-        raise InvalidOptionError(f"cannot be written ({exc.strerror})", where=str(target)) from exc
+        raise InvalidOptionError(
+            f"cannot be written ({exc.strerror})", where=str(target), next="Name a file elsewhere: --out FILE"
+        ) from exc
 
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def history(
-    lake: LakeOption,
+    lake: LakeOption = "",
     name: Annotated[str, typer.Option("--table", metavar="NAME", help="Which table.")] = "bronze/messages",
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="Show so many, the newest first.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show so many, the newest first.")
     ] = HISTORY_MAX,
     as_json: AsJson = False,
 ) -> None:
@@ -400,7 +454,7 @@ def history(
             raise InvalidOptionError(f"the lake has no table {name}", where="--table", next=next_)
         versions = opened.history(asked, limit)
     if as_json:
-        write_document({"table": asked, "versions": versions})
+        write_items(versions, table=asked)
         return
     shown = table(">version", "time", "operation", "job", ">rows", ">seqs")
     for each in versions:
@@ -421,13 +475,19 @@ def history(
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def sql(
+    log: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOG",
+            help="The log, to see what is live too. Else HEADWATER_LOG.",
+            autocompletion=offering("log"),
+            show_default=False,
+        ),
+    ] = "",
     query: Annotated[
         str, typer.Argument(metavar="QUERY", help="Like 'select topic, count(*) from messages group by 1'.")
-    ],
-    lake: Annotated[
-        str | None, typer.Option("--lake", metavar="DIR|URL", help="The lake: a folder, or like s3://bucket/lake.")
-    ] = None,
-    log: Annotated[str | None, typer.Option("--log", metavar="LOG", help="The log, to see what is live too.")] = None,
+    ] = ...,  # type: ignore[assignment]
+    lake: Annotated[str, _lake_option(callback=lambda lake: lake or default_lake() or "")] = "",
     at: Annotated[
         str | None,
         typer.Option(
@@ -437,7 +497,9 @@ def sql(
         ),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Print at most so many rows.")] = ROWS_MAX,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most so many rows.")
+    ] = ROWS_MAX,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -447,17 +509,21 @@ def sql(
 
     Tables: messages (everything there is: history from the lake, what came
     since from the log), bronze_messages, silver_messages, silver_quarantine,
-    typed_…, gold_volume, gold_latency, …; with --log also live, live_subscriptions
-    and live_dead_letters. 'show views' lists them.
+    typed_…, gold_volume, gold_latency, …; with a LOG also live,
+    live_subscriptions and live_dead_letters. 'show views' lists them.
     """
-    if lake is None and log is None:
-        raise InvalidOptionError("there is nothing to ask", next="Name a --lake, a --log, or both")
-    if at is not None and (lake is None or log is not None):
-        raise InvalidOptionError("--at is for a lake alone: a log shows only now", next="Name a --lake, and no --log")
+    if " " in log and looks_like_log(query):
+        raise InvalidOptionError("LOG stands before QUERY", next=f"Write headwater pipeline sql {query} '…'")
+    if at is not None and log and log == default_log():
+        log = ""
+    if not lake and not log:
+        raise InvalidOptionError("there is nothing to ask", next="Name a --lake, a LOG, or both")
+    if at is not None and (not lake or log):
+        raise InvalidOptionError("--at is for a lake alone: a log shows only now", next="Name a --lake, and no LOG")
     options = SparkOptions.read(master, remote, conf)
-    source = None if log is None else log_path(log)
+    source = log_path(log) if log else None
     with ExitStack() as stack:
-        opened = None if lake is None else stack.enter_context(opened_lake(lake, log=source))
+        opened = stack.enter_context(opened_lake(lake, log=source)) if lake else None
         moment = None if at is None or opened is None else opened.moment(_parse_moment(at))
         bars = stack.enter_context(Bars())
         bars.step("starting Spark")
@@ -476,7 +542,7 @@ def sql(
             rows = frame.limit(limit + 1).collect()
         except (PySparkException, Py4JError) as exc:  # some errors of a task come as the latter
             raise InvalidOptionError(
-                sql_error(exc, views), where="sql", next=f"Tables here: {', '.join(views)}"
+                sql_error(exc, views), where="QUERY", next=f"Correct it there. Tables: {', '.join(views)}"
             ) from exc
     plain = [[plain_value(*pair) for pair in zip(row, kinds, strict=True)] for row in rows[:limit]]
     _show_rows(names, plain, as_csv=as_csv, as_json=as_json)
@@ -492,8 +558,7 @@ def _parse_moment(text: str) -> int | datetime:
 
 def _show_rows(names: list[str], rows: list[list[Any]], *, as_csv: bool, as_json: bool) -> None:
     if as_json:
-        for row in rows:
-            write_line(dict(zip(names, row, strict=True)))
+        write_items([dict(zip(names, row, strict=True)) for row in rows])
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(names)
@@ -533,12 +598,15 @@ def plain_value(value: Any, kind: str) -> Any:
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def audit(
-    log: LogOption,
-    lake: LakeOption,
+    log: LogArgument,
+    lake: LakeOption = "",
     page: Annotated[
         Path | None,
         typer.Option(
-            "--page", metavar="FILE", help="Where to put its page. Default: audit.html in the lake; of a url, here."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Where to put its page. Default: audit.html in the lake; of a url, here.",
         ),
     ] = None,
     master: Master = None,
@@ -601,7 +669,7 @@ def _show_audit(document: dict[str, Any], target: Path) -> None:
 
 @pipeline.command(rich_help_panel=_OPERATE)
 def optimize(
-    lake: LakeOption,
+    lake: LakeOption = "",
     everything: Annotated[
         bool, typer.Option("--all", help="Merge all that fits into a large file, not only where files are many.")
     ] = False,
@@ -636,7 +704,7 @@ pipeline.command("compact", hidden=True)(optimize)
 
 @pipeline.command(rich_help_panel=_OPERATE)
 def vacuum(
-    lake: LakeOption,
+    lake: LakeOption = "",
     older: Annotated[
         str,
         typer.Option("--older", metavar="SPAN", help="Keep files that a version of this last time has; at least 24h."),
@@ -671,6 +739,7 @@ def vacuum(
 
 # --- demo -----------------------------------------------------------------------------------------------------------
 
+_DEMO_PATHS = {"log": "events.db", "lake": "lake", "page": "lake/report.html"}
 QUERY = "select topic, count(*) as messages, sum(size) as bytes from messages group by topic order by messages desc"
 
 
@@ -679,8 +748,15 @@ def demo(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Where to put the log and the lake; it must not be there yet.")
     ] = Path("headwater-lake-demo"),
+    as_json: AsJson = False,
 ) -> None:
     """Publish some traffic, make a lake of it, audit it, query it, report on it."""
+    if as_json:
+        with redirect_stdout(sys.stderr):
+            demo(folder)
+        paths = {name: str(folder / path) for name, path in _DEMO_PATHS.items()}
+        write_document(paths)
+        return
     from headwater.demo.traffic import DAYS, MESSAGES
 
     require_extra()
@@ -689,12 +765,12 @@ def demo(
             "this folder is there already", where=str(folder), next="Name another one, or remove it"
         )
     folder.mkdir(parents=True)
-    log, lake = str(folder / "events.db"), str(folder / "lake")
+    log, lake = (str(folder / _DEMO_PATHS[name]) for name in ("log", "lake"))
     note(f"publishing about {MESSAGES:,} messages of {DAYS} days into {log}")
     _publish_demo(log, lake)
-    say(f"$ headwater pipeline run --log {log} --lake {lake}")
+    say(f"$ headwater pipeline run {log} --lake {lake}")
     run(log=log, lake=lake)
-    say(f"\n$ headwater pipeline audit --log {log} --lake {lake}")
+    say(f"\n$ headwater pipeline audit {log} --lake {lake}")
     audit(log=log, lake=lake)
     say(f"\n$ headwater pipeline sql {QUERY!r} --lake {lake}")
     sql(query=QUERY, lake=lake)
@@ -755,9 +831,7 @@ def require_extra() -> None:
     only looked for."""
     for package in ("pyspark", "pyarrow", "deltalake"):
         if importlib.util.find_spec(package) is None:
-            raise InvalidOptionError(
-                f"this needs {package}, which is not installed", next="pip install 'headwater[spark]'"
-            )
+            raise InvalidOptionError(f"this needs {package}, which is not installed", next=install_hint("spark"))
 
 
 @contextmanager

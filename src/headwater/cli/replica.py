@@ -6,74 +6,48 @@ import glob
 import os
 import shlex
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
-from rich.cells import cell_len
 
-from headwater.cli.arguments import AsJson, ListsByDefault, is_remote
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, is_remote
+from headwater.cli.completion import offering
 from headwater.cli.output import (
-    PIPE_COLUMNS,
+    GAP_COLUMNS,
     Text,
+    cell_width,
     clock,
-    console,
     count,
-    is_terminal,
     note,
     printable,
     say,
     show_table,
     table,
+    terminal_columns,
     write_document,
+    write_items,
 )
 from headwater.cli.stopping import FINDING, STORE
-from headwater.errors import HeadwaterError, InvalidOptionError, RemoteError, UnknownReplicaError
+from headwater.cli.sync import copy, follow, pull, push
+from headwater.errors import InvalidOptionError, UnknownReplicaError
 from headwater.formats import TIME_HELP, format_size, iso, parse_duration, parse_time, plural, time_ms
-from headwater.ports.clock import SystemClock
-from headwater.replication.host.catalogue import (
-    VERSIONS_PAGE,
-    ClientReport,
-    Key,
-    Replica,
-    ReplicaListing,
-    Version,
-    key_id_of,
-)
-from headwater.replication.host.disk import CATALOGUE, DIRECTORY_SUFFIX
-from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.verify import (
-    Check,
-    Finding,
-    Missing,
-    VersionVerdict,
-    failed,
-    passed,
-    prove_content,
-    prove_integrity,
-    refuse_target,
-)
-from headwater.replication.host.versions import VersionRetention
-from headwater.replication.names import Remote, ReplicaName, VersionName, place_of, split_version
-from headwater.replication.protocol import PREFIX
+from headwater.replication import DIRECTORY_SUFFIX
 
 if TYPE_CHECKING:
-    from headwater.replication.outcome import Outcome
+    from headwater.replication.host.catalogue import ClientReport, Key, Replica, ReplicaListing, Version
+    from headwater.replication.host.store import ReplicaStore
+    from headwater.replication.host.verify import Finding, Missing, VersionVerdict
+    from headwater.replication.names import ReplicaName, VersionName
 
 USUAL_DIRECTORIES = f"*{DIRECTORY_SUFFIX}"
-REMOTE_LISTED_MAX = 100_000  # replicas that are asked for, a page at a time
-NO_SUCH_REPLICA = "no such replica"  # in the answer of a server
 
 HOST_CHARS_MAX = 16
 NAME_COLUMNS_MIN = 32
 TEXT_COLUMNS_MIN = 24  # with fewer, a text is shown under its row
-GAP_COLUMNS = 2
 
 _NEXT_WITHOUT: dict[Missing, str] = {
     "space": "Free some disk space, and verify again",
@@ -86,18 +60,26 @@ _FINDINGS: dict[Finding, tuple[str, str]] = {
     "bad": ("bad", "bold red"),
 }
 
-replica = typer.Typer(
-    cls=ListsByDefault,
-    no_args_is_help=True,
+
+_MOVE, _INSPECT, _OPERATE = "Move", "Inspect", "Operate"
+
+
+class _ListsDirectory(ListsByDefault):
+    has_log = False
+
+
+replica = Group(
+    cls=_ListsDirectory,
     help="Replicas: databases that a server keeps by pages, with their versions.\n\n"
     "[dim]List:[/]  headwater replica ls events.db-replicas",
 )
-key_commands = typer.Typer(
-    no_args_is_help=True,
+key_commands = Group(
     help="Keys: rights to push to or pull from one replica.\n\n"
     "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push",
 )
-replica.add_typer(key_commands, name="key")
+replica.add_typer(key_commands, name="key", rich_help_panel=_OPERATE)
+for _moves in (push, pull, follow, copy):
+    replica.command(rich_help_panel=_MOVE)(_moves)
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
@@ -119,11 +101,21 @@ DirectoryArgument = Annotated[
         help=f"The data directory of the server, else the only {USUAL_DIRECTORIES} here.",
         show_default=False,
         callback=_refuse_url,
+        autocompletion=offering("replica"),
     ),
 ]
-PlaceArgument = Annotated[str, typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False)]
+PlaceArgument = Annotated[
+    str,
+    typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False, autocompletion=offering("replica")),
+]
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="NS/NAME", help="The replica, like shop/app.db.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="NS/NAME",
+        help="The replica, like shop/app.db.",
+        show_default=False,
+        autocompletion=offering("replica"),
+    ),
 ]
 KeyOption = Annotated[
     str | None,
@@ -152,6 +144,10 @@ def _opened(directory: str) -> Iterator[ReplicaStore]:
             where=directory,
             next=f"Name {beside}" if os.path.isdir(beside) else "Name the data directory of the server",
         )
+    from headwater.ports.clock import SystemClock
+    from headwater.replication.host.store import ReplicaStore
+    from headwater.replication.host.versions import VersionRetention
+
     with ReplicaStore(_refuse_url(directory), VersionRetention(), SystemClock()).open() as store:
         yield store
 
@@ -160,6 +156,8 @@ def _refuse_mistyped_url(place: str) -> None:
     """The error does not repeat a text that may hold a secret."""
     if is_remote(place) or os.path.exists(place):
         return
+    from headwater.replication.names import place_of
+
     place_of(place if "/" in place else f"{place}/")  # a bare host:8765 is a server
 
 
@@ -187,6 +185,8 @@ def _is_name(word: str) -> bool:
 
 def _only_directory(command: str, words: Sequence[str] = ()) -> str:
     """The data directory here, next to the log of its server, if there is exactly one."""
+    from headwater.replication.host.disk import CATALOGUE
+
     found = [each for each in sorted(glob.glob(USUAL_DIRECTORIES)) if os.path.exists(os.path.join(each, CATALOGUE))]
     if len(found) != 1:
         why = f"there are {len(found)} of them here" if found else "there is none here"
@@ -197,20 +197,21 @@ def _only_directory(command: str, words: Sequence[str] = ()) -> str:
 
 def _parse_name(text: str | None) -> ReplicaName:
     """A name without a version."""
+    from headwater.cli.replica_remote import about_the_whole
+    from headwater.replication.names import ReplicaName, split_version
+
     if text is None:
         raise InvalidOptionError("which replica?", next="Name it, like shop/app.db; headwater replica ls lists them")
     name, version = split_version(text)
     if version is not None:
-        raise _about_the_whole(version, name)
+        raise about_the_whole(version, name)
     return ReplicaName.parse(name)
-
-
-def _about_the_whole(version: VersionName, name: str) -> InvalidOptionError:
-    return InvalidOptionError(f"this is about the whole replica, not about {version}", next=f"Name {name}")
 
 
 def _parse_version(text: str) -> tuple[ReplicaName, VersionName]:
     """A name, and its version, by default the newest."""
+    from headwater.replication.names import ReplicaName, VersionName, split_version
+
     name, version = split_version(text)
     return ReplicaName.parse(name), version or VersionName()
 
@@ -223,7 +224,7 @@ def _refuse_name(name: str | None) -> None:
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
-@replica.command("ls")
+@replica.command("ls", rich_help_panel=_INSPECT)
 def list_replicas(
     place: Annotated[
         str | None,
@@ -252,16 +253,18 @@ def list_replicas(
     found: Sequence[ReplicaListing]
     is_cut = False
     if place is not None and remote:
-        found, is_cut = _remote_replicas(place, key, ca)
+        from headwater.cli.replica_remote import remote_replicas
+
+        found, is_cut = remote_replicas(place, key, ca)
     else:
         with _opened(place if place is not None else _only_directory("ls")) as store:
             found = store.catalogue.listing()
     listed = len(found)
     if span_ms is not None:
-        before_ms = SystemClock().now_ms() - span_ms
+        before_ms = time_ms(datetime.now(UTC)) - span_ms
         found = [each for each in found if _pushed_ms(each) < before_ms]
     if as_json:
-        write_document([_replica_json(each, newest, remote=remote) for each, newest in found])
+        write_items([_replica_json(each, newest, remote=remote) for each, newest in found])
     elif found:
         show_replicas(found)
     else:
@@ -279,7 +282,7 @@ def _pushed_ms(listing: ReplicaListing) -> int:
     return listing.replica.created_ms if listing.newest is None else listing.newest.at_ms
 
 
-@replica.command("log")
+@replica.command("log", rich_help_panel=_INSPECT)
 def log(
     place: PlaceArgument,
     name: NameArgument = None,
@@ -295,14 +298,16 @@ def log(
     directory, [name] = _directory_first(place, [name], "log")
     versions: Sequence[Version]
     if remote := is_remote(directory):
+        from headwater.cli.replica_remote import RemoteReplica
+
         _refuse_name(name)
-        versions = _RemoteReplica(directory, key, ca).versions(limit=limit, before=before)
+        versions = RemoteReplica(directory, key, ca).versions(limit=limit, before=before)
     else:
         wanted = _parse_name(name)
         with _opened(directory) as store:
             versions = store.catalogue.versions(wanted, below=before, limit=limit)
     if as_json:
-        write_document([_version_json(version, remote=remote) for version in versions])
+        write_items([_version_json(version, remote=remote) for version in versions])
         return
     if not versions:
         say("no versions")
@@ -312,7 +317,7 @@ def log(
         note(f"there may be more: --before {versions[-1].number}")
 
 
-@replica.command("reports")
+@replica.command("reports", rich_help_panel=_INSPECT)
 def reports(
     place: DirectoryArgument,
     name: NameArgument = None,
@@ -325,7 +330,7 @@ def reports(
     with _opened(directory) as store:
         found = store.catalogue.reports(wanted, limit)
     if as_json:
-        write_document([_report_json(report) for report in found])
+        write_items([_report_json(report) for report in found])
     elif found:
         show_reports(found)
     else:
@@ -335,7 +340,7 @@ def reports(
 # --- restore and remove ---------------------------------------------------------------------------------------------
 
 
-@replica.command("restore")
+@replica.command("restore", rich_help_panel=_MOVE)
 def restore(
     place: PlaceArgument,
     words: Annotated[
@@ -385,9 +390,13 @@ def restore(
             say(f"{why}: nothing to restore")
 
     if is_remote(place):
+        from headwater.cli.replica_remote import RemoteReplica
+        from headwater.replication.host.catalogue import VERSIONS_PAGE
+        from headwater.replication.host.verify import refuse_target
+
         if len(words) != 1:
             raise _unclear("URL TARGET")
-        target, remote = words[0], _RemoteReplica(place, key, ca)
+        target, remote = words[0], RemoteReplica(place, key, ca)
         address = remote.address
         if if_missing and os.path.exists(target):
             say_nothing_done(f"{target} is there")
@@ -423,7 +432,7 @@ def restore(
             say_nothing_done(f"there is no version of {wanted.path} yet")
             return
         if at is not None:
-            version_name = VersionName(_number_at(at, lambda below: catalogue.versions(wanted, below=below)))
+            version_name = type(version_name)(_number_at(at, lambda below: catalogue.versions(wanted, below=below)))
         number = version_name.pick(catalogue.get(wanted).newest, catalogue.numbers(wanted))
         version = store.restore(wanted, number, target, overwrite=overwrite)
     if as_json:
@@ -468,7 +477,7 @@ def _moment_text(moment: datetime) -> str:
     return moment.astimezone().isoformat(" ", "seconds")
 
 
-@replica.command("rm")
+@replica.command("rm", rich_help_panel=_OPERATE)
 def remove(
     place: DirectoryArgument,
     name: NameArgument = None,
@@ -495,10 +504,21 @@ def remove(
 # --- verify ---------------------------------------------------------------------------------------------------------
 
 
-@replica.command("verify")
+@replica.command("verify", rich_help_panel=_INSPECT)
 def verify(
-    place: Annotated[str | None, typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False)] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NS/NAME[@VERSION]]", show_default=False)] = None,
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False, autocompletion=offering("replica")),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NS/NAME[@VERSION]]",
+            help="One replica, or one version of it.",
+            show_default=False,
+            autocompletion=offering("replica"),
+        ),
+    ] = None,
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: AsJson = False,
@@ -518,8 +538,10 @@ def verify(
             _show_verdict(verdict, every_check=every_check)
 
     if is_remote(directory):
+        from headwater.cli.replica_remote import RemoteReplica
+
         _refuse_name(name)
-        add(_RemoteReplica(directory, key, ca).verify(), every_check=True)
+        add(RemoteReplica(directory, key, ca).verify(), every_check=True)
     else:
         with _opened(directory) as store:
             for wanted, number in _versions_to_verify(store, name):
@@ -531,7 +553,7 @@ def verify(
                     continue
                 add(verdict, every_check=is_one)
     if as_json:
-        write_document([_verdict_json(verdict) for verdict in verdicts])
+        write_items([_verdict_json(verdict) for verdict in verdicts])
     else:
         say(_summary(verdicts))
         for missing in sorted({verdict.missing for verdict in verdicts if verdict.missing is not None}):
@@ -604,6 +626,8 @@ def create_key(
 
     From the first key on, the replica needs one. It need not have been pushed yet.
     """
+    from headwater.replication.host.catalogue import key_id_of
+
     if push == pull:
         raise InvalidOptionError("a key is for pushes or for pulls", next="Pass either --push or --pull")
     directory, [name] = _directory_first(place, [name], "key create")
@@ -629,7 +653,7 @@ def list_keys(place: DirectoryArgument, name: NameArgument = None, as_json: AsJs
     with _opened(directory) as store:
         found = store.catalogue.keys(wanted)
     if as_json:
-        write_document([_key_json(each) for each in found])
+        write_items([_key_json(each) for each in found])
         return
     if not found:
         say("no keys")
@@ -650,6 +674,8 @@ def revoke_key(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key: a running server refuses it from now on."""
+    from headwater.replication.host.catalogue import key_id_of
+
     directory, [name, id] = _directory_first(place, [name, id], "key revoke")
     wanted = _parse_name(name)
     if id is None:
@@ -667,191 +693,6 @@ def revoke_key(
         say(f"revoked {key_id}")
     if not left:
         note("that was the last key: only a token of the server opens it now; key create makes another")
-
-
-# --- over the network -----------------------------------------------------------------------------------------------
-
-
-class _VersionDocument(msgspec.Struct, rename="camel"):
-    """A version, as a server lists it."""
-
-    version: int
-    base: int
-    message: str
-    client: str
-    at: datetime
-    size: int
-    pages: int
-    page_size: int
-    changed_pages: int
-    bytes: int
-    dbhash: str | None
-
-    def as_version(self) -> Version:
-        return Version(
-            number=self.version,
-            base=self.base,
-            push_id="",
-            message=self.message,
-            client=self.client,
-            at_ms=time_ms(self.at),
-            size=self.size,
-            page_size=self.page_size,
-            pages=self.pages,
-            changed_pages=self.changed_pages,
-            wire_bytes=self.bytes,
-            dbhash=self.dbhash,
-            sha256="",
-        )
-
-
-class _ReplicaDocument(msgspec.Struct, rename="camel"):
-    """A replica, as a server lists it."""
-
-    replica: str
-    replica_id: str = msgspec.field(name="replicaID")
-    created_at: datetime
-    changed_at: datetime | None
-    versions: int
-    stored_bytes: int
-    newest: _VersionDocument | None
-
-    def as_listing(self) -> ReplicaListing:
-        newest = None if self.newest is None else self.newest.as_version()
-        replica = Replica(
-            id=self.replica_id,
-            name=ReplicaName.parse(self.replica),
-            created_ms=time_ms(self.created_at),
-            newest=0 if newest is None else newest.number,
-            versions=self.versions,
-            stored_bytes=self.stored_bytes,
-            changed_ms=None if self.changed_at is None else time_ms(self.changed_at),
-        )
-        return ReplicaListing(replica, newest)
-
-
-class _ListingDocument(msgspec.Struct, rename="camel"):
-    """`is_cut`: there are more."""
-
-    replicas: list[_ReplicaDocument]
-    is_cut: bool
-
-
-def _remote_replicas(url: str, key: str | None, ca: str | None) -> tuple[list[ReplicaListing], bool]:
-    """The replicas that the server lists, and whether there are more."""
-    from headwater.replication.connection import UNREADABLE, http_request
-
-    listing_url, found, is_cut = _listing_url(url), list[ReplicaListing](), True
-    while is_cut and len(found) < REMOTE_LISTED_MAX:
-        after = f"?after={quote(found[-1].replica.name.path)}" if found else ""
-        answer = http_request(listing_url + after, key=key, ca=ca)
-        try:
-            listing = msgspec.json.decode(answer, type=_ListingDocument)
-            page, is_cut = [each.as_listing() for each in listing.replicas], listing.is_cut
-        except (*UNREADABLE, InvalidOptionError) as exc:
-            raise UnknownReplicaError(f"the server's list of replicas cannot be read ({exc})", where=url) from exc
-        if not page or (found and page[0].replica.name <= found[-1].replica.name):  # the server repeats itself
-            break
-        found += page
-    return found, is_cut
-
-
-def _listing_url(url: str) -> str:
-    """The url of a server or a namespace, checked by the rules for names of replicas."""
-    url = url.rstrip("/")
-    names = url.partition("://")[2].count("/")
-    if names > 1:
-        raise InvalidOptionError(
-            "a server or a namespace is wanted, and this names more",
-            next="Write ws://host or ws://host/ns; headwater replica log lists the versions of one replica",
-        )
-    place = place_of(f"{url}/any" if names else f"{url}/any/any")
-    assert isinstance(place, Remote)
-    namespace = f"/{place.name.namespace}" if names else ""
-    return f"http{place.url_base.removeprefix('ws')}{PREFIX}replicas{namespace}"
-
-
-class _RemoteReplica(NamedTuple):
-    """A replica on a server, with the key or token for it."""
-
-    url: str
-    key: str | None
-    ca: str | None
-
-    @property
-    def address(self) -> Remote:
-        place = place_of(self.url)
-        if not isinstance(place, Remote):
-            raise InvalidOptionError(
-                "this is no replica on a server", where=self.url, next="Name it like ws://host/ns/name"
-            )
-        return place
-
-    def versions(self, *, limit: int, before: int | None) -> list[Version]:
-        """Newest first."""
-        if self.address.version is not None:
-            raise _about_the_whole(self.address.version, self.address.key)
-        if before == 1:
-            return []
-        return self._page(None if before is None else before - 1)[:limit]
-
-    def _page(self, upto: int | None = None) -> list[Version]:
-        """One page of versions, as large as the server allows, newest first."""
-        from headwater.replication.connection import UNREADABLE, http_request, http_url
-
-        url = http_url(self.address, "versions/") + ("" if upto is None else f"@{upto}")
-        answer = http_request(url, key=self.key, ca=self.ca)
-        try:
-            return [each.as_version() for each in msgspec.json.decode(answer, type=list[_VersionDocument])]
-        except UNREADABLE as exc:
-            raise UnknownReplicaError(f"the server's list of versions cannot be read ({exc})", where=self.url) from exc
-
-    def has_version(self) -> bool:
-        """False only if the server says that there is no such replica, or no version."""
-        try:
-            return bool(self._page())
-        except UnknownReplicaError as exc:
-            if NO_SUCH_REPLICA not in exc.why:
-                raise
-            return False
-
-    def pull(self, target: str) -> Outcome:
-        from headwater.replication.sync import sync
-
-        return sync(self.url, target, pull_key=self.key, ca=self.ca, overwrite=True)
-
-    def verify(self) -> VersionVerdict:
-        """One version, by default the newest: pulled to a temporary file, checked and hashed."""
-        versions = self._page()
-        address = self.address
-        newest, wanted = max((each.number for each in versions), default=0), address.version or VersionName()
-        number = wanted.number_from(newest)
-        if versions and 0 < number < versions[-1].number:
-            versions += self._page(number)
-        number = wanted.pick(newest, [each.number for each in versions])
-        [version] = [each for each in versions if each.number == number]
-        with tempfile.TemporaryDirectory(prefix="headwater-verify-") as directory:
-            path = os.path.join(directory, "drill.db")
-
-            def restore_drill() -> str:
-                pulled = self._replace(url=f"{address.key}@{number}").pull(path)
-                return f"pulled: {pulled.pages:,} pages of {pulled.page_size:,} bytes"
-
-            steps: dict[str, Callable[[], str]] = {
-                "restore": restore_drill,
-                "integrity": lambda: prove_integrity(path),
-                "content": lambda: prove_content(path, version.dbhash),
-            }
-            checks: list[Check] = []
-            for what, check in steps.items():
-                try:
-                    checks.append(passed(what, check()))
-                except RemoteError:  # it says nothing about the version
-                    raise
-                except HeadwaterError as exc:
-                    checks.append(failed(what, exc))
-                    break
-        return VersionVerdict(address.name.path, number, tuple(checks))
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------
@@ -894,6 +735,8 @@ def _key_json(key: Key) -> dict[str, Any]:
 
 
 def _report_json(report: ClientReport) -> dict[str, Any]:
+    import msgspec
+
     return {"at": iso(report.at_ms), "client": report.client, "report": msgspec.json.decode(report.document)}
 
 
@@ -929,12 +772,12 @@ def show_replicas(found: Sequence[ReplicaListing]) -> None:
         ]
         for each, newest in found
     ]
-    longest = max(cell_len(name) for name, *_ in rows)
-    if _width() < min(longest, NAME_COLUMNS_MIN) + _columns(heads[1:], [row[1:] for row in rows]):
+    longest = max(cell_width(name) for name, *_ in rows)
+    if terminal_columns() < min(longest, NAME_COLUMNS_MIN) + _columns(heads[1:], [row[1:] for row in rows]):
         at = heads.index("changed")  # the least important one
         heads, rows = _without(heads, at), [_without(row, at) for row in rows]
     shown = table(*heads)
-    shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"
+    shown.columns[0].overflow = "fold"
     for name, *rest in rows:
         shown.add_row(Text(name, "cyan"), *rest)
     show_table(shown)
@@ -972,35 +815,23 @@ def show_reports(reports: Sequence[ClientReport]) -> None:
 
 def _show_with_text(heads: Sequence[str], rows: Sequence[Sequence[str]], name: str, texts: Sequence[str]) -> None:
     """Rows that are never cut, each with a text that is folded: in a last column, or under the row."""
-    if _width() - _columns(heads, rows) >= min(TEXT_COLUMNS_MIN, max(map(cell_len, [name, *texts]))):
+    if terminal_columns() - _columns(heads, rows) >= min(TEXT_COLUMNS_MIN, max(map(cell_width, [name, *texts]))):
         shown = table(*heads, f"~{name}")
-        shown.columns[-1].no_wrap, shown.columns[-1].overflow = False, "fold"
+        shown.columns[-1].overflow = "fold"
         for row, text in zip(rows, texts, strict=True):
             shown.add_row(*row, text)
         show_table(shown)
         return
-    from rich.padding import Padding
-    from rich.text import Text as RichText
-
-    shown, screen = table(*heads), console()
-    for row in rows:
-        shown.add_row(*row)
-    with screen.capture() as captured:
-        screen.print(shown)
-    for line, text in zip(captured.get().splitlines(), ["", *texts], strict=True):
-        screen.file.write(f"{line}\n")
-        if text not in ("", "-"):
-            screen.print(Padding(RichText(text, overflow="fold"), (0, 0, 0, 4)))
-
-
-def _width() -> int:
-    return console().width if is_terminal(sys.stdout) else PIPE_COLUMNS
+    shown = table(*heads)
+    for row, text in zip(rows, texts, strict=True):
+        shown.add_row(*row, below="" if text == "-" else text)
+    show_table(shown)
 
 
 def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     """The width of these columns, with the gaps after them."""
     return sum(
-        max(map(cell_len, cells)) + GAP_COLUMNS for cells in zip([h.lstrip(">~") for h in heads], *rows, strict=True)
+        max(map(cell_width, cells)) + GAP_COLUMNS for cells in zip([h.lstrip(">~") for h in heads], *rows, strict=True)
     )
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headwater.cli.arguments import AsJson, ListsByDefault, LogPath, existing_log, takes_log
-from headwater.cli.output import count, note, printable, say, show_table, table, write_document
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogPath, existing_log, takes_log
+from headwater.cli.completion import offering
+from headwater.cli.output import count, note, printable, say, show_table, table, write_document, write_items
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, format_seconds, format_size, parse_duration, parse_size, plural
-from headwater.ports.records import RetentionPolicy
 
-retention = typer.Typer(
+if TYPE_CHECKING:
+    from headwater.ports.records import RetentionPolicy
+
+retention = Group(
     cls=ListsByDefault,
-    no_args_is_help=True,
     help="Retention: how much history is kept, by topic pattern.\n\n[dim]List:[/]  headwater retention events.db",
 )
 
-Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Topics, like logs.> or orders.*")]
+Pattern = Annotated[
+    str, typer.Argument(metavar="PATTERN", help="Topics, like logs.> or orders.*", autocompletion=offering("topic"))
+]
 Dialect = Annotated[Literal["nats", "amqp"], typer.Option("--dialect", help="How the pattern is spelled.")]
 
 
@@ -29,7 +33,7 @@ def list_policies(path: LogPath, as_json: AsJson = False) -> None:
     with existing_log(path) as log:
         policies = log.retention()
     if as_json:
-        write_document([_policy_json(policy) for policy in policies])
+        write_items([_policy_json(policy) for policy in policies])
         return
     if not policies:
         say(f"no rules: everything stays. Set one: headwater retention set {path} PATTERN --max-age 7d")

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.broker.schedules import ScheduleInfo
-from headwater.cli.arguments import AsJson, ListsByDefault, LogPath, existing_log, takes_log
-from headwater.cli.output import clock, note, printable, say, show_table, table, write_document
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogPath, existing_log, takes_log
+from headwater.cli.output import clock, note, printable, say, show_table, table, write_document, write_items
 from headwater.cli.stopping import USAGE
 from headwater.formats import format_seconds, iso, plural, time_ms
 
+if TYPE_CHECKING:
+    from headwater.broker.schedules import ScheduleInfo
+
 OVERDUE_S = 60.0  # that the next occurrence of a schedule may be late
 
-schedules = typer.Typer(
+schedules = Group(
     cls=ListsByDefault,
-    no_args_is_help=True,
     help="Schedules: messages that are published on time.\n\n[dim]List:[/]  headwater schedules events.db",
 )
 
@@ -33,7 +34,7 @@ def list_schedules(path: LogPath, as_json: AsJson = False) -> None:
     with existing_log(path) as log:
         found = log.schedules()
     if as_json:
-        write_document([_schedule_json(info) for info in found])
+        write_items([_schedule_json(info) for info in found])
         return
     if not found:
         say("no schedules; a program declares them with @log.every and @log.cron")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -14,18 +13,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 import headwater
-from headwater.cli.arguments import file_of, is_file, is_remote
+from headwater.cli.arguments import Command, file_of, is_file, is_remote
 from headwater.cli.config import ConfigFile, ProfileName
 from headwater.cli.output import Text, console, printable
 from headwater.cli.stopping import exit_code_of
 from headwater.demo import EVERYWHERE, page_of, reachable, this_command
 from headwater.errors import HeadwaterError, InvalidConfigurationError, InvalidOptionError
-from headwater.wiring import replicas_directory
 
 if TYPE_CHECKING:
+    import asyncio
+
     from headwater.server.server import Server
     from headwater.settings import Settings
 
@@ -37,18 +36,26 @@ _running = partial(typer.Option, rich_help_panel="Running")
 _logging = partial(typer.Option, rich_help_panel="Logging")
 
 SECTIONS = ("limits", "log", "replicas")
-_NO_SETTINGS = ("config", "profile", "demo")  # all other parameters are settings of the server, by their names
+_NO_SETTINGS = (
+    "config",
+    "profile",
+    "demo",
+    "as_json",
+)  # all other parameters are settings of the server, by their names
 _KEPT = "headwater.settings"
 
 
-class SettingsCommand(TyperCommand):
+class SettingsCommand(Command):
     """Takes `--limits-burst 10` and its like out before typer parses: which exist is known by the settings alone."""
+
+    def with_log(self, args: list[str]) -> list[str]:
+        return args  # the settings of the server say more about it
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         declared = {spelling for parameter in self.params for spelling in parameter.opts}
         rest: list[str] = []
         found: dict[str, str] = {}
-        words = iter(args)
+        words = iter(self.in_our_spelling(args))
         for word in words:
             flag, has_value, value = word.partition("=")
             path = None if flag in declared else setting_of(flag)
@@ -83,7 +90,9 @@ def serve(
     context: typer.Context,
     log: Annotated[
         str | None,
-        typer.Argument(metavar="LOG", help="A file, made if it is not there, or memory:; events.db if none is named."),
+        typer.Argument(
+            metavar="LOG", help="A file, made if it is not there, or memory:. Else HEADWATER_LOG, or events.db."
+        ),
     ] = None,
     host: Annotated[
         str | None, _running("--host", metavar="HOST", help="Where to listen, if not on 127.0.0.1.")
@@ -139,6 +148,7 @@ def serve(
     log_level: Annotated[
         str | None, _logging("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
+    as_json: Annotated[bool, _logging("--json", help="The same as --log-format json.")] = False,
     demo: Annotated[
         bool, typer.Option("--demo", help="Show it at work: a log of its own with publishers and consumers.")
     ] = False,
@@ -159,17 +169,21 @@ def serve(
     """
     flags = {f"server.{name}": value for name, value in context.params.items() if name not in _NO_SETTINGS}
     flags["server.console"] = flags.pop("server.console_pages")
+    flags["server.log_format"] = "json" if as_json else log_format
     flags["server.origins"] = tuple(origins) if origins else None
     given = {path: value for path, value in (flags | settings_given(context)).items() if value is not None}
     if demo:
         _show_demo(given)
         return
     from headwater.settings import load_settings
+    from headwater.settings.model import DEFAULT
 
     try:
-        settings = load_settings(
-            config=config, profile=profile, flags=given, environment=os.environ, directory=os.getcwd()
-        )
+        load = partial(load_settings, config=config, profile=profile, environment=os.environ, directory=os.getcwd())
+        settings = load(flags=given)
+        default = settings.cli.log
+        if settings.source_of("server.log") == DEFAULT and default is not None and not is_remote(default):
+            settings = load(flags={**given, "server.log": default})
         _Serving(settings).run()
     except InvalidConfigurationError as exc:
         raise InvalidConfigurationError(exc.why, where=exc.where, next=_in_flags(exc.next)) from exc
@@ -220,6 +234,8 @@ class _Serving:
             raise typer.Exit(exit_code_of(exc)) from None
 
     def _on_ready(self, server: Server) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         with contextlib.suppress(NotImplementedError):  # not on every system
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -253,6 +269,8 @@ def _is_new(log: str) -> bool:
 
 def show_banner(server: Server, *, is_new: bool) -> None:
     """The log, the addresses, the access, commands to try and how to stop."""
+    from headwater.wiring import replicas_directory
+
     settings = server.settings.server
     url = reachable(server.url)
     command = this_command() if settings.tokens is None else f"HEADWATER_TOKEN=hw_… {this_command()}"

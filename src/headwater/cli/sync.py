@@ -1,35 +1,34 @@
-"""`headwater sync`: a SQLite database to a server, from a server, or to another file."""
+"""`headwater sync` and `headwater replica push`, `pull`, `copy` and `follow`: a SQLite database to a server, from a
+server, or to another file."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from headwater.cli.arguments import AsJson
-from headwater.cli.output import note
+from headwater.cli.output import console, note, printable, say, surround_lines, write_document, write_line
 from headwater.errors import InvalidOptionError, UnauthorizedError
-from headwater.replication.names import place_of
+from headwater.formats import format_duration, format_size, parse_duration
 from headwater.replication.timers import WAIT_IDLE_MS_DEFAULT, Timers
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rich.progress import Progress, TaskID
 
-    # imported when needed: most commands open no connection
+    from headwater.replication.outcome import Outcome
+    from headwater.replication.outcome import Progress as Moved
     from headwater.replication.subscription import PullSubscription, PushSubscription
     from headwater.replication.sync import Sync
-import sys
-import threading
-
-from headwater.cli.output import console, printable, say, surround_lines, write_document, write_line
-from headwater.formats import format_duration, format_size, parse_duration
-from headwater.replication.outcome import Outcome
-from headwater.replication.outcome import Progress as Moved
 
 _WHEN, _WHO = "Keep at it", "With a server"
 logger = logging.getLogger("headwater")
@@ -42,105 +41,91 @@ SPAN_HELP = "like 3s, 10m, 1h30m, 3d or 1w"
 
 def _option(*spellings: str, metavar: str | None = None, help: str, panel: str, envvar: str | None = None) -> Any:
     return typer.Option(
-        *spellings, metavar=metavar, help=help, rich_help_panel=panel, show_default=False, envvar=envvar
+        *spellings,
+        metavar=metavar,
+        help=help if envvar is None else f"{help} Else {envvar}.",
+        rich_help_panel=panel,
+        show_default=False,
+        envvar=envvar,
+        show_envvar=False,
     )
 
 
+_argument = partial(typer.Argument, show_default=False)
+_REPLICA = "A replica on a server, like ws://host:8765/ns/app.db"
+Source = Annotated[
+    str,
+    _argument(metavar="SOURCE", help="A database file, or a replica like ws://host/ns/app.db; @3 names a version."),
+]
+Target = Annotated[str, _argument(metavar="TARGET", help="What is made equal to it; a file or a replica.")]
+File = Annotated[str, _argument(metavar="FILE", help="A SQLite database.")]
+Url = Annotated[str, _argument(metavar="URL", help=f"{_REPLICA}.")]
+VersionUrl = Annotated[str, _argument(metavar="URL", help=f"{_REPLICA}; @3 or @latest-2 names a version.")]
+Message = Annotated[
+    str, typer.Option("--message", "-m", metavar="TEXT", help="Stays with the new version.", show_default=False)
+]
+WaitIdle = Annotated[
+    str | None,
+    _option(
+        "--wait-idle",
+        metavar="SPAN",
+        help=f"Push after so long without a write, {SPAN_HELP}; {format_duration(WAIT_IDLE_MS_DEFAULT)}.",
+        panel=_WHEN,
+    ),
+]
+MinInterval = Annotated[
+    str | None,
+    _option("--min-interval", metavar="SPAN", help="At least so long between pushes; as --wait-idle.", panel=_WHEN),
+]
+MaxInterval = Annotated[
+    str | None,
+    _option(
+        "--max-interval", metavar="SPAN", help="Push so long after the last one, however busy it is; 24h.", panel=_WHEN
+    ),
+]
+Coordinate = Annotated[
+    bool, _option("--coordinate", help="Take turns with others that push this replica.", panel=_WHEN)
+]
+PushOnExit = Annotated[bool, _option("--push-on-exit", help="When it is ended, push once more first.", panel=_WHEN)]
+PushKey = Annotated[
+    str | None,
+    _option("--push-key", metavar="KEY", help="Lets you push and pull.", panel=_WHO, envvar="HEADWATER_PUSH_KEY"),
+]
+PullKey = Annotated[
+    str | None, _option("--pull-key", metavar="KEY", help="Lets you pull.", panel=_WHO, envvar="HEADWATER_PULL_KEY")
+]
+Token = Annotated[
+    str | None,
+    _option("--token", metavar="TOKEN", help="Of the server, instead of a key.", panel=_WHO, envvar="HEADWATER_TOKEN"),
+]
+Ca = Annotated[
+    str | None,
+    _option("--ca", metavar="FILE", help="Certificates to trust for wss://, instead of the system's.", panel=_WHO),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; transfer the pages and discard them.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Pull also over changes that were never pushed.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: claims, versions, retries.")]
+
+
 def sync(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A database file, or a replica like ws://host:8765/ns/app.db; @3 or @latest-2 names a version.",
-            show_default=False,
-        ),
-    ],
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="What is made equal to it; a file or a replica.", show_default=False)
-    ],
-    message: Annotated[
-        str, typer.Option("--message", "-m", help="Stays with the new version.", show_default=False)
-    ] = "",
+    source: Source,
+    target: Target,
+    message: Message = "",
     subscribe: Annotated[
         bool, _option("--subscribe", help="Go on: push when the file changes; or pull each new version.", panel=_WHEN)
     ] = False,
-    wait_idle: Annotated[
-        str | None,
-        _option(
-            "--waitIdle",
-            "--wait-idle",
-            metavar="SPAN",
-            help=f"Push after so long without a write, {SPAN_HELP}; {format_duration(WAIT_IDLE_MS_DEFAULT)}.",
-            panel=_WHEN,
-        ),
-    ] = None,
-    min_interval: Annotated[
-        str | None,
-        _option(
-            "--minInterval",
-            "--min-interval",
-            metavar="SPAN",
-            help="At least so long between pushes; as waitIdle.",
-            panel=_WHEN,
-        ),
-    ] = None,
-    max_interval: Annotated[
-        str | None,
-        _option(
-            "--maxInterval",
-            "--max-interval",
-            metavar="SPAN",
-            help="Push so long after the last one, however busy it is; 24h.",
-            panel=_WHEN,
-        ),
-    ] = None,
-    coordinate: Annotated[
-        bool, _option("--coordinate", help="Take turns with others that push this replica.", panel=_WHEN)
-    ] = False,
-    push_on_exit: Annotated[
-        bool,
-        _option(
-            "--pushOnExit",
-            "--push-on-exit",
-            help="When it is ended, push once more first.",
-            panel=_WHEN,
-        ),
-    ] = False,
-    push_key: Annotated[
-        str | None,
-        _option(
-            "--pushKey",
-            "--push-key",
-            metavar="KEY",
-            help="Lets you push and pull.",
-            panel=_WHO,
-            envvar="HEADWATER_PUSH_KEY",
-        ),
-    ] = None,
-    pull_key: Annotated[
-        str | None,
-        _option(
-            "--pullKey", "--pull-key", metavar="KEY", help="Lets you pull.", panel=_WHO, envvar="HEADWATER_PULL_KEY"
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        _option(
-            "--token", metavar="TOKEN", help="Of the server, if there is no key.", panel=_WHO, envvar="HEADWATER_TOKEN"
-        ),
-    ] = None,
-    ca: Annotated[
-        str | None,
-        _option("--ca", metavar="FILE", help="Certificates to trust for wss://, instead of the system's.", panel=_WHO),
-    ] = None,
-    dry: Annotated[
-        bool,
-        typer.Option("--dry", help="Transfer the pages and discard them: say what would change, and change nothing."),
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Pull also over changes that were never pushed.")
-    ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more: claims, versions, retries.")] = False,
+    wait_idle: WaitIdle = None,
+    min_interval: MinInterval = None,
+    max_interval: MaxInterval = None,
+    coordinate: Coordinate = False,
+    push_on_exit: PushOnExit = False,
+    push_key: PushKey = None,
+    pull_key: PullKey = None,
+    token: Token = None,
+    ca: Ca = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Make TARGET equal to SOURCE, moving only the pages that differ.
@@ -148,54 +133,194 @@ def sync(
     [dim]Push:[/]    headwater sync app.db ws://host:8765/ns/app.db -m "before the move"
     [dim]Pull:[/]    headwater sync ws://host:8765/ns/app.db@latest-2 old.db
     [dim]Copy:[/]    headwater sync app.db copy.db
-    [dim]Keep:[/]    headwater sync app.db ws://host:8765/ns/app.db --subscribe --waitIdle 10m --maxInterval 24h
+    [dim]Keep:[/]    headwater sync app.db ws://host/ns/app.db --subscribe --wait-idle 10m
     [dim]Follow:[/]  headwater sync ws://host:8765/ns/app.db copy.db --subscribe
+
+    The short way for headwater replica push, pull, copy and follow.
 
     Programs may write the database meanwhile. A push from a version that is
     not the newest is refused; TARGET@latest says that you mean it all the
     same. Ctrl-C or SIGTERM ends it in order.
     """
+    timers = {"wait-idle": wait_idle, "min-interval": min_interval, "max-interval": max_interval}
+    given = {name: text for name, text in timers.items() if text is not None}
+    if not subscribe and (given or coordinate or push_on_exit):
+        flag = next(iter(given), "coordinate" if coordinate else "push-on-exit")
+        raise InvalidOptionError(f"--{flag} is for --subscribe", next="Add --subscribe, or leave it out")
+    with _work(
+        source,
+        target,
+        message=message,
+        keys=(push_key, pull_key, token),
+        ca=ca,
+        dry_run=dry_run,
+        overwrite=overwrite,
+        verbose=verbose,
+    ) as work:
+        if subscribe:
+            _keep_at_it(work, given, coordinate=coordinate, push_on_exit=push_on_exit, as_json=as_json)
+        else:
+            _do_once(work, as_json=as_json)
+
+
+def push(
+    file: File,
+    url: Url,
+    message: Message = "",
+    push_key: PushKey = None,
+    token: Token = None,
+    ca: Ca = None,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Push a database to a replica: a new version, of the pages that differ.
+
+    [dim]Push:[/]  headwater replica push app.db ws://host:8765/ns/app.db -m "before the move"
+
+    Programs may write the database meanwhile. A push from a version that is
+    not the newest is refused; URL@latest says that you mean it all the same.
+    headwater replica follow pushes whenever the file has changed.
+    """
+    keys = (push_key, None, token)
+    with _work(file, url, "push", message=message, keys=keys, ca=ca, dry_run=dry_run, verbose=verbose) as work:
+        _do_once(work, as_json=as_json)
+
+
+def pull(
+    url: VersionUrl,
+    file: File,
+    overwrite: Overwrite = False,
+    pull_key: PullKey = None,
+    token: Token = None,
+    ca: Ca = None,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pull a version of a replica, the newest if none is named, into a file.
+
+    [dim]Pull:[/]  headwater replica pull ws://host:8765/ns/app.db@latest-2 old.db
+
+    headwater replica restore makes a file of a version without changing one.
+    """
+    keys = (None, pull_key, token)
+    with _work(url, file, "pull", keys=keys, ca=ca, dry_run=dry_run, overwrite=overwrite, verbose=verbose) as work:
+        _do_once(work, as_json=as_json)
+
+
+def copy(
+    source: Annotated[str, _argument(metavar="SOURCE", help="A SQLite database.")],
+    target: Annotated[str, _argument(metavar="TARGET", help="The file that is made equal to it.")],
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make one file equal to another, moving only the pages that differ.
+
+    [dim]Copy:[/]  headwater replica copy app.db copy.db
+    """
+    with _work(source, target, "copy", dry_run=dry_run, verbose=verbose) as work:
+        _do_once(work, as_json=as_json)
+
+
+def follow(
+    source: Source,
+    target: Target,
+    message: Message = "",
+    wait_idle: WaitIdle = None,
+    min_interval: MinInterval = None,
+    max_interval: MaxInterval = None,
+    coordinate: Coordinate = False,
+    push_on_exit: PushOnExit = False,
+    overwrite: Overwrite = False,
+    push_key: PushKey = None,
+    pull_key: PullKey = None,
+    token: Token = None,
+    ca: Ca = None,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Push a database whenever it has changed, or pull each new version, until ended.
+
+    [dim]Keep:[/]    headwater replica follow app.db ws://host/ns/app.db --wait-idle 10m
+    [dim]Mirror:[/]  headwater replica follow ws://host:8765/ns/app.db copy.db
+
+    Ctrl-C or SIGTERM ends it in order.
+    """
+    timers = {"wait-idle": wait_idle, "min-interval": min_interval, "max-interval": max_interval}
+    given = {name: text for name, text in timers.items() if text is not None}
+    keys = (push_key, pull_key, token)
+    with _work(source, target, message=message, keys=keys, ca=ca, overwrite=overwrite, verbose=verbose) as work:
+        _keep_at_it(work, given, coordinate=coordinate, push_on_exit=push_on_exit, as_json=as_json)
+
+
+@contextmanager
+def _work(
+    source: str,
+    target: str,
+    direction: Literal["push", "pull", "copy"] | None = None,
+    *,
+    message: str = "",
+    keys: tuple[str | None, str | None, str | None] = (None, None, None),
+    ca: str | None = None,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    verbose: bool = False,
+) -> Iterator[Sync]:
+    """What is to be done, in the direction of the command; a refusal by the server says which flags help."""
+    from headwater.replication.names import place_of
     from headwater.replication.sync import Keys, Sync, new_client_id
 
     if verbose:
         _log_more()
-    work = Sync(
-        place_of(source),
-        place_of(target),
-        message=message,
-        keys=Keys(push_key, pull_key, token),
-        ca=ca,
-        dry=dry,
-        overwrite=overwrite,
-        client_id=new_client_id(),
-    )
-    flags = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
-    given = {name: text for name, text in flags.items() if text is not None}
-    shown = _Display(as_json=as_json, dry=dry)
     try:
-        if subscribe:
-            _subscribe(work, given, shown, coordinate=coordinate, push_on_exit=push_on_exit)
-            return
-        if given or coordinate or push_on_exit:
-            flag = next(iter(given), "coordinate" if coordinate else "pushOnExit")
-            raise InvalidOptionError(f"--{flag} is for --subscribe", next="Add --subscribe, or leave it out")
-        with shown:
-            outcome = asyncio.run(work.once(shown.progress))
-        shown.outcome(outcome, as_document=True)
+        work = Sync(
+            place_of(source),
+            place_of(target),
+            message=message,
+            keys=Keys(*keys),
+            ca=ca,
+            dry=dry_run,
+            overwrite=overwrite,
+            client_id=new_client_id(),
+        )
+        if direction is not None and work.direction != direction:
+            usage = {"push": "FILE URL", "pull": "URL FILE", "copy": "SOURCE TARGET, two files"}[direction]
+            raise InvalidOptionError(
+                f"from {work.source} to {work.target} is a {work.direction}",
+                next=f"headwater replica {work.direction} does that; {direction} takes {usage}",
+            )
+        yield work
     except UnauthorizedError as exc:
-        advice = "Pass --pushKey, --pullKey or --token; on the server's machine, headwater replica key create makes one"
+        advice = (
+            "Pass --push-key, --pull-key or --token; on the server's machine, headwater replica key create makes one"
+        )
         raise UnauthorizedError(exc.why, where=exc.where, next=advice) from exc
 
 
-def _subscribe(work: Sync, given: dict[str, str], shown: _Display, *, coordinate: bool, push_on_exit: bool) -> None:
+def _do_once(work: Sync, *, as_json: bool) -> None:
+    import asyncio
+
+    shown = _Display(as_json=as_json, dry=work.dry)
+    with shown:
+        outcome = asyncio.run(work.once(shown.progress))
+    shown.outcome(outcome, as_document=True)
+
+
+def _keep_at_it(work: Sync, given: dict[str, str], *, coordinate: bool, push_on_exit: bool, as_json: bool) -> None:
     if work.dry:
-        raise InvalidOptionError("--dry changes nothing, and --subscribe never ends", next="Leave one of them out")
+        raise InvalidOptionError("--dry-run changes nothing, and --subscribe never ends", next="Leave one of them out")
     timers = Timers.of(
-        given.get("waitIdle", format_duration(WAIT_IDLE_MS_DEFAULT)), given.get("minInterval"), given.get("maxInterval")
+        given.get("wait-idle", format_duration(WAIT_IDLE_MS_DEFAULT)),
+        given.get("min-interval"),
+        given.get("max-interval"),
     )
+    shown = _Display(as_json=as_json)
+    wire_names = {"wait-idle": "waitIdle", "min-interval": "minInterval", "max-interval": "maxInterval"}
     following = work.follow(
         timers,
-        given={name: parse_duration(text, f"--{name}").total_seconds() for name, text in given.items()},
+        given={wire_names[name]: parse_duration(text, f"--{name}").total_seconds() for name, text in given.items()},
         coordinate=coordinate,
         push_on_exit=push_on_exit,
         on_outcome=shown.outcome,
@@ -218,6 +343,8 @@ def _announce_subscription(work: Sync, timers: Timers) -> None:
 
 def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], None]) -> None:
     """Run until a signal: the first one ends it in order, the second one at once."""
+    import asyncio
+
     with asyncio.Runner() as runner:
         with _signals_held():  # a signal while the loop is made would break it
             loop = runner.get_loop()
@@ -248,6 +375,8 @@ class _Ending:
             note("ending when the push has; Ctrl-C again ends it at once")
 
     async def wait(self) -> None:
+        import asyncio
+
         try:
             await self._running
         except asyncio.CancelledError:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.arguments import AsJson
-from headwater.cli.output import Text, clock, note, printable, say, show_table, table, write_document
+from headwater.cli.arguments import AsJson, Group
+from headwater.cli.output import Text, clock, note, printable, say, show_table, table, write_document, write_items
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, iso, parse_duration, span_ms, time_ms
-from headwater.server.auth import LISTED, RIGHTS, Scopes, Token, TokenFile, id_of
 
-token = typer.Typer(
-    no_args_is_help=True,
+if TYPE_CHECKING:
+    from headwater.server.auth import Token
+
+token = Group(
     help="Tokens: the rights to use a server.\n\n"
     "[dim]A first one:[/]  headwater token create --read 'orders.>' --consume billing --label billing",
 )
@@ -82,6 +83,8 @@ def create(
     made it; a token of another label needs --manage for its topics. To replace
     a token, make a new one of the same label, then revoke the old one.
     """
+    from headwater.server.auth import Scopes, TokenFile, id_of
+
     scopes = Scopes(
         publish=tuple(publish or ()),
         read=tuple(read or ()),
@@ -116,9 +119,11 @@ def create(
 @token.command("ls")
 def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """List tokens and their rights, oldest first; never their secrets."""
+    from headwater.server.auth import LISTED, TokenFile
+
     found, now_ms = TokenFile(tokens).list(), _now_ms()
     if as_json:
-        write_document([_token_json(each, now_ms) for each in found])
+        write_items([_token_json(each, now_ms) for each in found])
         return
     if not found:
         say("no tokens: no client may connect")
@@ -143,6 +148,8 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a token: a running server refuses it from now on."""
+    from headwater.server.auth import TokenFile, id_of
+
     token_id = id_of(id) or id
     if not TokenFile(tokens).revoke(token_id):
         raise InvalidOptionError(f"there is no token {token_id!r} in {tokens}", next="`headwater token ls` lists them")
@@ -163,6 +170,8 @@ def _expiry(each: Token, now_ms: int) -> str | Text:
 
 
 def _token_json(each: Token, now_ms: int) -> dict[str, Any]:
+    from headwater.server.auth import RIGHTS
+
     return {
         "id": each.id,
         "label": each.label,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from headwater.cli.serve import tell_service_manager
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, SIZE_HELP, parse_duration, parse_size
-from headwater.server import logging as logs
-from headwater.worker.process import TARGET_HELP
-from headwater.worker.supervisor import PROCESSES_MAX, Supervisor, WorkerOptions
 
+if TYPE_CHECKING:
+    from headwater.worker.supervisor import WorkerOptions
+
+PROCESSES_MAX = 256
 THREADS_MAX = 1_000
 PORT_MAX = 65_535
 MEMORY_MIN = 16 * 1024 * 1024
@@ -58,6 +58,7 @@ def worker(
     log_format: Annotated[
         Literal["text", "json"], typer.Option("--log-format", help="text, or json: one object a line.")
     ] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --log-format json.")] = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="The least that is logged.")
     ] = "info",
@@ -76,8 +77,15 @@ def worker(
     Ends with 0 if all processes ended in order, 1 if one had to be killed, 2 if
     the module cannot be run, 130 after a second signal.
     """
+    import asyncio
+
+    from headwater.server import logging as logs
+    from headwater.worker.process import TARGET_HELP
+    from headwater.worker.supervisor import WorkerOptions
+
     if ":" not in target:
         raise InvalidOptionError(f"not a module and a name: {target[:80]!r}", next=TARGET_HELP)
+    log_format = "json" if as_json else log_format
     options = WorkerOptions(
         target=target,
         processes=processes,
@@ -97,6 +105,8 @@ def worker(
 
 
 async def _supervise(options: WorkerOptions) -> int:
+    from headwater.worker.supervisor import Supervisor
+
     return await Supervisor(
         options, lambda: tell_service_manager("READY=1"), lambda: tell_service_manager("STOPPING=1")
     ).run()

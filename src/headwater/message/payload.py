@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,9 +19,11 @@ def _foreign(value: object) -> object:
     dump = getattr(value, "model_dump", None)  # a pydantic model, without depending on pydantic
     if callable(dump):
         return dump(mode="json")
-    raise TypeError(f"a {type(value).__name__} is not JSON")
+    name = type(value).__name__
+    raise TypeError(f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name} is not JSON")
 
 
+_JSON_VALUES = "Send dicts, lists, text, numbers, True, False and None; of an object its fields, or a headwater.Event"
 _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
 _decoder = msgspec.json.Decoder()
 
@@ -31,7 +33,7 @@ def encode(data: Any, where: str) -> tuple[str, int]:
     try:
         encoded = _encode(data)
     except (TypeError, ValueError, RecursionError, OverflowError) as exc:
-        raise InvalidDataError(str(exc) or type(exc).__name__, where=where, next="Send JSON values only") from exc
+        raise InvalidDataError(str(exc) or type(exc).__name__, where=where, next=_JSON_VALUES) from exc
     size = len(encoded)
     if size > DATA_BYTES_MAX:
         raise TooLargeError(
@@ -45,6 +47,9 @@ def encode(data: Any, where: str) -> tuple[str, int]:
         _refuse_non_finite(msgspec.to_builtins(data, enc_hook=_foreign), where)
     if type(data) in _BYTES:
         raise InvalidDataError("bytes are not JSON", where=where, next="Decode them, or send base64 text")
+    # It writes sets as arrays, in any order.
+    if "[" in text and _has_set(data):
+        raise InvalidDataError("a set is not JSON: it has no order", where=where, next="Send a list, like sorted(…)")
     return text, size
 
 
@@ -56,10 +61,32 @@ def encode_all(payloads: Sequence[Any]) -> tuple[list[str], list[int]] | None:
         return None
     texts, sizes = [each.decode() for each in encoded], list(map(len, encoded))
     suspicious = max(sizes) > DATA_BYTES_MAX or "null" in "".join(texts) or not _BYTES.isdisjoint(map(type, payloads))
+    suspicious = suspicious or any(_has_set(data) for data, text in zip(payloads, texts, strict=True) if "[" in text)
     return None if suspicious else (texts, sizes)
 
 
 _BYTES = frozenset({bytes, bytearray, memoryview})
+
+
+_SETS = frozenset({set, frozenset})
+_WITHOUT_PARTS = frozenset({str, int, float, bool, type(None)})
+FEW = 32  # parts up to which a loop is faster than a set of their types
+
+
+def _has_set(value: object) -> bool:
+    """On the way of every message with an array, so written for speed."""
+    if isinstance(value, dict):
+        parts: Collection[object] = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    else:
+        return type(value) in _SETS
+    if len(parts) > FEW and set(map(type, parts)) <= _WITHOUT_PARTS:
+        return False
+    for part in parts:  # noqa: SIM110
+        if type(part) not in _WITHOUT_PARTS and _has_set(part):
+            return True
+    return False
 
 
 def _refuse_non_finite(value: object, where: str) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.errors import HeadwaterError
+from headwater.version import install_hint
 
 if sys.platform != "win32":
     import fcntl
@@ -64,7 +65,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     raise HeadwaterError(
         f"Spark needs Java {JAVA_FEATURE_MIN} or newer ({'; '.join(unfit) or 'there is none'})",
         next=f"Install a JDK, {JAVA_FEATURE_MIN} or newer, and set JAVA_HOME; or let pip bring one: "
-        "pip install 'headwater[jdk]'",
+        + install_hint("jdk"),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import datetime as dt
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from headwater.formats import iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, filled, rename_torn_entries
 from headwater.pipeline.storage import DataFile, Storage, TableWriter, write_errors_translated
+from headwater.version import install_hint
 
 BRONZE = "bronze/messages"
 SILVER = "silver/messages"
@@ -155,7 +158,7 @@ class Lake:
             raise InvalidOptionError(
                 f"a lake on S3 needs a package that is not installed ({exc})",
                 where=self.name,
-                next="pip install 'headwater[s3,spark]'",
+                next=install_hint("s3", "spark"),
             ) from exc
         store = obstore.store.from_url(self.name.replace("s3a://", "s3://"))
         try:
@@ -192,6 +195,9 @@ class Lake:
         folder = Path(self.storage.root)
         with write_errors_translated(self.name):
             folder.mkdir(parents=True, exist_ok=True)
+            for each in (folder, *(folder / layer for layer in LAYERS if (folder / layer).is_dir())):
+                if not os.access(each, os.W_OK):  # before a run begins, not in its midst
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(each))
         try:
             connection = apsw.Connection(str(folder / LOCK))
         except apsw.CantOpenError as exc:

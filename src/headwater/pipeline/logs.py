@@ -33,6 +33,7 @@ from headwater.ports.clock import Clock
 from headwater.ports.store import Reader, Store, Writer
 from headwater.stores.sqlite.conditions import Param, topic_condition
 from headwater.topics import Pattern
+from headwater.version import install_hint
 
 if TYPE_CHECKING:
     from headwater.pipeline.logs_postgres import PostgresLog
@@ -157,7 +158,7 @@ def backend_of(path: str) -> SqliteLog | PostgresLog:
         from headwater.pipeline.logs_postgres import PostgresLog
     except ImportError as exc:
         why = f"this needs a package that is not installed ({exc})"
-        raise InvalidOptionError(why, where="postgres://", next="pip install 'headwater[postgres,spark]'") from exc
+        raise InvalidOptionError(why, where="postgres://", next=install_hint("postgres", "spark")) from exc
     return PostgresLog(path)
 
 

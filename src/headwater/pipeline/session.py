@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headwater.errors import InvalidOptionError
 from headwater.pipeline.jvm import Jvm, Scratch, find_java, spark_folder
+from headwater.version import install_hint
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -95,7 +96,7 @@ class Spark:
             raise InvalidOptionError("both a master and a remote are given", next="Leave out one of them")
         installed = spark_folder()
         if installed is None:
-            raise InvalidOptionError("PySpark is not installed", next="pip install 'headwater[spark]'")
+            raise InvalidOptionError("PySpark is not installed", next=install_hint("spark"))
         if master is None and remote is None:
             remote = os.environ.get("SPARK_REMOTE") or None
         self.is_connect = remote is not None

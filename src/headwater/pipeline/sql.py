@@ -24,6 +24,7 @@ _POSITION = re.compile(
 )
 _ADVICE = re.compile(r'\s*(?:If necessary set "spark\.|Parse Mode: |Verify the spelling).*', re.DOTALL)
 _NAME = re.compile(r"(?:`[^`]+`\.)*`([^`]+)`")  # without catalog and schema
+_KEYWORDS = ("SELECT", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "LIMIT", "JOIN", "UNION", "WITH", "SHOW")
 
 Views = dict[str, Callable[[], DataFrame]]
 
@@ -87,10 +88,14 @@ def sql_error(error: Exception, tables: Sequence[str] = ()) -> str:
         message = f"there is no table `{name[1]}`" + (f"; did you mean {' or '.join(near)}?" if near else "")
     elif condition.startswith("UNRESOLVED_COLUMN") and name is not None:
         column = message.partition("with name ")[2].partition(" cannot be")[0] or f"`{name[1]}`"
-        proposal = message.partition("following? [")[2].rstrip("]")
-        message = f"there is no column {column}" + (f"; did you mean {proposal}?" if proposal else "")
+        proposals = _NAME.findall(message.partition("following? [")[2])
+        near = difflib.get_close_matches(column.strip("`"), proposals) or proposals
+        message = f"there is no column {column}" + (f"; did you mean `{near[0]}`?" if near else "")
     elif condition == "UNRESOLVED_ROUTINE" and name is not None:
         message = f"there is no function `{name[1]}`"
+    elif condition == "PARSE_SYNTAX_ERROR" and (word := re.search("'([^']+)'", message)) is not None:
+        near = difflib.get_close_matches(word[1].upper(), _KEYWORDS, n=1)
+        message = f"{message[:1].lower()}{message[1:]}" + (f"; did you mean {near[0]}?" if near else "")
     if at := _POSITION.match(rest):
         line, column_number = (int(number) for number in at.groups() if number is not None)
         if at[6] is None:

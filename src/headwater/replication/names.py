@@ -194,7 +194,7 @@ def _remote(scheme: str, text: str) -> Remote:
         raise InvalidOptionError("this url has no readable host and port", next=_HOW_REMOTE) from None
     if "@" in parts.netloc:
         raise InvalidOptionError(
-            "keys and passwords do not belong in a url", next="Give the key by --pushKey or --pullKey"
+            "keys and passwords do not belong in a url", next="Give the key by --push-key or --pull-key"
         )
     if parts.query or parts.fragment or "?" in text or "#" in text:
         raise InvalidOptionError("the url of a replica ends with its name: no ? and no #", next=_HOW_REMOTE)

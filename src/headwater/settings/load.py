@@ -190,8 +190,8 @@ def _reason(exc: Exception) -> str:
 
 
 def variable_of(path: str) -> str:
-    """`server.port` is HEADWATER_SERVER_PORT."""
-    return VARIABLE_PREFIX + path.replace(".", "_").upper()
+    """`server.port` is HEADWATER_SERVER_PORT, and `cli.log` HEADWATER_LOG."""
+    return VARIABLE_PREFIX + path.removeprefix("cli.").replace(".", "_").upper()
 
 
 def flag_of(path: str) -> str:
@@ -288,7 +288,9 @@ def _unknown_variable(name: str) -> Problem:
     if name.startswith(variable_of("transports")):
         keys = ", ".join(key.upper() for key in TransportSettings.model_fields)
         return Problem(name, "it does not end with a key of a transport", f"Known keys: {keys}")
-    meant = nearest(name.upper(), [*VARIABLES, *OTHER_VARIABLES])
+    key = name.upper().removeprefix(VARIABLE_PREFIX)
+    without_section = [each for each in VARIABLES if each.endswith(f"_{key}")]
+    meant = without_section[0] if len(without_section) == 1 else nearest(name.upper(), [*VARIABLES, *OTHER_VARIABLES])
     return Problem(name, "no setting has this name", _did_you_mean(meant) or "Unset it")
 
 

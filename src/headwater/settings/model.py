@@ -202,6 +202,13 @@ class ReplicaSettings(SettingsTable):
     idle_timeout: Timeout = 60.0
 
 
+class CliSettings(SettingsTable):
+    """What commands use where their LOG or --lake is left out."""
+
+    log: OptionalText = Field(default=None, repr=False)  # there may be a password in it
+    lake: OptionalText = None
+
+
 class TopicSettings(SettingsTable):
     """How much history of the topics under a pattern stays; None is unlimited, 0 keeps nothing."""
 
@@ -286,6 +293,7 @@ class Tables(SettingsTable):
     limits: Limits = Limits()
     log: LogSettings = LogSettings()
     replicas: ReplicaSettings = ReplicaSettings()
+    cli: CliSettings = CliSettings()
     topics: Topics = ()
     transports: Transports = Field(default_factory=dict)
     messages: Messages = Field(default_factory=dict)
@@ -296,6 +304,7 @@ SECTIONS: Mapping[str, type[SettingsTable]] = {
     "limits": Limits,
     "log": LogSettings,
     "replicas": ReplicaSettings,
+    "cli": CliSettings,
 }
 NAMED_TABLES: Mapping[str, type[SettingsTable]] = {"transports": TransportSettings, "messages": MessageSettings}
 """Sections with a table for each name, like [transports.archive], which is in the path: `transports.archive.url`."""

@@ -40,6 +40,7 @@ from headwater.stores.sqlite.connection import (
     translated,
     use_wal,
 )
+from headwater.version import install_hint
 
 FORGET_MAX = 10_000  # entries a statement deletes at most
 BEGIN_TRIES_MAX = 100
@@ -90,7 +91,7 @@ def _missing(extra: str, exc: ImportError) -> InvalidOptionError:
     return InvalidOptionError(
         f"this needs a package that is not installed ({exc})",
         where="dedupe",
-        next=f"pip install 'headwater[{extra}]'",
+        next=install_hint(extra),
     )
 
 

@@ -16,6 +16,7 @@ from headwater.formats import Span, redact_url, span_ms
 from headwater.ports.clock import Clock
 from headwater.transports.base import BaseTransport, given_twice, read_options
 from headwater.transports.log import LogTransport, OpenedLog
+from headwater.version import install_hint
 
 Opener = Callable[..., OpenedLog]
 
@@ -113,7 +114,7 @@ def _class_of(scheme: str, where: str) -> type[BaseTransport]:
         return cast(type[BaseTransport], getattr(importlib.import_module(f"headwater.transports.{module}"), kind))
     except ImportError as exc:
         raise InvalidOptionError(
-            f"this needs a package that is not installed ({exc})", where=where, next=f"pip install 'headwater[{extra}]'"
+            f"this needs a package that is not installed ({exc})", where=where, next=install_hint(extra)
         ) from exc
 
 

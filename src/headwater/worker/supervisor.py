@@ -30,7 +30,6 @@ from headwater.worker.process import UNUSABLE, ProcessOptions, Report, modified
 
 logger = logging.getLogger("headwater.worker")
 
-PROCESSES_MAX = 256
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 30.0
 STEADY_S = 60.0  # after it has run for this long, a process that crashes is a first failure again
 KILL_AFTER_S = 5.0  # that a process gets beyond its own shutdown timeout

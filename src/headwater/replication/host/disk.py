@@ -29,7 +29,6 @@ from typing import BinaryIO
 from headwater.errors import DiskFullError, HeadwaterError, InputOutputError, InvalidOptionError, ReadOnlyError
 from headwater.replication.local_database import SIDECARS, private
 
-DIRECTORY_SUFFIX = "-replicas"  # of the data directory, after the name of the log of its server
 CATALOGUE = "catalogue.db"
 SERVING_LOCK = "serving.lock"
 READING = "reading-"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
+from urllib.parse import quote
 
 import apsw
 
@@ -114,6 +115,26 @@ def connect(path: str, *, durability: Durability, busy_timeout_ms: int, vfs: str
     connection.execute("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA foreign_keys = ON")
     connection.wal_autocheckpoint(0)  # see `Checkpointer`
     return connection
+
+
+def connect_read_only(path: str, *, busy_timeout_ms: int) -> apsw.Connection:
+    """A connection to a file, or in a directory, that may not be written. Without a write-ahead log beside it, which a
+    reader may not make, it is read as a file that does not change."""
+    for query in ("mode=ro", "mode=ro&immutable=1"):
+        connection = apsw.Connection(
+            f"file:{quote(path)}?{query}", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        )
+        connection.set_busy_handler(_patient(busy_timeout_ms))
+        try:
+            connection.execute("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        except (apsw.CantOpenError, apsw.ReadOnlyError):
+            connection.close()
+            if query.endswith("immutable=1"):
+                raise
+        else:
+            return connection
+    raise AssertionError(path)
 
 
 def keep_journal(connection: apsw.Connection) -> None:

@@ -100,15 +100,34 @@ def prepare(connection: apsw.Connection, path: str, *, adopt: bool, busy_timeout
         if version is None:
             _create(connection, path)
         elif version > SCHEMA_VERSION:
-            raise NewerSchemaError(
-                f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
-                where=path,
-                next="Upgrade: pip install -U headwater",
-            )
+            raise _newer(version, path)
         else:
             for statements in MIGRATIONS[version - 1 :]:
                 _migrate(connection, statements, path)
             connection.execute(SQL["set_fact"], ("schema_version", SCHEMA_VERSION))
+
+
+def check_readable(connection: apsw.Connection, path: str) -> None:
+    """For a log that is only read: it can be neither made nor migrated."""
+    version = _version(connection, _tables(connection))
+    if version is None:
+        raise NotALogError("a SQLite database without a log", where=path, next="Name another file")
+    if version > SCHEMA_VERSION:
+        raise _newer(version, path)
+    if version < SCHEMA_VERSION:
+        raise ReadOnlyError(
+            f"the log has schema {version} and must be brought up to {SCHEMA_VERSION}, but may not be written",
+            where=path,
+            next="Open it once as a user that may write it",
+        )
+
+
+def _newer(version: int, path: str) -> NewerSchemaError:
+    return NewerSchemaError(
+        f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
+        where=path,
+        next="Upgrade: pip install -U headwater",
+    )
 
 
 def _migrate(connection: apsw.Connection, statements: str, path: str) -> None:

@@ -25,12 +25,13 @@ from headwater.stores.sqlite.connection import (
     Durability,
     check_file,
     connect,
+    connect_read_only,
     keep_journal,
     patience,
     refuse_unsafe_sqlite,
     translated,
 )
-from headwater.stores.sqlite.migrations import SCHEMA_VERSION, prepare
+from headwater.stores.sqlite.migrations import SCHEMA_VERSION, check_readable, prepare
 from headwater.stores.sqlite.reader import SqliteReader
 from headwater.stores.sqlite.second_library import check_descriptors, unwatch, watch
 from headwater.stores.sqlite.writer import SqliteWriter
@@ -63,12 +64,14 @@ class SqliteStore:
         busy_timeout_ms: int = 10_000,
         adopt: bool = False,
         vfs: str | None = None,
+        read_only: bool = False,
     ) -> None:
         refuse_unsafe_sqlite()
         self.path = self.name = self._check_path(path)
         self.durability = durability
         self._busy_timeout_ms = busy_timeout_ms
         self._vfs = vfs
+        self._read_only = read_only
         self._closed = False
         self._announcements = f"{self.path}-server"
         self._announced: IO[bytes] | None = None
@@ -84,7 +87,10 @@ class SqliteStore:
             self._connection.set_busy_handler(lambda tries: self._waits and be_patient(tries))
             self._checkpointer = Checkpointer(self, self._connection)
             try:
-                prepare(self._connection, self.path, adopt=adopt, busy_timeout_ms=busy_timeout_ms)
+                if read_only:
+                    check_readable(self._connection, self.path)
+                else:
+                    prepare(self._connection, self.path, adopt=adopt, busy_timeout_ms=busy_timeout_ms)
                 self.salt = int(self._connection.execute(SQL["fact"], ("salt",)).get)
                 self._foreign_version = self._data_version()
             except BaseException:
@@ -100,6 +106,8 @@ class SqliteStore:
 
     def connect(self) -> apsw.Connection:
         """One more connection with the log's settings."""
+        if self._read_only:
+            return connect_read_only(self.path, busy_timeout_ms=self._busy_timeout_ms)
         connection = connect(
             self.path, durability=self.durability, busy_timeout_ms=self._busy_timeout_ms, vfs=self._vfs
         )

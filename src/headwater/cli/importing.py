@@ -1,4 +1,4 @@
-"""`headwater import`: messages of a file into a log, with their own times, each line once."""
+"""The work of `headwater import`: messages of a file into a log, with their own times, each line once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
-from typing import IO, Annotated, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 import typer
@@ -18,7 +18,7 @@ from headwater.broker.flow import run_blocking
 from headwater.broker.importing import ImportPosition, import_drafts, import_position
 from headwater.broker.log import LocalLog
 from headwater.broker.subscribe import check_subscription_id
-from headwater.cli.arguments import AsJson, LogPath, is_remote, log_or_new_one, takes_log
+from headwater.cli.arguments import is_remote, log_or_new_one
 from headwater.cli.output import PublishBar, Text, note, say, write_document
 from headwater.cli.stopping import Stop
 from headwater.errors import (
@@ -42,34 +42,7 @@ _OF_THE_OTHER_LOG = ("seq", "size", "attempt")
 _TIMES = ("published_at", "deliver_at", "expires_at")
 
 
-@takes_log
-def import_(
-    path: LogPath,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, as tail --json prints them; - is stdin.")],
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="What the log remembers the file by, instead of its first line."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Import messages with their own times from JSON lines, each line once.
-
-    [dim]A file:[/]  headwater import events.db history.jsonl
-    [dim]A log:[/]   headwater tail a.db --from first --json | headwater import b.db -
-
-    Each line is {"topic": …, "data": …} and may have published_at, id, from,
-    headers and the other fields that tail --json prints. A message keeps its
-    published_at and its id, and gets a new seq.
-
-    An import that was interrupted continues where it ended: run it again. The
-    log stores the position with the messages, so no line is stored twice. A
-    file that has grown is continued too. A bad line ends the import and is
-    named; batches of up to 1,000 lines are stored, each all or none.
-
-    Behind a server this needs the rights publish and manage. The position is
-    not stored there: lines are recognised by their ids, for as long as the
-    server remembers ids (a day, by default).
-    """
+def import_file(path: str, file: str, name: str | None, *, as_json: bool) -> None:
     with ExitStack() as stack:
         source = sys.stdin.buffer if file == "-" else stack.enter_context(_opened(file))
         lines = _Lines(source, "stdin" if file == "-" else file)

