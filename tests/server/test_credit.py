@@ -22,8 +22,8 @@ async def subscribe(client: Client, **options: Any) -> None:
     await client.call("rpc.subscribe.persistent", params)
 
 
-async def credit(client: Client, count: Any) -> None:
-    await client.call("rpc.credit", {"subscription_id": "s", "count": count})
+async def credit(client: Client, upto: Any) -> None:
+    await client.call("rpc.credit", {"subscription_id": "s", "upto": upto})
 
 
 async def delivered(client: Client, count: int) -> list[int]:
@@ -47,6 +47,8 @@ async def test_as_many_come_as_credit_was_given(serve: Serve, mode: str) -> None
         await publisher.publish_many("a", 4)
         assert await delivered(client, 2) == [4, 5]
         assert await client.has_nothing_to_read(), "the credit is used up"
+        await credit(client, 5)
+        assert await client.has_nothing_to_read(), "a total, which may be repeated"
         await credit(client, 10)
         assert await delivered(client, 2) == [6, 7]
 
@@ -56,7 +58,7 @@ async def test_the_end_of_the_credit_leaves_messages_to_others(serve: Serve) -> 
         await subscribe(client, mode="shared")
         await subscribe(other, mode="shared")
         await credit(client, 100)
-        await client.call("rpc.fetch.end", {"subscription_id": "s"})
+        await credit(client, 0)
         await other.publish_many("a", 3)
         await credit(other, 100)
         assert await delivered(other, 3) == [1, 2, 3]
@@ -77,16 +79,50 @@ async def test_what_was_not_acked_is_delivered_to_the_next_holder(serve: Serve) 
             assert [(message[0], attempt) for message, attempt, _ in answer["messages"]] == [(2, 2)]
 
 
-@pytest.mark.parametrize("count", [0, -1, FETCH_MAX + 1, "x"])
+async def test_the_end_of_a_fetch_leaves_the_credit(serve: Serve) -> None:
+    """A client may iterate and fetch at the same time."""
+    async with serve() as server, connect(server) as client, connect(server) as publisher:
+        await subscribe(client)
+        await credit(client, 100)
+        await client.call("rpc.fetch.end", {"subscription_id": "s"})
+        await publisher.publish_many("a", 2)
+        assert await delivered(client, 2) == [1, 2]
+
+
+async def test_a_pushed_subscription_takes_no_credit(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await subscribe(client, deliver="push")
+        assert await client.code("rpc.credit", {"subscription_id": "s", "upto": 1}) == INVALID_PARAMS
+
+
+async def test_iterators_that_follow_each_other_get_everything(serve: Serve) -> None:
+    async with serve() as server, headwater.open_async(server.url) as log:
+        await log.publish_many([("a", number) for number in range(200)])
+        async with log.subscribe("s", "a") as subscription, asyncio.timeout(PATIENCE_S):
+            found: list[int] = []
+            while len(found) < 200:
+                async with contextlib.aclosing(subscription.messages(timeout=PATIENCE_S)) as messages:
+                    async for message in messages:
+                        found.append(message.data)
+                        await message.ack()
+                        break
+                if len(found) % 7 == 0:
+                    fetched = await subscription.fetch(1, timeout=0.001)
+                    found += [message.data for message in fetched]
+                    await subscription.ack_many(fetched)
+            assert found == list(range(200))
+
+
+@pytest.mark.parametrize("count", [-1, FETCH_MAX + 1, "x"])
 async def test_a_credit_has_limits(serve: Serve, count: Any) -> None:
     async with serve() as server, connect(server) as client:
         await subscribe(client)
-        assert await client.code("rpc.credit", {"subscription_id": "s", "count": count}) == INVALID_PARAMS
+        assert await client.code("rpc.credit", {"subscription_id": "s", "upto": count}) == INVALID_PARAMS
 
 
 async def test_credit_is_for_what_the_connection_holds(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
-        assert await client.code("rpc.credit", {"subscription_id": "s", "count": 1}) == UNKNOWN_SUBSCRIPTION
+        assert await client.code("rpc.credit", {"subscription_id": "s", "upto": 1}) == UNKNOWN_SUBSCRIPTION
 
 
 async def given(server: Server) -> float:

@@ -76,7 +76,7 @@ PARAMS: dict[str, Any] = {
     "rpc.reject": SEQ,
     "rpc.extend": SEQ,
     "rpc.fetch": {**ID, "count": 1, "wait": 0},
-    "rpc.credit": {**ID, "count": 1},
+    "rpc.credit": {**ID, "upto": 1},
     "rpc.fetch.end": ID,
     "rpc.release": {**ID, "sequence_ids": [1]},
     "rpc.subscription": ID,

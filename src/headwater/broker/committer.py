@@ -187,12 +187,12 @@ class Committer:
         lazy: bool = False,
     ) -> Completion[Any]:
         """Store a message (the outcome is its seq) or several (all or none), or run `work`, in the next transaction, or
-        when its source has its turn. A work may run again, if its group
-        failed, and takes back its changes in memory through `hooks`. If it refuses (SubscriptionError and the like), it
-        does so before it writes, so that the others of its group go on. `messages` and
-        `bytes` are what it may read or write. One that names the existing subscription it
-        touches, and touches no other, does not make other processes wait. A group of works that are not `synced` is
-        committed without waiting for the disk. A `lazy` work waits a moment for others to share its commit."""
+        when its source has its turn. `messages` and `bytes` are what it may read or write. A work may run again, if its
+        group failed, and takes back its changes in memory through `hooks`. If it refuses (SubscriptionError and the
+        like), it does so before it writes, so that the others of its group go on. One that names the existing
+        subscription it touches, and touches no other, does not make other processes wait. A group of works that are
+        not `synced` is committed without waiting for the disk. A `lazy` work waits a moment for others to share its
+        commit."""
         if self._closing:
             raise self._closed()
         completion: Completion[Any] = Completion()
@@ -220,6 +220,7 @@ class Committer:
     def commit_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let this event loop commit what is submitted on it, if the store is fit for that."""
         self._loop = loop if self._store.commits_in_place else None
+        self._loop_commits, self._loop_timer = False, None
 
     def _commit_soon(self, loop: asyncio.AbstractEventLoop, *, lazy: bool) -> None:
         if self._loop_commits:
@@ -238,14 +239,17 @@ class Committer:
         if not self._queue:  # the thread was quicker
             return
         began_s = time.monotonic()
-        is_slow = bool(self._lanes) or began_s < self._slow_until_s or not _is_small(self._queue.copy())
-        if is_slow or not self._committing.acquire(blocking=False):
+        is_slow = bool(self._lanes) or began_s < self._slow_until_s or len(self._queue) > LOOP_WORKS_MAX
+        if is_slow or not _is_small(self._queue.copy()) or not self._committing.acquire(blocking=False):
             self._ring()
             return
         try:
-            self._commit(self._next_group(), wait=False)
+            left = self._commit(self._next_group(), wait=False)
+            self._queue.extendleft(reversed(left))
         finally:
             self._committing.release()
+        if self._ended:
+            self._refuse_rest()
         if time.monotonic() - began_s > LOOP_S_MAX:
             self._slow_until_s = began_s + SLOW_S
         if self._queue:
@@ -273,7 +277,7 @@ class Committer:
         while True:
             self._work_queued.acquire()
             while self._queue or self._lanes:
-                if not self._closing and not self._lanes and all(queued.lazy for queued in self._queue.copy()):
+                if not self._closing and not self._lanes and self._is_lazy():
                     self._waits_for_others = True
                     self._work_queued.acquire(timeout=LAZY_S)
                     self._waits_for_others = False
@@ -284,6 +288,10 @@ class Committer:
             if self._closing and not self._queue:
                 self._ended = True
                 return
+
+    def _is_lazy(self) -> bool:
+        """Whether only works are queued that may wait for others."""
+        return len(self._queue) <= LOOP_WORKS_MAX and all(queued.lazy for queued in self._queue.copy())
 
     def _next_group(self) -> list[_Queued]:
         group: list[_Queued] = []
@@ -331,45 +339,47 @@ class Committer:
             lane.credit_bytes += TURN_BYTES
             self._lanes.move_to_end(source)
 
-    def _commit(self, group: list[_Queued], conflicts: int = 0, *, claims: bool = True, wait: bool = True) -> None:
-        """Unless it may `wait`, a group that would have to wait for a lock is left to the thread."""
+    def _commit(
+        self, group: list[_Queued], conflicts: int = 0, *, claims: bool = True, wait: bool = True
+    ) -> list[_Queued]:
+        """Returns the works that it leaves to the thread: those that would have to wait for a lock, unless it may
+        `wait`."""
         hooks = TransactionHooks()
         try:
             outcomes = self._write(group, hooks, claims=claims and self._store.claims_with_publish, wait=wait)
         except BaseException as exc:
             if isinstance(exc, LockedError) and not wait:
-                self._queue.extendleft(reversed(group))
-                self._ring()
-                return
+                return group
             if isinstance(exc, ConflictError) and conflicts < CONFLICTS_MAX:
-                self._commit(group, conflicts + 1, claims=claims)
-                return
+                return self._commit(group, conflicts + 1, claims=claims)
             if isinstance(exc, LockedError):
                 blocked, others = self._store.split_locked(group)
                 if blocked and others:
                     self._commit(others, claims=claims)
                     complete([(queued.completion, None, exc) for queued in blocked])
-                    return
+                    return []
             if (len(group) == 1 and not hooks.claims) or isinstance(exc, _FOR_EVERYBODY):
                 complete([(queued.completion, None, exc) for queued in group])
-                return
+                return []
             # One of them is at fault, or a claim for a consumer: tried one by one, each gets its own answer.
-            for single in group:
-                self._commit([single], claims=False, wait=wait)
-            return
+            for at, single in enumerate(group):
+                if self._commit([single], claims=False, wait=wait):
+                    return group[at:]
+            return []
         try:
             for step in hooks.then:  # first, so that a consumer that is woken finds what was claimed for it
                 step()
-            if hooks.published is not None:
-                self._wakeups.published(*hooks.published)
-        except Exception:  # a wake-up is only a hint; the commit stands and must be reported
-            logger.exception("waking readers failed")
+        except Exception:  # the commit stands and must be reported
+            logger.exception("what follows a commit failed")
+        if hooks.published is not None:
+            self._wakeups.published(*hooks.published)
         complete(
             [
                 (completion, None, outcome) if isinstance(outcome, HeadwaterError) else (completion, outcome, None)
                 for (completion, *_), outcome in zip(group, outcomes, strict=True)
             ]
         )
+        return []
 
     def _write(self, group: list[_Queued], hooks: TransactionHooks, *, claims: bool, wait: bool) -> list[Any]:
         """Run a group in one transaction; the outcome of each, an error where one refused."""

@@ -300,7 +300,8 @@ class Consumer(ABC):
     def wait_for(self, news: Completion[None], timeout_s: float | None, limit: int) -> Flow[None]:
         """Until another take may find something, and no longer than this. A publish of this process may claim up to
         `limit` messages meanwhile."""
-        due_s = None if self._look_again_ms is None else (self._look_again_ms - self._now_ms()) / 1000
+        due_ms = min((ms for ms in (self._look_again_ms, self._next_deadline_ms()) if ms is not None), default=None)
+        due_s = None if due_ms is None else (due_ms - self._now_ms()) / 1000
         with self._standing_by(limit):
             yield WaitFor(news, max(0.0, min(s for s in (timeout_s, due_s, FALLBACK_POLL_S) if s is not None)))
 
@@ -312,6 +313,10 @@ class Consumer(ABC):
     def has_nothing(self) -> bool:
         """Whether a take would find nothing, as far as this process knows."""
         return not self._buffer and not self._gaps and not self._has_ended and self.is_up_to_date()
+
+    def _next_deadline_ms(self) -> int | None:
+        """When a delivery of this consumer times out that was claimed since the last look."""
+        return None
 
     def is_up_to_date(self) -> bool:
         """Whether a look would find nothing, as far as this process knows."""

@@ -72,10 +72,19 @@ class DurableConsumer(Consumer):
         claim: Claim
         if state.may_claim_at_once(self.engine.wakeups.announced):
             claim = yield submit(partial(self._claim_at_once, limit), limit, touching=self.id, synced=False)
+            self._waiter.is_stale = True  # it may have left rows that are due
             if claim.found:
-                return self._due_before(self._now_ms() + self.spec.ack_wait_ms)
-        last_place = None
+                return self._look_again_ms
+        try:
+            return (yield from self._look_and_claim(limit))
+        except BaseException:
+            self._waiter.is_stale = True
+            raise
+
+    def _look_and_claim(self, limit: int) -> Flow[int | None]:
+        submit, state = self.engine.committer.submit, self._state
         self._waiter.is_stale, self._looked_s = False, time.monotonic()
+        last_place = None
         while True:
             plan = yield from self.engine.read(
                 lambda reader: state.plan(reader, limit, self.claim_bytes_max), self._lane
@@ -90,6 +99,7 @@ class DurableConsumer(Consumer):
             claim = NOTHING
             if plan.fresh or is_due or is_far or plan.has_gaps:
                 claim = yield submit(partial(self._claim_planned, plan), plan.room, touching=self.id, synced=False)
+                self._waiter.is_stale = True  # it may have left rows that are due, such as delayed ones
             else:
                 state.skip(plan)
             place = (plan.scanned_from, plan.saved_to)
@@ -110,8 +120,13 @@ class DurableConsumer(Consumer):
     def is_up_to_date(self) -> bool:
         if self._waiter.is_stale or time.monotonic() - self._looked_s >= FALLBACK_POLL_S:
             return False
-        due_ms = self._look_again_ms
-        return not self._state.is_behind(self.engine.wakeups.last_known) and (due_ms is None or due_ms > self._now_ms())
+        if self._state.is_behind(self.engine.wakeups.last_known):
+            return False
+        now_ms = self._now_ms()
+        return all(ms is None or ms > now_ms for ms in (self._look_again_ms, self._next_deadline_ms()))
+
+    def _next_deadline_ms(self) -> int | None:
+        return self._state.next_deadline_ms()
 
     @contextlib.contextmanager
     def _standing_by(self, limit: int) -> Iterator[None]:
@@ -127,13 +142,7 @@ class DurableConsumer(Consumer):
             return False
         record = self._in_flight.load(writer)
         plan = self._state.plan_published(writer, limit)
-        if plan is None or not self._claim(writer, hooks, record, plan).found:
-            return False
-        self._look_again_ms = self._due_before(self._now_ms() + self.spec.ack_wait_ms)
-        return True
-
-    def _due_before(self, due_ms: int) -> int:
-        return due_ms if self._look_again_ms is None else min(due_ms, self._look_again_ms)
+        return plan is not None and bool(self._claim(writer, hooks, record, plan).found)
 
     def _claim_planned(self, plan: FetchPlan, writer: Writer, hooks: TransactionHooks) -> Claim:
         return NOTHING if self._closing else self._claim(writer, hooks, self._in_flight.load(writer), plan)

@@ -179,7 +179,7 @@ class Engine:
             self.wakeups.published(set(), known + 1, last)
             self.wakeups.wake_all()
         else:
-            self.wakeups.published(topics, known + 1, last)
+            self.wakeups.published(topics, known + 1, last, elsewhere=True)
 
     def close(self) -> None:
         self._closed = True

@@ -151,7 +151,7 @@ class Handlers:
             raise InvalidStateError(
                 "the handlers run in the background already",
                 where=self._log.name,
-                next="Leave out start(), or call stop() before",
+                next="Stop them first, or do not start them",
             )
         return [each for each in self._declared.values() if isinstance(each, Registration)]
 

@@ -30,13 +30,15 @@ class LeasedRows:
         self._in_seq_order = record.spec.is_in_seq_order
         self._scanned = self._saved_to = record.window.delivered
         self._expects_more = False  # the last claim was full, so there is probably more right behind it
+        self._deadline_ms: int | None = None
 
     @property
     def delivered_to(self) -> int:
         return self._saved_to
 
     def next_deadline_ms(self) -> int | None:
-        return None
+        """Of the rows claimed since the last plan, which has seen all others."""
+        return self._deadline_ms
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
@@ -62,6 +64,7 @@ class LeasedRows:
         return FetchPlan(room, [], 0, 0, self._saved_to, 0, None, has_gaps=True) if room > 0 else None
 
     def plan(self, reader: Reader, limit: int, bytes_max: int | None) -> FetchPlan:
+        self._deadline_ms = None
         saved_to = self._in_flight.load(reader).window.delivered
         # Ahead of our scan: another consumer was there. Behind where it was: the subscription was moved.
         self._scanned = saved_to if saved_to < self._saved_to else max(self._scanned, saved_to)
@@ -99,10 +102,11 @@ class LeasedRows:
         is_dense = result.record.window.delivered - delivered <= DENSE_SEQS
         is_full = is_dense and result.size == plan.room
         self._expects_more = is_full and self._in_seq_order and not self._filter_takes_time
-        hooks.then.append(partial(self._advance, result.record.window.delivered))
+        hooks.then.append(partial(self._advance, result.record.window.delivered, now_ms + self.spec.ack_wait_ms))
         return result, result.dropped or was_outrun
 
-    def _advance(self, delivered: int) -> None:
+    def _advance(self, delivered: int, deadline_ms: int) -> None:
+        self._deadline_ms = deadline_ms if self._deadline_ms is None else min(deadline_ms, self._deadline_ms)
         self._scanned = max(self._scanned, delivered)
         self._saved_to = max(self._saved_to, delivered)
 

@@ -84,7 +84,8 @@ class Wakeups:
         self.remove(waiter)
         self.settled()
 
-    def published(self, topics: set[str], first_seq: int, last_seq: int) -> None:
+    def published(self, topics: set[str], first_seq: int, last_seq: int, *, elsewhere: bool = False) -> None:
+        """`elsewhere`: by another process, which may have settled something, too."""
         with self._lock:
             self.last_known = max(self.last_known, last_seq)
             # Seqs below ours that we have not announced are another process's: leave them to the watcher.
@@ -92,7 +93,10 @@ class Wakeups:
                 self.announced = max(self.announced, last_seq)
             awake = {waiter for topic in topics for waiter in self._trie.match(topic)} if self._waiters else ()
         for waiter in awake:
-            waiter.wake_for_messages()
+            if elsewhere:
+                waiter.wake()
+            else:
+                waiter.wake_for_messages()
 
     def stand_by(self, waiter: Waiter, claim: ClaimPublished) -> None:
         """From now on transactions that publish call `claim`, until it has claimed something or `stand_down`."""

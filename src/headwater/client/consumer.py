@@ -133,7 +133,9 @@ class RemoteConsumer(Consumer):
         self._settling: dict[int, Completion[Any]] = {}  # nacks and rejects without an answer, by seq
         self._leaves_s = 0.0
         self._last_seq = 0
-        self._credit = self._credit_wanted = 0  # messages that may come unasked: now, and after a refill
+        self._delivered = 0  # messages that came unasked on this connection
+        self._credit_upto = 0  # how many of them may come in all
+        self._credit_wanted = 0  # how many more, after a refill
         self._granting: Completion[Any] | None = None
 
     # --- beginning, and beginning again -------------------------------------------------------------------------
@@ -207,7 +209,7 @@ class RemoteConsumer(Consumer):
 
     def lost_connection(self) -> None:
         self._ready = False
-        self._credit = 0
+        self._delivered = self._credit_upto = 0
         self._waiter.wake()  # those that wait give credit again
 
     def resume(self) -> Request | None:
@@ -253,45 +255,55 @@ class RemoteConsumer(Consumer):
         while not (self._buffer or self._has_ended):
             news = self._waiter.arm()
             self._connection.refuse_closed()
-            self._give_credit(limit)
+            self._raise_refusal()
+            self._refill_credit(limit)
             left_s = POLL_S if until_s is None else until_s - time.monotonic()
             if self._buffer or self._has_ended or left_s <= 0:
                 return
-            yield WaitFor(news, min(left_s, POLL_S))
+            if not (yield WaitFor(news, min(left_s, POLL_S))) and left_s > POLL_S:
+                self._send_credit()  # once more: it is a total
 
-    def _give_credit(self, limit: int) -> None:
-        """Refill the credit when half of it is used. A refill that is not answered yet is sent again after a broken
-        connection."""
+    def _refill_credit(self, limit: int) -> None:
+        """When half of it is used."""
         with self._lock:
-            if self._granting is not None:
-                if not self._granting.done:
-                    return
-                granting, self._granting = self._granting, None
-                granting.result()
-            count = limit - self._credit - len(self._buffer)
             self._credit_wanted = limit
-            if count < 1 or 2 * self._credit > limit:
+            wanted = limit - len(self._buffer)
+            if 2 * (self._credit_upto - self._delivered) > limit or self._delivered + wanted <= self._credit_upto:
                 return
-            self._credit += count
-            params = rpc.Credit(self.wire_id, count)
-            self._granting = self._connection.enqueue(
-                Request("rpc.credit", params, read_nothing, consumer=self), WAIT_S_MAX
-            )
-        self._granting.watch(self._fetched)
+            self._credit_upto = self._delivered + wanted
+            self._send_credit()
 
     def _end_credit(self) -> None:
         with self._lock:
-            was_given, self._credit = self._credit > 0, 0
-        if was_given and self._ready:
-            self._connection.enqueue(self._end_request())
+            if self._credit_upto <= self._delivered:
+                return
+            self._credit_upto = self._delivered
+            if self._ready:  # else a new connection begins without credit
+                self._send_credit()
+
+    def _send_credit(self) -> None:
+        """A call that was not answered when the connection broke is sent again, with what it is then."""
+        request = Request(
+            "rpc.credit", lambda: rpc.Credit(self.wire_id, max(0, self._credit_upto)), read_nothing, consumer=self
+        )
+        self._granting = granting = self._connection.enqueue(request, WAIT_S_MAX)
+        granting.watch(self._fetched)
+
+    def _raise_refusal(self) -> None:
+        with self._lock:
+            granting = self._granting
+            if granting is None or granting.error is None:
+                return
+            self._granting, self._credit_upto = None, self._delivered
+        granting.result()
 
     def take_messages(self, delivered: rpc.Delivered) -> None:
         """On the loop of the connection."""
         found = claimed_of(delivered)
-        self._credit = max(0, self._credit - len(found))
+        self._delivered += len(found)
         self._take_found(found)
         if self._takers and not self._has_ended:
-            self._give_credit(self._credit_wanted)
+            self._refill_credit(self._credit_wanted)
         self._waiter.wake()
 
     def _fill_by_fetch(self, limit: int, until_s: float | None) -> Flow[None]:
@@ -329,12 +341,11 @@ class RemoteConsumer(Consumer):
         if asked.done:
             return
         if self._ready:
-            self._connection.enqueue(self._end_request())
+            self._connection.enqueue(
+                Request("rpc.fetch.end", rpc.SubscriptionId(self.wire_id), read_nothing, again=False)
+            )
         else:
             complete([(asked, None, None)])  # so that it is not sent again
-
-    def _end_request(self) -> Request:
-        return Request("rpc.fetch.end", rpc.SubscriptionId(self.wire_id), read_nothing, again=False)
 
     def _on_fetched(self, raw: Any) -> None:
         """On the loop of the connection, in the order of the answers."""

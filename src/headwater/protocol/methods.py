@@ -277,10 +277,11 @@ class Fetched(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class Credit(Params):
-    """For `rpc.credit`: so many more messages are sent as `rpc.deliver`, when they come. `rpc.fetch.end` ends it."""
+    """For `rpc.credit`: messages are sent as `rpc.deliver`, when they come, until so many have been sent in all since
+    the subscribe. The number of those that have come ends the credit. A total, so that the call may be repeated."""
 
     subscription_id: str
-    count: int
+    upto: int
 
 
 # --- operating a log ------------------------------------------------------------------------------------------------

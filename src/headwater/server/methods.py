@@ -453,7 +453,7 @@ def _methods() -> dict[str, Method]:
         "rpc.reject": Method(rpc.Settle, lambda connection, params: connection.subscriptions.reject(params), HELD),
         "rpc.extend": Method(rpc.Settle, lambda connection, params: connection.subscriptions.extend(params), HELD),
         "rpc.fetch": Method(rpc.Fetch, lambda connection, params: connection.subscriptions.fetch(params), HELD),
-        "rpc.credit": Method(rpc.Credit, lambda connection, params: connection.subscriptions.add_credit(params), HELD),
+        "rpc.credit": Method(rpc.Credit, lambda connection, params: connection.subscriptions.give_credit(params), HELD),
         "rpc.fetch.end": Method(
             rpc.SubscriptionId, lambda connection, params: connection.subscriptions.end_fetches(params), HELD
         ),

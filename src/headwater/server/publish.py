@@ -135,7 +135,7 @@ def start_ack(connection: Connection, exchange: Exchange, call: Call) -> bool:
         params = _ack.decode(call.params) if call.params is not UNSET else None
     except msgspec.DecodeError:
         return False
-    if params is None or not params.lenient or params.sequence_ids is None:
+    if params is None or not params.lenient or params.sequence_ids is None or params.sequence_id is not None:
         return False
     subscriptions, id, seqs = connection.subscriptions, params.subscription_id, params.sequence_ids
 

@@ -61,7 +61,7 @@ OK = {"ok": True}
 _NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
 
 
-Send = Callable[["Connection", str, DurableConsumer | TailConsumer, Sequence[Claimed]], Coroutine[Any, Any, None]]
+Send = Callable[["Connection", str, DurableConsumer | TailConsumer, Sequence[Claimed]], Coroutine[Any, Any, int]]
 
 
 class Taken(NamedTuple):
@@ -78,7 +78,8 @@ class Held:
         self.subscriber = subscriber
         self.pump: asyncio.Task[None] | None = None
         self.is_forbidden = False  # for the current token: a fetch under way must not return messages
-        self.credit: float = 0  # messages that may be sent without a fetch
+        self.credit_upto: float = 0  # so many messages in all may be sent without a fetch
+        self.sent = 0  # of these
         self.has_credit = asyncio.Event()
         self.push_batch = PUSH_BATCH_MIN
         self._usual_bytes = FIRST_GUESS_BYTES
@@ -104,7 +105,8 @@ class Held:
 
     async def _take_in_turn(self, taking: Coroutine[Any, Any, Taken]) -> Taken:
         async with self._turn:
-            return await taking
+            with self.subscriber.taking():  # so that what a publish claims for it stays here
+                return await taking
 
     async def take_on_credit(self, connection: Connection) -> Taken:
         """Waits for messages for as long as there is credit; [] if there is none any more."""
@@ -159,23 +161,27 @@ class Held:
         return found[:fit]
 
     def end_waits(self) -> None:
-        """Make waiting fetches return nothing, and end the credit. Messages that a fetch just claimed go to the next
-        one."""
+        """Make waiting fetches return nothing. Messages that one of them just claimed go to the next fetch."""
         for task in self._waits:
             task.cancel()
-        if self.credit:
-            self.credit = 0
-            self.has_credit.clear()
-            self.subscriber.wake()
 
-    def add_credit(self, count: float) -> None:
-        self.credit = min(self.credit + count, FETCH_MAX) if count < math.inf else count
-        self.has_credit.set()
+    @property
+    def credit(self) -> float:
+        return self.credit_upto - self.sent
+
+    def give_credit(self, upto: float) -> None:
+        self.credit_upto = upto
+        self._on_credit()
         self.subscriber.wake()
 
     def spend_credit(self, count: int) -> None:
-        self.credit -= count
-        if self.credit <= 0:
+        self.sent += count
+        self._on_credit()
+
+    def _on_credit(self) -> None:
+        if self.credit > 0:
+            self.has_credit.set()
+        else:
             self.has_credit.clear()
 
 
@@ -291,7 +297,7 @@ class Subscriptions:
                 self._in_background(self._release_quietly(held, vanished=False))
             raise
         if params.deliver == "push" and self._held.get(id) is held:  # else the client has unsubscribed meanwhile
-            held.add_credit(math.inf)
+            held.give_credit(math.inf)
             held.pump = asyncio.create_task(self._pump(id, held, _push))
         return _subscribed(params, subscriber, undelivered)
 
@@ -369,17 +375,21 @@ class Subscriptions:
         found, room_bytes = await held.take_on_credit(connection)
         if found:
             held.push_batch = min(PUSH_BATCH, max(PUSH_BATCH_MIN, 2 * len(found)))
-            held.spend_credit(len(found))
             try:
-                await send(connection, id, held.subscriber, found)
+                held.spend_credit(await send(connection, id, held.subscriber, found))
             finally:
                 connection.release_room(room_bytes)
 
-    def add_credit(self, params: rpc.Credit) -> dict[str, bool]:
-        """The client takes so many more messages without fetching them."""
+    def give_credit(self, params: rpc.Credit) -> dict[str, bool]:
+        """The client takes messages without fetching them, until so many have been sent in all."""
         held = self._find(params.subscription_id)
-        check_whole("the credit", params.count, 1, FETCH_MAX)
-        held.add_credit(params.count)
+        if held.credit_upto == math.inf:
+            raise InvalidOptionError(
+                "the messages of this subscription are pushed",
+                where=params.subscription_id,
+                next='Use "deliver": "fetch"',
+            )
+        held.give_credit(check_whole("the credit", params.upto, 0, held.sent + FETCH_MAX))
         if held.pump is None:
             held.pump = asyncio.create_task(self._pump(params.subscription_id, held, _deliver))
         return OK
@@ -400,7 +410,7 @@ class Subscriptions:
         return answer
 
     def end_fetches(self, params: rpc.SubscriptionId) -> dict[str, bool]:
-        """Waiting fetches are answered now, as if their timeout had passed, and the credit ends."""
+        """Waiting fetches are answered now, as if their timeout had passed."""
         self._find(params.subscription_id).end_waits()
         return OK
 
@@ -549,9 +559,9 @@ async def _one_large_at_a_time(connection: Connection, found: Sequence[Claimed])
 
 async def _push(
     connection: Connection, id: str, subscriber: DurableConsumer | TailConsumer, found: Sequence[Claimed]
-) -> None:
-    """Send notifications. A message too large for any frame (inserted by hand, because no client can publish it) is
-    dead-lettered: it would block all others."""
+) -> int:
+    """Send notifications; returns how many. A message too large for any frame (inserted by hand, because no client can
+    publish it) is dead-lettered: it would block all others."""
     try:
         async with _one_large_at_a_time(connection, found):
             notices = connection.shapes.durable(id, subscriber.spec.pattern, found)
@@ -562,18 +572,17 @@ async def _push(
     except TooLargeError as exc:
         if len(found) == 1:
             await run_async(subscriber.reject(found[0], Failure("processing_error", exc.why)))
-            return
-        for each in found:
-            await _push(connection, id, subscriber, [each])
-        return
+            return 0
+        return sum([await _push(connection, id, subscriber, [each]) for each in found])
     drop_payloads(found)
     connection.flush()
     connection.context.metrics.observe_delivered(found, connection.core.engine.clock.now_ms())
+    return len(found)
 
 
 async def _deliver(
     connection: Connection, id: str, subscriber: DurableConsumer | TailConsumer, found: Sequence[Claimed]
-) -> None:
+) -> int:
     """The same in the form of `rpc.fetch`, for clients that give credit."""
     try:
         sent, packed = await _pack(connection, subscriber, found)
@@ -581,11 +590,12 @@ async def _deliver(
         subscriber.put_back(found)
         raise
     if not sent:
-        return
+        return 0
     drop_payloads(sent)
     connection.notify("rpc.deliver", rpc.Delivered(id, packed.messages, packed.unreadable))
     connection.flush()
     connection.context.metrics.observe_delivered(sent, connection.core.engine.clock.now_ms())
+    return len(sent)
 
 
 async def _pack(

@@ -124,7 +124,7 @@ def connect_read_only(path: str, *, busy_timeout_ms: int) -> apsw.Connection:
         connection = apsw.Connection(
             f"file:{quote(path)}?{query}", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         )
-        connection.set_busy_handler(_patient(busy_timeout_ms))
+        connection.set_busy_handler(patience(busy_timeout_ms))
         try:
             connection.execute("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()

@@ -82,10 +82,9 @@ class SqliteStore:
         self._reading: dict[int, tuple[float, str]] = {}  # thread names and since when they read, for `health`
         with translated(self.path):
             self._connection = self.connect()
-            self._waits = True  # for the locks of other processes
+            self.waits = True  # the transaction, for the locks of other processes
             be_patient = patience(busy_timeout_ms)
-            self._connection.set_busy_handler(lambda tries: self._waits and be_patient(tries))
-            self._checkpointer = Checkpointer(self, self._connection)
+            self._connection.set_busy_handler(lambda tries: self.waits and be_patient(tries))
             try:
                 if read_only:
                     check_readable(self._connection, self.path)
@@ -96,6 +95,7 @@ class SqliteStore:
             except BaseException:
                 self._connection.close()
                 raise
+            self._checkpointer = Checkpointer(self, self._connection)
         if self._connection.filename:  # a database in memory has none
             watch(self.path)
 
@@ -130,10 +130,10 @@ class SqliteStore:
         try:
             with translated(self.path):
                 self._refuse_closed()
-                self._waits = wait
+                self.waits = wait
                 yield from self._transaction(on_rollback, synced)
         finally:
-            self._waits = True
+            self.waits = True
             self._turn.release()
 
     def _transaction(self, on_rollback: Callable[[], None] | None, synced: bool) -> Iterator[SqliteWriter]:
@@ -378,8 +378,9 @@ class Checkpointer:
     def _on_commit(self, connection: apsw.Connection, name: str, pages: int) -> int:
         if pages < self._moved:  # it has started anew
             self._moved = 0
-        if pages >= WAL_PAGES_MAX:  # the thread does not keep up
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        if pages >= WAL_PAGES_MAX and self._store.waits:  # the thread does not keep up
+            with contextlib.suppress(apsw.Error):  # the commit stands, and must not be reported as failed
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         elif pages - self._moved >= WAL_PAGES_CHECKPOINT and not self._due.is_set():
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="headwater-checkpointer", daemon=True)
