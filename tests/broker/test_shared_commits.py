@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,12 @@ import headwater
 from headwater import ManualClock
 from headwater.api._sync import Log
 from headwater.broker import committer as committing
+from headwater.broker import consumer as consumers
+from headwater.broker import durable_consumer as durable_consumers
 from headwater.broker import wakeups as waking
 from headwater.broker.committer import Committer
 from headwater.broker.durable_consumer import DurableConsumer
-from headwater.broker.flow import Completion
+from headwater.broker.flow import Completion, run_blocking
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import StoreError
@@ -27,6 +32,7 @@ from headwater.message import Draft
 from headwater.ports.store import PUBLISHING
 from headwater.stores.sqlite import SqliteStore
 from headwater.stores.sqlite import connection as sqlite_connection
+from headwater.stores.sqlite import store as sqlite_store
 
 TIME_LIMIT_S = 30
 
@@ -345,3 +351,91 @@ def test_the_write_ahead_log_stays_short(tmp_path: Path) -> None:
         assert pages < 2 * sqlite_connection.WAL_PAGES_MAX, "30 MB were written"
     with headwater.open(tmp_path / "log.db") as log:
         assert log.last_seq() == 30_000
+
+
+@pytest.mark.usefixtures("no_fallback")
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_claim_that_leaves_rows_is_followed_by_a_look(log: Log, mode: Any) -> None:
+    """Rows that a claim has parked or delayed are found though nothing is published any more."""
+    handled: queue.Queue[Any] = queue.Queue()
+    log.on("a", id="s", mode=mode, order="priority")(lambda message: handled.put(message.data))
+    log.on("b", id="t", mode=mode)(lambda message: handled.put(message.data))
+    log.publish_many([("a", number) for number in range(300)])
+    log.publish_many([("b", 300), ("b", 301, {"delay": 0.05})])
+    log.start()
+    assert sorted(handled.get(timeout=TIME_LIMIT_S) for _ in range(302)) == list(range(302))
+
+
+@pytest.mark.usefixtures("no_fallback")
+def test_a_look_that_fails_is_made_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    subscription = log.subscribe("s", "a", backoff=0.0)
+    log.publish("a", 1)
+    [message] = subscription.fetch()
+    consumer = subscription._consumer
+    message.nack(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(log._core.engine, "read_now", refuse)  # type: ignore[attr-defined]
+        with pytest.raises(StoreError), consumer.taking():
+            run_blocking(consumer.take_next(1.0))
+    with consumer.taking():
+        claimed = run_blocking(consumer.take_next(float(TIME_LIMIT_S)))
+    assert claimed is not None
+    assert claimed.attempt == 2
+
+
+def refuse(*_: Any) -> Any:
+    raise StoreError("no")
+
+
+@pytest.fixture
+def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (consumers, durable_consumers):
+        monkeypatch.setattr(module, "FALLBACK_POLL_S", 10.0 * TIME_LIMIT_S)
+
+
+def test_works_that_a_loop_leaves_to_the_writer_keep_their_order(desk: Desk, tmp_path: Path) -> None:
+    """A group fails, its works are run one by one, and meanwhile another process has the lock."""
+    other = apsw.Connection(str(tmp_path / "log.db"))
+    runs: list[int] = []
+
+    def work(number: int, writer: Any, hooks: Any) -> None:
+        runs.append(number)
+        if len(runs) == 3:
+            hooks.append(lambda: other.execute("BEGIN IMMEDIATE"))  # when it is rolled back
+            raise ValueError("the first time")
+
+    async def turn() -> None:
+        loop = asyncio.get_running_loop()
+        desk.committer.commit_on(loop)
+        works = [desk.committer.submit(partial(work, number), touching="s") for number in range(3)]
+        while not other.in_transaction:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        other.execute("ROLLBACK")
+        for each in works:
+            assert await each.wait_async(TIME_LIMIT_S)
+
+    asyncio.run(turn())
+    other.close()
+    assert runs[:3] == [0, 1, 2]
+    assert runs[3:] == [0, 1, 2]
+
+
+def test_a_checkpoint_that_cannot_be_made_fails_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "WAL_PAGES_MAX", 1)
+    with headwater.open(tmp_path / "log.db", durability="relaxed", maintenance_interval=None) as log:
+        busy, done = log._core.engine.store.connect(), threading.Event()  # type: ignore[attr-defined]
+
+        def checkpoint() -> None:
+            while not done.is_set():
+                with contextlib.suppress(apsw.BusyError):
+                    busy.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+        thread = threading.Thread(target=checkpoint)
+        thread.start()
+        try:
+            assert [log.publish("a", number) for number in range(1, 501)] == list(range(1, 501))
+        finally:
+            done.set()
+            thread.join()
+            busy.close()
