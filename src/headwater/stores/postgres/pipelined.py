@@ -131,8 +131,8 @@ class PipelinedConnection(psycopg.Connection[Any]):
         return super().cursor(*arguments, **options)
 
     def is_alive(self) -> bool:
-        """Whether an idle connection is as it was left, as far as this host knows. A server that ends one says why first,
-        so all that came unasked is read, up to its end."""
+        """Whether an idle connection is as it was left, as far as this host knows. A server that ends one says why
+        first, so all that came unasked is read, up to its end."""
         try:
             while not self.closed and self._selector.select(0):
                 self.pgconn.consume_input()
