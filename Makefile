@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 KILLS ?= 1000
 # Tests with time limits. They do not run next to the Spark tests, which use all processors.
-CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe faults faulty_network postgres processes server transports)
+CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe faults faulty_network postgres processes server transports worker)
 # Use the certificates of the system, as pip does.
 export UV_SYSTEM_CERTS := 1
 

@@ -14,6 +14,7 @@ from headwater import errors
 from headwater.api._async import AsyncLog, AsyncReceivedMessage, AsyncSubscription
 from headwater.api._sync import Log, ReceivedMessage, Subscription
 from headwater.broker.handlers import Reject
+from headwater.broker.schedules import Occurrence
 from headwater.errors import HeadwaterError
 from headwater.message import Message
 from headwater.ports.clock import ManualClock
@@ -65,6 +66,7 @@ __all__ = [
     "Message",
     "Middleware",
     "MultiTransport",
+    "Occurrence",
     "ReceivedMessage",
     "Reject",
     "ShortCircuit",

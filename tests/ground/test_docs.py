@@ -35,6 +35,7 @@ DOCS = [
     "docs/server.md",
     "docs/pipeline.md",
     "docs/replication.md",
+    "docs/deploying.md",
 ]
 WRITTEN = [*DOCS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").rglob("*.*")))]
 FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json")

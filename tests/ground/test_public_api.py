@@ -35,6 +35,7 @@ EXPORTED = [
     "Message",
     "Middleware",
     "MultiTransport",
+    "Occurrence",
     "ReceivedMessage",
     "Reject",
     "ShortCircuit",
@@ -53,9 +54,10 @@ EXPORTED = [
 
 PUBLIC_NAMES = {
     Log: [
-        "close", "delete_retention", "delete_subscription", "health", "last_seq", "live", "name", "on", "publish",
-        "publish_many", "remote", "retain", "retention", "run", "run_maintenance", "seek", "start", "statistics",
-        "stop", "subscribe", "subscription", "subscriptions", "topic_max_seq", "topics", "transaction",
+        "close", "cron", "delete_retention", "delete_schedule", "delete_subscription", "every", "health",
+        "last_seq", "live", "name", "on", "publish", "publish_many", "remote", "retain", "retention", "run",
+        "run_maintenance", "schedules", "seek", "start", "statistics", "stop", "subscribe", "subscription",
+        "subscriptions", "topic_max_seq", "topics", "transaction",
     ],
     Subscription: [
         "ack", "ack_many", "close", "extend", "fetch", "id", "info", "messages", "nack", "on_gap", "reject",

@@ -164,3 +164,48 @@ def test_large_ones_are_listed_and_taken_out_whole(log: Log) -> None:
     assert sum(1 for line in lines if large in line) == 10
     assert log.dead_letters.redrive(to_topic="again").redriven == 10
     assert ids(log) == []
+
+
+def test_a_dead_letter_is_one_line_in_the_log_of_the_application(
+    log: Log, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level warning, whichever way the message died; and a nack that leads to another attempt is none."""
+    caplog.set_level("WARNING", "headwater")
+    with log.subscribe("s", "a", max_attempts=2, backoff=0, jitter=0) as subscription:
+        for number in range(3):
+            log.publish("a", number)
+        first, second, third = subscription.fetch(3)
+        first.reject("broken\nand more")
+        second.nack(0, error="not yet")
+        third.ack()
+        assert len(dead_lines(caplog)) == 1
+        subscription.fetch(1)[0].nack(0, error="never")
+        log.publish("a", "late", ttl=1)
+        clock.advance(2)
+        assert subscription.fetch(1) == []
+    assert dead_lines(caplog) == [
+        "message 1 on a is dead-lettered in subscription s: rejected, attempt 1: broken",
+        "message 2 on a is dead-lettered in subscription s: max_attempts, attempt 2: never",
+        "message 4 on a is dead-lettered in subscription s: expired, attempt 0",
+    ]
+
+
+def dead_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [each for each in caplog.records if "dead-lettered" in each.getMessage()]
+    assert all((each.name, each.levelname) == ("headwater", "WARNING") for each in lines)
+    return [each.getMessage() for each in lines]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_many_dead_letters_at_once_are_not_as_many_lines(
+    log: Log, clock: ManualClock, caplog: pytest.LogCaptureFixture, mode: Any
+) -> None:
+    caplog.set_level("WARNING", "headwater")
+    log.publish_many([("a", number, {"ttl": 1}) for number in range(250)])
+    clock.advance(2)
+    with log.subscribe("s", "a", mode=mode) as subscription:
+        assert subscription.fetch(250) == []
+    lines = dead_lines(caplog)
+    assert len(log.dead_letters.list(limit=1000)) == 250
+    assert 100 < len(lines) < 110
+    assert lines[-1].endswith("more messages are dead-lettered in subscription s")

@@ -166,6 +166,8 @@ WRITES: dict[str, Callable[[PostgresWriter], object]] = {
     "add_timings": lambda writer: writer.add_timings([Timing("s", 0, "ack", 1, 1)]),
     "forget_old_timings": lambda writer: writer.forget_old_timings(NOW, 1),
     "save_lease": lambda writer: writer.save_lease("housekeeping", Lease("me", 1, NOW)),
+    "delete_lease": lambda writer: writer.delete_lease("housekeeping"),
+    "delete_sink": lambda writer: writer.delete_sink("sink"),
     "execute": lambda writer: writer.execute("CREATE TEMPORARY TABLE mine ()"),
 }
 CLAIMS: dict[str, Callable[[PostgresWriter], object]] = {

@@ -37,6 +37,9 @@ def path(tmp_path: Path) -> Path:
 # --- what it tells ----------------------------------------------------------------------------------------------------
 
 
+SCHEDULE = {"schedule": {"id": "s", "topic": "a", "every_ms": 60_000}, "publisher": "p"}
+
+
 async def dead_letter(client: Client) -> str:
     await client.subscribe("s", "a")
     seq = await client.publish("a", "secret")
@@ -55,6 +58,8 @@ async def test_every_change_is_reported_with_token_and_address(
         done: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             ("rpc.retain", {"topic": "a", "max_count": 9}, {"topic": "a", "max_count": 9}),
             ("rpc.unretain", {"topic": "a"}, {"topic": "a"}),
+            ("rpc.schedule.declare", SCHEDULE, {"publisher": "p"}),
+            ("rpc.schedule.remove", {"schedule_id": "s"}, {"schedule_id": "s"}),
             ("rpc.seek", {"subscription_id": "s", "start": "new"}, {"subscription_id": "s", "start": "new"}),
             ("rpc.dead_letters.redrive", {"to_topic": "b"}, {"to_topic": "b"}),
             ("rpc.dead_letters.import", {"lines": [line]}, {"lines": 1}),
@@ -304,3 +309,17 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(serve: Serve, tmp
     with pytest.raises(InvalidConfigurationError) as refused:
         Audit(str(tmp_path / "none" / "audit"), ManualClock())
     assert refused.value.next == "Set server.audit to a file that this user may write"
+
+
+async def test_a_refused_token_is_a_line_at_info_and_a_refused_right_a_warning(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = tokens.create("reader", Scopes(read=("a",)), now_ms=clock.now_ms())
+    with caplog.at_level("INFO", "headwater"):
+        async with serve_tokens() as server:
+            async with connect(server) as stranger:
+                await stranger.code("rpc.authenticate", {"token": "hw_wrong"})
+            async with connect(server, **bearer(reader)) as client:
+                await client.code("rpc.retain", {"topic": "b", "max_count": 1})
+    told = [(each.getMessage(), each.levelname) for each in caplog.records if each.getMessage().startswith("audit")]
+    assert told == [("audit: authentication.refused", "INFO"), ("audit: right.refused", "WARNING")]

@@ -56,6 +56,7 @@ LINE = json.dumps(
         "message": {"seq": 1, "id": "x", "topic": "a", "data": 1, "published_at": "2024-01-01T00:00:00Z", "size": 1},
     }
 )
+SCHEDULE = {"schedule": {"id": "s", "topic": "a", "every_ms": 60_000}, "publisher": "p"}
 PARAMS: dict[str, Any] = {
     "rpc.hello": {},
     "rpc.authenticate": {"token": "x"},
@@ -90,6 +91,11 @@ PARAMS: dict[str, Any] = {
     "rpc.retain": {"topic": "a", "max_count": 1},
     "rpc.unretain": {"topic": "a"},
     "rpc.retention": {},
+    "rpc.schedules": {},
+    "rpc.schedule.declare": SCHEDULE,
+    "rpc.schedule.take": {**SCHEDULE, "due_ms": 60_000},
+    "rpc.schedule.publish": {**SCHEDULE, "fence": 1, "at_ms": 60_000},
+    "rpc.schedule.remove": {"schedule_id": "s"},
     "rpc.dead_letters": {},
     "rpc.dead_letters.get": {"id": 1},
     "rpc.dead_letters.stats": {},
@@ -157,7 +163,7 @@ async def test_each_method_wants_its_right_and_no_other(serve_tokens: Serve, mak
                     assert await outcome(stranger, method) == UNAUTHORIZED, method
             assert await stranger.code("no.such.method") == UNAUTHORIZED
             assert await stranger.code("rpc.no_such_method") == UNAUTHORIZED
-    assert refused >= 164
+    assert refused >= 182
 
 
 # --- patterns ---------------------------------------------------------------------------------------------------------

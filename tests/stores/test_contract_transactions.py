@@ -380,3 +380,19 @@ def test_in_memory_a_read_inside_the_open_transaction_does_not_wait_forever() ->
     with store.read() as reader:
         assert reader.last_seq() == 0
     store.close()
+
+
+def test_leases_by_prefix_and_what_is_deleted(store: Store) -> None:
+    with store.write() as writer:
+        for resource in ("a:1", "a:2", "a", "b:1", "A:1", "a%"):
+            writer.save_lease(resource, Lease("owner", 3, 7))
+        writer.save_sink_batch("a:1", 5, 0)
+    with store.read() as reader:
+        assert list(reader.leases("a:")) == ["a:1", "a:2"]
+        assert reader.leases("a:")["a:1"] == Lease("owner", 3, 7)
+    with store.write() as writer:
+        writer.delete_lease("a:1")
+        writer.delete_sink("a:1")
+    with store.read() as reader:
+        assert list(reader.leases("a:")) == ["a:2"]
+        assert (reader.lease("a:1"), reader.sink_batch("a:1")) == (Lease(), None)

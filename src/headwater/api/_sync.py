@@ -32,16 +32,18 @@ from headwater.broker.handlers import SHUTDOWN_TIMEOUT_S, Handler, Handlers, Reg
 from headwater.broker.live import LiveVerbs
 from headwater.broker.maintenance import MaintenanceReport
 from headwater.broker.publish import Outgoing
+from headwater.broker.schedules import ScheduleInfo, ScheduleRegistration
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.subscribe import Entities, Start, SubscribeOptions, check_subscription_id, make_spec
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs, RemoteVerbs
+from headwater.delivery.schedule import Missed, Schedule, check_schedule
 from headwater.errors import ClosedError, InvalidOptionError
-from headwater.formats import Moment, Span, span_ms
+from headwater.formats import Moment, Span, parse_duration, span_ms
 from headwater.message import PublishOptions, check_whole
 from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import DeadLetter, Gap, Mode, Order, RetentionPolicy, TopicCount
-from headwater.topics import Dialect
+from headwater.topics import Dialect, check_topic
 
 if TYPE_CHECKING:
     from headwater.broker.tracing import Tracing
@@ -490,7 +492,7 @@ class Log:
         pattern: str,
         *,
         id: str | None = None,
-        concurrency: int = 1,
+        concurrency: int | None = None,
         auto_ack: bool = True,
         on_gap: Callable[[Gap], None] | None = None,
         dedupe: DedupeQueue | None = None,
@@ -517,9 +519,12 @@ class Log:
         dead_letter_expired: bool = True,
     ) -> Callable[[Handler], Handler]:
         """Declare a handler. It runs once `start()` or `run()` is called, or at once if that has been. `id` names its
-        durable subscription; only an ephemeral one does without. With a `dedupe` queue, a message that was handled
-        before is only acked when it is delivered again. The other options are those of `subscribe`."""
-        check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        durable subscription; only an ephemeral one does without. `concurrency`: messages that it handles at a time; by
+        default one, or, in a shared subscription, as many as `headwater worker --threads` says. With a `dedupe` queue,
+        a message that was handled before is only acked when it is delivered again. The other options are those of
+        `subscribe`."""
+        if concurrency is not None:
+            check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         _check_dedupe(dedupe, auto_ack, pattern)
         options = given(SubscribeOptions, Log.on, locals())
         spec = make_spec(pattern, options)  # refuses here, not when the handler is started
@@ -548,14 +553,67 @@ class Log:
 
         return declare
 
+    def every(
+        self, interval: Span | str, *, id: str, topic: str, missed: Missed = "once", missed_max: int = 100
+    ) -> Callable[[Function], Function]:
+        """Declare a schedule: publish to `topic` at each multiple of the interval since 1970 UTC (`"5m"`: at :00, :05,
+        …). The decorated function gets an `Occurrence` and returns the data; None publishes nothing. Of all processes
+        that declare the schedule one calls the function, and an occurrence is stored once. It runs once `start()` or
+        `run()` is called.
+
+        `missed`: occurrences that no process was there to publish. "once": the newest of them is published. "skip":
+        none is, if it is more than a minute late. "all": all of them, but the newest `missed_max` at most."""
+        every_ms = span_ms(parse_duration(interval, "interval") if isinstance(interval, str) else interval, "interval")
+        return self._schedule(Schedule(id, topic, every_ms=every_ms, missed=missed, missed_max=missed_max))
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        id: str,
+        topic: str,
+        tz: str = "UTC",
+        missed: Missed = "once",
+        missed_max: int = 100,
+    ) -> Callable[[Function], Function]:
+        """Declare a schedule by a cron expression of five fields, in the time zone `tz`. The rest is as for `every`.
+
+        When clocks change, a fixed time runs once a day: one that is skipped runs when the clocks have moved, one that
+        comes twice runs the first time. An expression whose minute or hour begins with `*` runs by elapsed time."""
+        return self._schedule(Schedule(id, topic, cron=expression, tz=tz, missed=missed, missed_max=missed_max))
+
+    def _schedule(self, schedule: Schedule) -> Callable[[Function], Function]:
+        check_schedule(schedule)
+        check_topic(schedule.topic)
+
+        def declare(function: Function) -> Function:
+            if not IS_ASYNC and inspect.iscoroutinefunction(function):
+                raise InvalidOptionError(
+                    f"{function.__qualname__} is a coroutine function",
+                    where=schedule.id,
+                    next="Use headwater.open_async()",
+                )
+            self._handlers.declare(ScheduleRegistration(schedule, function))
+            return function
+
+        return declare
+
+    def schedules(self) -> list[ScheduleInfo]:
+        """The schedules that any process has declared, by id."""
+        return [record.info() for record in run_blocking(self._core.schedules())]
+
+    def delete_schedule(self, id: str) -> bool:
+        """Forget a schedule; processes that run it stop publishing. Returns whether there was one."""
+        return run_blocking(self._core.delete_schedule(id))
+
     def start(self) -> None:
-        """Run the declared handlers in the background. A handler whose subscription another process holds is on
-        standby."""
+        """Run the declared handlers and schedules in the background. A handler whose subscription another process holds
+        is on standby."""
         run_blocking(self._handlers.start())
 
     def run(self, shutdown_timeout: float | None = SHUTDOWN_TIMEOUT_S) -> None:
-        """Run the declared handlers until `stop()`, SIGTERM or SIGINT. Then they take no new messages, have
-        `shutdown_timeout` seconds to finish those they handle, and release all others. A second signal ends the
+        """Run the declared handlers and schedules until `stop()`, SIGTERM or SIGINT. Then they take no new messages,
+        have `shutdown_timeout` seconds to finish those they handle, and release all others. A second signal ends the
         process at once. The error that ends a handler is raised here."""
         running = self._handlers.run(shutdown_timeout)  # first: no signal may be overlooked
         with stopped_by_signals(waking(self._loop, self._handlers.end_run)):

@@ -100,7 +100,7 @@ class Cursor:
         is_due = bool(timed_out) or (plan.next_due_ms is not None and plan.next_due_ms <= now_ms)
         if is_due and room > 0:
             suspects = self._in_flight.suspect_until_ms(writer) is None
-            result = deliveries.claim_due(writer, record, room, now_ms, suspects=suspects, bytes_max=bytes_max)
+            result = deliveries.claim_due(writer, hooks, record, room, now_ms, suspects=suspects, bytes_max=bytes_max)
             room -= result.size
         was_outrun = self._scanned != plan.scanned_from  # another fetch of this consumer was quicker
         if not was_outrun:
@@ -135,7 +135,7 @@ class Cursor:
         if len(ready) < len(seqs):  # the others have a row or are dead, so they are not open in the window
             self._window.settle([*(row.seq for row in delayed), *(message.seq for message in expired)])
             writer.put_deliveries(self.id, delayed)
-            record = deliveries.dead_letter_expired(writer, record, expired, now_ms)
+            record = deliveries.dead_letter_expired(writer, hooks, record, expired, now_ms)
         claimed = [Claimed(message, 1, self._in_flight.fence) for message in ready]
         return result._replace(record=record, claimed=result.claimed + claimed if result.claimed else claimed)
 

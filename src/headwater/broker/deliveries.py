@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headwater.broker.committer import TransactionHooks
+from headwater.broker.logger import logger
 from headwater.delivery.filters import Path, parse_path, value_at
 from headwater.delivery.lease import release, renew, take
 from headwater.delivery.retry import GiveUp, Reason, Retry, decide_redelivery
@@ -41,6 +43,8 @@ KEYED_ROWS_MAX = 1_000  # how many messages may be parked behind others of their
 RECOVERY_PAGE = 1_000
 ERROR_CHARS_MAX = 2_000  # of a dead letter
 STACK_CHARS_MAX = 8_000
+DEAD_LETTER_LINES_MAX = 100  # in the application's log, of one transaction
+DEAD_LETTER_ERROR_CHARS_MAX = 200
 
 DROPPED_PAYLOAD = msgspec.Raw(b"null")
 PAYLOAD_GONE = "retention deleted the message while it was in flight, so its data is not here"
@@ -272,6 +276,7 @@ class ClaimResult(NamedTuple):
 
 def claim_due(
     writer: Writer,
+    hooks: TransactionHooks,
     record: SubscriptionRecord,
     limit: int,
     now_ms: int,
@@ -313,7 +318,7 @@ def claim_due(
             else:
                 claimed.append(Claimed(message, row.attempts + 1, token))
     writer.put_deliveries(record.id, rows)
-    record = add_dead_letters(writer, record, dead)
+    record = add_dead_letters(writer, hooks, record, dead)
     writer.remove_deliveries(record.id, gone + [each.message.seq for each in dead])
     redelivered = sum(1 for row in rows if row.attempts > 1)
     record = replace(record, redelivered=record.redelivered + redelivered)
@@ -354,7 +359,7 @@ def dead_letters_by_id(reader: Reader, ids: Sequence[int]) -> Iterator[DeadLette
 
 
 def claim_fresh(
-    writer: Writer, record: SubscriptionRecord, fresh: Scan, now_ms: int
+    writer: Writer, hooks: TransactionHooks, record: SubscriptionRecord, fresh: Scan, now_ms: int
 ) -> tuple[SubscriptionRecord, list[Claimed]]:
     """Claim messages that were never delivered before, each with a row."""
     spec, (messages, cursor) = record.spec, fresh
@@ -362,7 +367,7 @@ def claim_fresh(
     token = record.lease.fence
     rows += [DeliveryRow(message.seq, 1, now_ms + spec.ack_wait_ms, token) for message in ready]
     writer.put_deliveries(record.id, rows)
-    record = dead_letter_expired(writer, record, expired, now_ms)
+    record = dead_letter_expired(writer, hooks, record, expired, now_ms)
     return replace(record, window=WindowState(cursor, cursor)), [Claimed(message, 1, token) for message in ready]
 
 
@@ -375,6 +380,7 @@ def parking_room(reader: Reader, id: str, spec: SubscriptionSpec) -> int:
 
 def park_and_claim(
     writer: Writer,
+    hooks: TransactionHooks,
     record: SubscriptionRecord,
     limit: int,
     fresh: Callable[[int], Scan],
@@ -395,9 +401,9 @@ def park_and_claim(
             keys = {message.seq: _key_of(message, path) for message in messages}
             rows = [replace(row, key=keys[row.seq]) for row in rows]
         writer.put_deliveries(record.id, rows)
-        record = dead_letter_expired(writer, record, expired, now_ms)
+        record = dead_letter_expired(writer, hooks, record, expired, now_ms)
         record = replace(record, window=WindowState(cursor, cursor))
-    return claim_due(writer, record, limit, now_ms, suspects=suspects, bytes_max=bytes_max)
+    return claim_due(writer, hooks, record, limit, now_ms, suspects=suspects, bytes_max=bytes_max)
 
 
 def _key_of(message: Message, path: Path) -> str | None:
@@ -510,6 +516,7 @@ def renewed(record: SubscriptionRecord, now_ms: int, **changes: Any) -> Subscrip
 
 def nack_row(
     writer: Writer,
+    hooks: TransactionHooks,
     record: SubscriptionRecord,
     claimed: Claimed,
     row: DeliveryRow,
@@ -519,13 +526,19 @@ def nack_row(
 ) -> SubscriptionRecord:
     """Deliver it again at the time of the decision, or dead-letter it."""
     if isinstance(decision, GiveUp):
-        return reject_row(writer, record, claimed, row, failure._replace(reason=decision.reason), now_ms)
+        return reject_row(writer, hooks, record, claimed, row, failure._replace(reason=decision.reason), now_ms)
     writer.put_deliveries(record.id, [replace(row, due_ms=decision.at_ms, token=0)])
     return record
 
 
 def reject_row(
-    writer: Writer, record: SubscriptionRecord, claimed: Claimed, row: DeliveryRow, failure: Failure, now_ms: int
+    writer: Writer,
+    hooks: TransactionHooks,
+    record: SubscriptionRecord,
+    claimed: Claimed,
+    row: DeliveryRow,
+    failure: Failure,
+    now_ms: int,
 ) -> SubscriptionRecord:
     """Dead-letter a delivery; its row, if it has one, is removed."""
     message = claimed.message
@@ -535,7 +548,7 @@ def reject_row(
             failure = failure._replace(error=f"{PAYLOAD_GONE}; {failure.error}" if failure.error else PAYLOAD_GONE)
         message = stored or message
     writer.remove_deliveries(record.id, [row.seq])
-    return add_dead_letters(writer, record, [dead_letter(record.id, message, row, failure, now_ms)])
+    return add_dead_letters(writer, hooks, record, [dead_letter(record.id, message, row, failure, now_ms)])
 
 
 def drop_payloads(sent: Iterable[Claimed]) -> None:
@@ -567,7 +580,9 @@ def _cut(text: str | None, chars_max: int) -> str | None:
     return text if text is None or len(text) <= chars_max else f"{text[: chars_max - 1]}…"
 
 
-def add_dead_letters(writer: Writer, record: SubscriptionRecord, letters: Sequence[DeadLetter]) -> SubscriptionRecord:
+def add_dead_letters(
+    writer: Writer, hooks: TransactionHooks, record: SubscriptionRecord, letters: Sequence[DeadLetter]
+) -> SubscriptionRecord:
     """Store dead letters. One that was redriven and failed again keeps its id and its count of redrives."""
     if not letters:
         return record
@@ -581,11 +596,30 @@ def add_dead_letters(writer: Writer, record: SubscriptionRecord, letters: Sequen
             for letter in letters
         ]
     writer.save_dead_letters(letters)
+    hooks.then.append(lambda: _log_dead_letters(letters))
     return replace(record, dead_lettered=record.dead_lettered + len(letters))
 
 
+def _log_dead_letters(letters: Sequence[DeadLetter]) -> None:
+    """A line for each, up to DEAD_LETTER_LINES_MAX at a time."""
+    for letter in letters[:DEAD_LETTER_LINES_MAX]:
+        error = (letter.error or "").partition("\n")[0][:DEAD_LETTER_ERROR_CHARS_MAX]
+        logger.warning(
+            "message %d on %s is dead-lettered in subscription %s: %s, attempt %d%s",
+            letter.message.seq,
+            letter.message.topic,
+            letter.subscription,
+            letter.reason,
+            letter.attempts,
+            f": {error}" if error else "",
+        )
+    if len(letters) > DEAD_LETTER_LINES_MAX:
+        more = len(letters) - DEAD_LETTER_LINES_MAX
+        logger.warning("%d more messages are dead-lettered in subscription %s", more, letters[0].subscription)
+
+
 def dead_letter_expired(
-    writer: Writer, record: SubscriptionRecord, expired: Sequence[Message], now_ms: int
+    writer: Writer, hooks: TransactionHooks, record: SubscriptionRecord, expired: Sequence[Message], now_ms: int
 ) -> SubscriptionRecord:
     if not record.spec.dead_letter_expired:
         return record
@@ -593,4 +627,4 @@ def dead_letter_expired(
         dead_letter(record.id, message, DeliveryRow(message.seq, 0, 0), Failure("expired"), now_ms)
         for message in expired
     ]
-    return add_dead_letters(writer, record, letters)
+    return add_dead_letters(writer, hooks, record, letters)

@@ -153,7 +153,7 @@ class DurableConsumer(Consumer):
             now_ms = self._now_ms()
             decision = decide_retry(self.spec.retry, claimed.attempt, now_ms, self.engine.roll(), delay_ms=delay_ms)
             record, row = self._take_out(writer, hooks, claimed)
-            record = deliveries.nack_row(writer, record, claimed, row, failure, now_ms, decision)
+            record = deliveries.nack_row(writer, hooks, record, claimed, row, failure, now_ms, decision)
             self._state.save(writer, record, now_ms)
 
         return self.engine.write(work, touching=self.id)
@@ -162,7 +162,7 @@ class DurableConsumer(Consumer):
         def work(writer: Writer, hooks: TransactionHooks) -> None:
             now_ms = self._now_ms()
             record, row = self._take_out(writer, hooks, claimed)
-            record = deliveries.reject_row(writer, record, claimed, row, failure, now_ms)
+            record = deliveries.reject_row(writer, hooks, record, claimed, row, failure, now_ms)
             self._state.save(writer, record, now_ms)
 
         return self.engine.write(work, touching=self.id)

@@ -54,6 +54,7 @@ SIGNAL_S = 0.5  # Python may overlook a signal that arrives just before a wait b
 DEDUPE_BUSY_S = 0.2  # until a claim of another worker is looked at again
 DEDUPE_EXTENDS_PER_CLAIM = 3
 DEDUPE_THREADS_MAX = 4  # for event loops; a blocking worker asks on its own thread
+PASSING_ERRORS = (StoreError, RequestTimeoutError, OverloadedError)  # a store or connection that is away
 
 Handler = Callable[[Any], Any]
 Spawn = Callable[[Flow[None], str], "Worker"]
@@ -90,31 +91,52 @@ class Registration(NamedTuple):
     id: str
     pattern: str
     handler: Handler
-    concurrency: int
+    concurrency: int | None  # None: one, or what a worker is told
     auto_ack: bool
     on_gap: Callable[[Gap], None] | None
     dedupe: DedupeQueue | None
     options: SubscribeOptions
     receiving: Callable[[Consumer], Callable[[Claimed], Received]]
 
+    def make_running(
+        self, log: LogVerbs, spawn: Spawn, failed: Callable[[], None], former: Running | None
+    ) -> RunningHandler:
+        return RunningHandler(log, self, spawn, failed, former)
+
+
+class Declared(Protocol):
+    """What can be declared: a handler, or a schedule."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def pattern(self) -> str: ...
+
+    def make_running(
+        self, log: LogVerbs, spawn: Spawn, failed: Callable[[], None], former: Running | None
+    ) -> Running: ...
+
 
 class Handlers:
-    """The handlers of one log: declared, started, supervised, stopped. `spawn` gives a flow a thread or a task."""
+    """The handlers and schedules of one log: declared, started, supervised, stopped. `spawn` gives a flow a thread or a
+    task."""
 
     def __init__(self, log: LogVerbs, spawn: Spawn) -> None:
         self._log = log
         self._spawn = spawn
-        self._running: dict[str, RunningHandler] = {}  # those that ended stay until they are declared or started anew
-        self._declared: dict[str, Registration] = {}
+        self._running: dict[str, Running] = {}  # those that ended stay until they are declared or started anew
+        self._declared: dict[str, Declared] = {}
         self._started = False
+        self.on_started: Callable[[], None] = lambda: None  # called by run()
         self._over: Completion[None] = Completion()  # run() goes on: a stop was requested, or a handler failed
 
-    def declare(self, registration: Registration) -> None:
+    def declare(self, registration: Declared) -> None:
         """It starts with the others; at once, if those are started already."""
         id, running = registration.id, self._running.get(registration.id)
         if id in self._declared and (running is None or not running.has_ended):
             raise InvalidStateError(
-                f"there is a handler for subscription '{id}' already",
+                f"'{id}' is declared already",
                 where=registration.pattern,
                 next="Give this one another id; to do more at a time, raise concurrency",
             )
@@ -131,12 +153,22 @@ class Handlers:
                 where=self._log.name,
                 next="Leave out start(), or call stop() before",
             )
-        return list(self._declared.values())
+        return [each for each in self._declared.values() if isinstance(each, Registration)]
+
+    @property
+    def has_declared(self) -> bool:
+        return bool(self._declared)
+
+    def change_registrations(self, change: Callable[[Registration], Registration]) -> None:
+        """Of handlers, before they are started."""
+        for id, registration in self._declared.items():
+            if isinstance(registration, Registration):
+                self._declared[id] = change(registration)
 
     def health(self) -> dict[str, Any]:
         return {
             id: self._running[id].health() if id in self._running else {"state": "declared", "error": None}
-            for id in self._declared
+            for id in list(self._declared)  # a worker asks on a thread of its own
         }
 
     def start(self) -> Flow[None]:
@@ -146,9 +178,9 @@ class Handlers:
             if running is None or running.is_stopping:
                 yield from self._add(registration).start()
 
-    def _add(self, registration: Registration) -> RunningHandler:
+    def _add(self, registration: Declared) -> Running:
         former = self._running.get(registration.id)
-        running = RunningHandler(self._log, registration, self._spawn, self.end_run, former)
+        running = registration.make_running(self._log, self._spawn, self.end_run, former)
         self._running[registration.id] = running
         return running
 
@@ -168,6 +200,7 @@ class Handlers:
     def _run(self, timeout_s: float | None) -> Flow[None]:
         try:
             yield from self.start()
+            self.on_started()
             while not (yield WaitFor(self._over, SIGNAL_S)):
                 pass
             self.ask_to_stop()
@@ -196,28 +229,19 @@ class Handlers:
             yield from running.stop(until)
 
 
-class RunningHandler:
-    """One handler at work: its subscription, and the workers that share its buffer. `former`: one that may not have
-    ended yet, whose workers are waited for like its own."""
+class Running:
+    """One handler or schedule at work: its workers, and how they end. `former`: one that may not have ended yet, whose
+    workers are waited for like its own."""
 
     def __init__(
-        self,
-        log: LogVerbs,
-        registration: Registration,
-        spawn: Spawn,
-        failed: Callable[[], None],
-        former: RunningHandler | None = None,
+        self, log: LogVerbs, id: str, spawn: Spawn, failed: Callable[[], None], former: Running | None = None
     ) -> None:
-        self.id = registration.id
+        self.id = id
         self.error: BaseException | None = None
         self._log = log
-        self._registration = registration
         self._spawn = spawn
         self._on_failure = failed
-        self._name = getattr(registration.handler, "__qualname__", repr(registration.handler))
-        self._consumer: Consumer | None = None
-        self._once: HandledOnce | None = None
-        self._receive: Callable[[Claimed], Received]
+        self._name = id
         self._workers: list[Worker] = [] if former is None or former.has_ended else list(former._workers)
         self._lock = threading.Lock()
         self._left = 0  # workers that have not ended
@@ -237,74 +261,12 @@ class RunningHandler:
         error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
         return {"state": self._state, "error": error}
 
-    # --- beginning ----------------------------------------------------------------------------------------------
-
     def start(self) -> Flow[None]:
-        """Subscribe and begin. Where another process holds an exclusive subscription, stand by for it."""
-        try:
-            consumer = yield from self._subscribe(0.0)  # standing by is interruptible, waiting here is not
-        except SubscriptionActiveError as exc:
-            logger.info("handler of subscription %s stands by: %s", self.id, exc.why)
-            self._state = "standby"
-            self._begin_worker(self._stand_by(), "standby")
-        except BaseException as exc:
-            self._fail(exc)
-            yield from self._close()
-            raise
-        else:
-            self._begin(consumer)
+        raise NotImplementedError
 
     def start_by_itself(self) -> None:
         """The same without waiting."""
         self._begin_worker(self.start(), "start")
-
-    def _subscribe(self, wait_s: float) -> Flow[Consumer]:
-        given = self._registration
-        options: SubscribeOptions = {**given.options, "timeout": wait_s}
-        return self._log.subscribe(given.id, given.pattern, **options)
-
-    def _stand_by(self) -> Flow[None]:
-        while not self._stopped.done:
-            try:
-                consumer = yield from self._subscribe(STANDBY_S)
-            except SubscriptionActiveError:
-                continue
-            except _PASSES as exc:
-                logger.warning("subscription %s tries again: %s", self.id, exc)
-                yield WaitFor(self._stopped, RETRY_S)
-                continue
-            logger.info("handler of subscription %s takes over", self.id)
-            self._begin(consumer)
-            return
-
-    def _begin(self, consumer: Consumer) -> None:
-        self._prepare(consumer)
-        if self._stopped.done:
-            consumer.interrupt()
-        for number in range(self._registration.concurrency):
-            self._begin_worker(self._work(consumer), str(number))
-
-    def _prepare(self, consumer: Consumer) -> None:
-        given = self._registration
-        consumer.on_gap = given.on_gap
-        self._receive = given.receiving(consumer)
-        if given.dedupe is not None:
-            self._once = HandledOnce(given.dedupe, consumer.id, consumer.spec.ack_wait_ms)
-        self._consumer = consumer
-        self._state = "running"
-
-    def subscribe_without_workers(self) -> Flow[Consumer]:
-        """For `headwater.testing`: the caller runs the handler, one message at a time, with `handle_next`."""
-        consumer = yield from self._subscribe(0.0)
-        self._prepare(consumer)
-        return consumer
-
-    def handle_next(self, consumer: Consumer) -> Flow[bool]:
-        """Handle the next message that is due, if there is one."""
-        claimed = yield from consumer.take_next(0.0)
-        if claimed is not None:
-            yield from self._handle(consumer, claimed)
-        return claimed is not None
 
     def _begin_worker(self, flow: Flow[None], name: str) -> None:
         with self._lock:
@@ -333,17 +295,16 @@ class RunningHandler:
 
     def _fail(self, error: BaseException) -> None:
         if not self._stopped.done:
-            logger.error("the handler of subscription %s ended: %s: %s", self.id, type(error).__name__, error)
+            logger.error("%s ended: %s: %s", self._described(), type(error).__name__, error)
             self.error = error
             self.ask_to_stop()
             self._on_failure()
 
-    # --- ending -------------------------------------------------------------------------------------------------
+    def _described(self) -> str:
+        return self._name
 
     def ask_to_stop(self) -> None:
         complete([(self._stopped, None, None)])
-        if self._consumer is not None:
-            self._consumer.interrupt()
 
     def stop(self, until_s: float | None) -> Flow[None]:
         if self.has_ended:  # or was given up: a thread that outlasted an earlier stop is not waited for again
@@ -356,12 +317,111 @@ class RunningHandler:
         yield from self._close()
 
     def _close(self) -> Flow[None]:
+        self._state = "stopped" if self.error is None else "failed"
+        return
+        yield
+
+
+class RunningHandler(Running):
+    """One handler at work: its subscription, and the workers that share its buffer."""
+
+    def __init__(
+        self,
+        log: LogVerbs,
+        registration: Registration,
+        spawn: Spawn,
+        failed: Callable[[], None],
+        former: Running | None = None,
+    ) -> None:
+        super().__init__(log, registration.id, spawn, failed, former)
+        self._registration = registration
+        self._name = getattr(registration.handler, "__qualname__", repr(registration.handler))
+        self._consumer: Consumer | None = None
+        self._once: HandledOnce | None = None
+        self._receive: Callable[[Claimed], Received]
+
+    # --- beginning ----------------------------------------------------------------------------------------------
+
+    def start(self) -> Flow[None]:
+        """Subscribe and begin. Where another process holds an exclusive subscription, stand by for it."""
+        try:
+            consumer = yield from self._subscribe(0.0)  # standing by is interruptible, waiting here is not
+        except SubscriptionActiveError as exc:
+            logger.info("handler of subscription %s stands by: %s", self.id, exc.why)
+            self._state = "standby"
+            self._begin_worker(self._stand_by(), "standby")
+        except BaseException as exc:
+            self._fail(exc)
+            yield from self._close()
+            raise
+        else:
+            self._begin(consumer)
+
+    def _subscribe(self, wait_s: float) -> Flow[Consumer]:
+        given = self._registration
+        options: SubscribeOptions = {**given.options, "timeout": wait_s}
+        return self._log.subscribe(given.id, given.pattern, **options)
+
+    def _stand_by(self) -> Flow[None]:
+        while not self._stopped.done:
+            try:
+                consumer = yield from self._subscribe(STANDBY_S)
+            except SubscriptionActiveError:
+                continue
+            except PASSING_ERRORS as exc:
+                logger.warning("subscription %s tries again: %s", self.id, exc)
+                yield WaitFor(self._stopped, RETRY_S)
+                continue
+            logger.info("handler of subscription %s takes over", self.id)
+            self._begin(consumer)
+            return
+
+    def _begin(self, consumer: Consumer) -> None:
+        self._prepare(consumer)
+        if self._stopped.done:
+            consumer.interrupt()
+        for number in range(self._registration.concurrency or 1):
+            self._begin_worker(self._work(consumer), str(number))
+
+    def _prepare(self, consumer: Consumer) -> None:
+        given = self._registration
+        consumer.on_gap = given.on_gap
+        self._receive = given.receiving(consumer)
+        if given.dedupe is not None:
+            self._once = HandledOnce(given.dedupe, consumer.id, consumer.spec.ack_wait_ms)
+        self._consumer = consumer
+        self._state = "running"
+
+    def subscribe_without_workers(self) -> Flow[Consumer]:
+        """For `headwater.testing`: the caller runs the handler, one message at a time, with `handle_next`."""
+        consumer = yield from self._subscribe(0.0)
+        self._prepare(consumer)
+        return consumer
+
+    def handle_next(self, consumer: Consumer) -> Flow[bool]:
+        """Handle the next message that is due, if there is one."""
+        claimed = yield from consumer.take_next(0.0)
+        if claimed is not None:
+            yield from self._handle(consumer, claimed)
+        return claimed is not None
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def _described(self) -> str:
+        return f"the handler of subscription {self.id}"
+
+    def ask_to_stop(self) -> None:
+        super().ask_to_stop()
+        if self._consumer is not None:
+            self._consumer.interrupt()
+
+    def _close(self) -> Flow[None]:
         if self._consumer is not None:
             try:
                 yield from self._consumer.close()
             except HeadwaterError as exc:  # it is free when its lease runs out
                 logger.warning("subscription %s could not be released: %s", self.id, exc)
-        self._state = "stopped" if self.error is None else "failed"
+        yield from super()._close()
 
     # --- working ------------------------------------------------------------------------------------------------
 
@@ -374,7 +434,7 @@ class RunningHandler:
                         return
                     self._state = "running"
                     yield from self._handle(consumer, claimed)
-                except _PASSES as exc:  # nothing is lost meanwhile
+                except PASSING_ERRORS as exc:  # nothing is lost meanwhile
                     self._state = "restarting"
                     logger.warning("subscription %s tries again: %s", self.id, exc)
                     yield WaitFor(self._stopped, RETRY_S)
@@ -434,9 +494,6 @@ class RunningHandler:
         stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
         reason: Reason = "rejected" if isinstance(exc, Reject) else "processing_error"
         return Failure(reason, f"{type(exc).__name__}: {exc}", stack, self._name)
-
-
-_PASSES = (StoreError, RequestTimeoutError, OverloadedError)
 
 
 # --- handling once ----------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class LeasedRows:
     ) -> tuple[ClaimResult, bool]:
         """Also whether there may be more, though nothing was found."""
         delivered = record.window.delivered
-        result = self._claim_rows(writer, record, plan, now_ms, bytes_max)
+        result = self._claim_rows(writer, hooks, record, plan, now_ms, bytes_max)
         # Others were quicker, or the subscription was moved: the messages of the plan are not what there is.
         was_outrun = self._filter_takes_time and delivered != plan.saved_to
         is_dense = result.record.window.delivered - delivered <= DENSE_SEQS
@@ -89,7 +89,13 @@ class LeasedRows:
         return result, result.dropped or was_outrun
 
     def _claim_rows(
-        self, writer: Writer, record: SubscriptionRecord, plan: FetchPlan, now_ms: int, bytes_max: int | None
+        self,
+        writer: Writer,
+        hooks: TransactionHooks,
+        record: SubscriptionRecord,
+        plan: FetchPlan,
+        now_ms: int,
+        bytes_max: int | None,
     ) -> ClaimResult:
         if record.spec.mode == "shared":  # every claim has a token of its own, so an old one is recognised
             record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
@@ -97,13 +103,13 @@ class LeasedRows:
         fresh = self._fresh(writer, record, plan, bytes_max)
         if not self._in_seq_order:
             return deliveries.park_and_claim(
-                writer, record, plan.room, fresh, now_ms, suspects=suspects, bytes_max=bytes_max
+                writer, hooks, record, plan.room, fresh, now_ms, suspects=suspects, bytes_max=bytes_max
             )
-        result = deliveries.claim_due(writer, record, plan.room, now_ms, suspects=suspects, bytes_max=bytes_max)
+        result = deliveries.claim_due(writer, hooks, record, plan.room, now_ms, suspects=suspects, bytes_max=bytes_max)
         room = plan.room - result.size
         if room <= 0:
             return result
-        record, claimed = deliveries.claim_fresh(writer, result.record, fresh(room), now_ms)
+        record, claimed = deliveries.claim_fresh(writer, hooks, result.record, fresh(room), now_ms)
         return result._replace(record=record, claimed=result.claimed + claimed)
 
     def _fresh(

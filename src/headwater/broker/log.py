@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
-from headwater.broker import maintenance, statistics
+from headwater.broker import maintenance, schedules, statistics
 from headwater.broker.background import PeriodicTask
 from headwater.broker.committer import TransactionHooks, bytes_of
 from headwater.broker.consumer import Consumer
@@ -20,6 +20,8 @@ from headwater.broker.flow import Completion, Flow, finished, run_blocking, run_
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
 from headwater.broker.publish import Outgoing, make_drafts
+from headwater.broker.schedules import Allow as ScheduleAllow
+from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.subscribe import (
     Allow,
     Start,
@@ -36,6 +38,7 @@ from headwater.broker.transaction import ExternalTransactions, OwnTransaction
 from headwater.broker.verbs import RemoteVerbs
 from headwater.delivery.lease import Lease
 from headwater.delivery.retention import Limits
+from headwater.delivery.schedule import Schedule
 from headwater.delivery.window import WindowState
 from headwater.errors import (
     HeadwaterError,
@@ -44,6 +47,7 @@ from headwater.errors import (
 )
 from headwater.formats import Span, span_ms
 from headwater.message import PublishOptions, check_whole, make_draft
+from headwater.ports.clock import Clock
 from headwater.ports.records import (
     RetentionPolicy,
     SubscriptionRecord,
@@ -282,6 +286,32 @@ class LocalLog:
 
     def run_maintenance(self) -> Flow[maintenance.MaintenanceReport]:
         return maintenance.run_maintenance(self.engine, lambda: self._closed)
+
+    # --- schedules ----------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> Clock:
+        return self.engine.clock
+
+    def schedules(self) -> Flow[list[ScheduleRecord]]:
+        return self.engine.read(schedules.schedules, self.engine.statistics)
+
+    def declare_schedule(
+        self, schedule: Schedule, publisher: str | None = None, allow: ScheduleAllow | None = None
+    ) -> Flow[ScheduleTurn]:
+        return schedules.declare_schedule(self.engine, schedule, publisher or self.engine.owner, allow)
+
+    def take_schedule(self, schedule: Schedule, due_ms: int, publisher: str | None = None) -> Flow[ScheduleTurn]:
+        return schedules.take_schedule(self.engine, schedule, publisher or self.engine.owner, due_ms)
+
+    def publish_occurrence(
+        self, schedule: Schedule, fence: int, at_ms: int, data: Any, ends: bool, publisher: str | None = None
+    ) -> Flow[bool]:
+        publisher = publisher or self.engine.owner
+        return schedules.publish_occurrence(self.engine, schedule, publisher, fence, at_ms, data, ends=ends)
+
+    def delete_schedule(self, id: str, allow: ScheduleAllow | None = None) -> Flow[bool]:
+        return schedules.delete_schedule(self.engine, id, allow)
 
     # --- living and ending --------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from headwater.broker.consumer import Consumer
 from headwater.broker.dead_letters import PAGE, Exported, LetterFilter, LetterStatistics, RedriveResult
@@ -15,10 +15,15 @@ from headwater.broker.publish import Outgoing
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.subscribe import Start, SubscribeOptions
 from headwater.broker.transaction import OwnTransaction
+from headwater.delivery.schedule import Schedule
 from headwater.formats import Span
 from headwater.message import PublishOptions
+from headwater.ports.clock import Clock
 from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
+
+if TYPE_CHECKING:
+    from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 
 
 class DeadLetterVerbs(Protocol):
@@ -125,5 +130,18 @@ class LogVerbs(Protocol):
     def retention(self) -> Flow[list[RetentionPolicy]]: ...
 
     def run_maintenance(self) -> Flow[MaintenanceReport]: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def schedules(self) -> Flow[list[ScheduleRecord]]: ...
+
+    def declare_schedule(self, schedule: Schedule) -> Flow[ScheduleTurn]: ...
+
+    def take_schedule(self, schedule: Schedule, due_ms: int) -> Flow[ScheduleTurn]: ...
+
+    def publish_occurrence(self, schedule: Schedule, fence: int, at_ms: int, data: Any, ends: bool) -> Flow[bool]: ...
+
+    def delete_schedule(self, id: str) -> Flow[bool]: ...
 
     def close(self) -> None: ...

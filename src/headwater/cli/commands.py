@@ -26,6 +26,7 @@ _PANELS = {
         "tail": ("messages:tail", "Print messages without a subscription: nothing is acked, nothing is kept."),
         "import": ("import_:import_", "Import messages with their own times from JSON lines, each line once."),
         "serve": ("serve:serve", "Serve a log: JSON-RPC over WebSocket, metrics and health, on one port."),
+        "worker": ("worker:worker", "Run the handlers and schedules of a module, in processes of their own."),
         "forward": ("forward:forward", "Forward messages to another system; the next run continues after the last."),
         "sync": ("sync:sync", "Make TARGET equal to SOURCE, moving only the pages that differ."),
         "pipeline": ("pipeline:pipeline", "The history of a log as Delta tables, made and queried on Apache Spark."),
@@ -40,6 +41,7 @@ _PANELS = {
     },
     "Operate": {
         "dlq": ("dead_letters:dlq", "Dead letters: messages that a subscription gave up on."),
+        "schedules": ("schedules:schedules", "Schedules: messages that are published on time."),
         "retention": ("retention:retention", "Retention: how much history is kept, by topic pattern."),
         "replica": ("replica:replica", "Replicas: databases that a server keeps by pages, with their versions."),
         "token": ("tokens:token", "Tokens: the rights to use a server."),

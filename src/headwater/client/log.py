@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable
@@ -29,6 +31,7 @@ from headwater.broker.flow import Flow, WaitFor, run_async
 from headwater.broker.logger import logger
 from headwater.broker.maintenance import MaintenanceReport
 from headwater.broker.publish import Outgoing, make_drafts, parts_of
+from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
 from headwater.broker.subscribe import Start, SubscribeOptions, check_subscription_id, spec_of
 from headwater.broker.transaction import OwnTransaction
@@ -38,6 +41,7 @@ from headwater.client.consumer import RemoteConsumer, start_on_the_wire, subscri
 from headwater.client.live import RemoteLive
 from headwater.client.outbox import Request
 from headwater.client.rpc import RpcMethods
+from headwater.delivery.schedule import Schedule
 from headwater.errors import InvalidInputError, InvalidStateError
 from headwater.formats import Span, span_ms, time_ms
 from headwater.message import BATCH_MESSAGES_MAX, Draft, PublishOptions, encode, encode_all, make_draft
@@ -48,6 +52,7 @@ from headwater.topics import Dialect, check_topic, parse_pattern
 
 CLOSE_SECONDS_MAX = 10.0
 DEAD_LETTERS_PER_CALL = 1_000
+PUBLISHER_CHARS_MAX = 128
 
 
 class _Seq(msgspec.Struct):
@@ -99,6 +104,9 @@ _dead_letter = _reader(LetterDocument)
 _dead_letter_statistics = _reader(LetterStatistics)
 _redriven = _reader(RedriveResult)
 _count = _reader(int)
+_flag = _reader(bool)
+_schedules = _reader(list[ScheduleRecord])
+_turn = _reader(ScheduleTurn)
 _exported = _reader(Exported)
 
 
@@ -112,6 +120,7 @@ class RemoteLog:
         self._consumers: dict[str, RemoteConsumer] = {}
         self._rpc_methods = RpcMethods(connection, blocking=loop_thread is not None)
         self._closed = False
+        self._schedule_publisher = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"[:PUBLISHER_CHARS_MAX]
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self.dead_letters = RemoteDeadLetters(self._ask)
         self.live = RemoteLive(connection)
@@ -271,6 +280,33 @@ class RemoteLog:
 
     def run_maintenance(self) -> Flow[MaintenanceReport]:
         return self._ask("rpc.housekeep", None, _report)
+
+    # --- schedules ----------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def schedules(self) -> Flow[list[ScheduleRecord]]:
+        return self._ask("rpc.schedules", None, _schedules)
+
+    def declare_schedule(self, schedule: Schedule) -> Flow[ScheduleTurn]:
+        params = rpc.DeclareSchedule(msgspec.to_builtins(schedule), self._schedule_publisher)
+        return self._ask("rpc.schedule.declare", params, _turn)
+
+    def take_schedule(self, schedule: Schedule, due_ms: int) -> Flow[ScheduleTurn]:
+        params = rpc.TakeSchedule(msgspec.to_builtins(schedule), self._schedule_publisher, due_ms)
+        return self._ask("rpc.schedule.take", params, _turn)
+
+    def publish_occurrence(self, schedule: Schedule, fence: int, at_ms: int, data: Any, ends: bool) -> Flow[bool]:
+        """One that is sent again after a lost answer is not stored again, and answered with False."""
+        raw = None if data is None else Raw(encode(data, schedule.topic)[0].encode())
+        who = self._schedule_publisher
+        params = rpc.PublishOccurrence(msgspec.to_builtins(schedule), who, fence, at_ms, raw, ends)
+        return self._ask("rpc.schedule.publish", params, _flag)
+
+    def delete_schedule(self, id: str) -> Flow[bool]:
+        return self._ask("rpc.schedule.remove", rpc.ScheduleId(id), _deleted, again=False)
 
     # --- notifications of the server ------------------------------------------------------------------------------
 

@@ -189,6 +189,9 @@ class Reader(Protocol):
 
     def lease(self, resource: str) -> Lease: ...
 
+    def leases(self, prefix: str) -> dict[str, Lease]:
+        """Those whose resource begins with this, by resource."""
+
 
 class Writer(Reader, Protocol):
     """A transaction: all of it becomes durable together when its context ends, or none of it."""
@@ -252,6 +255,8 @@ class Writer(Reader, Protocol):
     def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
         """Record a batch in the transaction that publishes it, so that a repeat is known by its number."""
 
+    def delete_sink(self, sink: str) -> None: ...
+
     def add_timings(self, timings: Sequence[Timing]) -> None:
         """Add their counts to those stored. Of a subscription that has been deleted nothing is kept."""
 
@@ -259,6 +264,8 @@ class Writer(Reader, Protocol):
         """Drop timings of hours that began before this; returns how many."""
 
     def save_lease(self, resource: str, lease: Lease) -> None: ...
+
+    def delete_lease(self, resource: str) -> None: ...
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """The user's own SQL inside this transaction. It may not touch the log's tables nor

@@ -298,6 +298,36 @@ class Unretain(Params):
     dialect: str = "nats"
 
 
+class DeclareSchedule(Params):
+    """`schedule`: id, topic, every_ms or cron with tz, missed, missed_max. `publisher` names the client's process."""
+
+    schedule: dict[str, Any]
+    publisher: str
+
+
+class TakeSchedule(Params):
+    """`due_ms`: the occurrence that the client wants to publish, in milliseconds since 1970."""
+
+    schedule: dict[str, Any]
+    publisher: str
+    due_ms: Int64
+
+
+class PublishOccurrence(Params):
+    """Without data, the occurrence is only noted as done. `ends`: the lease is released."""
+
+    schedule: dict[str, Any]
+    publisher: str
+    fence: Int64
+    at_ms: Int64
+    data: Any = None
+    ends: bool = True
+
+
+class ScheduleId(Params):
+    schedule_id: str
+
+
 class DeadLetterFilter(Params):
     """Which dead letters; `after` and `limit` page through a list."""
 

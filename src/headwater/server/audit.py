@@ -8,6 +8,7 @@ first line when writing works again. A file that was renamed (by logrotate) is l
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import queue
 import threading
@@ -36,6 +37,7 @@ CLOSE_S = 2.0
 REFUSED_PER_SECOND, REFUSED_BURST = 1.0, 20  # of one token at one address
 REFUSED_PER_SECOND_OF_ALL, REFUSED_BURST_OF_ALL = 50.0, 200
 CLIENTS_MAX = 1_000
+AUTHENTICATION_REFUSED = "authentication.refused"
 
 
 class Audit:
@@ -84,8 +86,9 @@ class Audit:
     def _write(self, event: str, identity: Mapping[str, str], details: Mapping[str, Any], *, is_refusal: bool) -> None:
         given = {name: _short(value) for name, value in details.items() if value not in (None, "", [], ())}
         line = {**{name: _short(value) for name, value in identity.items() if value}, **given}
-        log = logger.warning if is_refusal else logger.info
-        log("audit: %(event)s", {"event": event}, extra=line)
+        # A refused token is no warning: any client that reaches the port can cause one.
+        level = logging.WARNING if is_refusal and event != AUTHENTICATION_REFUSED else logging.INFO
+        logger.log(level, "audit: %(event)s", {"event": event}, extra=line)
         if self._file is not None:
             self._file.append(_line(self._clock, event, line))
 

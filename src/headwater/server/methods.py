@@ -13,8 +13,11 @@ import msgspec
 from headwater.broker import dead_letters, deliveries
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, RedriveResult
 from headwater.broker.flow import Flow, run_async
+from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
+from headwater.delivery.schedule import Schedule, check_schedule
 from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
+from headwater.formats import TIME_MS_MAX
 from headwater.message import NAME_CHARS_MAX
 from headwater.ports.records import RetentionPolicy
 from headwater.ports.store import Reader
@@ -294,6 +297,65 @@ def _dialect(given: str) -> Dialect:
     return given  # type: ignore[return-value]
 
 
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def schedules(connection: Connection, params: rpc.Nothing) -> Flow[list[ScheduleRecord]]:
+    found = yield from connection.core.schedules()
+    return [each for each in found if _may_see(connection, each.schedule.topic)]
+
+
+def _may_see(connection: Connection, topic: str) -> bool:
+    return connection.scopes.may_look_at(topic) or connection.may_publish(topic)
+
+
+def declare_schedule(connection: Connection, params: rpc.DeclareSchedule) -> Flow[ScheduleTurn]:
+    """A schedule of a topic that the token may not publish to is not replaced by another of its id."""
+    schedule, publisher = _schedule_of(connection, params)
+    return connection.core.declare_schedule(schedule, publisher, lambda stored: _allow(connection, stored))
+
+
+def _allow(connection: Connection, stored: Schedule) -> None:
+    connection.require_publish(stored.topic)
+
+
+def take_schedule(connection: Connection, params: rpc.TakeSchedule) -> Flow[ScheduleTurn]:
+    schedule, publisher = _schedule_of(connection, params)
+    return connection.core.take_schedule(schedule, params.due_ms, publisher)
+
+
+def publish_occurrence(connection: Connection, params: rpc.PublishOccurrence) -> Flow[bool]:
+    schedule, publisher = _schedule_of(connection, params)
+    if not 0 <= params.at_ms <= TIME_MS_MAX:
+        raise InvalidOptionError("at_ms lies outside the years 1970 to 9999", where=schedule.id)
+    done = yield from connection.core.publish_occurrence(
+        schedule, params.fence, params.at_ms, params.data, params.ends, publisher
+    )
+    if done and params.data is not None:
+        connection.context.metrics.count_published(1, 0)
+    return done
+
+
+def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict[str, bool]]:
+    removed = yield from connection.core.delete_schedule(
+        params.schedule_id, lambda stored: connection.require_manage(parse_pattern(stored.topic))
+    )
+    return {"removed": removed}
+
+
+def _schedule_of(
+    connection: Connection, params: rpc.DeclareSchedule | rpc.TakeSchedule | rpc.PublishOccurrence
+) -> tuple[Schedule, str]:
+    try:
+        schedule = msgspec.convert(params.schedule, Schedule)
+    except msgspec.ValidationError as exc:
+        raise InvalidOptionError(f"not a schedule: {exc}") from None
+    if not 1 <= len(params.publisher) <= PUBLISHER_CHARS_MAX:
+        raise InvalidOptionError(f"a publisher's name has 1 to {PUBLISHER_CHARS_MAX} characters")
+    connection.require_publish(schedule.topic)
+    return check_schedule(schedule), params.publisher
+
+
 # --- dead letters of topics that the token may manage -----------------------------------------------------------------
 
 
@@ -367,6 +429,7 @@ LOOK = Needs(("read", "manage"), "what is shown: nothing else is")
 LIST_OWN = Needs(("consume", "manage"), "what is shown: nothing else is")
 MANAGE = Needs(("manage",), "the pattern")
 DEAD = Needs(("manage",), "the topic filter, or every topic without one")
+SCHEDULE = Needs(("publish",), "the topic")
 ADMIN = Needs(("admin",), "the server")
 
 
@@ -409,6 +472,13 @@ def _methods() -> dict[str, Method]:
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),
         "rpc.unretain": Method(rpc.Unretain, unretain, MANAGE, audited=True),
         "rpc.retention": Method(rpc.Nothing, retention, Needs(("manage",), "what is shown: nothing else is")),
+        "rpc.schedules": Method(
+            rpc.Nothing, schedules, Needs(("publish", "read", "manage"), "what is shown: nothing else is")
+        ),
+        "rpc.schedule.declare": Method(rpc.DeclareSchedule, declare_schedule, SCHEDULE, audited=True),
+        "rpc.schedule.take": Method(rpc.TakeSchedule, take_schedule, SCHEDULE),
+        "rpc.schedule.publish": Method(rpc.PublishOccurrence, publish_occurrence, SCHEDULE),
+        "rpc.schedule.remove": Method(rpc.ScheduleId, remove_schedule, Needs(("manage",), "its topic"), audited=True),
         "rpc.dead_letters": Method(rpc.DeadLetterFilter, list_dead_letters, DEAD),
         "rpc.dead_letters.get": Method(rpc.DeadLetterId, get_dead_letter, Needs(("manage",), "its topic")),
         "rpc.dead_letters.stats": Method(rpc.DeadLetterFilter, dead_letter_statistics, DEAD),

@@ -246,6 +246,9 @@ SELECT batch FROM sinks WHERE sink = %s
 INSERT INTO sinks (sink, batch, at) VALUES (%s, %s, %s)
 ON CONFLICT (sink) DO UPDATE SET batch = excluded.batch, at = excluded.at
 
+-- :delete_sink: forget a sink
+DELETE FROM sinks WHERE sink = %s
+
 -- :timings: how long deliveries took, from an hour on
 SELECT coalesce(
     json_agg(json_build_array(subscription, hour, stage, bucket, count) ORDER BY subscription, hour, stage, bucket), '[]'
@@ -480,6 +483,12 @@ SELECT pg_notify(%s, %s)
 
 -- :commit_unsynced: a commit that a power cut may undo; a later one that is synced keeps it
 SELECT set_config('synchronous_commit', 'off', TRUE)
+
+-- :leases: leases whose resource begins with a text
+SELECT resource, owner, fence, until FROM leases WHERE substr(resource, 1, length(%s)) = %s ORDER BY resource
+
+-- :delete_lease: remove a lease
+DELETE FROM leases WHERE resource = %s
 
 -- :save_lease: write a lease down
 INSERT INTO leases (resource, owner, fence, until) VALUES (%s, %s, %s, %s)

@@ -446,6 +446,10 @@ class PostgresReader:
         row = self._row("lease", resource)
         return Lease() if row is None else Lease(*row)
 
+    def leases(self, prefix: str) -> dict[str, Lease]:
+        rows = self._execute(SQL["leases"], (prefix, prefix)).rows()
+        return {resource: Lease(*lease) for resource, *lease in rows}
+
     def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
         if self._interruption is not None:  # between two statements there is nothing that could be cancelled
             self._interruption.check()

@@ -472,6 +472,9 @@ class PostgresWriter(PostgresReader):
     def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
         self._later("save_sink_batch", (sink, batch, now_ms))
 
+    def delete_sink(self, sink: str) -> None:
+        self._later("delete_sink", (sink,))
+
     def add_timings(self, timings: Sequence[Timing]) -> None:
         if timings:
             ids, hours, stages, buckets, counts = zip(*map(msgspec.structs.astuple, timings), strict=True)
@@ -492,6 +495,9 @@ class PostgresWriter(PostgresReader):
 
     def save_lease(self, resource: str, lease: Lease) -> None:
         self._later("save_lease", (resource, lease.owner, lease.fence, lease.until_ms))
+
+    def delete_lease(self, resource: str) -> None:
+        self._later("delete_lease", (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self.only_claims = False

@@ -192,6 +192,9 @@ SELECT batch FROM sinks WHERE sink = ?
 -- :save_sink_batch: a sink published a batch
 INSERT OR REPLACE INTO sinks (sink, batch, at) VALUES (?, ?, ?)
 
+-- :delete_sink: forget a sink
+DELETE FROM sinks WHERE sink = ?
+
 -- :timings: how long deliveries took, from an hour on; the plus leaves the order to a sort, so that the index on hours
 -- finds the few of the last ones
 SELECT json_group_array(json_array(subscription, hour, stage, bucket, count))
@@ -348,6 +351,12 @@ DELETE FROM retention WHERE pattern = ? AND dialect = ?
 
 -- :lease: the holder of a resource
 SELECT owner, fence, until FROM leases WHERE resource = ?
+
+-- :leases: leases whose resource begins with a text
+SELECT resource, owner, fence, until FROM leases WHERE substr(resource, 1, length(?)) = ? ORDER BY resource
+
+-- :delete_lease: remove a lease
+DELETE FROM leases WHERE resource = ?
 
 -- :save_lease: write a lease down
 INSERT OR REPLACE INTO leases (resource, owner, fence, until) VALUES (?, ?, ?, ?)

@@ -364,6 +364,10 @@ class SqliteReader:
         row = self._row("lease", resource)
         return Lease() if row is None else Lease(*row)
 
+    def leases(self, prefix: str) -> dict[str, Lease]:
+        rows: list[Any] = self._connection.execute(SQL["leases"], (prefix, prefix)).fetchall()
+        return {resource: Lease(*lease) for resource, *lease in rows}
+
     def _seqs(self, sql: str, bindings: tuple[Any, ...]) -> list[int]:
         rows: list[Any] = self._connection.execute(sql, bindings).fetchall()
         return [row[0] for row in rows]

@@ -242,6 +242,9 @@ class SqliteWriter(SqliteReader):
     def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
         self._connection.execute(SQL["save_sink_batch"], (sink, batch, now_ms))
 
+    def delete_sink(self, sink: str) -> None:
+        self._connection.execute(SQL["delete_sink"], (sink,))
+
     def add_timings(self, timings: Sequence[Timing]) -> None:
         self._connection.execute(SQL["add_timings"], (_json(timings),))
 
@@ -251,6 +254,9 @@ class SqliteWriter(SqliteReader):
 
     def save_lease(self, resource: str, lease: Lease) -> None:
         self._connection.execute(SQL["save_lease"], (resource, lease.owner, lease.fence, lease.until_ms))
+
+    def delete_lease(self, resource: str) -> None:
+        self._connection.execute(SQL["delete_lease"], (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self._connection.authorizer = _only_the_users_own

@@ -1,0 +1,340 @@
+"""Publishing on time: `@log.every(…)` and `@log.cron(…)`.
+
+Each process that declares a schedule computes its occurrences. When one is due, a lease in the log lets one process
+call the schedule's function; its message is stored in the transaction that notes the occurrence as done. So a process
+that is killed, or outlives its lease, neither loses an occurrence nor stores it twice, and an idle schedule writes
+nothing.
+
+The state of a schedule is in two tables that exist anyway, under `schedule:ID`: a row of `leases`, whose owner is the
+publisher and the schedule as JSON, and a row of `sinks`, whose batch is the last occurrence in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from headwater.broker.committer import TransactionHooks, append
+from headwater.broker.engine import Engine
+from headwater.broker.flow import Call, Completion, Flow, WaitFor, complete
+from headwater.broker.handlers import PASSING_ERRORS, RETRY_S, Running, Spawn
+from headwater.broker.logger import logger
+from headwater.delivery.lease import Lease, release, renew, take
+from headwater.delivery.schedule import Schedule, local_time, next_after, plan
+from headwater.errors import InvalidOptionError
+from headwater.formats import datetime_of, iso
+from headwater.message import make_draft
+from headwater.ports.store import Reader, Writer
+from headwater.topics import check_topic
+
+if TYPE_CHECKING:
+    from headwater.broker.verbs import LogVerbs
+
+PREFIX = "schedule:"
+LEASE_MS = 60_000  # that a function may take before another process tries
+SCHEDULES_MAX = 1_000  # of one log
+LOOK_S = 60.0  # a clock that was set is noticed after this time
+BUSY_S = 1.0  # until a lease of another process is looked at again
+FAILED_S, FAILED_S_MAX = 1.0, 60.0
+
+Function = Callable[["Occurrence"], Any]
+Allow = Callable[[Schedule], None]
+
+
+class Occurrence(msgspec.Struct, frozen=True):
+    """What the function of a schedule gets: the schedule's id, and the time that it is called for, in the time zone of
+    the schedule."""
+
+    schedule: str
+    at: datetime
+
+
+class ScheduleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A schedule as stored. All occurrences up to `last_ms` are done. `publisher`: the process that declared or
+    published it last."""
+
+    schedule: Schedule
+    last_ms: int
+    publisher: str
+
+    def info(self) -> ScheduleInfo:
+        schedule, last_ms = self.schedule, self.last_ms
+        is_occurrence = next_after(schedule, last_ms - 1) == last_ms  # or the time of its declaration
+        next_ms = next_after(schedule, last_ms)
+        return ScheduleInfo(
+            schedule.id,
+            schedule.text,
+            schedule.topic,
+            schedule.missed,
+            datetime_of(last_ms) if is_occurrence else None,
+            None if next_ms is None else datetime_of(next_ms),
+            self.publisher,
+        )
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True):
+    """A schedule of a log. `next_at` lies in the past if no process runs the schedule. `publisher` is the process that
+    declared or published it last: host, process id and a random part."""
+
+    id: str
+    timetable: str
+    topic: str
+    missed: str
+    last_at: datetime | None
+    next_at: datetime | None
+    publisher: str
+
+
+class ScheduleTurn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`fence`: this process may publish what is due. `busy`: another process is at it. `is_current` False: the schedule
+    was deleted, or declared anew with another timetable."""
+
+    last_ms: int = 0
+    fence: int | None = None
+    busy: bool = False
+    is_current: bool = True
+
+
+class _Publisher(msgspec.Struct, frozen=True):
+    """The owner of a schedule's lease, as JSON."""
+
+    publisher: str
+    schedule: Schedule
+
+
+_publisher = msgspec.json.Decoder(_Publisher)
+
+
+def _owner(publisher: str, schedule: Schedule) -> str:
+    return msgspec.json.encode(_Publisher(publisher, schedule)).decode()
+
+
+def _stored(lease: Lease) -> _Publisher | None:
+    try:
+        return _publisher.decode(lease.last_owner) if lease.owner else None
+    except msgspec.DecodeError:
+        return None
+
+
+# --- verbs of a log in this process -----------------------------------------------------------------------------------
+
+
+def schedules(reader: Reader) -> list[ScheduleRecord]:
+    found = []
+    for resource, lease in reader.leases(PREFIX).items():
+        stored, last_ms = _stored(lease), reader.sink_batch(resource)
+        if stored is not None and last_ms is not None:
+            found.append(ScheduleRecord(stored.schedule, last_ms, stored.publisher))
+    return found
+
+
+def declare_schedule(
+    engine: Engine, schedule: Schedule, publisher: str, allow: Allow | None = None
+) -> Flow[ScheduleTurn]:
+    """Store a schedule. A new one, or one with a new timetable, is done up to now. `allow` may refuse to replace what
+    is stored under the id."""
+    resource, owner = PREFIX + schedule.id, _owner(publisher, schedule)
+
+    def work(writer: Writer, hooks: TransactionHooks) -> ScheduleTurn:
+        lease = writer.lease(resource)
+        stored, last_ms = _stored(lease), writer.sink_batch(resource)
+        if stored is not None and allow is not None:
+            allow(stored.schedule)
+        if stored is None and len(writer.leases(PREFIX)) >= SCHEDULES_MAX:
+            raise InvalidOptionError(
+                f"the log has {SCHEDULES_MAX:,} schedules already", where=schedule.id, next="headwater schedules rm"
+            )
+        if stored is None or last_ms is None or not stored.schedule.is_same_timetable(schedule):
+            last_ms = engine.clock.now_ms()
+            writer.save_sink_batch(resource, last_ms, last_ms)
+        if stored is None or stored.schedule != schedule:
+            writer.save_lease(resource, release(Lease(owner, lease.fence + 1)))
+        return ScheduleTurn(last_ms)
+
+    return engine.write(work)
+
+
+def take_schedule(engine: Engine, schedule: Schedule, publisher: str, due_ms: int) -> Flow[ScheduleTurn]:
+    """Take the lease of a schedule, if this occurrence is not done and no other process is at it."""
+    resource, owner = PREFIX + schedule.id, _owner(publisher, schedule)
+
+    def work(writer: Writer, hooks: TransactionHooks) -> ScheduleTurn:
+        lease = writer.lease(resource)
+        stored, last_ms = _stored(lease), writer.sink_batch(resource)
+        if stored is None or last_ms is None or not stored.schedule.is_same_timetable(schedule):
+            return ScheduleTurn(is_current=False)
+        if last_ms >= due_ms:
+            return ScheduleTurn(last_ms)
+        taken = take(lease, owner, engine.clock.now_ms(), LEASE_MS)
+        if taken is None:
+            return ScheduleTurn(last_ms, busy=True)
+        writer.save_lease(resource, taken)
+        return ScheduleTurn(last_ms, taken.fence)
+
+    return engine.write(work)
+
+
+def publish_occurrence(
+    engine: Engine, schedule: Schedule, publisher: str, fence: int, at_ms: int, data: Any, *, ends: bool
+) -> Flow[bool]:
+    """Store the message, unless its data is None, and note the occurrence as done, in one transaction. `ends`: there
+    are no more, so the lease is released. False if the lease was lost."""
+    resource, owner = PREFIX + schedule.id, _owner(publisher, schedule)
+    now_ms = engine.clock.now_ms()
+    drafts = []
+    if data is not None:
+        headers = {"schedule": schedule.id, "scheduled_at": iso(at_ms)}
+        options: Any = {"id": schedule.message_id(at_ms), "headers": headers}
+        drafts = [make_draft(check_topic(schedule.topic), data, options, now_ms)]
+
+    def work(writer: Writer, hooks: TransactionHooks) -> bool:
+        lease = writer.lease(resource)
+        if not lease.held_by(owner, fence) or (writer.sink_batch(resource) or 0) >= at_ms:
+            return False
+        writer.save_lease(resource, release(lease) if ends else renew(lease, now_ms, LEASE_MS))
+        writer.save_sink_batch(resource, at_ms, now_ms)
+        if drafts:
+            append(writer, hooks, drafts, now_ms, engine.dedupe)
+        return True
+
+    return engine.write(work)
+
+
+def delete_schedule(engine: Engine, id: str, allow: Allow | None = None) -> Flow[bool]:
+    """Processes that run it no longer publish. Returns whether there was one."""
+
+    def work(writer: Writer, hooks: TransactionHooks) -> bool:
+        stored = _stored(writer.lease(PREFIX + id))
+        if stored is not None and allow is not None:
+            allow(stored.schedule)
+        writer.delete_lease(PREFIX + id)
+        writer.delete_sink(PREFIX + id)
+        return stored is not None
+
+    return engine.write(work)
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+class ScheduleRegistration(NamedTuple):
+    """A schedule as declared with `@log.every(…)` or `@log.cron(…)`."""
+
+    schedule: Schedule
+    function: Function
+
+    @property
+    def id(self) -> str:
+        return PREFIX + self.schedule.id
+
+    @property
+    def pattern(self) -> str:
+        return self.schedule.topic
+
+    def make_running(
+        self, log: LogVerbs, spawn: Spawn, failed: Callable[[], None], former: Running | None
+    ) -> RunningSchedule:
+        return RunningSchedule(log, self, spawn, failed, former)
+
+
+class RunningSchedule(Running):
+    """One schedule in one process: a thread or a task that waits for the next occurrence."""
+
+    def __init__(
+        self,
+        log: LogVerbs,
+        registration: ScheduleRegistration,
+        spawn: Spawn,
+        failed: Callable[[], None],
+        former: Running | None = None,
+    ) -> None:
+        super().__init__(log, registration.id, spawn, failed, former)
+        self._schedule, self._function = registration
+        self._woken: Completion[None] = Completion()
+        self._failures = 0
+        log.clock.on_advance(self._wake)
+
+    def start(self) -> Flow[None]:
+        try:
+            turn = yield from self._log.declare_schedule(self._schedule)
+        except BaseException as exc:
+            self._fail(exc)
+            yield from self._close()
+            raise
+        self._state = "running"
+        self._begin_worker(self._work(turn), "publisher")
+
+    def ask_to_stop(self) -> None:
+        super().ask_to_stop()
+        self._wake()
+
+    def _wake(self) -> None:
+        complete([(self._woken, None, None)])
+
+    def _work(self, turn: ScheduleTurn) -> Flow[None]:
+        last_ms = turn.last_ms
+        while not self._stopped.done:
+            self._woken = Completion()
+            wait_s = LOOK_S
+            try:
+                now_ms = self._log.clock.now_ms()
+                due = plan(self._schedule, last_ms, now_ms)
+                if due.upto_ms is not None:
+                    turn = yield from self._log.take_schedule(self._schedule, due.upto_ms)
+                    if not turn.is_current:
+                        logger.warning(
+                            "schedule %s was deleted or declared anew elsewhere; this process publishes it no more",
+                            self._schedule.id,
+                        )
+                        return
+                    if turn.busy:
+                        wait_s = BUSY_S
+                    elif turn.fence is None:
+                        last_ms = turn.last_ms
+                        continue
+                    else:
+                        last_ms, wait_s = yield from self._publish(turn.last_ms, turn.fence)
+                        if not wait_s:
+                            continue
+                elif due.next_ms is not None:
+                    wait_s = min(LOOK_S, (due.next_ms - now_ms) / 1000)
+                self._state = "running"
+            except PASSING_ERRORS as exc:
+                self._state = "restarting"
+                logger.warning("schedule %s tries again: %s", self._schedule.id, exc)
+                wait_s = RETRY_S
+            if not self._stopped.done:
+                yield WaitFor(self._woken, wait_s)
+
+    def _publish(self, last_ms: int, fence: int) -> Flow[tuple[int, float]]:
+        """Publish all that is due. Returns the last occurrence that is done, and how long to wait after a failure."""
+        schedule = self._schedule
+        due = plan(schedule, last_ms, self._log.clock.now_ms())
+        if due.skipped:
+            logger.warning("schedule %s skips occurrences that it missed (missed=%r)", schedule.id, schedule.missed)
+        upto_ms = due.upto_ms or last_ms
+        for at_ms in due.publish:
+            try:
+                data = yield Call(self._function, Occurrence(schedule.id, local_time(schedule, at_ms)))
+                done = yield from self._log.publish_occurrence(schedule, fence, at_ms, data, at_ms == upto_ms)
+            except PASSING_ERRORS:
+                raise
+            except Exception:
+                self._failures += 1
+                wait_s = min(FAILED_S * 2.0 ** (self._failures - 1), FAILED_S_MAX)
+                logger.exception("schedule %s failed; the next try is in %g s", schedule.id, wait_s)
+                return last_ms, wait_s
+            self._failures = 0
+            if not done:
+                logger.warning("schedule %s took too long; another process publishes it", schedule.id)
+                return last_ms, BUSY_S
+            last_ms = at_ms
+            if self._stopped.done:
+                return last_ms, 0.0
+        if not due.publish:
+            yield from self._log.publish_occurrence(schedule, fence, upto_ms, None, True)
+            last_ms = upto_ms
+        return last_ms, 0.0

@@ -1,0 +1,89 @@
+"""`headwater schedules`: the schedules that processes have declared in a log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from headwater.broker.schedules import ScheduleInfo
+from headwater.cli.arguments import AsJson, ListsByDefault, LogPath, existing_log, takes_log
+from headwater.cli.output import clock, note, printable, say, show_table, table, write_document
+from headwater.cli.stopping import USAGE
+from headwater.formats import format_seconds, iso, plural, time_ms
+
+OVERDUE_S = 60.0  # that the next occurrence of a schedule may be late
+
+schedules = typer.Typer(
+    cls=ListsByDefault,
+    no_args_is_help=True,
+    help="Schedules: messages that are published on time.\n\n[dim]List:[/]  headwater schedules events.db",
+)
+
+
+@schedules.command("ls")
+@takes_log
+def list_schedules(path: LogPath, as_json: AsJson = False) -> None:
+    """List the schedules of a log, with their last and next occurrence.
+
+    Programs declare them with @log.every and @log.cron. One that is overdue
+    is run by no process.
+    """
+    with existing_log(path) as log:
+        found = log.schedules()
+    if as_json:
+        write_document([_schedule_json(info) for info in found])
+        return
+    if not found:
+        say("no schedules; a program declares them with @log.every and @log.cron")
+        return
+    shown = table("~schedule", "timetable", "~topic", "missed", "last", "next")
+    for info in found:
+        shown.add_row(
+            printable(info.id),
+            printable(info.timetable),
+            printable(info.topic),
+            info.missed,
+            "-" if info.last_at is None else clock(time_ms(info.last_at)),
+            "-" if info.next_at is None else clock(time_ms(info.next_at)),
+        )
+    show_table(shown)
+    late = [info for info in found if _overdue_s(info) > OVERDUE_S]
+    if late:
+        longest = format_seconds(max(map(_overdue_s, late)))
+        note(f"{plural(len(late), 'schedule')} overdue, by {longest} at most: does a worker run them?")
+
+
+@schedules.command("rm")
+@takes_log
+def remove_schedule(
+    path: LogPath,
+    id: Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.")],
+    as_json: AsJson = False,
+) -> None:
+    """Remove a schedule; processes that run it stop publishing until they are started again."""
+    with existing_log(path) as log:
+        removed = log.delete_schedule(id)
+    if as_json:
+        write_document({"schedule": id, "removed": removed})
+    else:
+        say(f"removed schedule {printable(id)}" if removed else f"there is no schedule {printable(id)}")
+    if not removed:
+        raise typer.Exit(USAGE)
+
+
+def _overdue_s(info: ScheduleInfo) -> float:
+    return 0.0 if info.next_at is None else (datetime.now(UTC) - info.next_at).total_seconds()
+
+
+def _schedule_json(info: ScheduleInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "timetable": info.timetable,
+        "topic": info.topic,
+        "missed": info.missed,
+        "last_at": None if info.last_at is None else iso(time_ms(info.last_at)),
+        "next_at": None if info.next_at is None else iso(time_ms(info.next_at)),
+        "publisher": info.publisher,
+    }

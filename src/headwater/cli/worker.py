@@ -1,0 +1,117 @@
+"""`headwater worker`: the handlers and schedules of a module, in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated, Literal
+
+import typer
+
+from headwater.cli.serve import tell_service_manager
+from headwater.errors import InvalidOptionError
+from headwater.formats import DURATION_HELP, SIZE_HELP, parse_duration, parse_size
+from headwater.server import logging as logs
+from headwater.worker.process import TARGET_HELP
+from headwater.worker.supervisor import PROCESSES_MAX, Supervisor, WorkerOptions
+
+THREADS_MAX = 1_000
+PORT_MAX = 65_535
+MEMORY_MIN = 16 * 1024 * 1024
+
+
+def worker(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:LOG", help="A log in a module, or a function that returns one.")
+    ],
+    processes: Annotated[
+        int, typer.Option("--processes", metavar="N", min=1, max=PROCESSES_MAX, help="How many processes.")
+    ] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            metavar="N",
+            min=1,
+            max=THREADS_MAX,
+            help="Messages that a shared handler without a concurrency of its own handles at a time, in each process.",
+        ),
+    ] = None,
+    max_tasks: Annotated[
+        int | None, typer.Option("--max-tasks", metavar="N", min=1, help="Start a process anew after N messages.")
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option("--max-memory", metavar="SIZE", help=f"Start a process anew above this size: {SIZE_HELP}."),
+    ] = None,
+    shutdown_timeout: Annotated[
+        str,
+        typer.Option("--shutdown-timeout", metavar="SPAN", help=f"That handlers get to finish: {DURATION_HELP}."),
+    ] = "30s",
+    healthz: Annotated[
+        str | None,
+        typer.Option("--healthz", metavar="HOST:PORT", help="Answer /healthz there from the state of the processes."),
+    ] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start the processes anew when a file of the program changes.")
+    ] = False,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option("--log-format", help="text, or json: one object a line.")
+    ] = "text",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="The least that is logged.")
+    ] = "info",
+) -> None:
+    """Run the handlers and schedules of a module, in processes of their own.
+
+    [dim]Four processes:[/]  headwater worker shop.tasks:log --processes 4
+    [dim]Development:[/]     headwater worker shop.tasks:log --reload
+
+    LOG is a log that the module opens, or a function without arguments that
+    opens one, declares handlers and returns it; with asyncio, an async function.
+    Each process imports the module itself.
+
+    Ctrl-C or SIGTERM lets handlers finish and gives the other messages back; a
+    second one kills the processes. A process that crashes is started again.
+    Ends with 0 if all processes ended in order, 1 if one had to be killed, 2 if
+    the module cannot be run, 130 after a second signal.
+    """
+    if ":" not in target:
+        raise InvalidOptionError(f"not a module and a name: {target[:80]!r}", next=TARGET_HELP)
+    options = WorkerOptions(
+        target=target,
+        processes=processes,
+        threads=threads,
+        reload=reload,
+        healthz=None if healthz is None else parse_address(healthz),
+        max_tasks=max_tasks,
+        max_memory=None if max_memory is None else _memory(max_memory),
+        shutdown_timeout_s=parse_duration(shutdown_timeout, "--shutdown-timeout").total_seconds(),
+        log_format=log_format,
+        log_level=log_level,
+    )
+    logs.set_up(log_format, log_level)
+    code = asyncio.run(_supervise(options))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has ended: a late signal must not change the exit code
+    raise typer.Exit(code)
+
+
+async def _supervise(options: WorkerOptions) -> int:
+    return await Supervisor(
+        options, lambda: tell_service_manager("READY=1"), lambda: tell_service_manager("STOPPING=1")
+    ).run()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`127.0.0.1:8080`, `[::1]:8080`, or `:8080` for this machine alone."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
+        raise InvalidOptionError(f"--healthz is no address: {text[:80]!r}", next="Write it like 127.0.0.1:8080")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _memory(text: str) -> int:
+    size = parse_size(text, "--max-memory")
+    if size < MEMORY_MIN:
+        raise InvalidOptionError(f"--max-memory is 16MiB at least, not {text}", next="Python alone needs that much")
+    return size
