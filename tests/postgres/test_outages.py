@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -16,9 +18,11 @@ from headwater.errors import ConflictError, HeadwaterError, LockedError, Outcome
 from headwater.message import Draft
 from headwater.ports.store import PUBLISHING
 from headwater.stores.postgres import PostgresStore
+from headwater.stores.postgres.connection import connect, place_of
 from headwater.stores.postgres.pipelined import PipelinedConnection
 
 WINDOW = DedupeWindow()
+PATIENCE_MS = 30_000
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +278,17 @@ def test_a_reader_whose_connection_broke_in_the_pool_is_passed_over(
         for _ in range(3):
             assert log.last_seq() == 1
             postgres.cut_connections(postgres_url, "headwater reader")
+
+
+def test_an_idle_connection_that_was_ended_is_not_taken_for_alive(postgres: PostgresServer, postgres_url: str) -> None:
+    with closing(connect(place_of(postgres_url), application="idle")) as connection:
+        assert connection.ask("SELECT 1").value() == 1
+        assert connection.is_alive()
+        hung_up = select.poll()
+        hung_up.register(connection.fileno(), select.POLLRDHUP)
+        postgres.cut_connections(postgres_url, "idle")
+        assert hung_up.poll(PATIENCE_MS)
+        assert not connection.is_alive()  # though the server's last words came first
 
 
 class SocketFoundClosed:

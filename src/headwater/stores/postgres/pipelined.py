@@ -131,14 +131,12 @@ class PipelinedConnection(psycopg.Connection[Any]):
         return super().cursor(*arguments, **options)
 
     def is_alive(self) -> bool:
-        """Whether an idle connection is as it was left, as far as this host knows. A server that ends a connection says
-        so, and nothing else is said unasked."""
-        if self.closed:
-            return False
+        """Whether an idle connection is as it was left, as far as this host knows. A server that ends one says why
+        first, so all that came unasked is read, up to its end."""
         try:
-            if self._selector.select(0):
+            while not self.closed and self._selector.select(0):
                 self.pgconn.consume_input()
-                self.pgconn.is_busy()  # reads what there is, such as the end of it
+                self.pgconn.is_busy()  # takes what has come out of libpq's buffer
         except psycopg.OperationalError:
             self.close()
         return not self.closed

@@ -463,7 +463,7 @@ class PostgresWriter(PostgresReader):
         self._later("save_sink_batch", (sink, batch, now_ms))
 
     def delete_sink(self, sink: str) -> None:
-        self._execute(SQL["delete_sink"], (sink,))
+        self._later("delete_sink", (sink,))
 
     def add_timings(self, timings: Sequence[Timing]) -> None:
         if timings:
@@ -487,7 +487,7 @@ class PostgresWriter(PostgresReader):
         self._later("save_lease", (resource, lease.owner, lease.fence, lease.until_ms))
 
     def delete_lease(self, resource: str) -> None:
-        self._execute(SQL["delete_lease"], (resource,))
+        self._later("delete_lease", (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         if self._unchecked:
