@@ -89,6 +89,24 @@ async def test_the_end_of_a_fetch_leaves_the_credit(serve: Serve) -> None:
         assert await delivered(client, 2) == [1, 2]
 
 
+async def test_a_fetch_and_the_credit_send_in_order(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client, connect(server) as publisher:
+        await subscribe(client)
+        await credit(client, 1_000)
+        seqs: list[int] = []
+        fetch = await client.ask("rpc.fetch", {"subscription_id": "s", "count": 1, "wait": 5})
+        sending = asyncio.create_task(publisher.publish_many("a", 200))
+        while len(seqs) < 200:
+            frame = await client.frame()
+            for each in frame if isinstance(frame, list) else [frame]:
+                found = each["params"] if "method" in each else each["result"]
+                seqs += [message[0] for message, _, _ in found["messages"]]
+                if each.get("id") == fetch and len(seqs) < 200:
+                    fetch = await client.ask("rpc.fetch", {"subscription_id": "s", "count": 1, "wait": 5})
+        await sending
+        assert seqs == list(range(1, 201))
+
+
 async def test_a_pushed_subscription_takes_no_credit(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await subscribe(client, deliver="push")

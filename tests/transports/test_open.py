@@ -142,7 +142,7 @@ def test_a_missing_package_is_named_with_its_extra(
     url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, f"headwater.transports.{module}", None)
-    with pytest.raises(InvalidOptionError, match=rf"pip install 'headwater\[{extra}\]'"):
+    with pytest.raises(InvalidOptionError, match=rf"pip install '.*\[{extra}\]'"):
         opened(url)
 
 

@@ -44,8 +44,8 @@ def test_the_command_of_an_example_runs_its_module(
     with headwater.open(tmp_path / "jobs.db") as log:
         log.publish("images.resize", {"image": 17})
         worker.wait_for("resized 17")
-        [schedule] = log.schedules()
-        assert (schedule.id, schedule.timetable) == ("nightly-report", "0 3 * * * Europe/Berlin")
+        declared = [("nightly-report", "0 3 * * * Europe/Berlin")]
+        eventually(lambda: [(schedule.id, schedule.timetable) for schedule in log.schedules()], declared)
     eventually(lambda: worker.health()[0], 200)
     worker.signal()
     assert worker.end() == 0, worker.text()

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from headwater.broker.consumer import FETCH_MAX
 from headwater.broker.deliveries import Claimed, Failure, Resume, drop_payloads
 from headwater.broker.durable_consumer import DurableConsumer
-from headwater.broker.flow import Flow, run_async
+from headwater.broker.flow import Completion, Flow, run_async
 from headwater.broker.statistics import count_waiting
 from headwater.broker.subscribe import Start, SubscribeOptions
 from headwater.broker.tail_consumer import TailConsumer
@@ -62,13 +62,18 @@ _NO_OPTIONS = ("subscription_id", "topic", "deliver", "resume", "start")
 
 
 Send = Callable[["Connection", str, DurableConsumer | TailConsumer, Sequence[Claimed]], Coroutine[Any, Any, int]]
+Pack = Callable[[list[Claimed]], Coroutine[Any, Any, Any]]
 
 
 class Taken(NamedTuple):
-    """Messages to send, and the outbound bytes reserved for them, which are released when they are sent."""
+    """What became of messages that were taken, and the outbound bytes reserved for them, which are released when they
+    are sent. `outcome` is None if there were none."""
 
-    found: list[Claimed]
+    outcome: Any
     room_bytes: int
+
+
+NOTHING_TAKEN = Taken(None, 0)
 
 
 class Held:
@@ -85,67 +90,75 @@ class Held:
         self._usual_bytes = FIRST_GUESS_BYTES
         self._least_bytes = TAKE_BYTES_MAX  # to reserve: a guess may be wrong, and many may begin at once
         self._turn = asyncio.Lock()  # one fetch waits at a time
-        self._waits: set[asyncio.Task[Taken]] = set()
+        self._order = asyncio.Lock()  # a fetch and the pump send in the order in which they take
+        self._waits: set[asyncio.Task[None]] = set()
+        self._ends = 0  # how often waiting fetches were ended
 
-    async def take(self, connection: Connection, count: int, wait_s: float | None) -> Taken:
+    async def fetch(self, connection: Connection, count: int, wait_s: float, pack: Pack) -> Taken:
         """About as many messages as may be sent at a time, judged by the size of the last ones; those that do not fit
-        stay in the buffer. The log is not read before outbound room is reserved."""
-        taking = self._take(connection, count, wait_s)
-        if wait_s == 0:
-            return await taking
-        task = asyncio.ensure_future(self._take_in_turn(taking))
+        stay in the buffer. What `pack` returns must be sent without waiting again, or the pump overtakes it."""
+        if not wait_s:
+            return await self._take_now(connection, count, asyncio.get_running_loop().time(), pack)
+        ends = self._ends
+        async with self._turn:
+            until_s = asyncio.get_running_loop().time() + wait_s
+            with self.subscriber.taking():  # so that what a publish claims for it stays here
+                while self._ends == ends:
+                    news = self.subscriber.news()
+                    taken = await self._take_now(connection, count, until_s, pack)
+                    left_s = until_s - asyncio.get_running_loop().time()
+                    if taken.outcome is not None or self.subscriber.interrupted or left_s <= 0:
+                        return taken
+                    await self._wait(news, left_s, count)
+        return NOTHING_TAKEN
+
+    async def _wait(self, news: Completion[None], left_s: float, count: int) -> None:
+        """`end_waits` ends it."""
+        task = asyncio.ensure_future(run_async(self.subscriber.wait_for(news, left_s, count)))
         self._waits.add(task)
         try:
             await asyncio.wait([task])
         finally:
             self._waits.discard(task)
             task.cancel()
-        taking.close()
-        return Taken([], 0) if task.cancelled() else task.result()
+        if not task.cancelled():
+            task.result()
 
-    async def _take_in_turn(self, taking: Coroutine[Any, Any, Taken]) -> Taken:
-        async with self._turn:
-            with self.subscriber.taking():  # so that what a publish claims for it stays here
-                return await taking
+    async def send_on_credit(self, connection: Connection, send: Pack) -> None:
+        """Wait for messages for as long as there is credit, and send them."""
+        while self.credit > 0:
+            news, count = self.subscriber.news(), int(min(self.push_batch, self.credit))
+            if not self.subscriber.has_nothing():
+                sent, room_bytes = await self._take_now(connection, count, None, send)
+                if sent is not None:
+                    connection.release_room(room_bytes)
+                    self.push_batch = min(PUSH_BATCH, max(PUSH_BATCH_MIN, 2 * sent))
+                    self.spend_credit(sent)
+                    return
+            await run_async(self.subscriber.wait_for(news, None, count))
 
-    async def take_on_credit(self, connection: Connection) -> Taken:
-        """Waits for messages for as long as there is credit; [] if there is none any more."""
-        return await self._take(connection, self.push_batch, None)
-
-    async def _take(self, connection: Connection, count: int, wait_s: float | None) -> Taken:
-        """`wait_s` None: on credit."""
-        loop = asyncio.get_running_loop()
-        until_s = None if wait_s is None else loop.time() + wait_s
-        while True:
-            news = self.subscriber.news()
-            if wait_s is None:
-                count = int(min(self.push_batch, self.credit))
-                if count <= 0:
-                    return Taken([], 0)
-                if self.subscriber.has_nothing():
-                    await run_async(self.subscriber.wait_for(news, None, count))
-                    continue
-            bytes = max(self._least_bytes, min(TAKE_BYTES_MAX, SIZES_VARY * count * self._usual_bytes))
-            try:
-                async with asyncio.timeout_at(None if until_s is None else until_s + ROOM_S):
-                    room_bytes = await connection.room(bytes, self._least_bytes)
-            except TimeoutError:
-                return Taken([], 0)
-            try:
+    async def _take_now(self, connection: Connection, count: int, until_s: float | None, pack: Pack) -> Taken:
+        """The log is not read before outbound room is reserved. `until_s` None: on credit, where what is in the buffer
+        is sent before more is looked for."""
+        bytes = max(self._least_bytes, min(TAKE_BYTES_MAX, SIZES_VARY * count * self._usual_bytes))
+        try:
+            async with asyncio.timeout_at(None if until_s is None else until_s + ROOM_S):
+                room_bytes = await connection.room(bytes, self._least_bytes)
+        except TimeoutError:
+            return NOTHING_TAKEN
+        try:
+            async with self._order:
                 most = min(count, max(1, room_bytes // self._usual_bytes))
                 self.subscriber.claim_bytes_max = room_bytes
-                buffered = self.subscriber.pop_many(most) if wait_s is None else []
+                buffered = self.subscriber.pop_many(most) if until_s is None else []
                 found = self._fitting(buffered or await run_async(self.subscriber.take(most, 0)))
-            except BaseException:
-                connection.release_room(room_bytes)
-                raise
-            if found:
-                return Taken(found, room_bytes)
+                if found:
+                    return Taken(await pack(found), room_bytes)
+        except BaseException:
             connection.release_room(room_bytes)
-            left_s = None if until_s is None else until_s - loop.time()
-            if self.subscriber.interrupted or (left_s is not None and left_s <= 0):
-                return Taken([], 0)
-            await run_async(self.subscriber.wait_for(news, left_s, most))
+            raise
+        connection.release_room(room_bytes)
+        return NOTHING_TAKEN
 
     def _fitting(self, found: list[Claimed]) -> list[Claimed]:
         total, fit = 0, 0
@@ -162,6 +175,7 @@ class Held:
 
     def end_waits(self) -> None:
         """Make waiting fetches return nothing. Messages that one of them just claimed go to the next fetch."""
+        self._ends += 1
         for task in self._waits:
             task.cancel()
 
@@ -358,7 +372,8 @@ class Subscriptions:
                 await held.has_credit.wait()
                 with subscriber.taking():
                     while held.credit > 0:
-                        await self._pump_once(id, held, send)
+                        await connection.writable()
+                        await held.send_on_credit(connection, partial(send, connection, id, subscriber))
             except StoreError as exc:
                 logger.warning("delivery of subscription %s is retried: %s", subscriber.id, exc)
                 await asyncio.sleep(RETRY_S)
@@ -368,17 +383,6 @@ class Subscriptions:
                     del self._held[id]
                     self._in_background(self._release_quietly(held, vanished=False))
                 return
-
-    async def _pump_once(self, id: str, held: Held, send: Send) -> None:
-        connection = self._connection
-        await connection.writable()
-        found, room_bytes = await held.take_on_credit(connection)
-        if found:
-            held.push_batch = min(PUSH_BATCH, max(PUSH_BATCH_MIN, 2 * len(found)))
-            try:
-                held.spend_credit(await send(connection, id, held.subscriber, found))
-            finally:
-                connection.release_room(room_bytes)
 
     def give_credit(self, params: rpc.Credit) -> dict[str, bool]:
         """The client takes messages without fetching them, until so many have been sent in all."""
@@ -398,11 +402,12 @@ class Subscriptions:
         connection = self._connection
         held = self._find(params.subscription_id)
         wait_s = min(max(0.0, params.wait), connection.context.limits.fetch_wait)
-        found, room_bytes = await held.take(connection, params.count, wait_s)
+        pack = partial(_pack, connection, held.subscriber)
+        packed, room_bytes = await held.fetch(connection, params.count, wait_s, pack)
         connection.keep_room(room_bytes)
         if connection.is_gone:
             return None
-        sent, answer = await _pack(connection, held.subscriber, found)
+        sent, answer = packed or ([], fetched([]))
         if held.is_forbidden:
             raise self._not_held(params.subscription_id)
         drop_payloads(sent)
