@@ -663,6 +663,7 @@ def _note_unmatched(log: headwater.Log, view: _View) -> None:
     from headwater.topics import parse_pattern
 
     pattern = parse_pattern(view.pattern, view.dialect)
+    view.of(log, "new").close()  # refuses what may not be read, before a note says that it is not there
     with suppress(UnauthorizedError):  # a token may have the right to read some topics and not to list all
         names = [found.topic for found in log.topics()]
         if not any(map(pattern.matches, names)):
