@@ -129,6 +129,16 @@ def test_locks():
     assert find_lock_holders(77, locks) == LockHolders({12}, {11})
 
 
+def test_an_old_sqlite3_module_is_noted(run, log, path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sqlite3.sqlite_version", "3.51.2")
+    result = run("doctor", path, "--json")
+    found = findings(result)["sqlite3 module"]
+    assert (result.code, found["level"]) == (0, "note")
+    assert "programs that use the sqlite3 module on this file can lose commits in WAL mode" in found["what"]
+    monkeypatch.setattr("sqlite3.sqlite_version", "3.51.3")
+    assert "sqlite3 module" not in findings(run("doctor", path, "--json"))
+
+
 def test_old_sqlite_is_wrong():
     assert _sqlite_version("3.51.2").level == "wrong"
     assert _sqlite_version("3.51.3").level == "ok"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.errors import InvalidDataError, InvalidOptionError
+from headwater.errors import InvalidDataError, InvalidOptionError, UnknownSubscriptionError
 from headwater.pipeline.sql import sql_error
 from headwater.version import install_hint
 
@@ -62,6 +62,24 @@ MISTAKES: list[tuple[str, int, str, str]] = [
         """Quote it for JSON and the shell, like '{"order": 17}', or send it as text: --text""",
     ),
     (
+        'publish orders.new {"a":1}',
+        2,
+        "orders.new looks like a topic, and no LOG is named",
+        "headwater publish events.db orders.new '…', or set HEADWATER_LOG",
+    ),
+    (
+        "publish orders.new",
+        2,
+        "orders.new looks like a topic, and no LOG is named",
+        "headwater publish events.db orders.new '…', or set HEADWATER_LOG",
+    ),
+    (
+        "publish shop orders.new 1",
+        2,
+        "there is no log shop, and a new one needs the name of a file",
+        "Name it shop.db, or ./shop",
+    ),
+    (
         "publish a.db orders.* 1",
         2,
         "topic 'orders.*': it holds '*', which is kept for patterns",
@@ -106,6 +124,76 @@ def test_on_the_command_line(
     assert others == [f"next: {next}"] if next else len(others) == 1
     assert "report it" not in result.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "out", "err"),
+    [
+        ("", 0, "published 0 messages\n", ""),
+        ("\n \n", 0, "published 0 messages\n", ""),
+        (
+            "{\n1\n",
+            2,
+            "",
+            "error: line 1: not JSON (Input data was truncated)\n"
+            "next: Published before it: 0 messages. Correct the line and continue from it\n",
+        ),
+    ],
+    ids=["nothing", "blank lines", "a bad line"],
+)
+def test_no_message_makes_no_log(run: Any, tmp_path: Path, lines: str, code: int, out: str, err: str) -> None:
+    source = tmp_path / "orders.jsonl"
+    source.write_text(lines)
+    assert run("publish", tmp_path / "new.db", "orders.new", "--file", source) == (code, out, err)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_log_that_is_there_may_have_any_name(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("publish", "./shop", "orders.new", "1").code == 0
+    assert run("publish", "shop", "orders.new", "2").out == "2  orders.new\n"
+
+
+def test_a_pattern_that_no_topic_matches_is_noted(run: Any, log: headwater.Log, path: Path) -> None:
+    told = "no topic matches order.>; there are: orders.new, notes.made\n"
+    assert run("tail", path, "order.>") == (0, "", told)
+    assert run("tail", path, "order.#", "--dialect", "amqp").err == told.replace(">", "#")
+    assert run("tail", path, "orders.>", "--where", "data.order > 3") == (0, "", "")
+    for number in range(9):
+        log.publish(f"many.{number}", 1)
+    named = run("tail", path, "order.>").err.removeprefix("no topic matches order.>; there are: ").split(", ")
+    assert (named[0], len(named), named[-1]) == ("orders.new", 6, "…\n")  # the nearest first
+
+
+def test_a_pattern_on_a_log_without_messages_is_noted(run: Any, path: Path) -> None:
+    headwater.open(path).close()
+    assert run("tail", path, "order.>") == (0, "", "no topic matches order.>; there are none yet\n")
+
+
+def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, log: headwater.Log, path: Path) -> None:
+    advice = "List those there are: `headwater subscriptions LOG`, or log.subscriptions()"
+    assert run("subscriptions", "rm", path, "nosuch").err.splitlines()[1] == f"next: {advice}"
+    with pytest.raises(UnknownSubscriptionError) as told:
+        log.delete_subscription("nosuch")
+    assert told.value.next == advice
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ([], ["Commands about a log take the LOG first", "worker, schema, sync, replica, token, config and bench"]),
+        (
+            ["worker"],
+            ["How long handlers have to finish", "An exclusive handler runs in one process only", "concurrency; 1."],
+        ),
+        (["lag"], ["in flight are delivered and not acked", "wait for their next attempt", "oldest is the age"]),
+    ],
+    ids=["headwater", "worker", "lag"],
+)
+def test_help_explains(run: Any, command: list[str], words: list[str]) -> None:
+    shown = " ".join(run(*command, "--help").out.replace("│", " ").split())
+    for each in words:
+        assert each in shown
 
 
 def test_a_place_after_from_is_noted(run: Any, log: headwater.Log, path: Path) -> None:

@@ -243,6 +243,8 @@ def test_a_token_opens_the_door(serve, run, tokens, monkeypatch):
     assert seqs(run("tail", url, "orders.>", "--json")) == [1]
     not_allowed = run("publish", url, "secrets", "1")
     assert (not_allowed.code, "no publish right" in not_allowed.err) == (3, True)
+    not_seen = run("tail", url, "secrets.>")
+    assert (not_seen.code, "no read right" in not_seen.err, "no topic matches" in not_seen.err) == (3, True, False)
     assert "orders.new" in run("topics", url).out
     assert run("subscriptions", url).code == 3  # it may neither consume nor manage
 

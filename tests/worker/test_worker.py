@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from eventually import eventually
 
@@ -199,12 +200,14 @@ def test_a_process_that_is_killed_is_started_again_while_the_others_work(
     assert sorted(each["restarts"] for each in worker.health()[1]["processes"]) == [0, 1]
 
 
-def test_a_log_that_cannot_be_opened_is_tried_again(module: Module, start: Start, tmp_path: Path) -> None:
-    module(SYNC)
-    (tmp_path / "jobs.db").write_bytes(b"no database" * 1000)
+def test_a_log_that_is_locked_is_tried_again(module: Module, start: Start, tmp_path: Path) -> None:
+    module(SYNC.replace('"jobs.db"', '"jobs.db", busy_timeout=0.05'))
+    connection = apsw.Connection(str(tmp_path / "jobs.db"))
+    connection.execute("BEGIN EXCLUSIVE")
     worker = start()
-    worker.wait_for(r"process 1 \(pid \d+\) ended with 3: .*; the next one starts in 2 s")
-    (tmp_path / "jobs.db").unlink()
+    worker.wait_for(r"process 1 \(pid \d+\) ended with 3: .*jobs.db: .*lock.*; the next one starts in 2 s")
+    connection.execute("ROLLBACK")
+    connection.close()
     worker.pids(1)
 
 
@@ -306,6 +309,8 @@ def test_a_change_of_a_file_starts_the_processes_anew(module: Module, start: Sta
         ("import io\nlog = io.StringIO", "tasks:log", "the factory returned StringIO, not a log"),
         ("import headwater\nlog = headwater.open('jobs.db')", "tasks:log", "no handlers and no schedules"),
         ("log = oops", "tasks:log", "NameError: name 'oops' is not defined (tasks.py:1)"),
+        ("", "tasks.py:log", "next: write tasks:log, not tasks.py:log"),
+        ("", "./shop/tasks.py:log", "next: write shop.tasks:log, not ./shop/tasks.py:log"),
     ],
 )
 def test_what_cannot_be_run_ends_with_2_and_says_why(
@@ -315,6 +320,56 @@ def test_what_cannot_be_run_ends_with_2_and_says_why(
     worker = start(target=target)
     assert worker.end() == 2, worker.text()
     assert why in worker.text()
+
+
+def make_other_tables(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE customers (name)")
+    connection.close()
+
+
+def make_other_subscription(path: Path) -> None:
+    with headwater.open(path) as log:
+        log.subscribe("workers", "jobs", mode="exclusive").close()
+
+
+@pytest.mark.parametrize(
+    ("file", "prepare", "where", "why", "next"),
+    [
+        (
+            "jobs.db",
+            lambda path: path.write_bytes(b"no database" * 1000),
+            "{path}",
+            "not a database",
+            "Name another file",
+        ),
+        ("jobs.db", make_other_tables, "{path}", "other tables (customers, …) and no log", "pass adopt=True"),
+        ("away/jobs.db", lambda path: None, "{path.parent}", "the directory does not exist", "mkdir -p {path.parent}"),
+        ("jobs.db", make_other_subscription, "workers", "mode", ""),
+    ],
+    ids=["not SQLite", "other tables", "no directory", "other settings"],
+)
+def test_a_log_that_cannot_be_used_ends_the_first_start(
+    module: Module,
+    start: Start,
+    tmp_path: Path,
+    file: str,
+    prepare: Callable[[Path], object],
+    where: str,
+    why: str,
+    next: str,
+) -> None:
+    path = tmp_path / file
+    module(SYNC.replace("jobs.db", file))
+    prepare(path)
+    worker = start()
+    assert worker.end() == 2, worker.text()
+    *logged, error, advice = worker.text().splitlines()
+    assert error.startswith(f"error: {where.format(path=path)}: "), worker.text()
+    assert why in error
+    assert advice.startswith("next: ")
+    assert next.format(path=path) in advice
+    assert not any("the next one starts" in line for line in logged)
 
 
 def test_wrong_options_end_with_2(module: Module, start: Start) -> None:

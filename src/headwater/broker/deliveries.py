@@ -82,7 +82,7 @@ def unknown(id: str) -> UnknownSubscriptionError:
     return UnknownSubscriptionError(
         f"there is no subscription {id!r}",
         where=id,
-        next="Subscribe first, which creates it; `headwater subscriptions` lists those there are",
+        next="List those there are: `headwater subscriptions LOG`, or log.subscriptions()",
     )
 
 

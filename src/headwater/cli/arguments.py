@@ -151,11 +151,16 @@ def log_or_new_one(path: str) -> Iterator[headwater.Log]:
         with _connected(path) as log:
             yield log
         return
-    is_new = is_file(path) and not os.path.exists(file_of(path))
+    made = is_new(path)
     with _opened(path) as log:
-        if is_new:
+        if made:
             note(f"made a new log: {file_of(path)}")
         yield log
+
+
+def is_new(path: str) -> bool:
+    """Whether opening the log would make its file."""
+    return is_file(path) and not os.path.exists(file_of(path))
 
 
 @contextmanager

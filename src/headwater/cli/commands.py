@@ -90,8 +90,9 @@ app = typer.Typer(
     cls=_LazyGroup,
     name="headwater",
     help="Durable messaging where the database is the broker.\n\n"
-    "Commands take the LOG first: a file like events.db, a database like postgres://host/name, or a server like "
-    "ws://host:8765. HEADWATER_LOG, or cli.log in headwater.toml, names it for all.",
+    "Commands about a log take the LOG first: a file like events.db, a database like postgres://host/name, or a server "
+    "like ws://host:8765. HEADWATER_LOG, or cli.log in headwater.toml, names it for all. "
+    "worker, schema, sync, replica, token, config and bench take other arguments: see their --help.",
     epilog=_EXITS,
     no_args_is_help=True,
     rich_markup_mode="rich",

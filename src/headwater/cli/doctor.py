@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -109,6 +110,7 @@ def _show(findings: list[Finding], wrong: list[Finding]) -> None:
 
 def _environment(file: str) -> Iterator[Finding]:
     yield _sqlite_version(apsw.sqlite_lib_version())
+    yield from _sqlite3_module(sqlite3.sqlite_version)
     yield _file_system(file)
     free = shutil.disk_usage(file).free
     if free < DISK_FREE_BYTES_ALARM:
@@ -119,7 +121,7 @@ def _environment(file: str) -> Iterator[Finding]:
 
 
 def _sqlite_version(version: str) -> Finding:
-    if tuple(int(part) for part in version.split(".")[:3]) < SQLITE_SAFE:
+    if not _is_safe(version):
         return Finding(
             "sqlite",
             "wrong",
@@ -127,6 +129,21 @@ def _sqlite_version(version: str) -> Finding:
             "Upgrade to 3.51.3 or newer: pip install -U apsw",
         )
     return Finding("sqlite", "ok", f"{version}, safe (3.51.3 or newer)")
+
+
+def _sqlite3_module(version: str) -> Iterator[Finding]:
+    """Headwater does not use Python's own module, but a program beside it may."""
+    if not _is_safe(version):
+        yield Finding(
+            "sqlite3 module",
+            "note",
+            f"{version} in this Python: programs that use the sqlite3 module on this file can lose commits in WAL mode",
+            "Let them use apsw, or a Python with SQLite 3.51.3 or newer",
+        )
+
+
+def _is_safe(version: str) -> bool:
+    return tuple(int(part) for part in version.split(".")[:3]) >= SQLITE_SAFE
 
 
 def _file_system(file: str) -> Finding:

@@ -253,6 +253,11 @@ def lag(
     """Show how far behind each subscription is.
 
     [dim]As an alarm:[/]  headwater lag events.db --max-lag 1000 --max-age 5m
+
+    lag is the number of messages that match and are not acked yet. Of these, in
+    flight are delivered and not acked, and waiting are those that failed and
+    wait for their next attempt. oldest is the age of the oldest of them.
+    position is the seq up to which all is settled, of the last seq of the log.
     """
     age_ms_max = None if age_max is None else parse_duration(age_max, "--max-age").total_seconds() * 1000
     with existing_log(path) as log:

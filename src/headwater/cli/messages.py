@@ -7,7 +7,7 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 import headwater
-from headwater.cli.arguments import START_HELP, AsJson, LogPath, existing_log, log_or_new_one, parse_start, takes_log
+from headwater.cli.arguments import (
+    START_HELP,
+    AsJson,
+    LogPath,
+    existing_log,
+    is_new,
+    log_or_new_one,
+    looks_like_log,
+    parse_start,
+    takes_log,
+)
 from headwater.cli.completion import offering
 from headwater.cli.output import MessagePrinter, PublishBar, Text, note, printable, say, write_document
 from headwater.cli.stopping import Stop
@@ -27,6 +37,7 @@ from headwater.errors import (
     InvalidOptionError,
     LeaseLostError,
     TooLargeError,
+    UnauthorizedError,
 )
 from headwater.formats import DURATION_HELP, parse_duration, parse_time, plural
 
@@ -90,6 +101,8 @@ def publish(
             raise InvalidOptionError("TOPIC is given twice", next="Leave one of them out")
         topic, data = topic_option, topic
     topic = topic if topic is not None else topic_option
+    if path and not looks_like_log(path):
+        raise _no_log(path, is_topic=data is None and (topic is None or _is_json(topic)))
     if topic is not None:
         from headwater.topics import check_topic
 
@@ -123,6 +136,19 @@ def publish(
     _publish_lines(path, topic, given, file, as_json=as_json)
 
 
+def _no_log(name: str, *, is_topic: bool) -> InvalidOptionError:
+    """For a name that no log has yet and that is not one of a file: LOG has been left out, or needs a clearer name."""
+    if is_topic:
+        return InvalidOptionError(
+            f"{name} looks like a topic, and no LOG is named",
+            next=f"headwater publish events.db {name} '…', or set HEADWATER_LOG",
+        )
+    return InvalidOptionError(
+        f"there is no log {name}, and a new one needs the name of a file",
+        next=f"Name it {name}.db, or ./{name}",
+    )
+
+
 def _publish_one(log: headwater.Log, topic: str, data: Any, options: dict[str, Any], *, as_json: bool) -> None:
     last_seq = log.last_seq()
     seq = log.publish(topic, data, **options)
@@ -138,17 +164,23 @@ def _publish_lines(path: str, topic: str | None, given: dict[str, Any], file: st
     outgoing_of = outgoing_reader(topic, given, datetime.now().astimezone())
     with ExitStack() as stack:
         source = sys.stdin.fileno() if file is None else stack.enter_context(_opened_file(file)).fileno()
-        log = stack.enter_context(log_or_new_one(path))
-        tally = Tally(known=log.last_seq())
         stop = stack.enter_context(Stop())
         progress = stack.enter_context(PublishBar(os.fstat(source).st_size if file else 0))
-        batches = read_batches(source, progress.read)
-        try:
-            while (lines := stop.wait_for(lambda: next(batches, None))) is not None:
-                publish_batch(log, lines, outgoing_of, tally)
-                progress.published(tally.published + tally.duplicates)
-        except HeadwaterError as exc:
-            raise _with_progress(exc, tally) from exc
+        batches, tally = read_batches(source, progress.read), Tally()
+        lines, makes_log = None, is_new(path)
+        if makes_log:  # only when there is a message for it
+            with _telling_progress(tally):
+                lines = stop.wait_for(lambda: next(batches, None))
+                if lines is not None:
+                    _read_line(lines[0], outgoing_of)
+        if lines is not None or not makes_log:
+            log = stack.enter_context(log_or_new_one(path))
+            tally.known = log.last_seq()
+            with _telling_progress(tally):
+                while lines := lines or stop.wait_for(lambda: next(batches, None)):
+                    publish_batch(log, lines, outgoing_of, tally)
+                    progress.published(tally.published + tally.duplicates)
+                    lines = None
     if as_json:
         write_document(tally.to_json())
     else:
@@ -162,6 +194,14 @@ def _show_tally(tally: Tally) -> None:
     seqs = "" if tally.first_seq is None else f"  seq {tally.first_seq} to {tally.last_seq}"
     again = "" if not tally.duplicates else f"  {plural(tally.duplicates, 'id')} known before"
     say(Text.assemble((f"published {plural(tally.published, 'message')}", "green"), (seqs + again, "dim")))
+
+
+@contextmanager
+def _telling_progress(tally: Tally) -> Iterator[None]:
+    try:
+        yield
+    except HeadwaterError as exc:
+        raise _with_progress(exc, tally) from exc
 
 
 def _with_progress(exc: HeadwaterError, tally: Tally) -> HeadwaterError:
@@ -196,6 +236,14 @@ def _json_of(data: str) -> Any:
         ) from exc
 
 
+def _is_json(text: str) -> bool:
+    try:
+        _json_of(text)
+    except InvalidDataError:
+        return False
+    return True
+
+
 def _headers(given: list[str]) -> dict[str, str] | None:
     headers: dict[str, str] = {}
     for each in given:
@@ -227,7 +275,7 @@ class Line(NamedTuple):
 class Tally:
     """What has been published so far. `known` is the log's last seq before: an id published earlier has one below."""
 
-    known: int
+    known: int = 0
     published: int = 0
     duplicates: int = 0
     first_seq: int | None = None
@@ -286,16 +334,23 @@ def publish_batch(
 ) -> None:
     """Publish all of them in one transaction. If one is bad, those before it are published and the error names it."""
     good: list[Mapping[str, Any]] = []
-    bad: tuple[Line, InvalidInputError] | None = None
+    bad: InvalidInputError | None = None
     for line in lines:
         try:
-            good.append(outgoing_of(line.text))
+            good.append(_read_line(line, outgoing_of))
         except InvalidInputError as exc:
-            bad = (line, exc)
+            bad = exc
             break
     _publish_good(log, good, lines, tally)
     if bad is not None:
-        raise _with_line(*bad) from bad[1]
+        raise bad
+
+
+def _read_line(line: Line, outgoing_of: Callable[[bytes], Mapping[str, Any]]) -> Mapping[str, Any]:
+    try:
+        return outgoing_of(line.text)
+    except InvalidInputError as exc:
+        raise _with_line(line, exc) from exc
 
 
 def _publish_good(log: headwater.Log, messages: list[Mapping[str, Any]], lines: list[Line], tally: Tally) -> None:
@@ -396,6 +451,7 @@ def import_(
 
 EVERYTHING = ">"
 LAST = 10  # as tail(1)
+TOPICS_NAMED_MAX, TOPICS_COMPARED_MAX = 5, 1_000
 STEP_BACK_MIN = 256
 STEP_BACK_FACTOR = 8
 
@@ -589,12 +645,32 @@ def tail(
     view = _View(pattern, from_, to, where, dialect)
     printer = MessagePrinter(as_json=as_json)
     with existing_log(path) as log, Stop() as stop:
+        _note_unmatched(log, view)
         if last is not None and position != "new":
             begin = _show_last(log, view, position, last, printer)
         if position == "new" or follow or last is None:
             with view.of(log, begin) as subscription:
                 _Consumer(subscription, printer, stop, count=None, batch=100).run(follow=follow or position == "new")
     _end(stop)
+
+
+def _note_unmatched(log: headwater.Log, view: _View) -> None:
+    """A pattern that no topic matches may be a typo: a note names topics that there are."""
+    if view.pattern == EVERYTHING:
+        return
+    from difflib import get_close_matches
+
+    from headwater.topics import parse_pattern
+
+    pattern = parse_pattern(view.pattern, view.dialect)
+    view.of(log, "new").close()  # refuses what may not be read, before a note says that it is not there
+    with suppress(UnauthorizedError):  # a token may have the right to read some topics and not to list all
+        names = [found.topic for found in log.topics()]
+        if not any(map(pattern.matches, names)):
+            nearest = get_close_matches(view.pattern, names[:TOPICS_COMPARED_MAX], TOPICS_NAMED_MAX, cutoff=0.0)
+            more = ", …" if len(names) > len(nearest) else ""
+            there = f"there are: {', '.join(nearest)}{more}" if names else "there are none yet"
+            note(f"no topic matches {view.pattern}; {there}")
 
 
 def _show_last(log: headwater.Log, view: _View, start: Start, last: int, printer: MessagePrinter) -> int:

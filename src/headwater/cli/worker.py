@@ -34,7 +34,8 @@ def worker(
             metavar="N",
             min=1,
             max=THREADS_MAX,
-            help="Messages that a shared handler without a concurrency of its own handles at a time, in each process.",
+            help="How many messages a shared handler handles at a time in each process, unless it declares its own "
+            "concurrency; 1. An exclusive handler runs in one process only, one message at a time.",
         ),
     ] = None,
     max_tasks: Annotated[
@@ -46,7 +47,7 @@ def worker(
     ] = None,
     shutdown_timeout: Annotated[
         str,
-        typer.Option("--shutdown-timeout", metavar="SPAN", help=f"That handlers get to finish: {DURATION_HELP}."),
+        typer.Option("--shutdown-timeout", metavar="SPAN", help=f"How long handlers have to finish: {DURATION_HELP}."),
     ] = "30s",
     healthz: Annotated[
         str | None,
@@ -73,9 +74,11 @@ def worker(
     Each process imports the module itself.
 
     Ctrl-C or SIGTERM lets handlers finish and gives the other messages back; a
-    second one kills the processes. A process that crashes is started again.
+    second one kills the processes. A process that crashes is started again, and
+    so is one that cannot start because a log is locked or not reached.
     Ends with 0 if all processes ended in order, 1 if one had to be killed, 2 if
-    the module cannot be run, 130 after a second signal.
+    the module cannot be run or its log cannot be used, 130 after a second
+    signal.
     """
     import asyncio
 

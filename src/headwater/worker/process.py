@@ -30,7 +30,20 @@ import msgspec
 from headwater.api._async import AsyncLog
 from headwater.api._sync import Log
 from headwater.broker.handlers import Handlers, Registration
-from headwater.errors import HeadwaterError, InvalidInputError, InvalidOptionError
+from headwater.errors import (
+    CallError,
+    ConflictError,
+    DiskFullError,
+    HeadwaterError,
+    InputOutputError,
+    InvalidOptionError,
+    LeaseLostError,
+    LockedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    SubscriptionActiveError,
+    TransportError,
+)
 from headwater.formats import format_size
 from headwater.server import logging as logs
 
@@ -41,7 +54,23 @@ Opened = TypeVar("Opened", Log, AsyncLog)
 # How a process ends. The supervisor starts it again after every code but DONE without `recycling`, and UNUSABLE.
 DONE, FAILED, UNUSABLE = 0, 3, 2
 
-UNUSABLE_ERRORS = (InvalidInputError, ImportError, SyntaxError, NameError)
+# A process that cannot start because of a lasting error is not started again: a restart does not help. Of Headwater's
+# errors those that may pass are named; of all others only those of the program's text last.
+PASSING_ERRORS = (
+    ConnectionError,  # also UnavailableError and UnreachableError
+    TimeoutError,
+    LockedError,
+    ConflictError,
+    DiskFullError,
+    InputOutputError,
+    OutcomeUnknownError,
+    SubscriptionActiveError,
+    LeaseLostError,
+    OverloadedError,
+    CallError,
+    TransportError,
+)
+LASTING_ERRORS = (HeadwaterError, ImportError, SyntaxError, NameError)
 
 REPORT_S = 1.0
 FILES_MAX = 10_000
@@ -66,14 +95,16 @@ class ProcessOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`state`: starting, running or failed. `error` and `next`: why it failed, and what to do. `files`: what has been
-    imported and is the application's own, with its time of change then; only if there are more than before."""
+    """`state`: starting, running or failed. `where`, `error` and `next`: where and why it failed, and what to do.
+    `files`: what has been imported and is the application's own, with its time of change then; only if there are more
+    than before."""
 
     state: str
     tasks: int = 0
     memory: int = 0
     handlers: dict[str, str] = {}
     recycling: str = ""
+    where: str = ""
     error: str = ""
     next: str = ""
     files: dict[str, int] | None = None
@@ -87,6 +118,11 @@ def find_target(target: str) -> Any:
     module_name, separator, path = target.partition(":")
     if not separator or not module_name or not path:
         raise InvalidOptionError(f"not a module and a name: {target[:80]!r}", next=TARGET_HELP)
+    if module_name.endswith(".py") or "/" in module_name:
+        written = f"{module_name.removesuffix('.py').strip('./').replace('/', '.')}:{path}"
+        raise InvalidOptionError(
+            f"{module_name} is a file, not a module", where=target, next=f"write {written}, not {target}"
+        )
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
@@ -205,9 +241,10 @@ class WorkerProcess:
         return True
 
     def _fail(self, exc: Exception) -> int:
-        """Report why the process ends. A module that cannot be imported or has no handlers stays so; other errors may
-        pass, as that of a database that is away."""
-        is_unusable = self._state == "starting" and isinstance(exc, UNUSABLE_ERRORS)
+        """Report why the process ends. A module that cannot be imported and a file that is no log stay so; other errors
+        may pass, as that of a database that is away."""
+        is_lasting = isinstance(exc, LASTING_ERRORS) and not isinstance(exc, PASSING_ERRORS)
+        is_unusable = self._state == "starting" and is_lasting
         if not isinstance(exc, HeadwaterError):
             logger.error("the worker failed", exc_info=exc)
         self._state = "failed"
@@ -304,7 +341,7 @@ class WorkerProcess:
 
     def _report(self, exc: Exception | None = None) -> None:
         states = {} if self._handlers is None else self._handlers.health()
-        error, next = _described(exc)
+        where, error, next = _described(exc)
         with self._reporting:
             new = [file for file in own_files(exc) if file not in self._files] if self._options.reports_files else []
             self._files |= modified(new)
@@ -314,6 +351,7 @@ class WorkerProcess:
                 memory=memory_bytes(),
                 handlers={id: health["state"] for id, health in states.items()},
                 recycling=self._recycling,
+                where=where,
                 error=error,
                 next=next,
                 files=self._files if new else None,
@@ -324,13 +362,13 @@ class WorkerProcess:
                     line = line[os.write(self._options.reports, line) :]
 
 
-def _described(exc: Exception | None) -> tuple[str, str]:
+def _described(exc: Exception | None) -> tuple[str, str, str]:
     if exc is None:
-        return "", ""
+        return "", "", ""
     if isinstance(exc, HeadwaterError):
-        return exc.why, exc.next
+        return exc.where, exc.why, exc.next
     place = traceback.extract_tb(exc.__traceback__)[-1]
-    return f"{type(exc).__name__}: {exc} ({os.path.relpath(place.filename)}:{place.lineno})", ""
+    return "", f"{type(exc).__name__}: {exc} ({os.path.relpath(place.filename)}:{place.lineno})", ""
 
 
 def memory_bytes() -> int:

@@ -163,7 +163,7 @@ class Supervisor:
             server.close()
         if self._unusable is not None:
             next = self._unusable.next or "Mend it, and start the worker again"
-            raise InvalidOptionError(self._unusable.error, where=options.target, next=next)
+            raise InvalidOptionError(self._unusable.error, where=self._unusable.where or options.target, next=next)
         logger.info("all processes have ended")
         return self._code
 
@@ -183,7 +183,7 @@ class Supervisor:
                 if not self._options.reload:
                     self._unusable = slot.report
                     break
-                logger.error("the module cannot be run: %s; waiting for a change of its files", slot.report.error)
+                logger.error("the module cannot be run: %s; waiting for a change of its files", _told(slot.report))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken(changed), delay_s)
         slot.state = "stopped"
@@ -208,7 +208,7 @@ class Supervisor:
             logger.info("process %d (pid %d) is started anew: %s", slot.number, pid, report.recycling)
             return 0.0
         slot.failures = 1 if ran_s >= STEADY_S else slot.failures + 1
-        why = f": {report.error}" if report.error else ""
+        why = f": {told}" if (told := _told(report)) else ""
         if code == UNUSABLE and report.error and (self._options.reload or not self._is_ready):
             return None
         delay_s = restart_delay_s(slot.failures)
@@ -385,6 +385,12 @@ class Supervisor:
 
 
 _report = msgspec.json.Decoder(Report)
+
+
+def _told(report: Report) -> str:
+    """The whole text of an error."""
+    text = f"{report.where}: {report.error}" if report.where else report.error
+    return f"{text}. {report.next}" if report.next else text
 
 
 def _count(processes: int) -> str:
