@@ -39,7 +39,7 @@ from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs, RemoteVerbs
 from headwater.delivery.schedule import Missed, Schedule, check_schedule
 from headwater.errors import ClosedError, InvalidOptionError
-from headwater.formats import Moment, Span, parse_duration, span_ms
+from headwater.formats import Moment, Span, span_ms
 from headwater.message import PublishOptions, check_whole
 from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import DeadLetter, Gap, Mode, Order, RetentionPolicy, TopicCount
@@ -555,7 +555,7 @@ class AsyncLog:
         return declare
 
     def every(
-        self, interval: Span | str, *, id: str, topic: str, missed: Missed = "once", missed_max: int = 100
+        self, interval: Span, *, id: str, topic: str, missed: Missed = "once", missed_max: int = 100
     ) -> Callable[[Function], Function]:
         """Declare a schedule: publish to `topic` at each multiple of the interval since 1970 UTC (`"5m"`: at :00, :05,
         …). The decorated function gets an `Occurrence` and returns the data; None publishes nothing. Of all processes
@@ -564,7 +564,7 @@ class AsyncLog:
 
         `missed`: occurrences that no process was there to publish. "once": the newest of them is published. "skip":
         none is, if it is more than a minute late. "all": all of them, but the newest `missed_max` at most."""
-        every_ms = span_ms(parse_duration(interval, "interval") if isinstance(interval, str) else interval, "interval")
+        every_ms = span_ms(interval, "interval")
         return self._schedule(Schedule(id, topic, every_ms=every_ms, missed=missed, missed_max=missed_max))
 
     def cron(
