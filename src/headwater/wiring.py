@@ -445,6 +445,13 @@ def _local(options: AllOptions) -> OpenOptions:
 
 
 def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> LocalLog:
+    if not isinstance(url, str | bytes | os.PathLike):
+        raise InvalidOptionError(
+            f"a log is a path or a url, not {url!r}",
+            next="Is an environment variable unset?"
+            if url is None
+            else 'Write it like "events.db" or "ws://host:8765"',
+        )
     default = DedupeWindow()
     window = DedupeWindow(
         span_ms(options["dedupe"], "dedupe") if "dedupe" in options else default.span_ms,

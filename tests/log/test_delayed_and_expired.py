@@ -219,8 +219,8 @@ def test_durations_may_be_texts(log: Log, mode: Any, clock: ManualClock) -> None
 
 def test_a_duration_that_is_no_text_of_one_names_the_option_and_an_example(log: Log) -> None:
     with pytest.raises(
-        InvalidOptionError, match="^delay must be a duration, not '5 minutes'. Write it like 500ms, 10s"
+        InvalidOptionError, match=r"^delay must be a duration, not '5 minutes'\. Write it like 500ms, 10s"
     ):
         log.publish("a", 1, delay="5 minutes")
-    with pytest.raises(InvalidOptionError, match="^ack_wait must be a duration, not '30'. Did you mean 30s"):
+    with pytest.raises(InvalidOptionError, match=r"^ack_wait must be a duration, not '30'\. Did you mean 30s"):
         log.subscribe("s", "a", ack_wait="30")

@@ -12,13 +12,17 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headwater.api._runtime import (
+    AsyncOnly,
+    AsyncOnlyLoop,
     async_transaction,
     check_connection_kind,
+    check_takes,
     claimed_of,
     given,
     in_pool,
     mark_settled,
     opening,
+    refuse_after_ack,
     running_loop,
     spawn_task,
     waking,
@@ -61,7 +65,6 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the methods that settle it."""
 
     _subscription: AsyncSubscription
-    declined: bool = False  # nacked or rejected
 
     async def ack(self, *, confirm: bool = True, tx: Any = None) -> None:
         """Settle the message as done. Returns when the ack is on disk; with confirm=False at once, and a failure is
@@ -78,7 +81,9 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
 
     async def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         """Redeliver the message after `delay` seconds, or after the backoff of the subscription."""
-        if not self.settled:
+        if self.settled:
+            refuse_after_ack(self, "nack")
+        else:
             delay_ms = None if delay is None else span_ms(delay, "delay")
             failure = Failure("processing_error", error)
             await run_async(self._subscription._consumer.nack(self._claimed, delay_ms, failure))
@@ -86,7 +91,9 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
 
     async def reject(self, reason: str | None = None) -> None:
         """Dead-letter the message."""
-        if not self.settled:
+        if self.settled:
+            refuse_after_ack(self, "reject")
+        else:
             await run_async(self._subscription._consumer.reject(self._claimed, Failure("rejected", reason)))
             self.settled = self.declined = True
 
@@ -143,7 +150,7 @@ class AsyncTransaction:
         return await in_pool(partial(context.run, publish), self._inner.engine.transactions)
 
 
-class AsyncSubscription:
+class AsyncSubscription(AsyncOnlyLoop):
     """Fetch from it, or iterate over it. Closing it, or leaving its `async with` block, releases the messages in
     flight and keeps the subscription. Threads and tasks may share it: each message goes to one of them."""
 
@@ -372,7 +379,7 @@ class AsyncRemote:
         return declare
 
 
-class AsyncLog:
+class AsyncLog(AsyncOnly):
     """A log. Publish to it, subscribe to it; close it, or use it in an `async with` block."""
 
     def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
@@ -542,6 +549,7 @@ class AsyncLog:
             return lambda claimed: AsyncReceivedMessage(claimed, subscription)
 
         def declare(handler: Handler) -> Handler:
+            check_takes(handler, "message", where=pattern)
             if not IS_ASYNC and inspect.iscoroutinefunction(handler):
                 raise InvalidOptionError(
                     f"{handler.__qualname__} is a coroutine function", where=pattern, next="Use headwater.open_async()"
@@ -588,6 +596,7 @@ class AsyncLog:
         check_topic(schedule.topic)
 
         def declare(function: Function) -> Function:
+            check_takes(function, "occurrence", where=schedule.id)
             if not IS_ASYNC and inspect.iscoroutinefunction(function):
                 raise InvalidOptionError(
                     f"{function.__qualname__} is a coroutine function",

@@ -13,12 +13,16 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headwater.api._runtime import (
+    SyncOnly,
+    SyncOnlyLoop,
     check_connection_kind,
+    check_takes,
     claimed_of,
     given,
     in_place,
     mark_settled,
     no_loop,
+    refuse_after_ack,
     spawn_thread,
     sync_transaction,
     waking,
@@ -61,7 +65,6 @@ class ReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the methods that settle it."""
 
     _subscription: Subscription
-    declined: bool = False  # nacked or rejected
 
     def ack(self, *, confirm: bool = True, tx: Any = None) -> None:
         """Settle the message as done. Returns when the ack is on disk; with confirm=False at once, and a failure is
@@ -78,7 +81,9 @@ class ReceivedMessage(Received, gc=False, eq=False):
 
     def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         """Redeliver the message after `delay` seconds, or after the backoff of the subscription."""
-        if not self.settled:
+        if self.settled:
+            refuse_after_ack(self, "nack")
+        else:
             delay_ms = None if delay is None else span_ms(delay, "delay")
             failure = Failure("processing_error", error)
             run_blocking(self._subscription._consumer.nack(self._claimed, delay_ms, failure))
@@ -86,7 +91,9 @@ class ReceivedMessage(Received, gc=False, eq=False):
 
     def reject(self, reason: str | None = None) -> None:
         """Dead-letter the message."""
-        if not self.settled:
+        if self.settled:
+            refuse_after_ack(self, "reject")
+        else:
             run_blocking(self._subscription._consumer.reject(self._claimed, Failure("rejected", reason)))
             self.settled = self.declined = True
 
@@ -143,7 +150,7 @@ class Transaction:
         return in_place(partial(context.run, publish), self._inner.engine.transactions)
 
 
-class Subscription:
+class Subscription(SyncOnlyLoop):
     """Fetch from it, or iterate over it. Closing it, or leaving its `with` block, releases the messages in
     flight and keeps the subscription. Threads and tasks may share it: each message goes to one of them."""
 
@@ -372,7 +379,7 @@ class Remote:
         return declare
 
 
-class Log:
+class Log(SyncOnly):
     """A log. Publish to it, subscribe to it; close it, or use it in a `with` block."""
 
     def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
@@ -541,6 +548,7 @@ class Log:
             return lambda claimed: ReceivedMessage(claimed, subscription)
 
         def declare(handler: Handler) -> Handler:
+            check_takes(handler, "message", where=pattern)
             if not IS_ASYNC and inspect.iscoroutinefunction(handler):
                 raise InvalidOptionError(
                     f"{handler.__qualname__} is a coroutine function", where=pattern, next="Use headwater.open_async()"
@@ -587,6 +595,7 @@ class Log:
         check_topic(schedule.topic)
 
         def declare(function: Function) -> Function:
+            check_takes(function, "occurrence", where=schedule.id)
             if not IS_ASYNC and inspect.iscoroutinefunction(function):
                 raise InvalidOptionError(
                     f"{function.__qualname__} is a coroutine function",
