@@ -182,9 +182,7 @@ def left_in_flight(reader: Reader, record: SubscriptionRecord) -> Iterator[int]:
 
 def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActiveError:
     why = f"Subscription '{record.id}' is already active on another connection"  # JROW's text
-    return SubscriptionActiveError(
-        why, where=record.spec.pattern, next=f"{_holder(record.lease.owner)} holds it. {next}"
-    )
+    return SubscriptionActiveError(why, where=f"held by {_holder(record.lease.owner)}", next=next)
 
 
 def _holder(owner: str) -> str:
@@ -193,10 +191,10 @@ def _holder(owner: str) -> str:
     pid, _, name = rest.partition(":")
     is_here = (host, pid) == (socket.gethostname(), str(os.getpid()))
     if not pid:  # a client of a server may have a name of its own, under which it resumes
-        return "A client of the server"
+        return "a client of the server"
     if name.startswith(SERVED):
-        return "A client of this server" if is_here else f"A client of the server in process {pid} on {host}"
-    return "This process" if is_here else f"Process {pid} on {host}"
+        return "a client of this server" if is_here else f"a client of the server in process {pid} on {host}"
+    return "this process" if is_here else f"process {pid} on {host}"
 
 
 def resume(
