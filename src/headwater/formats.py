@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
@@ -202,6 +203,15 @@ def split_url(url: str, *, why: str = "this url cannot be read", where: str = ""
     except ValueError:
         pass
     raise InvalidOptionError(why, where=where, next=next) from None
+
+
+def url_text(url: str | os.PathLike[str], noun: str) -> str:
+    """The url or path as text. What is neither is refused, mostly a variable that is not set."""
+    if not isinstance(url, str | bytes | os.PathLike):
+        raise InvalidOptionError(
+            f"{noun} is a path or a url, not {url!r}", next="Is an environment variable unset?" if url is None else ""
+        )
+    return os.fsdecode(url)
 
 
 def redact_url(url: str, *, keep: Collection[str] | None = (), user: bool = True) -> str:

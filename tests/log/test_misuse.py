@@ -101,8 +101,16 @@ def test_a_log_is_a_path_or_a_url(opened: Callable[[Any], object], tmp_path: Pat
     with pytest.raises(InvalidOptionError) as refused:
         opened(None)
     assert str(refused.value) == "a log is a path or a url, not None. Is an environment variable unset?"
-    with pytest.raises(InvalidOptionError, match=r'^a log is a path or a url, not 17\. Write it like "events.db"'):
+    with pytest.raises(InvalidOptionError, match=r"^a log is a path or a url, not 17$"):
         opened(17)
+
+
+@pytest.mark.parametrize(
+    ("opened", "noun"), [(headwater.open_transport, "a transport"), (headwater.open_dedupe, "a dedupe queue")]
+)
+def test_so_are_transports_and_dedupe_queues(opened: Callable[[Any], object], noun: str) -> None:
+    with pytest.raises(InvalidOptionError, match=rf"^{noun} is a path or a url, not None\. Is an environment variable"):
+        opened(None)
 
 
 # --- the other API ----------------------------------------------------------------------------------------------------
