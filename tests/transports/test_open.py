@@ -89,14 +89,14 @@ def test_what_is_not_known_is_refused_with_what_is(url: str) -> None:
         ("file://host/a.jsonl", {}, "cannot be reached"),
         ("file://", {}, "path is missing"),
         ("file:///tmp/a.jsonl?sync=maybe", {}, "on or off"),
-        ("file:///tmp/a.jsonl?max_age=1h", {}, "number of seconds"),
+        ("file:///tmp/a.jsonl?max_age=soon", {}, "max_age must be a duration, not 'soon'"),
         ("memory:?breaker=on", {"breaker": True}, "given twice"),
         ("memory:?breaker=on&breaker=off", {}, "given twice"),
         ("memory:?breaker=tries:5", {}, "breaker: unknown option 'tries'"),
         ("memory:?breaker=failures:0", {}, "failures must be"),
         ("memory:", {"batch": 100}, "on, off or a table"),
         ("memory:?batch=size:0", {}, "size must be"),
-        ("memory:?batch=wait:soon", {}, "batch: wait must be a number"),
+        ("memory:?batch=wait:soon", {}, "batch: wait must be a duration"),
     ],
 )
 def test_impossible_options_are_refused(url: str, options: dict[str, Any], why: str) -> None:
