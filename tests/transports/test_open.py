@@ -171,3 +171,10 @@ def test_the_code_of_the_docs_runs_in_order_in_a_fresh_directory(tmp_path: Path)
     assert (ran.returncode, ran.stderr) == (0, "")
     for name in ("orders.jsonl", "copies.jsonl"):
         assert [message.data for message in read_lines(tmp_path / name)] == list(range(100))
+
+
+@pytest.mark.parametrize("max_age", ["5400", "5400.0", "1h30m"])
+def test_a_duration_in_a_url_is_seconds_or_a_text(tmp_path: Path, max_age: str) -> None:
+    transport: Any = opened(f"file://{tmp_path}/a.jsonl?max_age={max_age}")
+    assert transport._max_age_ms == 5_400_000
+    transport.close()
