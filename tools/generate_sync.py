@@ -16,6 +16,8 @@ HEADER = "# Generated from _async.py by tools/generate_sync.py: change that file
 
 NAMES = {
     "AsyncIterator": "Iterator",
+    "AsyncOnly": "SyncOnly",
+    "AsyncOnlyLoop": "SyncOnlyLoop",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",

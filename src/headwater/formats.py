@@ -1,13 +1,14 @@
 """Durations, sizes, times, counts and urls as text: one grammar and one printer for each.
 
 Inside, a time is whole milliseconds since 1970 UTC and a duration is whole milliseconds; the public API takes aware
-datetimes, timedeltas and seconds. `now` is passed in.
+datetimes or seconds for a time, and seconds, timedeltas or texts for a duration. `now` is passed in.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import os
 import re
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ TIME_MS_MAX = 253_402_300_799_999  # the last millisecond of year 9999, the late
 SPAN_S_MAX = 3_155_760_000  # a century; beyond it arithmetic on times would overflow
 
 Moment = datetime | int | float
-Span = timedelta | int | float
+Span = timedelta | int | float | str
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -86,13 +87,15 @@ _DURATION = re.compile("".join(rf"(?:([0-9]+){unit})?" for unit in _UNITS_MS))
 
 
 def span_ms(span: Span, name: str) -> int:
-    """Milliseconds of a timedelta, or of seconds; never negative."""
+    """Milliseconds of a timedelta, of seconds, or of a text as `parse_duration` reads it; never negative."""
+    if isinstance(span, str):
+        span = parse_duration(span, name)
     if isinstance(span, timedelta):
         seconds = span.total_seconds()
     elif isinstance(span, (int, float)) and not isinstance(span, bool) and math.isfinite(span):
         seconds = float(span)
     else:
-        raise InvalidOptionError(f"{name} must be seconds or a timedelta, not {span!r}")
+        raise InvalidOptionError(f"{name} must be seconds, a timedelta or a text like 1h30m, not {span!r}")
     if not 0 <= seconds <= SPAN_S_MAX:
         raise InvalidOptionError(f"{name} must lie between 0 and a hundred years, not {span!r}")
     return round(seconds * 1000)
@@ -200,6 +203,15 @@ def split_url(url: str, *, why: str = "this url cannot be read", where: str = ""
     except ValueError:
         pass
     raise InvalidOptionError(why, where=where, next=next) from None
+
+
+def url_text(url: str | os.PathLike[str], noun: str) -> str:
+    """The url or path as text. What is neither is refused, mostly a variable that is not set."""
+    if not isinstance(url, str | bytes | os.PathLike):
+        raise InvalidOptionError(
+            f"{noun} is a path or a url, not {url!r}", next="Is an environment variable unset?" if url is None else ""
+        )
+    return os.fsdecode(url)
 
 
 def redact_url(url: str, *, keep: Collection[str] | None = (), user: bool = True) -> str:

@@ -130,9 +130,9 @@ def drain(log: Log | AsyncLog, *, within: Span | None = None, limit: int = STEPS
     due, the clock is moved to the next delay, backoff or end of an `ack_wait`. Handlers that fail are retried and their
     messages dead-lettered as ever; the result has their errors.
 
-    `within` seconds, or a timedelta: only what is due in that time is handled, and the clock has then moved by exactly
-    so much; 0 handles what is due now. Without it, a drain that would move the clock by more than a year raises
-    NotDrainedError, and so does one of more than `limit` steps: calls of handlers and moves of the clock.
+    `within` seconds, a timedelta or a text like `5m`: only what is due in that time is handled, and the clock has then
+    moved by exactly so much; 0 handles what is due now. Without it, a drain that would move the clock by more than a
+    year raises NotDrainedError, and so does one of more than `limit` steps: calls of handlers and moves of the clock.
     """
     check_whole("limit", limit, 1, 2**31)
     within_ms = None if within is None else span_ms(within, "within")
@@ -146,6 +146,7 @@ def _run(log: AsyncLog, flow: Flow[T]) -> Awaitable[T]: ...
 @overload
 def _run(log: Log | AsyncLog, flow: Flow[T]) -> T | Awaitable[T]: ...
 def _run(log: Log | AsyncLog, flow: Flow[T]) -> T | Awaitable[T]:
+    __tracebackhide__ = True
     return run_async(flow) if isinstance(log, AsyncLog) else run_blocking(flow)
 
 

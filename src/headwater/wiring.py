@@ -19,7 +19,7 @@ from headwater.broker.verbs import LogVerbs
 from headwater.client.options import RemoteOptions, Strategy
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import InvalidOptionError, NotALogError
-from headwater.formats import Span, is_postgres, refuse_mistyped_url, span_ms
+from headwater.formats import Span, is_postgres, refuse_mistyped_url, span_ms, url_text
 from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Notifier, Store
@@ -445,6 +445,7 @@ def _local(options: AllOptions) -> OpenOptions:
 
 
 def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> LocalLog:
+    place = url_text(url, "a log")
     default = DedupeWindow()
     window = DedupeWindow(
         span_ms(options["dedupe"], "dedupe") if "dedupe" in options else default.span_ms,
@@ -452,7 +453,7 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Lo
     )
     interval = options.get("maintenance_interval", MAINTENANCE_S)
     maintenance_s = None if interval is None else span_ms(interval, "maintenance_interval") / 1000
-    opened = _open_store(os.fsdecode(url), options)
+    opened = _open_store(place, options)
     try:
         engine = Engine(opened.store, options.get("clock") or opened.clock(), dedupe=window)
     except BaseException:

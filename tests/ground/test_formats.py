@@ -84,7 +84,14 @@ def test_spans_are_seconds(seconds: float) -> None:
     assert span_ms(seconds, "delay") == round(seconds * 1000)
 
 
-@pytest.mark.parametrize("wrong", [-0.001, LONGEST_SPAN_S + 1, timedelta(days=-1), math.nan, math.inf, True, "5", None])
+@pytest.mark.parametrize(("text", "seconds"), [case for case in VECTORS.items() if case[1] is not None])
+def test_spans_are_texts_too(text: str, seconds: int) -> None:
+    assert span_ms(text, "delay") == seconds * 1000
+
+
+@pytest.mark.parametrize(
+    "wrong", [-0.001, LONGEST_SPAN_S + 1, timedelta(days=-1), math.nan, math.inf, True, "5", "", "5 m", None]
+)
 def test_impossible_spans_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidOptionError, match="delay"):
         span_ms(wrong, "delay")

@@ -40,6 +40,7 @@ class LogOpener:
         self.clock = clock
         self.options: dict[str, Any] = {"clock": clock, "maintenance_interval": None, "heartbeats": False}
         self.options["durability"] = "relaxed"
+        self.is_served = served
         self._served = ServedFile(Path(url), **self.options) if served else None
         self._opened: list[Log] = []
 

@@ -1,10 +1,12 @@
 """Messages for later, and messages that come too late."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from headwater import Log, ManualClock
+from headwater.errors import InvalidOptionError
 
 
 def seqs(messages: Any) -> list[int]:
@@ -186,3 +188,39 @@ def test_expired_messages_by_the_hundred_do_not_stop_a_fetch(log: Log, mode: Any
     subscription = log.subscribe("s", "a", mode=mode, max_in_flight=10)
     assert seqs(subscription.fetch(5)) == [301]
     assert log.dead_letters.statistics().by_reason == {"expired": 300}
+
+
+# --- durations as text ------------------------------------------------------------------------------------------------
+
+
+def test_durations_may_be_texts(log: Log, mode: Any, clock: ManualClock) -> None:
+    log.publish("a", 1, delay="5m")
+    log.publish_many([("a", 2, {"ttl": "1h30m"})])
+    log.retain("a", max_age="7d")
+    subscription = log.subscribe(
+        "s", "a", mode=mode, ack_wait="30s", lease="1d", backoff="500ms", inactive_timeout="2w"
+    )
+    [second] = subscription.fetch()
+    assert second.expires_at - second.published_at == timedelta(minutes=90)
+    second.extend("1h")
+    second.nack("10m")
+    clock.advance(300)
+    [first] = subscription.fetch()
+    assert (first.seq, first.deliver_at - first.published_at) == (1, timedelta(minutes=5))
+    clock.advance(29)
+    assert subscription.fetch() == []
+    clock.advance(1)
+    assert seqs(subscription.fetch()) == [1], "its ack_wait is over"
+    clock.advance(270)
+    assert 2 in seqs(subscription.fetch())
+    [policy] = log.retention()
+    assert policy.limits.max_age_ms == 7 * 86_400_000
+
+
+def test_a_duration_that_is_no_text_of_one_names_the_option_and_an_example(log: Log) -> None:
+    with pytest.raises(
+        InvalidOptionError, match=r"^delay must be a duration, not '5 minutes'\. Write it like 500ms, 10s"
+    ):
+        log.publish("a", 1, delay="5 minutes")
+    with pytest.raises(InvalidOptionError, match=r"^ack_wait must be a duration, not '30'\. Did you mean 30s"):
+        log.subscribe("s", "a", ack_wait="30")

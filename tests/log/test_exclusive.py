@@ -1,9 +1,12 @@
 """One holder: the second is refused, a dead one is replaced, and a late one is refused."""
 
+import os
+import socket
 from typing import Any
 
 import pytest
 
+import headwater
 from headwater import Log, ManualClock
 from headwater.errors import LeaseLostError, SubscriptionActiveError
 
@@ -19,7 +22,42 @@ def test_a_second_holder_is_refused_in_the_words_of_the_seed(open_log: Any) -> N
     with pytest.raises(SubscriptionActiveError) as refused:
         open_log().subscribe("billing", "orders.>")
     assert refused.value.why == "Subscription 'billing' is already active on another connection"
-    assert refused.value.next
+    holder = "a client of the server" if open_log.is_served else "this process"
+    assert str(refused.value) == (
+        f"held by {holder}: Subscription 'billing' is already active on another connection. Close it there, wait for "
+        "it with the option timeout (the lease of a dead consumer ends in 15 s), or set the option mode to shared to "
+        "share the work"
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "holder"),
+    [
+        ("web-1:4711:0a1b2c3d:1", "process 4711 on web-1"),
+        ("web-1:4711:server-17:1", "a client of the server in process 4711 on web-1"),
+        ("web-1:4711:served-0a1b2c3d:1", "a client of the server in process 4711 on web-1"),
+        (f"{socket.gethostname()}:{os.getpid()}:server-17:1", "a client of this server"),
+        ("0a1b2c3d-0a1b2c3d", "a client of the server"),
+    ],
+)
+def test_the_refusal_says_where_the_holder_is(owner: str, holder: str) -> None:
+    with headwater.open("memory:") as log:
+        log._core.engine.owner = owner.removesuffix(":1")
+        log._core.engine.new_owner = lambda: owner
+        log.subscribe("billing", "orders.>")
+        for refused in (lambda: log.seek("billing", "first"), lambda: log.delete_subscription("billing")):
+            with pytest.raises(SubscriptionActiveError) as raised:
+                refused()
+            assert raised.value.where == f"held by {holder}"
+            assert raised.value.next.startswith("Close it there")
+
+
+def test_a_server_without_an_announcement_is_told_apart_too() -> None:
+    with headwater.open("memory:") as log:
+        log._core.engine.announce()
+        log.subscribe("billing", "orders.>")
+        with pytest.raises(SubscriptionActiveError, match=r"^held by a client of this server: "):
+            log.delete_subscription("billing")
 
 
 def test_a_refused_holder_takes_nothing_away(open_log: Any) -> None:

@@ -114,7 +114,7 @@ def test_data_at_and_over_the_limit(log: Log) -> None:
         ({"priority": "high"}, InvalidOptionError),
         ({"priority": PRIORITY_MAX + 1}, InvalidOptionError),
         ({"delay": -1}, InvalidOptionError),
-        ({"delay": "5s"}, InvalidOptionError),
+        ({"delay": "5 seconds"}, InvalidOptionError),
         ({"delay": NAN}, InvalidOptionError),
         ({"delay": 1e20}, InvalidOptionError),
         ({"ttl": -0.001}, InvalidOptionError),

@@ -131,7 +131,7 @@ def test_policies_survive_reopening(open_log: Any) -> None:
         ("a", {"max_count": -1}, InvalidOptionError),
         ("a", {"max_bytes": -1}, InvalidOptionError),
         ("a", {"max_age": -1}, InvalidOptionError),
-        ("a", {"max_age": "1h"}, InvalidOptionError),
+        ("a", {"max_age": "an hour"}, InvalidOptionError),
         ("a..b", {"max_count": 1}, InvalidPatternError),
     ],
     ids=str,

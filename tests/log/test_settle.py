@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headwater import Log, ManualClock, Subscription
-from headwater.errors import LeaseLostError, NotDeliveredError
+from headwater.errors import InvalidStateError, LeaseLostError, NotDeliveredError
 
 
 def seqs(messages: Any) -> list[int]:
@@ -91,10 +91,31 @@ def test_settling_a_handle_twice_is_quiet(log: Log, mode: Any) -> None:
         getattr(message, settle)()
         assert message.settled
         message.ack()
-        message.nack()
-        message.reject()
+        if settle != "ack":
+            message.nack()
+            message.reject()
     info = log.subscription("s")
     assert (info.acked, info.waiting, info.dead) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("verb", ["nack", "reject"])
+def test_an_ack_cannot_be_taken_back(log: Log, mode: Any, verb: str) -> None:
+    log.publish_many([("a", n) for n in range(4)])
+    subscription = log.subscribe("s", "a", mode=mode)
+    first, second, third, fourth = subscription.fetch()
+    first.ack()
+    second.ack(confirm=False)
+    subscription.ack_many([third])
+    fourth.nack()
+    for message in (first, second, third):
+        with pytest.raises(InvalidStateError) as refused:
+            getattr(message, verb)()
+        assert str(refused.value) == (
+            f"a: message {message.seq} was acked already; {verb} has no effect. "
+            f"Call either ack or {verb}, once the outcome is known"
+        )
+    info = log.subscription("s")
+    assert (info.acked, info.waiting, info.dead) == (3, 1, 0)
 
 
 def test_settling_through_another_handle_is_not(log: Log, mode: Any) -> None:

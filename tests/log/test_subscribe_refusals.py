@@ -38,7 +38,7 @@ def test_a_bad_subscription_id(log: Log, id: Any) -> None:
         ("a", {"order_key": "nope.x"}, InvalidWhereError),
         ("a", {"ack_wait": 0}, InvalidOptionError),
         ("a", {"ack_wait": -1}, InvalidOptionError),
-        ("a", {"lease": "10s"}, InvalidOptionError),
+        ("a", {"lease": "10"}, InvalidOptionError),
         ("a", {"max_in_flight": 0}, InvalidOptionError),
         ("a", {"max_in_flight": 10_001}, InvalidOptionError),
         ("a", {"max_attempts": 0}, InvalidOptionError),

@@ -67,7 +67,7 @@ def refusal(load, *args, **kwargs) -> tuple[str, str, str]:
         ("[limits]\nfetch_wait = -1", "limits.fetch_wait",
          "a duration must lie between 0 and a hundred years, not -1", "The default is 1m"),
         ("[limits]\nfetch_wait = nan", "limits.fetch_wait",
-         "a duration must be seconds or a timedelta, not nan", "The default is 1m"),
+         "a duration must be seconds, a timedelta or a text like 1h30m, not nan", "The default is 1m"),
         ("[limits]\nfetch_wait = '99999999999w'", "limits.fetch_wait", "must lie between ", "The "),
         ("[limits]\nping_timeout = 0", "limits.ping_timeout", "must be longer than 0", "Write it like "),
         # topics

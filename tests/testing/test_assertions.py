@@ -1,5 +1,6 @@
 """What was published, found and compared; a failed assertion shows the difference."""
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +9,7 @@ from unittest.mock import ANY
 import pytest
 from served import ServedFile
 
+import headwater
 from headwater import Log, testing
 from headwater.errors import InvalidStateError, InvalidWhereError
 from headwater.testing import DIFF_LINES_MAX, PUBLISHED_PAGE, assert_published, clock_of, published
@@ -124,3 +126,21 @@ def test_a_log_behind_a_server_is_refused(tmp_path: Path) -> None:
             published(log)
     finally:
         served.stop()
+
+
+def test_a_failure_shows_only_the_frames_of_the_test() -> None:
+    with headwater.open("memory:") as log, pytest.raises(AssertionError) as failed:
+        testing.assert_published(log, "a")
+    shown = [str(entry.path) for entry in failed.traceback.filter(failed)]
+    assert shown == [__file__]
+
+
+def test_a_failure_in_asyncio_shows_only_the_frames_of_the_test() -> None:
+    async def main() -> None:
+        async with headwater.open_async("memory:") as log:
+            with pytest.raises(AssertionError) as failed:
+                await testing.assert_published(log, "a")
+        shown = [str(entry.path) for entry in failed.traceback.filter(failed)]
+        assert shown == [__file__]
+
+    asyncio.run(main())

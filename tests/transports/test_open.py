@@ -89,14 +89,14 @@ def test_what_is_not_known_is_refused_with_what_is(url: str) -> None:
         ("file://host/a.jsonl", {}, "cannot be reached"),
         ("file://", {}, "path is missing"),
         ("file:///tmp/a.jsonl?sync=maybe", {}, "on or off"),
-        ("file:///tmp/a.jsonl?max_age=1h", {}, "number of seconds"),
+        ("file:///tmp/a.jsonl?max_age=soon", {}, "max_age must be a duration, not 'soon'"),
         ("memory:?breaker=on", {"breaker": True}, "given twice"),
         ("memory:?breaker=on&breaker=off", {}, "given twice"),
         ("memory:?breaker=tries:5", {}, "breaker: unknown option 'tries'"),
         ("memory:?breaker=failures:0", {}, "failures must be"),
         ("memory:", {"batch": 100}, "on, off or a table"),
         ("memory:?batch=size:0", {}, "size must be"),
-        ("memory:?batch=wait:soon", {}, "batch: wait must be a number"),
+        ("memory:?batch=wait:soon", {}, "batch: wait must be a duration"),
     ],
 )
 def test_impossible_options_are_refused(url: str, options: dict[str, Any], why: str) -> None:
@@ -171,3 +171,10 @@ def test_the_code_of_the_docs_runs_in_order_in_a_fresh_directory(tmp_path: Path)
     assert (ran.returncode, ran.stderr) == (0, "")
     for name in ("orders.jsonl", "copies.jsonl"):
         assert [message.data for message in read_lines(tmp_path / name)] == list(range(100))
+
+
+@pytest.mark.parametrize("max_age", ["5400", "5400.0", "1h30m"])
+def test_a_duration_in_a_url_is_seconds_or_a_text(tmp_path: Path, max_age: str) -> None:
+    transport: Any = opened(f"file://{tmp_path}/a.jsonl?max_age={max_age}")
+    assert transport._max_age_ms == 5_400_000
+    transport.close()

@@ -7,6 +7,7 @@
 | `async_transaction` | `sync_transaction` |
 | `spawn_task` | `spawn_thread` |
 | `running_loop` | `no_loop` |
+| `AsyncOnly`, `AsyncOnlyLoop` | `SyncOnly`, `SyncOnlyLoop` |
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache, partial, wraps
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from headwater.api.received import Received
 from headwater.broker.deliveries import Claimed
 from headwater.broker.flow import Completion, Flow, complete, run_async, run_blocking
 from headwater.broker.handlers import Worker
 from headwater.broker.transaction import OwnTransaction
-from headwater.errors import InvalidOptionError
+from headwater.errors import InvalidOptionError, InvalidStateError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -69,6 +70,16 @@ class Opening(Coroutine[Any, Any, Opened]):
     def __exit__(self, *exc: object) -> None:
         """`with` asks for both before it calls the first."""
 
+    if not TYPE_CHECKING:  # a type checker refuses the loop by itself
+
+        def __iter__(self) -> NoReturn:
+            self._coroutine.close()
+            raise TypeError(self._not_awaited("there is nothing to iterate over yet, and it takes `async for`"))
+
+        def __aiter__(self) -> NoReturn:
+            self._coroutine.close()
+            raise TypeError(self._not_awaited("there is nothing to iterate over yet"))
+
     def _not_awaited(self, why: str) -> str:
         name = getattr(self._coroutine, "__name__", "").lstrip("_")
         call = "headwater.open_async(…)" if name == "connect" else f"log.{name}(…)"
@@ -94,6 +105,47 @@ def opening(function: Callable[P, Coroutine[Any, Any, Opened]]) -> Callable[P, O
     return open
 
 
+if TYPE_CHECKING:  # a type checker refuses the wrong statement by itself
+
+    class AsyncOnly: ...
+
+    class AsyncOnlyLoop: ...
+
+    class SyncOnly: ...
+
+    class SyncOnlyLoop: ...
+
+else:
+
+    class AsyncOnly:
+        """What the asyncio API says to the statements of the synchronous one."""
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"{self!r} belongs to asyncio: use `async with`, or headwater.open() without asyncio")
+
+        def __exit__(self, *exc: object) -> None:
+            """`with` asks for both before it calls the first."""
+
+    class AsyncOnlyLoop(AsyncOnly):
+        def __iter__(self) -> NoReturn:
+            raise TypeError(f"{self!r} belongs to asyncio: use `async for`, or headwater.open() without asyncio")
+
+    class SyncOnly:
+        """What the synchronous API says to the statements of asyncio."""
+
+        async def __aenter__(self) -> NoReturn:
+            raise TypeError(
+                f"{self!r} is not for asyncio: use headwater.open_async(), or `with` instead of `async with`"
+            )
+
+        async def __aexit__(self, *exc: object) -> None:
+            """`async with` asks for both before it calls the first."""
+
+    class SyncOnlyLoop(SyncOnly):
+        def __aiter__(self) -> NoReturn:
+            raise TypeError(f"{self!r} is not for asyncio: use headwater.open_async(), or `for` instead of `async for`")
+
+
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +163,33 @@ def given(kind: type[T], function: Callable[..., Any], arguments: Mapping[str, A
 def _defaults(kind: type, function: Callable[..., Any]) -> list[tuple[str, Any]]:
     defaults: dict[str, Any] = inspect.unwrap(function).__kwdefaults__ or {}
     return [(name, defaults[name]) for name in kind.__annotations__ if name in defaults]
+
+
+def check_takes(function: Callable[..., Any], noun: str, *, where: str) -> None:
+    """Refuse a function that cannot be called with one argument, its message or occurrence."""
+    if not callable(function):
+        raise InvalidOptionError(
+            f"a function that takes the {noun} is declared here, not {function!r}",
+            where=where,
+            next=f"Write def handle({noun})",
+        )
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # it is the wrapper that is called
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        try:
+            signature.bind()
+        except TypeError:
+            why = f"{name}{signature} needs more than the {noun}"
+        else:
+            why = f"{name} takes no {noun}"
+        short = getattr(function, "__name__", "")
+        short = short if short.isidentifier() else "handle"  # not <lambda>
+        raise InvalidOptionError(why, where=where, next=f"Write def {short}({noun})") from None
 
 
 def check_connection_kind(tx: Any, *, is_async: bool) -> None:
@@ -133,6 +212,16 @@ def claimed_of(messages: Iterable[Received]) -> list[Claimed]:
 def mark_settled(messages: Iterable[Received]) -> None:
     for message in messages:
         message.settled = True
+
+
+def refuse_after_ack(message: Received, verb: str) -> None:
+    """A settled message may be settled again, with no effect, except that an ack cannot be taken back."""
+    if not message.declined:
+        raise InvalidStateError(
+            f"message {message.seq} was acked already; {verb} has no effect",
+            where=message.topic,
+            next=f"Call either ack or {verb}, once the outcome is known",
+        )
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------

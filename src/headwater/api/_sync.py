@@ -13,12 +13,16 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headwater.api._runtime import (
+    SyncOnly,
+    SyncOnlyLoop,
     check_connection_kind,
+    check_takes,
     claimed_of,
     given,
     in_place,
     mark_settled,
     no_loop,
+    refuse_after_ack,
     spawn_thread,
     sync_transaction,
     waking,
@@ -39,7 +43,7 @@ from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs, RemoteVerbs
 from headwater.delivery.schedule import Missed, Schedule, check_schedule
 from headwater.errors import ClosedError, InvalidOptionError
-from headwater.formats import Moment, Span, parse_duration, span_ms
+from headwater.formats import Moment, Span, span_ms
 from headwater.message import PublishOptions, check_whole
 from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import DeadLetter, Gap, Mode, Order, RetentionPolicy, TopicCount
@@ -61,7 +65,6 @@ class ReceivedMessage(Received, gc=False, eq=False):
     """A delivered message with the methods that settle it."""
 
     _subscription: Subscription
-    declined: bool = False  # nacked or rejected
 
     def ack(self, *, confirm: bool = True, tx: Any = None) -> None:
         """Settle the message as done. Returns when the ack is on disk; with confirm=False at once, and a failure is
@@ -78,7 +81,9 @@ class ReceivedMessage(Received, gc=False, eq=False):
 
     def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         """Redeliver the message after `delay` seconds, or after the backoff of the subscription."""
-        if not self.settled:
+        if self.settled:
+            refuse_after_ack(self, "nack")
+        else:
             delay_ms = None if delay is None else span_ms(delay, "delay")
             failure = Failure("processing_error", error)
             run_blocking(self._subscription._consumer.nack(self._claimed, delay_ms, failure))
@@ -86,7 +91,9 @@ class ReceivedMessage(Received, gc=False, eq=False):
 
     def reject(self, reason: str | None = None) -> None:
         """Dead-letter the message."""
-        if not self.settled:
+        if self.settled:
+            refuse_after_ack(self, "reject")
+        else:
             run_blocking(self._subscription._consumer.reject(self._claimed, Failure("rejected", reason)))
             self.settled = self.declined = True
 
@@ -143,7 +150,7 @@ class Transaction:
         return in_place(partial(context.run, publish), self._inner.engine.transactions)
 
 
-class Subscription:
+class Subscription(SyncOnlyLoop):
     """Fetch from it, or iterate over it. Closing it, or leaving its `with` block, releases the messages in
     flight and keeps the subscription. Threads and tasks may share it: each message goes to one of them."""
 
@@ -372,7 +379,7 @@ class Remote:
         return declare
 
 
-class Log:
+class Log(SyncOnly):
     """A log. Publish to it, subscribe to it; close it, or use it in a `with` block."""
 
     def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
@@ -541,6 +548,7 @@ class Log:
             return lambda claimed: ReceivedMessage(claimed, subscription)
 
         def declare(handler: Handler) -> Handler:
+            check_takes(handler, "message", where=pattern)
             if not IS_ASYNC and inspect.iscoroutinefunction(handler):
                 raise InvalidOptionError(
                     f"{handler.__qualname__} is a coroutine function", where=pattern, next="Use headwater.open_async()"
@@ -554,7 +562,7 @@ class Log:
         return declare
 
     def every(
-        self, interval: Span | str, *, id: str, topic: str, missed: Missed = "once", missed_max: int = 100
+        self, interval: Span, *, id: str, topic: str, missed: Missed = "once", missed_max: int = 100
     ) -> Callable[[Function], Function]:
         """Declare a schedule: publish to `topic` at each multiple of the interval since 1970 UTC (`"5m"`: at :00, :05,
         …). The decorated function gets an `Occurrence` and returns the data; None publishes nothing. Of all processes
@@ -563,7 +571,7 @@ class Log:
 
         `missed`: occurrences that no process was there to publish. "once": the newest of them is published. "skip":
         none is, if it is more than a minute late. "all": all of them, but the newest `missed_max` at most."""
-        every_ms = span_ms(parse_duration(interval, "interval") if isinstance(interval, str) else interval, "interval")
+        every_ms = span_ms(interval, "interval")
         return self._schedule(Schedule(id, topic, every_ms=every_ms, missed=missed, missed_max=missed_max))
 
     def cron(
@@ -587,6 +595,7 @@ class Log:
         check_topic(schedule.topic)
 
         def declare(function: Function) -> Function:
+            check_takes(function, "occurrence", where=schedule.id)
             if not IS_ASYNC and inspect.iscoroutinefunction(function):
                 raise InvalidOptionError(
                     f"{function.__qualname__} is a coroutine function",

@@ -17,6 +17,7 @@ class Received(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
     _claimed: Claimed
     _subscription: Any
     settled: bool = False
+    declined: bool = False  # nacked or rejected
     _decoded: Any = msgspec.UNSET
     _ack: Any = None  # the completion of an ack whose caller was cancelled while it waited
 

@@ -6,6 +6,8 @@ subscription as it has to be saved. A function that can refuse does so before it
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -137,6 +139,7 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 NOTHING_RESUMED = Resumed([], [])
+SERVED = "serve"  # begins the name that a server's engine has, behind its host and process
 
 
 class LeftInFlight(NamedTuple):
@@ -156,7 +159,7 @@ def take_exclusive_lease(
         left_s = (record.lease.until_ms - now_ms) / 1000
         raise already_active(
             record,
-            "Close it there, wait for it with the option timeout (`wait` on the wire; the lease of a dead consumer "
+            "Close it there, wait for it with the option timeout (the lease of a dead consumer "
             f"ends in {left_s:.0f} s), or set the option mode to shared to share the work",
         )
     seqs = left.seqs if left is not None and left.window == record.window else [*left_in_flight(writer, record)]
@@ -178,8 +181,20 @@ def left_in_flight(reader: Reader, record: SubscriptionRecord) -> Iterator[int]:
 
 
 def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActiveError:
-    why = f"Subscription '{record.id}' is already active on another connection"
-    return SubscriptionActiveError(why, where=record.lease.owner, next=next)
+    why = f"Subscription '{record.id}' is already active on another connection"  # JROW's text
+    return SubscriptionActiveError(why, where=f"held by {_holder(record.lease.owner)}", next=next)
+
+
+def _holder(owner: str) -> str:
+    """Where to look for a holder, by the name that its `Engine` gave it."""
+    host, _, rest = owner.partition(":")
+    pid, _, name = rest.partition(":")
+    is_here = (host, pid) == (socket.gethostname(), str(os.getpid()))
+    if not pid:  # a client of a server may have a name of its own, under which it resumes
+        return "a client of the server"
+    if name.startswith(SERVED):
+        return "a client of this server" if is_here else f"a client of the server in process {pid} on {host}"
+    return "this process" if is_here else f"process {pid} on {host}"
 
 
 def resume(

@@ -75,8 +75,8 @@ class Engine:
     def announce(self) -> None:
         """A server calls this before it takes leases: if it is killed, the next server frees them at once."""
         name = self.store.announce()
-        if name is not None:
-            self.owner = f"{socket.gethostname()}:{os.getpid()}:{ANNOUNCED}{name}"
+        kind = f"served-{uuid.uuid4().hex[:8]}" if name is None else f"{ANNOUNCED}{name}"
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{kind}"
 
     def is_gone(self, owner: str) -> bool:
         """Whether this holder was a server's that has ended without giving back what it held."""

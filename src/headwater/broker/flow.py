@@ -30,6 +30,8 @@ _PENDING = object()
 _Waiter = Any  # a locked lock, an event loop with a future of it or what to call there, or a callback
 _Woken = asyncio.Future[None] | Callable[[], None]
 
+__tracebackhide__ = True  # pytest leaves the frames of this module out: an error is never about them
+
 
 class Completion(Generic[T]):
     """A value that will come from another thread. Finishing it twice is harmless: the first outcome stays."""

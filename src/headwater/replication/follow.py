@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from headwater.errors import InvalidOptionError
-from headwater.formats import Span, parse_duration, span_ms
+from headwater.formats import Span, span_ms
 from headwater.replication.names import Local, Remote, place_of
 from headwater.replication.outcome import OnFailure, OnOutcome, Outcome
 from headwater.replication.subscription import PullSubscription, PushSubscription
@@ -25,9 +25,9 @@ def follow(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    wait_idle: str | Span | None = None,
-    min_interval: str | Span | None = None,
-    max_interval: str | Span | None = None,
+    wait_idle: Span | None = None,
+    min_interval: Span | None = None,
+    max_interval: Span | None = None,
     coordinate: bool = False,
     push_on_exit: bool = False,
     message: str = "",
@@ -41,8 +41,8 @@ def follow(
 ) -> Follower:
     """Keep `target` equal to `source` until closed: push a database whenever it has changed, or pull each new version.
 
-    As `headwater sync --subscribe`; one of the two is a replica, `ws://host:8765/namespace/name`. Spans are texts like
-    `10m` or `1h30m`, seconds or timedeltas. Missing keys are read from the environment, as by `headwater.sync`.
+    As `headwater sync --subscribe`; one of the two is a replica, `ws://host:8765/namespace/name`. Spans are seconds,
+    timedeltas or texts like `1h30m`. Missing keys are read from the environment, as by `headwater.sync`.
 
     With `push_on_exit`, `close()` begins with one more push, which may take a minute.
 
@@ -50,7 +50,7 @@ def follow(
     that ends the follower. Both are called on the thread of the follower, which waits for them; an exception of theirs
     ends it."""
     spans = {"waitIdle": wait_idle, "minInterval": min_interval, "maxInterval": max_interval}
-    given = {name: _ms_of(span, name) for name, span in spans.items() if span is not None}
+    given = {name: span_ms(span, name) for name, span in spans.items() if span is not None}
     timers = Timers(given.get("waitIdle", WAIT_IDLE_MS_DEFAULT), given.get("minInterval"), given.get("maxInterval"))
     work = Sync(
         _absolute(place_of(os.fspath(source))),
@@ -79,10 +79,6 @@ def follow(
 def _absolute(place: Local | Remote) -> Local | Remote:
     """The current directory may change meanwhile."""
     return Local(os.path.abspath(place.path)) if isinstance(place, Local) else place
-
-
-def _ms_of(span: str | Span, name: str) -> int:
-    return span_ms(parse_duration(span, name) if isinstance(span, str) else span, name)
 
 
 class Follower:

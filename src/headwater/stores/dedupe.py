@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwater.errors import ClosedError, ConflictError, InvalidOptionError
-from headwater.formats import Span, span_ms
+from headwater.formats import Span, span_ms, url_text
 from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.dedupe import (
@@ -52,7 +52,7 @@ SQL = load("headwater.stores", "dedupe.sql")
 def open_dedupe(url: str | os.PathLike[str], **options: Any) -> DedupeQueue:
     """`memory:`, a file path or `sqlite:path`, `postgres://…`, `redis://…`. Options: `max_count`, `max_age`, `clock`,
     and those of its kind. An optional package is imported when its url is opened."""
-    text = os.fsdecode(url)
+    text = url_text(url, "a dedupe queue")
     scheme, found, rest = text.partition("://")
     if text == "memory:":
         _refuse_unknown(MemoryDedupe, options)

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import msgspec
 
 from headwater.errors import ClosedError, InvalidMessageError, InvalidOptionError, PublishOnlyError
-from headwater.formats import redact_url
+from headwater.formats import parse_duration, redact_url
 from headwater.message import (
     EXTRA_FIELDS,
     NO_HEADERS,
@@ -192,12 +192,17 @@ def _convert(name: str, value: Any, wanted: Any, where: str) -> Any:
     types = typing.get_args(wanted) or (wanted,)
     if bool in types and str(value).lower() in _SWITCH:
         return _SWITCH[str(value).lower()]
-    if not isinstance(value, str) or str in types:
+    if not isinstance(value, str) or (str in types and timedelta not in types):
         return value
     if bool in types:
         raise InvalidOptionError(f"{name} is on or off, not {value!r}", where=where)
     if timedelta in types or float in types:
         if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", value):
+            if timedelta in types:
+                try:
+                    return parse_duration(value, name)
+                except InvalidOptionError as exc:
+                    raise InvalidOptionError(exc.why, where=where, next=exc.next) from None
             raise InvalidOptionError(f"{name} must be a number of seconds, not {value!r}", where=where)
         return float(value)
     if int in types:

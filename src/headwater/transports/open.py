@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from headwater.delivery.circuit import BreakerPolicy
 from headwater.errors import InvalidOptionError
-from headwater.formats import Span, redact_url, span_ms
+from headwater.formats import Span, redact_url, span_ms, url_text
 from headwater.ports.clock import Clock
 from headwater.transports.base import BaseTransport, given_twice, read_options
 from headwater.transports.log import LogTransport, OpenedLog
@@ -57,7 +57,7 @@ def open_transport(
     max_buffered) a buffer in front of that. The other options are the keyword arguments of the transport's class, or
     of `opener`. All may stand in the url's query, these two as `breaker=on` or `batch=size:100,wait:5`.
     """
-    text, wraps = cut_wraps(os.fsdecode(url))
+    text, wraps = cut_wraps(url_text(url, "a transport"))
     where = redact_url(text)
     for name, value in (("breaker", breaker), ("batch", batch)):
         if value is not None:
