@@ -228,7 +228,8 @@ class WorkerProcess:
                 root.addHandler(handler)
                 root.setLevel(options.log_level.upper())
             context = make_context(options.target, found)
-            if hasattr(context, "__enter__"):
+            # Logs have both methods, to say which statement opens them; other context managers have one.
+            if isinstance(context, Log) or not (inspect.iscoroutine(context) or hasattr(context, "__aenter__")):
                 self._run_blocking(context)
             else:
                 asyncio.run(self._run_async(context))
