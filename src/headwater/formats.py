@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import re
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
@@ -205,13 +204,17 @@ def split_url(url: str, *, why: str = "this url cannot be read", where: str = ""
     raise InvalidOptionError(why, where=where, next=next) from None
 
 
-def url_text(url: str | os.PathLike[str], noun: str) -> str:
+def url_text(url: object, noun: str) -> str:
     """The url or path as text. What is neither is refused, mostly a variable that is not set."""
-    if not isinstance(url, str | bytes | os.PathLike):
+    to_path = getattr(type(url), "__fspath__", None)
+    text = url if to_path is None else to_path(url)
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    if not isinstance(text, str):
         raise InvalidOptionError(
             f"{noun} is a path or a url, not {url!r}", next="Is an environment variable unset?" if url is None else ""
         )
-    return os.fsdecode(url)
+    return text
 
 
 def redact_url(url: str, *, keep: Collection[str] | None = (), user: bool = True) -> str:
