@@ -39,6 +39,7 @@ def test_a_second_holder_is_refused_in_the_words_of_the_seed(open_log: Any) -> N
         (f"{socket.gethostname()}:{os.getpid()}:server-17:1", "a client of this server"),
         ("0a1b2c3d-0a1b2c3d", "a client of the server"),
     ],
+    ids=["another process", "a server", "a server without an announcement", "this server", "a client's own name"],
 )
 def test_the_refusal_says_where_the_holder_is(owner: str, holder: str) -> None:
     with headwater.open("memory:") as log:

@@ -76,7 +76,7 @@ def test_a_handler_that_cannot_take_the_message_is_refused_at_once(handler: Any,
         functools.partial(keyword, other=1),
         lambda message, more=1: None,
     ],
-    ids=repr,
+    ids=lambda handler: type(handler).__name__,
 )
 def test_all_that_can_be_called_with_a_message_is_a_handler(handler: Any) -> None:
     with headwater.open("memory:") as log:
