@@ -28,6 +28,7 @@ from headwater.broker.flow import Completion, Flow, complete, run_async, run_blo
 from headwater.broker.handlers import Worker
 from headwater.broker.transaction import OwnTransaction
 from headwater.errors import InvalidOptionError, InvalidStateError
+from headwater.ports.records import Mode
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -214,9 +215,10 @@ def mark_settled(messages: Iterable[Received]) -> None:
         message.settled = True
 
 
-def refuse_after_ack(message: Received, verb: str) -> None:
-    """A settled message may be settled again, with no effect, except that an ack cannot be taken back."""
-    if not message.declined:
+def refuse_after_ack(message: Received, mode: Mode, verb: str) -> None:
+    """A settled message may be settled again, with no effect, except that an ack cannot be taken back. An ephemeral
+    subscription settles nothing."""
+    if not message.declined and mode != "ephemeral":
         raise InvalidStateError(
             f"message {message.seq} was acked already; {verb} has no effect",
             where=message.topic,

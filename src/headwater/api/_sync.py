@@ -82,7 +82,7 @@ class ReceivedMessage(Received, gc=False, eq=False):
     def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         """Redeliver the message after `delay` seconds, or after the backoff of the subscription."""
         if self.settled:
-            refuse_after_ack(self, "nack")
+            refuse_after_ack(self, self._subscription._consumer.spec.mode, "nack")
         else:
             delay_ms = None if delay is None else span_ms(delay, "delay")
             failure = Failure("processing_error", error)
@@ -92,7 +92,7 @@ class ReceivedMessage(Received, gc=False, eq=False):
     def reject(self, reason: str | None = None) -> None:
         """Dead-letter the message."""
         if self.settled:
-            refuse_after_ack(self, "reject")
+            refuse_after_ack(self, self._subscription._consumer.spec.mode, "reject")
         else:
             run_blocking(self._subscription._consumer.reject(self._claimed, Failure("rejected", reason)))
             self.settled = self.declined = True
