@@ -171,7 +171,7 @@ def test_a_pattern_on_a_log_without_messages_is_noted(run: Any, path: Path) -> N
 
 
 def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, log: headwater.Log, path: Path) -> None:
-    advice = "List those there are: `headwater subscriptions LOG`, or log.subscriptions()"
+    advice = "List those there are: `headwater subscriptions LOG`"
     assert run("subscriptions", "rm", path, "nosuch").err.splitlines()[1] == f"next: {advice}"
     with pytest.raises(UnknownSubscriptionError) as told:
         log.delete_subscription("nosuch")

@@ -84,7 +84,7 @@ def unknown(id: str) -> UnknownSubscriptionError:
     return UnknownSubscriptionError(
         f"there is no subscription {id!r}",
         where=id,
-        next="List those there are: `headwater subscriptions LOG`, or log.subscriptions()",
+        next="List those there are: `headwater subscriptions LOG`",
     )
 
 

@@ -403,7 +403,12 @@ class Subscriptions:
         held = self._find(params.subscription_id)
         wait_s = min(max(0.0, params.wait), connection.context.limits.fetch_wait)
         pack = partial(_pack, connection, held.subscriber)
-        packed, room_bytes = await held.fetch(connection, params.count, wait_s, pack)
+        try:
+            packed, room_bytes = await held.fetch(connection, params.count, wait_s, pack)
+        except ClosedError:
+            if held.is_forbidden:  # and released by now
+                raise self._not_held(params.subscription_id) from None
+            raise
         connection.keep_room(room_bytes)
         if connection.is_gone:
             return None

@@ -297,10 +297,12 @@ class SqliteStore:
             if self._closed:
                 return
             self._closed = True
-            while self._idle_readers:
-                self._idle_readers.pop().close()
-            self._connection.close()
-            unwatch(self.path)
+            try:
+                while self._idle_readers:
+                    self._idle_readers.pop().close()
+                self._connection.close()
+            finally:  # also on a full disk
+                unwatch(self.path)
             if self._announced is not None:
                 self._announced.close()
 
