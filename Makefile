@@ -7,14 +7,10 @@ CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe
 # Use the certificates of the system, as pip does.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo lake test check lint types abuse crash powerloss replicas cluster lake-kills bench lock clean
+.PHONY: demo test check lint types abuse crash powerloss replicas cluster lake-kills bench lock clean
 
-demo: .venv/ready
+demo: .venv/ready-for-spark
 	@$(BIN)/headwater demo
-
-lake: .venv/ready-for-spark
-	@rm -rf headwater-lake-demo
-	@$(BIN)/headwater pipeline demo headwater-lake-demo
 
 test: .venv/ready-for-tests check
 	$(call run-tests,$(addprefix --ignore=,$(CLOCKED)))
