@@ -26,7 +26,7 @@ test: .venv/ready-for-tests check
 # Tests that fail among thousands are run once more, alone. A test that passes only then is listed above as FAILED: it
 # depends on the load of the machine, and has to be fixed.
 define run-tests
-$(BIN)/python -m pytest -n 2 --dist loadgroup $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none $(1)
+$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none $(1)
 endef
 
 check: lint types
