@@ -180,6 +180,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def died_at(self) -> datetime:
+        """The time at which the message became a dead letter."""
         return datetime_of(self.died_ms)
 
 
@@ -223,6 +224,7 @@ class Gap(msgspec.Struct, frozen=True):
 
     @property
     def at(self) -> datetime:
+        """The time at which retention deleted the messages."""
         return datetime_of(self.at_ms)
 
 
