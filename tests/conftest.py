@@ -12,6 +12,7 @@ import pytest
 from postgres_server import PostgresServer
 from redis_server import RedisServer
 from s3_server import CREDENTIALS, S3Server
+from xdist.scheduler import LoadScopeScheduling
 
 # How long one example takes says nothing on a machine that has other things to do.
 hypothesis.settings.register_profile(
@@ -34,12 +35,13 @@ DO $$ DECLARE each text; BEGIN
     END LOOP;
 END $$
 """
-_OWN_SPARKS = {
-    "test_kills",
-    "test_sink_kills",
-    "test_fresh_machine",
-    "test_pipeline",
-}  # theirs run in other processes
+_LONGEST_FIRST = (
+    "spark",
+    "abuse",
+    "crash",
+    "worker",
+    "faulty_network",
+)  # so that no worker is left with one at the end
 _figures: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
@@ -61,21 +63,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords and "long" not in config.getoption("-m"):
             item.add_marker(pytest.mark.skip(reason="takes long: run it with -m long"))
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: not _uses_spark(item))  # the longest group first
+    items.sort(key=_turn)
 
 
-def _group(item: pytest.Item) -> str:
+def _turn(item: pytest.Item) -> int:
+    path = item.nodeid.partition("::")[0]
+    places = {_group(item.nodeid), *path.split("/")}
+    return next((turn for turn, name in enumerate(_LONGEST_FIRST) if name in places), len(_LONGEST_FIRST))
+
+
+def _group(nodeid: str) -> str:
     """With several workers: a file's tests share what they set up, one Spark is enough for the machine, and a victim's
     latency is measured under one attack at a time."""
-    if _uses_spark(item):
+    path = nodeid.partition("::")[0]
+    if path.startswith("tests/pipeline/") or path == "tests/cli/test_pipeline.py":
         return "spark"
-    return "abuse" if "abuse" in item.path.parts else str(item.path)
+    return "abuse" if path.startswith("tests/abuse/") else path
 
 
-def _uses_spark(item: pytest.Item) -> bool:
-    names = {*item.path.parts, item.path.stem}
-    return "spark" in getattr(item, "fixturenames", ()) or not names.isdisjoint(_OWN_SPARKS)
+class _Groups(LoadScopeScheduling):
+    """Groups by the file of a test. The marker `xdist_group` is of no use: xdist writes it into an attribute that
+    pytest no longer reads, and each test then goes to either worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Groups | None:
+    return _Groups(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture(autouse=True)

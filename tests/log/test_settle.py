@@ -84,16 +84,19 @@ def test_a_lower_ack_never_rewinds(log: Log, mode: Any) -> None:
     assert log.subscription("s").lag == 0
 
 
-def test_settling_a_handle_twice_is_quiet(log: Log, mode: Any) -> None:
+def test_settling_a_handle_twice_is_quiet_unless_the_ways_differ(log: Log, mode: Any) -> None:
     log.publish_many([("a", n) for n in range(3)])
     subscription = log.subscribe("s", "a", mode=mode)
     for message, settle in zip(subscription.fetch(), ("ack", "nack", "reject"), strict=True):
         getattr(message, settle)()
         assert message.settled
-        message.ack()
-        if settle != "ack":
+        if settle == "ack":
+            message.ack()
+        else:
             message.nack()
             message.reject()
+            with pytest.raises(InvalidStateError, match="nacked or rejected already"):
+                message.ack()
     info = log.subscription("s")
     assert (info.acked, info.waiting, info.dead) == (1, 1, 1)
 

@@ -207,7 +207,13 @@ def check_connection_kind(tx: Any, *, is_async: bool) -> None:
 
 
 def claimed_of(messages: Iterable[Received]) -> list[Claimed]:
-    return [message._claimed for message in messages]
+    try:
+        return [message._claimed for message in messages]
+    except (AttributeError, TypeError):
+        raise InvalidOptionError(
+            f"expected a list of received messages, not {messages!r:.80}",
+            next="Pass what fetch returned: subscription.ack_many(batch); a single message has message.ack()",
+        ) from None
 
 
 def mark_settled(messages: Iterable[Received]) -> None:
@@ -216,13 +222,24 @@ def mark_settled(messages: Iterable[Received]) -> None:
 
 
 def refuse_after_ack(message: Received, mode: Mode, verb: str) -> None:
-    """A settled message may be settled again, with no effect, except that an ack cannot be taken back. An ephemeral
-    subscription settles nothing."""
+    """A settled message may be settled again in the same way, with no effect. An ephemeral subscription settles
+    nothing."""
     if not message.declined and mode != "ephemeral":
         raise InvalidStateError(
             f"message {message.seq} was acked already; {verb} has no effect",
             where=message.topic,
             next=f"Call either ack or {verb}, once the outcome is known",
+        )
+
+
+def refuse_after_nack(message: Received, mode: Mode) -> None:
+    """The message is delivered again or is a dead letter: an ack that did nothing would hide that. An ephemeral
+    subscription settles nothing."""
+    if message.declined and mode != "ephemeral":
+        raise InvalidStateError(
+            f"message {message.seq} was nacked or rejected already; ack has no effect",
+            where=message.topic,
+            next="Call either ack or nack, once the outcome is known",
         )
 
 

@@ -23,6 +23,7 @@ from headwater.api._runtime import (
     mark_settled,
     no_loop,
     refuse_after_ack,
+    refuse_after_nack,
     spawn_thread,
     sync_transaction,
     waking,
@@ -70,6 +71,7 @@ class ReceivedMessage(Received, gc=False, eq=False):
         """Settle the message as done. Returns when the ack is on disk; with confirm=False at once, and a failure is
         only logged. With `tx`, a connection of yours to the log's PostgreSQL, the ack is part of your transaction."""
         if self.settled:
+            refuse_after_nack(self, self._subscription._consumer.spec.mode)
             return
         if tx is None:
             self._subscription.ack_many([self], confirm=confirm)
@@ -210,9 +212,10 @@ class Subscription(SyncOnlyLoop):
 
     def _ack_all(self, messages: Sequence[ReceivedMessage]) -> Flow[None]:
         """A submitted ack cannot be withdrawn: one that is cancelled and repeated waits for the first."""
+        claimed = claimed_of(messages)
         ack = messages[0]._ack if messages else None
         if ack is None or ack.error is not None or any(message._ack is not ack for message in messages):
-            ack = self._consumer.ack(claimed_of(messages))
+            ack = self._consumer.ack(claimed)
         try:
             yield ack
         except BaseException:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
+
+from headwater.errors import InvalidOptionError
+from headwater.formats import Span, span_ms, time_ms
 
 
 class Clock(Protocol):
@@ -25,9 +28,17 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock for tests: stands still until `advance`."""
+    """A clock for tests: stands still until `advance`. It begins at an aware datetime, or at milliseconds since 1970
+    UTC."""
 
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+    def __init__(self, now_ms: int | datetime = 1_700_000_000_000) -> None:
+        if isinstance(now_ms, datetime):
+            now_ms = time_ms(now_ms, "the time of a ManualClock")
+        elif not isinstance(now_ms, int):
+            raise InvalidOptionError(
+                f"a ManualClock begins at an aware datetime or at milliseconds since 1970 UTC, not {now_ms!r}",
+                next="Write ManualClock(datetime(2026, 3, 29, tzinfo=UTC))",
+            )
         self._now_ms = now_ms
         self._callbacks: list[Callable[[], None]] = []
 
@@ -37,10 +48,12 @@ class ManualClock:
     def on_advance(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
 
-    def advance(self, seconds: float | timedelta) -> None:
-        """Seconds may be a fraction: the clock counts milliseconds."""
+    def advance(self, seconds: Span) -> None:
+        """By seconds, a timedelta or a text like `5m`. Seconds may be a fraction: the clock counts milliseconds."""
         if isinstance(seconds, timedelta):
             seconds = seconds.total_seconds()
+        elif not isinstance(seconds, (int, float)):
+            seconds = span_ms(seconds, "seconds") / 1000
         self._now_ms += round(seconds * 1000)
         for callback in self._callbacks:
             callback()

@@ -114,6 +114,7 @@ def connect(path: str, *, durability: Durability, busy_timeout_ms: int, vfs: str
     connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     connection.execute("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA foreign_keys = ON")
     connection.wal_autocheckpoint(0)  # see `Checkpointer`
+    _plan_once(connection)
     return connection
 
 
@@ -125,6 +126,7 @@ def connect_read_only(path: str, *, busy_timeout_ms: int) -> apsw.Connection:
             f"file:{quote(path)}?{query}", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         )
         connection.set_busy_handler(patience(busy_timeout_ms))
+        _plan_once(connection)
         try:
             connection.execute("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF")
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
@@ -135,6 +137,12 @@ def connect_read_only(path: str, *, busy_timeout_ms: int) -> apsw.Connection:
         else:
             return connection
     raise AssertionError(path)
+
+
+def _plan_once(connection: apsw.Connection) -> None:
+    """Plan a statement when it is prepared, and never by its parameters: otherwise SQLite prepares most of the cached
+    ones again at each use, which takes 25 µs for a scan and 2 µs for the rest of it."""
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
 def keep_journal(connection: apsw.Connection) -> None:
