@@ -507,6 +507,15 @@ class AsyncLog(AsyncOnly):
         """Move a subscription without a holder to another position, and return that."""
         return await run_async(self._core.seek(id, start))
 
+    async def pause(self, id: str) -> None:
+        """Deliver nothing of a subscription, in any process, until it is resumed. It keeps its position. Messages in
+        flight may still be settled."""
+        await run_async(self._core.pause(id))
+
+    async def resume(self, id: str) -> None:
+        """Deliver again, from where a pause stopped."""
+        await run_async(self._core.resume(id))
+
     def on(
         self,
         pattern: str,

@@ -506,6 +506,15 @@ class Log(SyncOnly):
         """Move a subscription without a holder to another position, and return that."""
         return run_blocking(self._core.seek(id, start))
 
+    def pause(self, id: str) -> None:
+        """Deliver nothing of a subscription, in any process, until it is resumed. It keeps its position. Messages in
+        flight may still be settled."""
+        run_blocking(self._core.pause(id))
+
+    def resume(self, id: str) -> None:
+        """Deliver again, from where a pause stopped."""
+        run_blocking(self._core.resume(id))
+
     def on(
         self,
         pattern: str,

@@ -76,6 +76,8 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     retry: RetryPolicy = RetryPolicy()
     owner: str | None = None
     """Label or id of the owning token. Set at creation; a later subscribe does not change it."""
+    paused_ms: int | None = None
+    """Since when nothing is delivered. A later subscribe does not change it."""
 
     @property
     def keeps_rows(self) -> bool:

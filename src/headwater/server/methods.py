@@ -182,6 +182,18 @@ def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int]]:
     return {"sequence_id": position}
 
 
+def pause(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
+    with _hiding(connection, params.subscription_id, "rpc.subscription.pause"):
+        yield from connection.core.pause(params.subscription_id, connection.require_use)
+    return (yield from connection.core.subscription_info(params.subscription_id))
+
+
+def resume(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
+    with _hiding(connection, params.subscription_id, "rpc.subscription.resume"):
+        yield from connection.core.resume(params.subscription_id, connection.require_use)
+    return (yield from connection.core.subscription_info(params.subscription_id))
+
+
 @contextmanager
 def _hiding(connection: Connection, id: str, method: str) -> Iterator[None]:
     """A subscription that the token may not use is reported as unknown."""
@@ -494,6 +506,8 @@ def _methods() -> dict[str, Method]:
         ),
         "rpc.subscription": Method(rpc.SubscriptionId, subscription, OWN),
         "rpc.subscription.remove": Method(rpc.SubscriptionId, remove_subscription, OWN, audited=True),
+        "rpc.subscription.pause": Method(rpc.SubscriptionId, pause, OWN, audited=True),
+        "rpc.subscription.resume": Method(rpc.SubscriptionId, resume, OWN, audited=True),
         "rpc.seek": Method(rpc.Seek, seek, OWN, audited=True),
         "rpc.topic_max_seq": Method(rpc.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
         "rpc.last_seq": Method(rpc.Nothing, last_seq, Needs(("read", "manage"), "anything")),
