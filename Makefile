@@ -7,14 +7,10 @@ CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe
 # Use the certificates of the system, as pip does.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo lake test check lint types abuse crash powerloss replicas cluster lake-kills bench lock clean
+.PHONY: demo test check lint types abuse crash powerloss replicas cluster lake-kills bench lock clean
 
-demo: .venv/ready
+demo: .venv/ready-for-spark
 	@$(BIN)/headwater demo
-
-lake: .venv/ready-for-spark
-	@rm -rf headwater-lake-demo
-	@$(BIN)/headwater pipeline demo headwater-lake-demo
 
 # The files of this run stay in memory if the machine has a tmpfs of 4 GiB for them: on a disk it waits for thousands of
 # fsyncs. What a power cut leaves is proved on a simulated disk, and a killed process leaves the same on either.

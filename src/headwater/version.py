@@ -3,6 +3,15 @@
 VERSION = "0.1.0"  # as in pyproject.toml
 
 
+def missing_for_spark() -> str | None:
+    """The first package of the extra `spark` that is not installed. Importing PySpark takes a second, so packages are
+    only looked for."""
+    import importlib.util
+
+    wanted = ("pyspark", "pyarrow", "deltalake")
+    return next((package for package in wanted if importlib.util.find_spec(package) is None), None)
+
+
 def install_hint(*extras: str) -> str:
     """How to install what these extras need: from the directory that Headwater was installed from, if it is still
     there; otherwise each package by its name."""

@@ -7,7 +7,15 @@ import re
 import signal
 import struct
 import termios
+from contextlib import closing
 from pathlib import Path
+
+import apsw
+import pytest
+
+import headwater
+from headwater.demo import story
+from headwater.demo.traffic import publish_traffic
 
 
 def test_bench(run, tmp_path: Path):
@@ -25,22 +33,129 @@ def test_bench_for_people(run, tmp_path: Path):
     assert "synchronous=NORMAL" in shown
 
 
-def test_demo(finish, tmp_path: Path):
-    result = finish("demo", "--dir", tmp_path / "here")
-    assert (result.code, result.err) == (0, "")
-    for claim in (
-        "✓ the first process died of SIGKILL",
-        "✓ order 4 came first, marked as attempt 2",
-        "✓ payment 1 was delivered again and paid",
-        "✓ the row was delivered like any other message",
-        "✓ each was acked once, and no subscription is behind",
-        "17 claims checked",
-    ):
-        assert claim in result.out
-    assert "✗" not in result.out
-    again = finish("demo", "--dir", tmp_path / "here")
-    assert (again.code, again.out) == (2, "")
-    assert "a demo has been here" in again.err
+SPARK_S_MAX = 300
+PARTS = 8
+CLAIMS = {
+    "invoice 4 came as attempt 2, those after it for the first time",
+    "payment 1 was delivered again and paid",
+    "the row was delivered like any other message",
+    "it received all 400 in order: none was lost, none is there twice",
+    "restored.db has all 20,000 customers again",
+    "it appended these two, and nothing else",
+}
+
+
+def claims_of(shown: str) -> set[str]:
+    """What was checked; claims may be folded into two lines."""
+    return {claim.strip() for claim in re.findall(r"✓ (.*)", re.sub(r"\n     (?=\S)", " ", shown))}
+
+
+@pytest.mark.timeout(SPARK_S_MAX)
+def test_the_demo_shows_everything_and_leaves_it_to_look_at(start, run, tmp_path: Path):
+    process = start("demo", "--dir", tmp_path / "here")
+    shown, err = process.communicate(timeout=SPARK_S_MAX)
+    assert (process.returncode, err) == (0, "")
+    claims = claims_of(shown)
+    assert any(claim.startswith("the lake is whole") for claim in claims)
+    for claim in CLAIMS:
+        assert any(each.startswith(claim) for each in claims), claim
+    assert f"{PARTS}/{PARTS}" in shown
+    assert len(re.findall(r"^     \d+\.\d s$", shown, re.M)) == PARTS
+    assert "✗" not in shown
+    here = tmp_path / "here"
+    for name in ("events.db", "app.db", "restored.db", "returns.jsonl", "lake/report.html", "lake/audit.html"):
+        assert (here / name).is_file(), name
+    assert run("subscriptions", here / "events.db").code == 0
+    assert str(here / "events.db") in (here / "next-steps.txt").read_text()
+
+
+def without_spark(folder: Path) -> dict[str, str]:
+    """An environment in which Python does not find PySpark."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['pyspark'] = None\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_without_the_extra_the_demo_leaves_out_the_lake_says_so_and_runs_twice(finish, tmp_path: Path):
+    env, here = without_spark(tmp_path / "site"), tmp_path / "here"
+    first = finish("demo", "--dir", here, env=env)
+    assert (first.code, first.err) == (0, "")
+    assert "Left out, because pyspark is not installed" in first.out
+    assert "without: The lake on Apache Spark" in first.out
+    (here / "mine.txt").write_text("stays")
+    again = finish("demo", "--dir", here, "--json", env=env)
+    assert again.code == 0
+    assert again.json["left_out"] == ["The lake on Apache Spark"]
+    assert [part["claims"] > 0 for part in again.json["parts"]] == [True] * (PARTS - 1) + [False]
+    assert again.json["claims"] == sum(part["claims"] for part in again.json["parts"])
+    assert (here / "mine.txt").read_text() == "stays"
+    assert not (here / "lake").exists()
+
+
+def test_a_directory_that_is_not_of_a_demo_is_refused_and_left_alone(run, tmp_path: Path):
+    (tmp_path / "events.db").write_text("mine")
+    refused = run("demo", "--dir", tmp_path)
+    assert (refused.code, refused.out) == (2, "")
+    assert "files that are not of a demo" in refused.err
+    assert (tmp_path / "events.db").read_text() == "mine"
+
+
+def test_a_log_of_the_last_demo_that_is_still_open_is_not_removed(run, log, path: Path):
+    (path.parent / story.NEXT_STEPS).write_text(story.SIGNATURE)
+    refused = run("demo", "--dir", path.parent)
+    assert refused.code == 2
+    assert "another process has the log of the last demo open" in refused.err
+    assert path.exists()
+
+
+def test_a_claim_that_does_not_hold_ends_the_demo_with_1(run, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(story, "missing_for_spark", lambda: "pyspark")
+    monkeypatch.setattr(story, "publish_traffic", lambda path, on_run: publish_traffic(path, messages=500) + 1)
+    failed = run("demo", "--dir", tmp_path / "here")
+    assert failed.code == 1
+    assert re.search("✗ .* messages were published", failed.out)
+    assert "2/8" not in failed.out
+    assert "a claim does not hold" in failed.err
+
+
+def lose_a_line(folder: Path) -> None:
+    lines = (folder / "returns.jsonl").read_text().splitlines(keepends=True)
+    (folder / "returns.jsonl").write_text("".join(lines[1:]))
+
+
+def lose_a_customer(folder: Path) -> None:
+    with closing(apsw.Connection(str(folder / "restored.db"))) as database:
+        database.execute("DELETE FROM customers WHERE id = 7")
+
+
+@pytest.mark.parametrize(
+    ("part", "after", "damage", "claim"),
+    [
+        (story.forward, "forward", lose_a_line, "has all 2 returns, each once"),
+        (story.restore_replica, "replica", lose_a_customer, "has all 19,999 customers again"),
+    ],
+)
+def test_what_a_command_left_is_checked(tmp_path: Path, monkeypatch, capsys, part, after, damage, claim):
+    with headwater.open(tmp_path / story.LOG) as log:
+        log.publish_many([("returns.new", {"order": 1}), ("returns.new", {"order": 2})])
+    run_command = story.command
+
+    def and_damage(narrator, folder: Path, *arguments: str) -> str:
+        out = run_command(narrator, folder, *arguments)
+        if arguments[0] == after:
+            damage(folder)
+        return out
+
+    monkeypatch.setattr(story, "command", and_damage)
+    with pytest.raises(story.DemoFailed, match=claim):
+        part(story.Narrator(), tmp_path)
+    assert "✗" in capsys.readouterr().out
+
+
+def test_a_command_that_fails_is_shown_with_its_error(tmp_path: Path, capsys):
+    with pytest.raises(story.DemoFailed, match="headwater sync ends with 0, not 2"):
+        story.command(story.Narrator(), tmp_path, "sync", "missing.db", "ws://127.0.0.1:1/shop/app.db")
+    assert "missing.db" in capsys.readouterr().out
 
 
 # --- serve --demo -----------------------------------------------------------------------------------------------------

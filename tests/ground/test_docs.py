@@ -125,8 +125,8 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_make_targets_named_exist() -> None:
-    named = {each for name in DOCS for each in re.findall(r"(?:`|^)make ([a-z]+)", text(name), re.MULTILINE)}
-    targets = set(re.findall(r"^([a-z]+):", text("Makefile"), re.MULTILINE))
+    named = {each for name in DOCS for each in re.findall(r"(?:`|^)make ([a-z-]+)", text(name), re.MULTILINE)}
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     assert {"demo", "test"} <= named
     assert named - targets == set()
 

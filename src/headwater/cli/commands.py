@@ -50,7 +50,7 @@ _PANELS = {
         "doctor": ("doctor:doctor", "Examine a log and its machine; each finding says what to do next."),
     },
     "Learn": {
-        "demo": ("demo:demo", "Show what Headwater promises, in a few seconds, with real processes."),
+        "demo": ("demo:demo", "Show the whole system in about a minute, with real processes, checked as it goes."),
         "bench": ("bench:bench", "Measure publishing and consuming on this machine, on a temporary log in DIR."),
         "version": ("demo:version", "Show the version of Headwater and of what it stands on."),
     },

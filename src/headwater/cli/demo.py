@@ -10,29 +10,39 @@ import typer
 
 from headwater.cli.arguments import AsJson
 from headwater.cli.main import show_version, versions
-from headwater.cli.output import write_document
+from headwater.cli.output import show_error, write_document, write_error
 
 
 def demo(
     directory: Annotated[
-        str | None,
-        typer.Option("--dir", metavar="DIR", help="Where to make the log; a new temporary one if not given."),
-    ] = None,
+        str, typer.Option("--dir", metavar="DIR", help="Where to put its files; those of an earlier demo are replaced.")
+    ] = "headwater-demo",
     as_json: AsJson = False,
 ) -> None:
-    """Show what Headwater promises, in a few seconds, with real processes.
+    """Show the whole system in about a minute, with real processes, checked as it goes.
 
-    Ends with 0 only if everything it says was checked to be true.
+    A log and a crash, dead letters, SQL, a server with its console, a replica
+    restored, forwarding, and a lake on Spark with its audit and report.
+    Without the extra spark it leaves out the lake and says so.
+
+    Ends with 0 only if everything it says was checked to be true, and with 1
+    at the first claim that is not. Its files and the next commands stay.
     """
     from headwater.demo.story import DemoFailed, run
 
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            run(directory)
-    except DemoFailed:
+            result = run(directory)
+    except DemoFailed as exc:
+        details = {"kind": "DemoFailed", "why": f"a claim does not hold: {exc}", "where": directory}
+        next = "The files stay as they were then; headwater demo begins anew"
+        if as_json:
+            write_error({**details, "next": next, "exit": 1})
+        else:
+            show_error(f"{directory}: {details['why']}", next)
         raise typer.Exit(1) from None
     if as_json:
-        write_document({"directory": directory, "ok": True})
+        write_document(result._asdict())
 
 
 def version(as_json: AsJson = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import logging
 import math
 import os
@@ -14,7 +13,7 @@ import time
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -64,7 +63,7 @@ from headwater.formats import (
     parse_time,
     plural,
 )
-from headwater.version import install_hint
+from headwater.version import install_hint, missing_for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,7 +84,7 @@ pipeline = Group(
     help="The history of a log as Delta tables, made and queried on Apache Spark.\n\n"
     "[dim]Begin:[/]  headwater pipeline run events.db --lake ./lake",
 )
-_MAKE, _INSPECT, _OPERATE, _LEARN = "Make", "Inspect", "Operate", "Learn"
+_MAKE, _INSPECT, _OPERATE = "Make", "Inspect", "Operate"
 
 
 def _lake_or_default(lake: str) -> str:
@@ -737,63 +736,6 @@ def vacuum(
     say(Text.assemble((f"{plural(files, 'file')} {verb}", "green"), (f", {format_size(size)}", "dim")))
 
 
-# --- demo -----------------------------------------------------------------------------------------------------------
-
-_DEMO_PATHS = {"log": "events.db", "lake": "lake", "page": "lake/report.html"}
-QUERY = "select topic, count(*) as messages, sum(size) as bytes from messages group by topic order by messages desc"
-
-
-@pipeline.command(rich_help_panel=_LEARN)
-def demo(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to put the log and the lake; it must not be there yet.")
-    ] = Path("headwater-lake-demo"),
-    as_json: AsJson = False,
-) -> None:
-    """Publish some traffic, make a lake of it, audit it, query it, report on it."""
-    if as_json:
-        with redirect_stdout(sys.stderr):
-            demo(folder)
-        paths = {name: str(folder / path) for name, path in _DEMO_PATHS.items()}
-        write_document(paths)
-        return
-    from headwater.demo.traffic import DAYS, MESSAGES
-
-    require_extra()
-    if folder.exists():
-        raise InvalidOptionError(
-            "this folder is there already", where=str(folder), next="Name another one, or remove it"
-        )
-    folder.mkdir(parents=True)
-    log, lake = (str(folder / _DEMO_PATHS[name]) for name in ("log", "lake"))
-    note(f"publishing about {MESSAGES:,} messages of {DAYS} days into {log}")
-    _publish_demo(log, lake)
-    say(f"$ headwater pipeline run {log} --lake {lake}")
-    run(log=log, lake=lake)
-    say(f"\n$ headwater pipeline audit {log} --lake {lake}")
-    audit(log=log, lake=lake)
-    say(f"\n$ headwater pipeline sql {QUERY!r} --lake {lake}")
-    sql(query=QUERY, lake=lake)
-    say(f"\n$ headwater pipeline report --lake {lake}")
-    report(lake=lake)
-
-
-def _publish_demo(log: str, folder: str) -> None:
-    """Publish sample traffic, and record the metrics that a run every twelve hours would have recorded."""
-    from headwater.demo.traffic import publish_traffic
-    from headwater.pipeline.lake import Lake
-    from headwater.pipeline.metrics import record_metrics
-    from headwater.pipeline.run import bind
-
-    lake = Lake.open(folder, create=True)
-
-    def on_run(now_ms: int) -> None:
-        bind(lake, log)
-        record_metrics(lake, log, now_ms)
-
-    publish_traffic(log, on_run=on_run)
-
-
 # --- Spark ------------------------------------------------------------------------------------------------------------
 
 
@@ -827,11 +769,9 @@ class SparkOptions(NamedTuple):
 
 
 def require_extra() -> None:
-    """A clear error before anything is begun, if the extra is not installed. Importing PySpark takes a second, so it is
-    only looked for."""
-    for package in ("pyspark", "pyarrow", "deltalake"):
-        if importlib.util.find_spec(package) is None:
-            raise InvalidOptionError(f"this needs {package}, which is not installed", next=install_hint("spark"))
+    """A clear error before anything is begun, if the extra is not installed."""
+    if package := missing_for_spark():
+        raise InvalidOptionError(f"this needs {package}, which is not installed", next=install_hint("spark"))
 
 
 @contextmanager

@@ -1,117 +1,251 @@
-"""The story, step by step. Every ✓ is a check of what really happened in the log."""
+"""The story, part by part, with real processes and real commands. Every ✓ is a check of what really happened."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
+from urllib.request import Request, urlopen
 
+import apsw
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 import headwater
-from headwater.demo import this_command
+from headwater.demo import page_of, this_command
+from headwater.demo.traffic import DAYS, MESSAGES, RUNS, publish_traffic
 from headwater.demo.worker import LEASE_S, SUBSCRIPTION
 from headwater.errors import InvalidOptionError
+from headwater.formats import format_size
+from headwater.version import install_hint, missing_for_spark
 
-ORDERS = 8
+INVOICES = 8
 KILLED_AT = 4
 BACKOFF_S = 0.2
 LATENCY_MS_MAX = 3_000  # on a machine that is busy with other things; a few ms is usual
-PATIENCE_S = 10.0  # nothing here takes this long; if it does, the demo has failed
-LOOK_AGAIN_S = 0.01
+CARTS = 400
+SERVER_KILLED_AT = 150
+CUSTOMERS, CUSTOMERS_LOST = 20_000, 500
+PATIENCE_S = 30.0  # nothing here but Spark takes this long; if it does, the demo has failed
+SPARK_S_MAX = 300.0
 COLUMNS_MAX = 92
 
+LOG, LAKE, DATABASE, RESTORED, FORWARDED = "events.db", "lake", "app.db", "restored.db", "returns.jsonl"
+NEXT_STEPS = "next-steps.txt"
+SIGNATURE = "Made by `headwater demo`. Its next run replaces the files that it made here.\n"
+QUERY = "select topic, count(*) as messages from messages group by topic order by messages desc"
 
-def run(directory: str | None = None) -> None:
+
+class Result(NamedTuple):
+    directory: str
+    claims: int
+    seconds: float
+    parts: list[dict[str, Any]]
+    left_out: list[str]
+
+
+def run(directory: str) -> Result:
     """Run it all; raises DemoFailed at the first claim that does not hold."""
-    folder = Path(directory or tempfile.mkdtemp(prefix="headwater-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "demo.db"
-    if path.exists():
-        raise InvalidOptionError("a demo has been here", where=str(path), next="Remove it, or name another directory")
+    folder = Path(directory)
+    clear(folder)
+    missing = missing_for_spark()
     narrator = Narrator()
-    narrator.tell(f"A log is one SQLite file; this one is {path}. No server runs.")
-    began = time.monotonic()
+    narrator.tell(f"All of Headwater, in about a minute. The files are in {folder}.", lead="")
+    narrator.tell("Every ✓ is a check of what really happened; the first one that fails ends the demo.", lead="")
+    parts = [
+        ("A log, and two weeks of a shop", publish_history),
+        ("Two processes; one is killed", kill_and_resume),
+        ("A message that always fails", dead_letter_and_redrive),
+        ("A row from plain SQL", insert_with_sql),
+        ("A server with its console; it is killed, too", serve_and_kill),
+        ("A replica of a database, restored", restore_replica),
+        ("Forwarding", forward),
+        ("The lake on Apache Spark", make_lake),
+    ]
     logger = logging.getLogger("headwater")
     level_before = logger.level
-    logger.setLevel(logging.ERROR)  # the failures below are meant
+    logger.setLevel(logging.CRITICAL)  # the failures below are meant
+    began = time.monotonic()
     try:
-        with headwater.open(path) as log:
-            publish_orders(narrator, log)
-            kill_and_resume(narrator, log, path)
-            dead_letter_and_redrive(narrator, log)
-            insert_with_sql(narrator, log, path)
-            look_around(narrator, log, path)
+        for number, (title, show) in enumerate(parts, 1):
+            with narrator.part(f"{number}/{len(parts)}", title):
+                if show is make_lake and missing:
+                    narrator.tell(f"Left out, because {missing} is not installed. To see it:")
+                    narrator.show(install_hint("spark"), "cyan")
+                else:
+                    show(narrator, folder)
     finally:
         logger.setLevel(level_before)
-    narrator.tell(f"{narrator.checked} claims checked in {time.monotonic() - began:.1f} s.")
-
-
-# --- 1 to 3: a subscriber dies, another goes on ---------------------------------------------------------------------
-
-
-def publish_orders(narrator: Narrator, log: headwater.Log) -> None:
-    narrator.chapter("Publish", f"We publish {ORDERS} orders. When publish returns, the message is on disk.")
-    seqs = [log.publish("orders.new", {"order": number, "total": number * 10}) for number in range(1, ORDERS + 1)]
-    narrator.show(f"log.publish('orders.new', {{'order': 1, 'total': 10}})  →  seq {seqs[0]}")
-    narrator.check(seqs == list(range(1, ORDERS + 1)), f"{ORDERS} orders are in the log, as seq 1 to {seqs[-1]}")
-
-
-def kill_and_resume(narrator: Narrator, log: headwater.Log, path: Path) -> None:
-    narrator.chapter(
-        "One subscription, two processes",
-        f"A process handles orders as '{SUBSCRIPTION}'. While it is in the middle of order {KILLED_AT}, a second "
-        "process asks for the same subscription.",
+    result = Result(
+        directory=str(folder),
+        claims=narrator.checked,
+        seconds=round(time.monotonic() - began, 1),
+        parts=narrator.parts,
+        left_out=[parts[-1][0]] if missing else [],
     )
-    with Worker(path, stop_at=KILLED_AT) as first:
-        acked = watch_until_it_stops(narrator, first)
-        with Worker(path) as second:
-            events = second.events()
-            refusal = next(events, {"event": "nothing"})
-            show_event(narrator, second, refusal)
-            narrator.check(refusal["event"] == "refused", "the second one is refused: there is one holder at a time")
+    show_next_steps(narrator, folder, result)
+    return result
 
-            narrator.chapter(
-                "Kill the first one",
-                f"SIGKILL, in the middle of order {KILLED_AT}: it cannot clean up. The second one keeps asking, and "
-                f"gets the subscription when the dead one's lease of {LEASE_S:.0f} s has run out.",
-            )
-            first.kill()
-            narrator.show(f"process {first.pid}  killed", "red")
-            handled = []
-            for event in events:
-                show_event(narrator, second, event)
-                if event["event"] == "handling":
-                    handled.append((event["order"], event["attempt"]))
-    narrator.check(first.returncode == -signal.SIGKILL, "the first process died of SIGKILL")
+
+# --- the folder -----------------------------------------------------------------------------------------------------
+
+
+def clear(folder: Path) -> None:
+    """Make the folder, or remove what an earlier demo left there. Files of others stay, and a folder of others is
+    refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            if not (folder / NEXT_STEPS).is_file() or SIGNATURE not in (folder / NEXT_STEPS).read_text():
+                raise InvalidOptionError(
+                    "this directory has files that are not of a demo", where=str(folder), next="Name another one: --dir"
+                )
+            refuse_open_log(folder / LOG)
+        for name in (LOG, LAKE, DATABASE, RESTORED, FORWARDED):
+            for path in (folder / name, *folder.glob(f"{name}[.-]*")):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        (folder / NEXT_STEPS).write_text(SIGNATURE)
+    except OSError as exc:
+        raise InvalidOptionError(
+            f"the demo cannot put its files here ({exc.strerror})", where=str(folder), next="Name another one: --dir"
+        ) from exc
+
+
+def refuse_open_log(path: Path) -> None:
+    """A server may still serve the log of the last demo."""
+    if not path.exists():
+        return
+    connection = apsw.Connection(str(path))
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("BEGIN EXCLUSIVE")
+    except apsw.BusyError as exc:
+        next = "End it, or name another directory: --dir"
+        raise InvalidOptionError(
+            "another process has the log of the last demo open", where=str(path), next=next
+        ) from exc
+    except apsw.Error:
+        pass  # damaged, or no database: it is removed anyway
+    finally:
+        connection.close()
+
+
+# --- 1: the log -----------------------------------------------------------------------------------------------------
+
+
+def publish_history(narrator: Narrator, folder: Path) -> None:
+    narrator.tell(
+        f"A log is one SQLite file, {LOG}; no server runs. A shop publishes {DAYS} days of orders into it, through the "
+        "ordinary API and with a clock that is moved. Its services read them at their own pace."
+    )
+    path = folder / LOG
+    with narrator.progress(f"about {MESSAGES:,} messages", RUNS) as advance:
+        observe = (lambda now_ms: None) if missing_for_spark() else recorder(folder)
+
+        def on_run(now_ms: int) -> None:
+            observe(now_ms)
+            advance()
+
+        published = publish_traffic(str(path), on_run=on_run)
+    with headwater.open(path, create=False) as log:
+        found = log.statistics()
+    lags = {each.id: each.lag for each in found.subscriptions}
+    narrator.show_rows([("topic", "messages"), *((each.topic, f"{each.count:,}") for each in found.topics)])
+    narrator.check(found.last_seq == published, f"{published:,} messages were published, as seq 1 to {published:,}")
     narrator.check(
-        acked == list(range(1, KILLED_AT)) and [order for order, _ in handled] == list(range(KILLED_AT, ORDERS + 1)),
-        f"orders 1 to {KILLED_AT - 1} were acked before and did not come again; {KILLED_AT} to {ORDERS} came",
+        found.messages < published, f"retention keeps {found.messages:,}: it deletes the oldest of stock.low"
     )
-    narrator.check(handled[0] == (KILLED_AT, 2), f"order {KILLED_AT} came first, marked as attempt 2")
-    narrator.check(all(attempt == 1 for _, attempt in handled[1:]), "the orders after it came for the first time")
-    narrator.check(log.subscription(SUBSCRIPTION).lag == 0, f"'{SUBSCRIPTION}' has nothing left to do")
+    narrator.check(
+        lags["billing"] == 0 and lags["analytics"] > 0,
+        f"'billing' has read everything; 'analytics' stopped two days ago and is {lags['analytics']:,} behind",
+    )
+
+
+def recorder(folder: Path) -> Callable[[int], None]:
+    """Records, for the lake's charts, the metrics that a run every twelve hours would have recorded."""
+    from headwater.pipeline.lake import Lake
+    from headwater.pipeline.metrics import record_metrics
+    from headwater.pipeline.run import bind
+
+    lake, log = Lake.open(str(folder / LAKE), create=True), str(folder / LOG)
+
+    def on_run(now_ms: int) -> None:
+        bind(lake, log)
+        record_metrics(lake, log, now_ms)
+
+    return on_run
+
+
+# --- 2: a subscriber dies, another goes on --------------------------------------------------------------------------
+
+
+def kill_and_resume(narrator: Narrator, folder: Path) -> None:
+    path = folder / LOG
+    with headwater.open(path, create=False) as log:
+        seqs = [log.publish("invoices.new", {"invoice": number}) for number in range(1, INVOICES + 1)]
+        narrator.tell(
+            f"{INVOICES} invoices are published: when publish returns, the message is on disk. A process handles "
+            f"them as '{SUBSCRIPTION}'. In the middle of invoice {KILLED_AT}, a second process asks for the same "
+            "subscription."
+        )
+        narrator.show(f"log.publish('invoices.new', {{'invoice': 1}})  →  seq {seqs[0]:,}")
+        with Worker(path, stop_at=KILLED_AT) as first:
+            acked = watch_until_it_stops(narrator, first)
+            with Worker(path) as second:
+                events = second.events()
+                refusal = next(events, {"event": "nothing"})
+                show_event(narrator, second, refusal)
+                narrator.check(refusal["event"] == "refused", "the second one is refused: one holder at a time")
+                narrator.tell(
+                    "Now the first one is killed with SIGKILL: it cannot clean up. The second one gets the "
+                    f"subscription when the lease of the first, {LEASE_S:.0f} s, has run out."
+                )
+                first.kill()
+                narrator.show(f"process {first.pid}  killed", "red")
+                handled = []
+                for event in events:
+                    show_event(narrator, second, event)
+                    if event["event"] == "handling":
+                        handled.append((event["invoice"], event["attempt"]))
+        narrator.check(first.returncode == -signal.SIGKILL, "the first process died of SIGKILL")
+        narrator.check(
+            acked == list(range(1, KILLED_AT))
+            and [each for each, _ in handled] == list(range(KILLED_AT, INVOICES + 1)),
+            f"invoices 1 to {KILLED_AT - 1} were acked before and did not come again; {KILLED_AT} to {INVOICES} came",
+        )
+        narrator.check(
+            [attempt for _, attempt in handled] == [2] + [1] * (INVOICES - KILLED_AT),
+            f"invoice {KILLED_AT} came as attempt 2, those after it for the first time",
+        )
+        narrator.check(log.subscription(SUBSCRIPTION).lag == 0, f"'{SUBSCRIPTION}' has nothing left to do")
 
 
 def watch_until_it_stops(narrator: Narrator, worker: Worker) -> list[int]:
-    """The orders it acked before it came to the one where it waits to be killed."""
+    """The invoices it acked before it came to the one where it waits to be killed."""
     acked: list[int] = []
     for event in worker.events():
         show_event(narrator, worker, event)
         if event["event"] == "acked":
-            acked.append(event["order"])
-        elif event["order"] == KILLED_AT:
+            acked.append(event["invoice"])
+        elif event.get("invoice") == KILLED_AT:
             break
     return acked
 
@@ -133,13 +267,9 @@ class Worker:
     def events(self) -> Iterator[dict[str, Any]]:
         """What it says, as it says it. If it hangs it is killed, so that the demo ends and its checks fail."""
         assert self._process.stdout is not None
-        timer = threading.Timer(PATIENCE_S, self._process.kill)
-        timer.start()
-        try:
+        with killed_after(self._process, PATIENCE_S):
             for line in self._process.stdout:
                 yield json.loads(line)
-        finally:
-            timer.cancel()
 
     def kill(self) -> None:
         self._process.kill()
@@ -154,120 +284,368 @@ class Worker:
         self._process.stdout.close()
 
 
+@contextmanager
+def killed_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def show_event(narrator: Narrator, worker: Worker, event: dict[str, Any]) -> None:
     if event["event"] == "refused":
-        narrator.show(f"process {worker.pid}  {event['why']}", "yellow")
+        narrator.show(f"process {worker.pid}  is refused: {event['why']}", "yellow")
     elif event["event"] == "handling":
-        narrator.show(f"process {worker.pid}  handles order {event['order']}, attempt {event['attempt']}")
+        narrator.show(f"process {worker.pid}  handles invoice {event['invoice']}, attempt {event['attempt']}")
 
 
-# --- 4: a message that always fails ---------------------------------------------------------------------------------
+# --- 3: a message that always fails ---------------------------------------------------------------------------------
 
 
-def dead_letter_and_redrive(narrator: Narrator, log: headwater.Log) -> None:
-    narrator.chapter(
-        "Poison and dead letters",
-        "A handler fails on one payment each time. It is tried 3 times, with a longer pause each time, and then put "
-        "aside: the payments behind it are not held up.",
+def dead_letter_and_redrive(narrator: Narrator, folder: Path) -> None:
+    narrator.tell(
+        "A handler raises on one payment, each time. The payment is tried 3 times, with a longer pause each time, and "
+        "becomes a dead letter. The payments behind it do not wait."
     )
     paid: list[int] = []
     tries: list[float] = []
     currencies = {"EUR"}
+    done = threading.Event()
 
-    @log.on("payments.>", id="payments", max_attempts=3, backoff=BACKOFF_S, jitter=0.0)
-    def pay(message: headwater.ReceivedMessage) -> None:
-        if message.data["currency"] == "XAU":
-            tries.append(time.monotonic())
-            narrator.show(f"payment {message.data['payment']}  attempt {message.attempt}")
-        if message.data["currency"] not in currencies:
-            raise ValueError(f"no account in {message.data['currency']}")
-        paid.append(message.data["payment"])
+    with headwater.open(folder / LOG, create=False) as log:
 
-    log.publish("payments.card", {"payment": 1, "currency": "XAU"})
-    log.publish("payments.card", {"payment": 2, "currency": "EUR"})
-    log.start()
-    wait_until(narrator, lambda: len(log.dead_letters.list()) == 1, "the payment did not become a dead letter")
-    letter = log.dead_letters.list()[0]
-    narrator.show(f"dead letter {letter.id}: {letter.reason} after {letter.attempts} attempts: {letter.error}", "red")
-    pauses = [later - earlier for earlier, later in pairwise(tries)]
-    narrator.check(
-        (letter.reason, letter.attempts, letter.error) == ("max_attempts", 3, "ValueError: no account in XAU"),
-        "the dead letter says why, how often and with what error, and keeps the whole message",
-    )
-    narrator.check(
-        len(pauses) == 2 and pauses[0] >= BACKOFF_S and pauses[1] >= 2 * BACKOFF_S,
-        f"the pauses grew: {pauses[0] * 1000:.0f} ms, then {pauses[1] * 1000:.0f} ms",
-    )
-    narrator.check(paid == [2], "payment 2, published after it, was paid meanwhile")
+        @log.on("payments.>", id="payments", max_attempts=3, backoff=BACKOFF_S, jitter=0.0)
+        def pay(message: headwater.ReceivedMessage) -> None:
+            if message.data["currency"] == "XAU":
+                tries.append(time.monotonic())
+                narrator.show(f"payment {message.data['payment']}  attempt {message.attempt}")
+                if message.attempt == 3 or "XAU" in currencies:
+                    done.set()
+            if message.data["currency"] not in currencies:
+                raise ValueError(f"no account in {message.data['currency']}")
+            paid.append(message.data["payment"])
 
-    narrator.tell("Now we mend the handler and redrive the dead letter.")
-    currencies.add("XAU")
-    redriven = log.dead_letters.redrive(subscription="payments")
-    wait_until(narrator, lambda: not log.dead_letters.list(), "the redriven payment was not acked")
-    log.stop()
-    narrator.check(redriven.redriven == 1 and paid == [2, 1], "payment 1 was delivered again and paid")
-    narrator.check(log.dead_letters.statistics().total == 0, "its dead letter is gone, now that it is acked")
+        def handle() -> None:
+            """Until the payment in gold has been tried for the last time; a stop lets handlers end and settle."""
+            done.clear()
+            log.start()
+            done.wait(PATIENCE_S)
+            log.stop()
 
-
-def wait_until(narrator: Narrator, holds: Callable[[], bool], otherwise: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        if time.monotonic() > until:
-            narrator.check(False, otherwise)
-        time.sleep(LOOK_AGAIN_S)
-
-
-# --- 5: plain SQL --------------------------------------------------------------------------------------------------
-
-
-def insert_with_sql(narrator: Narrator, log: headwater.Log, path: Path) -> None:
-    sql = """INSERT INTO messages (topic, data) VALUES ('returns.new', '{"order": 99}')"""
-    narrator.chapter(
-        "Plain SQL",
-        "The log is a table. A SQLite shell in another process inserts a row, and knows nothing of Headwater. "
-        "A subscriber waits here.",
-    )
-    narrator.show(f'$ python -m apsw demo.db "{sql}"')
-    with log.subscribe("audit", "returns.new") as audit:
-        with subprocess.Popen([sys.executable, "-m", "apsw", str(path), sql], stderr=subprocess.DEVNULL) as shell:
-            messages = audit.fetch(1, timeout=PATIENCE_S)
-            arrived_ms = time.time() * 1000
-        narrator.check(shell.returncode == 0 and len(messages) == 1, "the row was delivered like any other message")
-        message = messages[0]
+        log.publish("payments.card", {"payment": 1, "currency": "XAU"})
+        log.publish("payments.card", {"payment": 2, "currency": "EUR"})
+        handle()
+        letters = log.dead_letters.list(subscription="payments")
+        narrator.check(len(letters) == 1, "after the third attempt it is a dead letter, and the only one")
+        [letter] = letters
+        narrator.show(f"{letter.reason} after {letter.attempts} attempts: {letter.error}", "red")
         narrator.check(
-            message.data == {"order": 99} and message.id[14] == "7", f"it got seq {message.seq} and an id: {message.id}"
+            (letter.reason, letter.attempts, letter.error) == ("max_attempts", 3, "ValueError: no account in XAU"),
+            "the dead letter says why, how often and with what error, and keeps the whole message",
+        )
+        pauses = [later - earlier for earlier, later in pairwise(tries)]
+        narrator.check(
+            len(pauses) == 2 and pauses[0] >= BACKOFF_S and pauses[1] >= 2 * BACKOFF_S,
+            f"the pauses grew: {pauses[0] * 1000:.0f} ms, then {pauses[1] * 1000:.0f} ms",
+        )
+        narrator.check(paid == [2], "payment 2, published after it, was paid meanwhile")
+
+        narrator.tell("The handler is mended, and the dead letter is redriven.")
+        currencies.add("XAU")
+        redriven = log.dead_letters.redrive(subscription="payments")
+        handle()
+        narrator.check(redriven.redriven == 1 and paid == [2, 1], "payment 1 was delivered again and paid")
+        narrator.check(not log.dead_letters.list(subscription="payments"), "it is acked, and its dead letter is gone")
+
+
+# --- 4: plain SQL ---------------------------------------------------------------------------------------------------
+
+
+def insert_with_sql(narrator: Narrator, folder: Path) -> None:
+    sql = """INSERT INTO messages (topic, data) VALUES ('returns.new', '{"order": 99}')"""
+    narrator.tell(
+        "The log is a table. A SQLite shell, which knows nothing of Headwater, inserts a row; a subscriber waits."
+    )
+    narrator.show(f'$ python -m apsw {LOG} "{sql}"', "cyan")
+    shell = [sys.executable, "-m", "apsw", str(folder / LOG), sql]
+    with headwater.open(folder / LOG, create=False) as log, log.subscribe("clerk", "returns.new") as clerk:
+        with subprocess.Popen(shell, stderr=subprocess.DEVNULL) as process:
+            messages = clerk.fetch(1, timeout=PATIENCE_S)
+            arrived_ms = time.time() * 1000
+        narrator.check(process.returncode == 0 and len(messages) == 1, "the row was delivered like any other message")
+        [message] = messages
+        narrator.check(
+            message.data == {"order": 99} and message.id[14] == "7",
+            f"it has seq {message.seq:,} and an id: {message.id}",
         )
         latency_ms = arrived_ms - message.message.published_ms
-        narrator.check(latency_ms < LATENCY_MS_MAX, f"it was here {latency_ms:.0f} ms after its INSERT, fsync included")
+        narrator.check(latency_ms < LATENCY_MS_MAX, f"it came {latency_ms:.0f} ms after its INSERT, fsync included")
         message.ack()
 
 
-# --- 6: looking -----------------------------------------------------------------------------------------------------
+# --- 5 and 6: the server --------------------------------------------------------------------------------------------
 
 
-def look_around(narrator: Narrator, log: headwater.Log, path: Path) -> None:
-    narrator.chapter("Look around", "What the log holds now:")
-    found = log.statistics()
-    narrator.show_rows([("topic", "messages"), *((each.topic, str(each.count)) for each in found.topics)])
-    narrator.show("")
-    narrator.show_rows(
-        [
-            ("subscription", "acked", "redelivered", "died", "lag"),
-            *(
-                (each.id, str(each.acked), str(each.redelivered), str(each.dead), str(each.lag))
-                for each in found.subscriptions
-            ),
-        ]
-    )
-    narrator.check(found.messages == ORDERS + 3, f"all {ORDERS + 3} messages are there; reading does not remove them")
+class Server:
+    """`headwater serve` as a process, on a port of its own. Leaving the `with` block ends it, whatever happened."""
+
+    def __init__(self, narrator: Narrator, folder: Path) -> None:
+        self._narrator = narrator
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        """Again on the same port, if it was started before."""
+        port = self.url.rpartition(":")[2] or "0"
+        self._narrator.show(f"$ headwater serve {LOG}", "cyan")
+        self._process = process = subprocess.Popen(
+            [*HEADWATER, "serve", LOG, "--port", port, "--json"],
+            cwd=self._folder,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        lines = []
+        with killed_after(process, PATIENCE_S):
+            for line in process.stderr:
+                lines.append(line)
+                if found := URL.search(line):
+                    self.url = found[0]
+                    return
+        self._narrator.fail("the server starts", "".join(lines))
+
+    def kill(self) -> int:
+        """With SIGKILL, and wait until it is gone."""
+        assert self._process is not None
+        self._process.kill()
+        return self._process.wait()
+
+    def stop(self) -> int:
+        """In order, with SIGTERM."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(PATIENCE_S)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+
+def serve_and_kill(narrator: Narrator, folder: Path) -> None:
+    narrator.tell("Programs on other machines use the log through a server: the same API, another address.")
+    with Server(narrator, folder) as server:
+        page = urlopen(Request(page_of(server.url, "/"), headers={"Accept": "text/html"}), timeout=PATIENCE_S)
+        text = page.read().decode()
+        narrator.check(
+            page.status == 200 and "<title>Headwater" in text, f"the console answers at {page_of(server.url, '/')}"
+        )
+        narrator.tell(
+            f"A client publishes {CARTS} shopping carts. The server is killed after {SERVER_KILLED_AT}, and started "
+            "again on the same port."
+        )
+        seqs: list[int] = []
+        enough = threading.Event()
+
+        def publish() -> None:
+            for cart in range(1, CARTS + 1):
+                seqs.append(client.publish("carts.filled", {"cart": cart}))
+                if cart == SERVER_KILLED_AT:
+                    enough.set()
+
+        with headwater.open(server.url) as client:
+            thread = threading.Thread(target=publish, daemon=True)
+            thread.start()
+            enough.wait(PATIENCE_S)
+            code = server.kill()
+            before = len(seqs)
+            narrator.show(f"the server is killed; the client has {before} answers", "red")
+            server.start()
+            thread.join(PATIENCE_S)
+        narrator.check(
+            code == -signal.SIGKILL and SERVER_KILLED_AT <= before < CARTS and len(seqs) == CARTS,
+            "the client connected again by itself and published the rest",
+        )
+        narrator.tell("Another process consumes the carts through the server.")
+        read = command(narrator, folder, "subscribe", server.url, "checkout", "carts.>", "--no-follow")
+        carts = [json.loads(line)["data"]["cart"] for line in read.splitlines()]
+        narrator.check(
+            carts == list(range(1, CARTS + 1)), f"it received all {CARTS} in order: none was lost, none is there twice"
+        )
+        narrator.check(server.stop() == 0, "the server ends in order on SIGTERM")
+
+
+def restore_replica(narrator: Narrator, folder: Path) -> None:
+    narrator.tell(f"{DATABASE} stands for the database of an application. The server keeps versions of it.")
+    with apsw.Connection(str(folder / DATABASE)) as database:
+        database.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT NOT NULL)")
+        names = [(f"customer {number}",) for number in range(1, CUSTOMERS + 1)]
+        database.executemany("INSERT INTO customers (name) VALUES (?)", names)
+    database.close()
+    with Server(narrator, folder) as server:
+        remote = f"{server.url}/shop/{DATABASE}"
+        first = json.loads(command(narrator, folder, "sync", DATABASE, remote, "-m", "before the mistake"))
+        narrator.check(first["version"] == 1, f"version 1 is {format_size(first['size'])}, all of it sent")
+        sql = f"DELETE FROM customers WHERE id <= {CUSTOMERS_LOST}"
+        narrator.tell("A mistake deletes customers, and is pushed:")
+        narrator.show(sql, "red")
+        with apsw.Connection(str(folder / DATABASE)) as database:
+            database.execute(sql)
+        database.close()
+        second = json.loads(command(narrator, folder, "sync", DATABASE, remote))
+        narrator.check(
+            second["version"] == 2 and second["sent"] < first["sent"] / 4,
+            f"version 2 sent only pages that differ: {format_size(second['sent'])} of {format_size(second['size'])}",
+        )
+        restored = json.loads(command(narrator, folder, "replica", "restore", f"{remote}@1", RESTORED))
+        found = customers(folder / RESTORED)
+        narrator.check(
+            customers(folder / DATABASE) == CUSTOMERS - CUSTOMERS_LOST and found == CUSTOMERS,
+            f"{RESTORED} has all {found:,} customers again",
+        )
+        narrator.check(
+            restored["dbhash"] == first["dbhash"] != second["dbhash"],
+            f"its content has the hash of version 1: {restored['dbhash'][:16]}…",
+        )
+        narrator.check(server.stop() == 0, "the server ends in order")
+    with headwater.open(folder / LOG, create=False) as log:
+        versions = topic_counts(log)[f"replica.shop.{DATABASE}"]
+    narrator.check(versions == 2, "each version is a message in the log, too")
+
+
+def customers(path: Path) -> int:
+    database = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        count: int = database.execute("SELECT count(*) FROM customers").get
+        return count
+    finally:
+        database.close()
+
+
+# --- 7: forwarding --------------------------------------------------------------------------------------------------
+
+
+def forward(narrator: Narrator, folder: Path) -> None:
+    narrator.tell("A forwarder copies messages to another system: Redis, S3, PostgreSQL, another log; here, to a file.")
+    first = forward_returns(narrator, folder)
+    with headwater.open(folder / LOG, create=False) as log:
+        kept = sum(count for topic, count in topic_counts(log).items() if topic.startswith("returns."))
+        narrator.check(len(first) == len(set(first)) == kept, f"{FORWARDED} has all {kept:,} returns, each once")
+        log.publish_many([("returns.new", {"order": order}) for order in (100, 101)])
+    narrator.tell("Two more are published. The next run continues after the last one.")
+    second = forward_returns(narrator, folder)
     narrator.check(
-        sum(each.acked for each in found.subscriptions) == ORDERS + 3 and not any(s.lag for s in found.subscriptions),
-        "each was acked once, and no subscription is behind",
+        second[:kept] == first and len(set(second)) == len(second) == kept + 2,
+        "it appended these two, and nothing else",
     )
-    command = this_command()
-    narrator.tell("Look for yourself; the file stays:")
-    for verb in ("tail", "stats", "subscriptions", "doctor", "top"):
-        narrator.show(f"{command} {verb} {path}", "cyan")
+
+
+def forward_returns(narrator: Narrator, folder: Path) -> list[str]:
+    """The ids that are in the file after a run."""
+    command(narrator, folder, "forward", LOG, FORWARDED, "--topics", "returns.>", "--once")
+    return [json.loads(line)["id"] for line in (folder / FORWARDED).read_text().splitlines()]
+
+
+# --- 8: the lake ----------------------------------------------------------------------------------------------------
+
+
+def make_lake(narrator: Narrator, folder: Path) -> None:
+    narrator.tell("Spark keeps the history as Delta tables: every message once, then figures by day and hour.")
+    with headwater.open(folder / LOG, create=False) as log:
+        topics = topic_counts(log)
+    messages = sum(topics.values())
+    ran = json.loads(command(narrator, folder, "pipeline", "run", LOG, "--lake", LAKE))
+    narrator.check(ran["messages"] == messages, f"all {messages:,} messages of this demo are in the lake")
+
+    narrator.tell("The audit compares the lake with the log, message by message.")
+    audit = json.loads(command(narrator, folder, "pipeline", "audit", LOG, "--lake", LAKE))
+    for check in audit["checks"]:
+        narrator.show(f"{check['status']:<8}{check['name']}")
+    passed = sum(check["status"] == "ok" for check in audit["checks"])
+    narrator.check(audit["whole"] and passed == len(audit["checks"]), f"the lake is whole: {passed} checks of {passed}")
+
+    narrator.tell("SQL over the lake:")
+    asked = json.loads(command(narrator, folder, "pipeline", "sql", QUERY, "--lake", LAKE))["items"]
+    narrator.show_rows([("topic", "messages"), *((row["topic"], f"{row['messages']:,}") for row in asked[:5])])
+    narrator.check(
+        {row["topic"]: row["messages"] for row in asked} == topics, "Spark counts what the log counts, by topic"
+    )
+
+    page = Path(json.loads(command(narrator, folder, "pipeline", "report", "--lake", LAKE))["page"])
+    text = page.read_text()
+    narrator.check(f"{messages:,}" in text and "The lake is whole" in text, f"the report is {LAKE}/{page.name}")
+
+
+# --- what is left ---------------------------------------------------------------------------------------------------
+
+
+def show_next_steps(narrator: Narrator, folder: Path, result: Result) -> None:
+    call, log, lake = this_command(), shlex.quote(str(folder / LOG)), shlex.quote(str(folder / LAKE))
+    files = [(LOG, "the log"), (f"{DATABASE}, {RESTORED}", "the database and version 1 of it"), (FORWARDED, "returns")]
+    steps = [
+        (f"{call} serve {log}", "the console at http://127.0.0.1:8765/"),
+        (f"{call} top {log}", "topics and subscriptions, live"),
+        (f"{call} tail {log} 'orders.>' -n 5", "messages"),
+        (f"{call} dlq {log}", "dead letters"),
+        (f"{call} doctor {log}", "the log and its machine, examined"),
+    ]
+    if not result.left_out:
+        files += [(f"{LAKE}/report.html", "charts, for a browser"), (f"{LAKE}/audit.html", "the proof")]
+        steps += [(f'{call} pipeline sql "show views" --lake {lake}', "the tables of the lake")]
+    narrator.copyable("")
+    total = f"{result.claims} claims checked in {result.seconds:.0f} s"
+    narrator.tell(total + "".join(f", without: {each}" for each in result.left_out) + ".", lead="", style="bold")
+    lines = ["", f"Look at, in {folder}:"]
+    lines += [f"  {name:<20}{what}" for name, what in files]
+    lines += ["", "Go on with:"]
+    lines += [f"  {step}\n      {what}" for step, what in steps]
+    (folder / NEXT_STEPS).write_text(SIGNATURE + "\n".join(lines) + "\n")
+    for line in "\n".join(lines).split("\n"):
+        narrator.copyable(line)
+
+
+def topic_counts(log: headwater.Log) -> dict[str, int]:
+    return {each.topic: each.count for each in log.statistics().topics}
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+HEADWATER = [sys.executable, "-m", "headwater"]
+URL = re.compile(r"ws://[\d.]+:\d+")
+
+
+def environment() -> dict[str, str]:
+    """Without settings of Headwater that are meant for other logs."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
+
+
+def command(narrator: Narrator, folder: Path, *arguments: str) -> str:
+    """Run a command of Headwater in the folder, as people would, and return what it prints with --json. Its progress
+    is seen on a terminal; into a pipe its errors are kept until it fails."""
+    narrator.show(f"$ headwater {shlex.join(arguments)}", "cyan")
+    is_seen = sys.stderr.isatty()
+    with (
+        subprocess.Popen(
+            [*HEADWATER, *arguments, "--json"],
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if is_seen else subprocess.PIPE,
+            text=True,
+        ) as process,
+        killed_after(process, SPARK_S_MAX),
+    ):
+        out, err = process.communicate()
+    if process.returncode:
+        narrator.fail(f"headwater {arguments[0]} ends with 0, not {process.returncode}", err or "")
+    return out
 
 
 # --- telling --------------------------------------------------------------------------------------------------------
@@ -279,43 +657,67 @@ class DemoFailed(Exception):
 
 class Narrator:
     def __init__(self) -> None:
-        self._screen = Console(file=sys.stdout, highlight=False)
+        self._screen = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self._columns = min(self._screen.width, COLUMNS_MAX)
-        self._chapter = 0
         self.checked = 0
+        self.parts: list[dict[str, Any]] = []
 
-    def chapter(self, title: str, text: str) -> None:
-        self._chapter += 1
+    @contextmanager
+    def part(self, number: str, title: str) -> Iterator[None]:
         self._print("", "", "")
-        self._print(f"{self._chapter}  ", title, "bold cyan")
-        self.tell(text)
+        self._print(f"{number}  ", title, "bold cyan")
+        began, checked_before = time.monotonic(), self.checked
+        yield
+        seconds, claims = round(time.monotonic() - began, 1), self.checked - checked_before
+        self.parts.append({"part": title, "claims": claims, "seconds": seconds})
+        self._print("     ", f"{seconds:.1f} s", "dim")
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, *, lead: str = "     ", style: str = "") -> None:
         """What is going to happen, or what it means."""
-        self._print("   ", text, "")
+        self._print(lead, text, style)
 
     def show(self, line: str, style: str = "dim") -> None:
         """What is happening, as it happens."""
-        self._print("     ", line, style)
+        self._print("       ", line, style)
+
+    def copyable(self, line: str, style: str = "") -> None:
+        """A line that is not wrapped."""
+        self._screen.print(Text(line, style), soft_wrap=True)
 
     def show_rows(self, rows: Sequence[Sequence[str]]) -> None:
-        """Columns; the first row is their names."""
+        """Columns; the first row is their names, the last column is numbers."""
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for row in rows:
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            self.show(line.rstrip(), "bold dim" if row is rows[0] else "")
+            *names, figure = row
+            cells = [*(cell.ljust(width) for cell, width in zip(names, widths, strict=False)), figure.rjust(widths[-1])]
+            self.show("  ".join(cells), "bold dim" if row is rows[0] else "")
+
+    @contextmanager
+    def progress(self, text: str, total: int) -> Iterator[Callable[[], None]]:
+        """A bar on a terminal; it goes when the work is done."""
+        columns = (TextColumn("       {task.description}", style="dim"), BarColumn(), TimeElapsedColumn())
+        with Progress(
+            *columns, console=self._screen, transient=True, disable=not self._screen.is_terminal, expand=False
+        ) as bar:
+            task = bar.add_task(text, total=total)
+            yield lambda: bar.advance(task)
 
     def check(self, holds: bool, claim: str) -> None:
         """A claim: printed if it holds, the end of the demo if it does not."""
         if not holds:
-            self._print("   ✗ ", claim, "bold red")
-            raise DemoFailed(claim)
+            self.fail(claim)
         self.checked += 1
         self._print("   ✓ ", claim, "green")
 
+    def fail(self, claim: str, why: str = "") -> NoReturn:
+        self._print("   ✗ ", claim, "bold red")
+        for line in why.splitlines():
+            self.copyable(f"     {line}", "red")
+        raise DemoFailed(claim)
+
     def _print(self, lead: str, text: str, style: str) -> None:
         """The lead, then the text, its further lines set in as far as the first."""
-        lines = textwrap.wrap(text, self._columns - len(lead), break_on_hyphens=False) or [""]
+        lines = textwrap.wrap(text, self._columns - len(lead), break_on_hyphens=False, drop_whitespace=True) or [""]
         for number, line in enumerate(lines):
             indented = (lead if number == 0 else " " * len(lead)) + line
             self._screen.print(Text(indented.rstrip(), style), soft_wrap=True)

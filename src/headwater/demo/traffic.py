@@ -1,4 +1,4 @@
-"""Two weeks of a shop's traffic, for `headwater pipeline demo` and for tests of the report."""
+"""Two weeks of a shop's traffic, for `headwater demo` and for tests of the report."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ MESSAGES = 20_000
 DAYS = 14
 HOUR_MS = 3_600_000
 OBSERVED_HOURS = 12
+RUNS = DAYS * 24 // OBSERVED_HOURS
 SLICES = 2  # of an hour: so often the shop publishes and its services consume
 REFUSED_BELOW = 8.0  # of an amount: cards are declined for the smallest orders
 SENDERS = ("web", "shop.north", "shop.south")
