@@ -59,7 +59,7 @@ cluster: .venv/ready-for-tests
 
 # A hundred killed runs on a disk and twenty on S3, followed by an audit of the lakes.
 lake-kills: .venv/ready-for-tests
-	$(BIN)/python -m pytest tests/pipeline/test_kills.py -q -m long
+	$(BIN)/python -m pytest tests/pipeline/test_kills.py -q -s -m long
 
 bench: .venv/ready-for-tests
 	$(BIN)/uv sync --quiet --frozen --inexact --group bench

@@ -49,6 +49,11 @@ def test_seek(run, billing, path: Path):
     assert run("subscriptions", "seek", path, "billing").code == 2
     assert run("subscriptions", "seek", path, "billing", "3", "--start", "3").code == 2
     assert run("subscriptions", "seek", path, "nobody", "first").code == 2
+    assert run("subscriptions", "pause", path, "billing").out.startswith("paused billing; deliver again with: ")
+    assert "paused since" in run("subscriptions", path).out
+    assert run("subscriptions", "resume", path, "billing", "--json").json == {"resumed": "billing", "lag": 1}
+    assert "paused since" not in run("subscriptions", path).out
+    assert run("subscriptions", "pause", path, "nobody").code == 2
     assert run("subscriptions", "seek", path, "billing", "somewhere").code == 2
     with billing.subscribe("billing", "orders.>"):
         assert run("subscriptions", "seek", path, "billing", "first").code == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -12,15 +13,24 @@ import headwater
 from headwater import Log
 
 
+def go(page: Page, name: str) -> None:
+    """Show one of the console's pages."""
+    page.evaluate(f"location.hash = {json.dumps(name)}")
+    page.until(f"!document.getElementById('page-{name}').hidden")
+
+
 def listening(page: Page) -> None:
     """Wait until the server has heard that the page listens: what is published from now on is shown."""
     page.until("document.getElementById('state').textContent === 'Connected'")
+    go(page, "api")
     page.fill("method", "rpc.last_seq")
     page.click("#call-form button")  # calls are begun in order, and the page subscribed before
     page.until("document.querySelector('#answer pre')")
+    go(page, "messages")
 
 
 def publish(page: Page, topic: str, data: str) -> None:
+    go(page, "messages")
     page.fill("topic", topic)
     page.fill("data", data)
     page.click("#publish-form button")

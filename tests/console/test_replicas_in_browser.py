@@ -11,7 +11,7 @@ from pathlib import Path
 
 from browser import Page
 from running import Running
-from steps import listening, push
+from steps import go, listening, push
 
 from headwater.server.auth import EVERYTHING, Scopes, TokenFile
 
@@ -60,6 +60,12 @@ def test_a_pushed_database_appears_by_itself_and_so_does_its_next_version(page: 
     page.until("document.querySelector('#replica-rows td:nth-child(2)').textContent === '2'")
     assert cells(page)[0] == "shop/app.db" + 119 * "m" + "…"
     assert cells(page)[4] == "2"
+    go(page, "replicas")
+    page.click("#replica-rows .link")
+    page.until("document.querySelectorAll('#version-rows tr').length === 2")
+    page.click("#version-rows tr:last-child button")
+    restore = f"headwater replica restore ws://{page.evaluate('location.host')}/shop/app.db@1 restored-1-app.db"
+    assert page.text("#restore code") == restore
 
 
 def test_a_server_that_keeps_no_replicas_is_not_asked_for_them(
@@ -90,7 +96,7 @@ def test_a_token_shows_what_it_may_pull(
         settle(page)
         push(page, "shop/app.db", token=everything)
         if may_see:
-            page.until("document.querySelector('#replica-rows strong').textContent === 'shop/app.db'")
+            page.until("document.querySelector('#replica-rows .link').textContent === 'shop/app.db'")
         else:
             settle(page)
             assert page.evaluate(IS_HIDDEN) == [True, True]
@@ -114,6 +120,7 @@ def test_names_and_messages_are_text_and_not_without_end(page: Page) -> None:
     page.until("document.querySelectorAll('#replica-rows tr').length === 200")
     assert cells(page)[0] == f"{MARKUP}0{MARKUP}"
     assert page.text("#more-replicas") == "and 50 more"
+    go(page, "replicas")
     assert page.evaluate("document.getElementById('more-replicas').checkVisibility()")
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.querySelectorAll('img, script').length") == 2  # the mark, and the page's own

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser import Page
 from running import Running
-from steps import publish
+from steps import go, publish
 
 from headwater.server.auth import EVERYTHING, Scopes, TokenFile
 
@@ -71,6 +71,12 @@ def test_a_token_without_the_manage_right_shows_what_it_may(
     page.until("main.dataset.sight === 'rate'")
     assert "manage right" in page.text("#overview-problem")
     page.until("document.getElementById('live-problem').textContent.includes('read right')")
+    links = "[...document.querySelectorAll('#pages a')].filter((each) => each.checkVisibility())"
+    assert page.evaluate(f"{links}.map((each) => each.textContent)") == ["Overview", "Messages", "API"]
+    page.evaluate("location.hash = 'subscriptions'")
+    page.until("!document.getElementById('page-overview').hidden")
+    assert page.evaluate("document.getElementById('page-subscriptions').hidden")
+    go(page, "messages")
     page.fill("pattern", "orders.*")
     page.click("#live-form button")
     page.until("document.getElementById('live-problem').hidden")

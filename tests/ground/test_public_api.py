@@ -55,9 +55,9 @@ EXPORTED = [
 PUBLIC_NAMES = {
     Log: [
         "close", "cron", "delete_retention", "delete_schedule", "delete_subscription", "every", "health",
-        "last_seq", "live", "name", "on", "publish", "publish_many", "remote", "retain", "retention", "run",
-        "run_maintenance", "schedules", "seek", "start", "statistics", "stop", "subscribe", "subscription",
-        "subscriptions", "topic_max_seq", "topics", "transaction",
+        "last_seq", "live", "name", "on", "pause", "publish", "publish_many", "remote", "resume", "retain",
+        "retention", "run", "run_maintenance", "schedules", "seek", "start", "statistics", "stop", "subscribe",
+        "subscription", "subscriptions", "topic_max_seq", "topics", "transaction",
     ],
     Subscription: [
         "ack", "ack_many", "close", "extend", "fetch", "id", "info", "messages", "nack", "on_gap", "reject",

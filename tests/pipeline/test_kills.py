@@ -28,6 +28,7 @@ from headwater.pipeline.types import load_types
 
 WRITER = Path(__file__).with_name("log_writer.py")
 KILL_S_MAX = 120.0
+PROGRESS_KILLS = 10
 STAGES = (f"{BRONZE}/day=", f"{BRONZE}/_delta_log", "gold/volume/_delta_log", f"{SILVER}/_delta_log")
 """A run is killed when something new is there: a data file of bronze, its commit, a commit of a sum, silver's."""
 Say = Callable[[str], None]
@@ -82,8 +83,11 @@ def assert_whole_after_kills(
     (types / "order@1.json").write_text(json.dumps(ORDER))
     storage, command = Storage(lake), run_command(log, lake, types)
     with writer_process(log):
+        began = time.monotonic()
         for kill in range(kills):
             kill_when_new(command, storage, stages[kill % len(stages)])
+            if (kill + 1) % PROGRESS_KILLS == 0:
+                print(f"{kill + 1} of {kills} runs killed in {time.monotonic() - began:.0f} s", flush=True)
     opened = Lake.open(lake)
     with opened.lock(), Run(opened, str(log), load_types(types), lambda short: nullcontext(spark)) as run:  # type: ignore[arg-type,return-value]
         run.ingest(run._last_seq)

@@ -61,6 +61,8 @@ async def test_every_change_is_reported_with_token_and_address(
             ("rpc.schedule.declare", SCHEDULE, {"publisher": "p"}),
             ("rpc.schedule.remove", {"schedule_id": "s"}, {"schedule_id": "s"}),
             ("rpc.seek", {"subscription_id": "s", "start": "new"}, {"subscription_id": "s", "start": "new"}),
+            ("rpc.subscription.pause", {"subscription_id": "s"}, {"subscription_id": "s"}),
+            ("rpc.subscription.resume", {"subscription_id": "s"}, {"subscription_id": "s"}),
             ("rpc.dead_letters.redrive", {"to_topic": "b"}, {"to_topic": "b"}),
             ("rpc.dead_letters.import", {"lines": [line]}, {"lines": 1}),
             ("rpc.dead_letters.purge", {"topic": "a"}, {"topic": "a"}),

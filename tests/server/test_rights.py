@@ -81,6 +81,8 @@ PARAMS: dict[str, Any] = {
     "rpc.release": {**ID, "sequence_ids": [1]},
     "rpc.subscription": ID,
     "rpc.subscription.remove": ID,
+    "rpc.subscription.pause": ID,
+    "rpc.subscription.resume": ID,
     "rpc.seek": {**ID, "start": 0},
     "rpc.topic_max_seq": {"topic": "a"},
     "rpc.last_seq": {},
@@ -274,7 +276,7 @@ async def test_a_subscription_belongs_to_the_label_that_made_it(serve_tokens: Se
                 assert error["message"] == "the subscription belongs to another token"
             batch = {"subscriptions": [{"subscription_id": "mine", "topic": "a"}, {**params, "topic": "a"}]}
             assert await client.code("rpc.subscribe.persistent.batch", batch) == UNAUTHORIZED
-            for method in ("rpc.subscription", "rpc.subscription.remove", "rpc.seek"):
+            for method in (*(f"rpc.subscription{end}" for end in ("", ".remove", ".pause", ".resume")), "rpc.seek"):
                 asked = {"subscription_id": "bills", **({"start": 0} if method == "rpc.seek" else {})}
                 error, missing = [
                     await client.refusal(method, {**asked, "subscription_id": id}) for id in ("bills", "billz")

@@ -166,6 +166,7 @@ class AsyncSubscription(AsyncOnlyLoop):
 
     @property
     def id(self) -> str:
+        """The name under which the log keeps the position of the subscription."""
         return self._consumer.id
 
     @property
@@ -200,6 +201,7 @@ class AsyncSubscription(AsyncOnlyLoop):
                 yield AsyncReceivedMessage(claimed, self)
 
     async def ack(self, message: AsyncReceivedMessage, *, confirm: bool = True) -> None:
+        """As `message.ack()`."""
         await message.ack(confirm=confirm)
 
     async def ack_many(self, messages: Sequence[AsyncReceivedMessage], *, confirm: bool = True) -> None:
@@ -225,18 +227,23 @@ class AsyncSubscription(AsyncOnlyLoop):
         mark_settled(messages)
 
     async def nack(self, message: AsyncReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
+        """As `message.nack()`."""
         await message.nack(delay, error=error)
 
     async def reject(self, message: AsyncReceivedMessage, reason: str | None = None) -> None:
+        """As `message.reject()`."""
         await message.reject(reason)
 
     async def extend(self, message: AsyncReceivedMessage, by: Span | None = None) -> None:
+        """As `message.extend()`."""
         await message.extend(by)
 
     async def info(self) -> SubscriptionInfo:
+        """The settings, position, lag and holder of the subscription."""
         return await run_async(self._core.describe(self._consumer))
 
     async def close(self) -> None:
+        """Release the subscription and the messages that it claimed ahead. The log keeps its position."""
         await run_async(self._consumer.close())
 
     async def __aenter__(self) -> Self:
@@ -397,6 +404,7 @@ class AsyncLog(AsyncOnly):
 
     @property
     def name(self) -> str:
+        """The file or url of the log, without a password."""
         return self._core.name
 
     @property
@@ -406,6 +414,7 @@ class AsyncLog(AsyncOnly):
 
     @property
     def remote(self) -> AsyncRemote:
+        """The connection to a server: its state, and calls of custom methods. InvalidStateError if there is none."""
         return AsyncRemote(self._core.remote)
 
     async def publish(
@@ -497,6 +506,15 @@ class AsyncLog(AsyncOnly):
     async def seek(self, id: str, start: Start) -> int:
         """Move a subscription without a holder to another position, and return that."""
         return await run_async(self._core.seek(id, start))
+
+    async def pause(self, id: str) -> None:
+        """Deliver nothing of a subscription, in any process, until it is resumed. It keeps its position. Messages in
+        flight may still be settled."""
+        await run_async(self._core.pause(id))
+
+    async def resume(self, id: str) -> None:
+        """Deliver again, from where a pause stopped."""
+        await run_async(self._core.resume(id))
 
     def on(
         self,
@@ -638,21 +656,27 @@ class AsyncLog(AsyncOnly):
         await run_async(self._handlers.stop(timeout))
 
     async def subscriptions(self) -> list[SubscriptionInfo]:
+        """All durable subscriptions with their settings, position and lag."""
         return await run_async(self._core.subscription_infos())
 
     async def subscription(self, id: str) -> SubscriptionInfo:
+        """One durable subscription; UnknownSubscriptionError if there is none with this id."""
         return await run_async(self._core.subscription_info(id))
 
     async def topics(self) -> list[TopicCount]:
+        """All topics with their counts, bytes and last seqs."""
         return await run_async(self._core.topics())
 
     async def topic_max_seq(self, topic: str) -> int:
+        """The seq of the last message on the topic; 0 if there is none."""
         return await run_async(self._core.topic_max_seq(topic))
 
     async def last_seq(self) -> int:
+        """The seq of the last message; 0 if none was published."""
         return await run_async(self._core.last_seq())
 
     async def statistics(self) -> LogStatistics:
+        """Messages, bytes, topics, subscriptions and dead letters of the log in one object."""
         return await run_async(self._core.statistics())
 
     async def health(self) -> dict[str, Any]:
@@ -688,6 +712,7 @@ class AsyncLog(AsyncOnly):
         return await run_async(self._core.delete_retention(pattern, dialect))
 
     async def retention(self) -> list[RetentionPolicy]:
+        """The retention policies."""
         return await run_async(self._core.retention())
 
     async def run_maintenance(self) -> MaintenanceReport:
@@ -695,6 +720,7 @@ class AsyncLog(AsyncOnly):
         return await run_async(self._core.run_maintenance())
 
     async def close(self) -> None:
+        """Stop the handlers, finish pending writes and close the log."""
         await self.stop()
         await in_pool(self._core.close)
 

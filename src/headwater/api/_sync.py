@@ -166,6 +166,7 @@ class Subscription(SyncOnlyLoop):
 
     @property
     def id(self) -> str:
+        """The name under which the log keeps the position of the subscription."""
         return self._consumer.id
 
     @property
@@ -200,6 +201,7 @@ class Subscription(SyncOnlyLoop):
                 yield ReceivedMessage(claimed, self)
 
     def ack(self, message: ReceivedMessage, *, confirm: bool = True) -> None:
+        """As `message.ack()`."""
         message.ack(confirm=confirm)
 
     def ack_many(self, messages: Sequence[ReceivedMessage], *, confirm: bool = True) -> None:
@@ -225,18 +227,23 @@ class Subscription(SyncOnlyLoop):
         mark_settled(messages)
 
     def nack(self, message: ReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
+        """As `message.nack()`."""
         message.nack(delay, error=error)
 
     def reject(self, message: ReceivedMessage, reason: str | None = None) -> None:
+        """As `message.reject()`."""
         message.reject(reason)
 
     def extend(self, message: ReceivedMessage, by: Span | None = None) -> None:
+        """As `message.extend()`."""
         message.extend(by)
 
     def info(self) -> SubscriptionInfo:
+        """The settings, position, lag and holder of the subscription."""
         return run_blocking(self._core.describe(self._consumer))
 
     def close(self) -> None:
+        """Release the subscription and the messages that it claimed ahead. The log keeps its position."""
         run_blocking(self._consumer.close())
 
     def __enter__(self) -> Self:
@@ -397,6 +404,7 @@ class Log(SyncOnly):
 
     @property
     def name(self) -> str:
+        """The file or url of the log, without a password."""
         return self._core.name
 
     @property
@@ -406,6 +414,7 @@ class Log(SyncOnly):
 
     @property
     def remote(self) -> Remote:
+        """The connection to a server: its state, and calls of custom methods. InvalidStateError if there is none."""
         return Remote(self._core.remote)
 
     def publish(
@@ -496,6 +505,15 @@ class Log(SyncOnly):
     def seek(self, id: str, start: Start) -> int:
         """Move a subscription without a holder to another position, and return that."""
         return run_blocking(self._core.seek(id, start))
+
+    def pause(self, id: str) -> None:
+        """Deliver nothing of a subscription, in any process, until it is resumed. It keeps its position. Messages in
+        flight may still be settled."""
+        run_blocking(self._core.pause(id))
+
+    def resume(self, id: str) -> None:
+        """Deliver again, from where a pause stopped."""
+        run_blocking(self._core.resume(id))
 
     def on(
         self,
@@ -637,21 +655,27 @@ class Log(SyncOnly):
         run_blocking(self._handlers.stop(timeout))
 
     def subscriptions(self) -> list[SubscriptionInfo]:
+        """All durable subscriptions with their settings, position and lag."""
         return run_blocking(self._core.subscription_infos())
 
     def subscription(self, id: str) -> SubscriptionInfo:
+        """One durable subscription; UnknownSubscriptionError if there is none with this id."""
         return run_blocking(self._core.subscription_info(id))
 
     def topics(self) -> list[TopicCount]:
+        """All topics with their counts, bytes and last seqs."""
         return run_blocking(self._core.topics())
 
     def topic_max_seq(self, topic: str) -> int:
+        """The seq of the last message on the topic; 0 if there is none."""
         return run_blocking(self._core.topic_max_seq(topic))
 
     def last_seq(self) -> int:
+        """The seq of the last message; 0 if none was published."""
         return run_blocking(self._core.last_seq())
 
     def statistics(self) -> LogStatistics:
+        """Messages, bytes, topics, subscriptions and dead letters of the log in one object."""
         return run_blocking(self._core.statistics())
 
     def health(self) -> dict[str, Any]:
@@ -687,6 +711,7 @@ class Log(SyncOnly):
         return run_blocking(self._core.delete_retention(pattern, dialect))
 
     def retention(self) -> list[RetentionPolicy]:
+        """The retention policies."""
         return run_blocking(self._core.retention())
 
     def run_maintenance(self) -> MaintenanceReport:
@@ -694,6 +719,7 @@ class Log(SyncOnly):
         return run_blocking(self._core.run_maintenance())
 
     def close(self) -> None:
+        """Stop the handlers, finish pending writes and close the log."""
         self.stop()
         in_place(self._core.close)
 

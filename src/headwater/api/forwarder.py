@@ -286,6 +286,7 @@ class Forwarder:
             self._wait_for_change(seen, left_s)
 
     def status(self) -> ForwarderStatus:
+        """The state, what was sent and what failed."""
         return ForwarderStatus(
             id=self.id,
             target=self._sender.name,

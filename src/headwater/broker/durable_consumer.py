@@ -25,7 +25,7 @@ from headwater.broker.leased_rows import LeasedRows
 from headwater.broker.shared_consumers import renew_consumer
 from headwater.delivery.lease import release
 from headwater.delivery.retry import decide_retry
-from headwater.errors import LeaseLostError, NotDeliveredError, OutcomeUnknownError, StoreError
+from headwater.errors import ClosedError, LeaseLostError, NotDeliveredError, OutcomeUnknownError, StoreError
 from headwater.ports.records import DeliveryRow, SubscriptionRecord, selection_of
 from headwater.ports.store import Reader, Writer
 
@@ -52,6 +52,7 @@ class DurableConsumer(Consumer):
             LeasedRows(self._in_flight, record) if record.spec.keeps_rows else Cursor(self._in_flight, record)
         )
         self._lane = engine.filters if selection.takes_time else engine.readers
+        self._is_paused = record.spec.paused_ms is not None  # as far as this process knows
         self._looked_s = 0.0  # at the log, not only at what this process published
         engine.ensure_watching()
 
@@ -68,6 +69,8 @@ class DurableConsumer(Consumer):
     def claim(self, limit: int) -> Flow[int | None]:
         refuse_in_transaction(self.engine)
         self.engine.refuse_closed()
+        if self._is_paused and (yield from self._is_still_paused()):
+            return None
         submit, state = self.engine.committer.submit, self._state
         claim: Claim
         if state.may_claim_at_once(self.engine.wakeups.announced):
@@ -102,6 +105,8 @@ class DurableConsumer(Consumer):
                 self._waiter.is_stale = True  # it may have left rows that are due, such as delayed ones
             else:
                 state.skip(plan)
+            if self._is_paused:
+                return None
             place = (plan.scanned_from, plan.saved_to)
             is_stuck = place == last_place and not claim.look_again  # all that is left waits behind others of its key
             last_place = place
@@ -113,7 +118,7 @@ class DurableConsumer(Consumer):
     def _claim_at_once(self, limit: int, writer: Writer, hooks: TransactionHooks) -> Claim:
         if self._closing:  # the close has released everything, and the lease
             return NOTHING
-        record = self._in_flight.load(writer)
+        record = self._load(writer, hooks)
         plan = self._state.plan_at_once(writer, limit, self.engine.wakeups.announced)
         return NOTHING if plan is None else self._claim(writer, hooks, record, plan)
 
@@ -121,12 +126,14 @@ class DurableConsumer(Consumer):
         if self._waiter.is_stale or time.monotonic() - self._looked_s >= FALLBACK_POLL_S:
             return False
         if self._state.is_behind(self.engine.wakeups.last_known):
-            return False
+            return self._is_paused
+        if self._is_paused:
+            return True
         now_ms = self._now_ms()
         return all(ms is None or ms > now_ms for ms in (self._look_again_ms, self._next_deadline_ms()))
 
     def _next_deadline_ms(self) -> int | None:
-        return self._state.next_deadline_ms()
+        return None if self._is_paused else self._state.next_deadline_ms()
 
     @contextlib.contextmanager
     def _standing_by(self, limit: int) -> Iterator[None]:
@@ -138,16 +145,18 @@ class DurableConsumer(Consumer):
             self.engine.wakeups.stand_down(self._waiter)
 
     def _claim_published(self, limit: int, last_seq: int, writer: Writer, hooks: TransactionHooks) -> bool:
-        if self._has_ended or not self._state.may_claim_published(last_seq):
+        if self._has_ended or self._is_paused or not self._state.may_claim_published(last_seq):
             return False
-        record = self._in_flight.load(writer)
+        record = self._load(writer, hooks)
         plan = self._state.plan_published(writer, limit)
         return plan is not None and bool(self._claim(writer, hooks, record, plan).found)
 
     def _claim_planned(self, plan: FetchPlan, writer: Writer, hooks: TransactionHooks) -> Claim:
-        return NOTHING if self._closing else self._claim(writer, hooks, self._in_flight.load(writer), plan)
+        return NOTHING if self._closing else self._claim(writer, hooks, self._load(writer, hooks), plan)
 
     def _claim(self, writer: Writer, hooks: TransactionHooks, record: SubscriptionRecord, plan: FetchPlan) -> Claim:
+        if record.spec.paused_ms is not None:
+            return NOTHING
         now_ms = self._now_ms()
         result, look_again = self._state.claim(writer, hooks, record, plan, now_ms, self.claim_bytes_max)
         found = result.claimed
@@ -162,6 +171,32 @@ class DurableConsumer(Consumer):
         self.engine.timings.note(hooks, "deliver", self.id, found, result.redriven)
         hooks.then.append(partial(self.deliver, found, gaps))
         return Claim(found, look_again)
+
+    # --- pausing ------------------------------------------------------------------------------------------------
+
+    def _load(self, writer: Writer, hooks: TransactionHooks) -> SubscriptionRecord:
+        """The subscription as stored. A pause or resume by another process is noticed here."""
+        record = self._in_flight.load(writer)
+        is_paused = record.spec.paused_ms is not None
+        if is_paused is not self._is_paused:
+            hooks.then.append(partial(self.note_paused, is_paused))
+        return record
+
+    def note_paused(self, is_paused: bool) -> None:
+        """Of a paused subscription no code gets a message, also none that was claimed ahead."""
+        self._is_paused = is_paused
+        if is_paused and not self._closing:
+            with self._lock:
+                untouched = self._pop(len(self._buffer))
+            if untouched:
+                with contextlib.suppress(ClosedError):  # then closing gives them back
+                    self._releasing = self.release(untouched)
+
+    def _is_still_paused(self) -> Flow[bool]:
+        self._waiter.is_stale, self._looked_s = False, time.monotonic()
+        record = yield from self.engine.read(self._in_flight.load)
+        self._is_paused = record.spec.paused_ms is not None
+        return self._is_paused
 
     # --- settling -----------------------------------------------------------------------------------------------
 
@@ -179,7 +214,7 @@ class DurableConsumer(Consumer):
     ) -> list[int]:
         """Ack inside a transaction, which may be the user's own. Returns the seqs that are not in flight any more; if
         `strict`, one such is an error."""
-        record = self._in_flight.load(writer)
+        record = self._load(writer, hooks)
         held, rows = self._state.take_out(writer, hooks, settled, strict=strict)
         redriven = {}
         if rows:
@@ -229,7 +264,7 @@ class DurableConsumer(Consumer):
     def _take_out(
         self, writer: Writer, hooks: TransactionHooks, claimed: Claimed
     ) -> tuple[SubscriptionRecord, DeliveryRow]:
-        record, seq = self._in_flight.load(writer), claimed.message.seq
+        record, seq = self._load(writer, hooks), claimed.message.seq
         _, rows = self._state.take_out(writer, hooks, [claimed], strict=True)
         hooks.then.append(self._wake_subscription)
         return record, rows[seq] if rows else DeliveryRow(seq, claimed.attempt, 0)
@@ -242,7 +277,7 @@ class DurableConsumer(Consumer):
 
         def work(writer: Writer, hooks: TransactionHooks) -> None:
             now_ms = self._now_ms()
-            record = self._in_flight.load(writer)
+            record = self._load(writer, hooks)
             self._state.extend(writer, extended, now_ms + by_ms, strict=strict)
             writer.save_subscription(deliveries.renewed(record, now_ms))
             if record.spec.mode == "shared":

@@ -197,6 +197,30 @@ class LocalLog:
         self.engine.wakeups.wake_all()
         return position
 
+    def pause(self, id: str, allow: Allow | None = None) -> Flow[None]:
+        """Deliver nothing of a subscription until it is resumed. Messages in flight may still be settled."""
+        yield from self._set_paused(id, self.engine.clock.now_ms(), allow)
+        for subscriber in list(self._subscribers):
+            if isinstance(subscriber, DurableConsumer) and subscriber.id == id:
+                subscriber.note_paused(True)
+
+    def resume(self, id: str, allow: Allow | None = None) -> Flow[None]:
+        yield from self._set_paused(id, None, allow)
+        self.engine.wakeups.settled(id)
+
+    def _set_paused(self, id: str, paused_ms: int | None, allow: Allow | None) -> Flow[None]:
+        """A subscription that is paused already stays so since when it was."""
+
+        def work(writer: Writer, hooks: TransactionHooks) -> None:
+            record = load(writer, id)
+            if allow is not None:
+                allow(record)
+            if (record.spec.paused_ms is None) != (paused_ms is None):
+                spec = replace(record.spec, paused_ms=paused_ms)
+                writer.save_subscription(replace(record, spec=spec, active_ms=self.engine.clock.now_ms()))
+
+        return self.engine.write(work, touching=id)
+
     # --- looking ------------------------------------------------------------------------------------------------
 
     def subscription_infos(self) -> Flow[list[statistics.SubscriptionInfo]]:

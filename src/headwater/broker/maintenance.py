@@ -289,6 +289,7 @@ def _drop_idle_subscriptions(engine: Engine, writer: Writer, hooks: TransactionH
         if record.spec.inactive_ms is not None
         and now_ms - record.active_ms > record.spec.inactive_ms
         and not record.lease.live(now_ms)
+        and record.spec.paused_ms is None  # it keeps its position until it is resumed
     ]
     for id in idle:
         writer.end_redrives(id, "the subscription was dropped")

@@ -60,6 +60,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     owner: str | None = None
     problem: str | None = None
     consumers: list[str] = []
+    paused_ms: int | None = None
 
     @property
     def created_at(self) -> datetime:
@@ -68,6 +69,10 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     @property
     def active_at(self) -> datetime:
         return datetime_of(self.active_ms)
+
+    @property
+    def paused_at(self) -> datetime | None:
+        return None if self.paused_ms is None else datetime_of(self.paused_ms)
 
     @property
     def oldest_unacked_s(self) -> float | None:
@@ -166,6 +171,7 @@ def _info(
         owner=record.spec.owner,
         problem=problem,
         consumers=live_consumers(reader, record.id, now_ms) if record.spec.mode == "shared" else [],
+        paused_ms=record.spec.paused_ms,
     )
 
 

@@ -339,7 +339,9 @@ def _begin(
         if request.tenant is not None:
             request.tenant.allow(record)
         _refuse_other_purpose(record.spec, spec, id)
-        record = replace(record, spec=replace(spec, owner=record.spec.owner), active_ms=now_ms)
+        record = replace(
+            record, spec=replace(spec, owner=record.spec.owner, paused_ms=record.spec.paused_ms), active_ms=now_ms
+        )
     resumed_from = settled_to(writer, record)
     resumed = NOTHING_RESUMED
     if request.takeover or not _held_ms(engine, record, now_ms):

@@ -184,7 +184,9 @@ def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
             count(info.in_flight),
             Text(count(info.dead), "red" if info.dead else ""),
             Text(count(info.gaps), "red" if info.gaps else ""),
-            held_by(info) or Text(f"free since {clock(info.active_ms)}", "dim"),
+            Text(f"paused since {clock(info.paused_ms)}", "yellow")
+            if info.paused_ms is not None
+            else held_by(info) or Text(f"free since {clock(info.active_ms)}", "dim"),
         )
     show_table(shown)
 
@@ -199,6 +201,35 @@ def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
         write_document({"removed": id})
     else:
         say(f"removed subscription {id}")
+
+
+@subscriptions.command("pause")
+@takes_log
+def pause(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+    """Deliver nothing of a subscription until it is resumed.
+
+    It keeps its position, in every process. Messages in flight may still be
+    settled.
+    """
+    with existing_log(path) as log:
+        log.pause(id)
+    if as_json:
+        write_document({"paused": id})
+    else:
+        say(f"paused {id}; deliver again with: headwater subscriptions resume {path} {id}")
+
+
+@subscriptions.command("resume")
+@takes_log
+def resume(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+    """Deliver again, from where a pause stopped."""
+    with existing_log(path) as log:
+        log.resume(id)
+        info = log.subscription(id)
+    if as_json:
+        write_document({"resumed": id, "lag": info.lag})
+    else:
+        say(f"resumed {id}; {plural(info.lag, 'message')} to come")
 
 
 @subscriptions.command("seek", context_settings=_TAKES_MINUS)

@@ -220,6 +220,12 @@ class RemoteLog:
     def seek(self, id: str, start: Start) -> Flow[int]:
         return self._ask("rpc.seek", rpc.Seek(id, start_on_the_wire(start)), _published)
 
+    def pause(self, id: str) -> Flow[None]:
+        return self._ask("rpc.subscription.pause", rpc.SubscriptionId(id), _nothing)
+
+    def resume(self, id: str) -> Flow[None]:
+        return self._ask("rpc.subscription.resume", rpc.SubscriptionId(id), _nothing)
+
     # --- inspecting ---------------------------------------------------------------------------------------------
 
     def describe(self, consumer: Consumer) -> Flow[SubscriptionInfo]:

@@ -7,10 +7,12 @@ from importlib import resources
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/console/console.css": ("console.css", "text/css; charset=utf-8"),
+    "/console/chart.js": ("chart.js", "text/javascript; charset=utf-8"),
     "/console/connection.js": ("connection.js", "text/javascript; charset=utf-8"),
     "/console/console.js": ("console.js", "text/javascript; charset=utf-8"),
     "/console/dead_letters.js": ("dead_letters.js", "text/javascript; charset=utf-8"),
     "/console/replicas.js": ("replicas.js", "text/javascript; charset=utf-8"),
+    "/console/subscriptions.js": ("subscriptions.js", "text/javascript; charset=utf-8"),
     "/console/show.js": ("show.js", "text/javascript; charset=utf-8"),
     "/console/mark.svg": ("mark.svg", "image/svg+xml"),
 }

@@ -1,17 +1,19 @@
 // The page: what the server says into it, what is asked in it to the server.
 
+import { Chart } from "./chart.js";
 import { DeadLetters } from "./dead_letters.js";
 import { Connection, Refusal, UNAUTHORIZED } from "./connection.js";
 import { NEWS, Replicas } from "./replicas.js";
+import { Subscriptions } from "./subscriptions.js";
 import {
   $, Growth, ago, bytes, clock, complain, count, facts, fillTable, make, numberOf, perSecond, pretty, preview, readJson,
-  setText, span, textOf, titled, unfolding, whole,
+  setText, textOf, titled, unfolding, whole,
 } from "./show.js";
 
 const LOOK_MS = 2_000, LOOK_MS_MAX = 10_000; // between two looks at the statistics
 const LOOK_SHARE = 4; // so many times as long as the last look took, within these: a large log is not kept busy by us
 const ANSWER_MS_MAX = 40_000; // a request that takes longer counts as a lost connection
-const TAIL_MAX = 200, TOPICS_MAX = 100, SUBSCRIPTIONS_MAX = 200; // shown at most
+const TAIL_MAX = 200, TOPICS_MAX = 100; // shown at most
 
 // What the box for any method suggests, with params as an example. The server has more of them; see its documentation.
 const METHODS = {
@@ -51,7 +53,8 @@ const connection = new Connection(address, {
     $("token").hidden = true;
     setText($("log"), welcome.log);
     setText($("version"), welcome.version);
-    document.title = `${welcome.log} · Headwater`;
+    $("pages").hidden = false;
+    route();
     if (isBack && $("tail").firstChild) {
       const textContent = "Connected again. What came meanwhile is not here.";
       $("tail").prepend(make("li", { className: "note", textContent }));
@@ -63,6 +66,7 @@ const connection = new Connection(address, {
   },
   token(error) {
     $("token").hidden = false;
+    $("pages").hidden = true;
     complain("token-problem", error);
     $("token-text").focus();
   },
@@ -77,6 +81,32 @@ const connection = new Connection(address, {
 });
 
 const letters = new DeadLetters(connection), replicas = new Replicas(connection);
+const subscriptions = new Subscriptions(connection, () => look());
+
+// --- pages -----------------------------------------------------------------------------------------------------------
+
+const FIRST_PAGE = "overview";
+
+/** Show the page that the address names, if the token may see it. */
+function route() {
+  const links = [...$("pages").querySelectorAll("a")];
+  const wanted = links.find((each) => each.hash === location.hash && each.checkVisibility());
+  const [current] = wanted ? [wanted] : links;
+  for (const each of links) {
+    const isCurrent = each === current;
+    if (isCurrent) each.setAttribute("aria-current", "page");
+    else each.removeAttribute("aria-current");
+    $(`page-${each.hash.slice(1)}`).hidden = !isCurrent;
+  }
+  const name = current.hash.slice(1) === FIRST_PAGE ? "" : `${current.firstChild.textContent} · `;
+  document.title = `${name}${$("log").textContent || "Headwater"} · Headwater`;
+}
+
+addEventListener("hashchange", () => {
+  route();
+  scrollTo(0, 0);
+  look();
+});
 
 $("retry").onclick = () => connection.connect();
 $("token-form").onsubmit = (event) => {
@@ -114,6 +144,7 @@ async function look() {
       await Promise.all([letters.lookIfDue(statistics), replicas.lookIfDue()]);
       complain("overview-problem");
       $("main").dataset.sight = "all";
+      route(); // the pages there are depend on what was found
     } else {
       showRate((await connection.call("rpc.last_seq")).sequence_id); // all that may surely be asked
     }
@@ -122,6 +153,7 @@ async function look() {
     if (error.code !== UNAUTHORIZED) return;
     mayLook = false;
     $("main").dataset.sight = "rate";
+    route();
   } finally {
     clearTimeout(watchdog);
     isLooking = false;
@@ -137,17 +169,17 @@ function showRate(lastSeq) {
 }
 
 function showStatistics(statistics) {
-  const { subscriptions } = statistics;
+  const { subscriptions: all } = statistics;
   topics = statistics.topics.map(([topic, total, size, , publishedMs]) => ({ topic, total, size, publishedMs }));
   showRate(statistics.last_seq);
   const newestMs = topics.reduce((newest, { publishedMs }) => Math.max(newest, publishedMs), 0);
-  const lag = subscriptions.reduce((sum, each) => sum + each.lag, 0);
+  const lag = all.reduce((sum, each) => sum + each.lag, 0);
   setText($("messages"), whole(statistics.messages));
   setText($("bytes"), bytes(statistics.bytes));
   setText($("topic-count"), whole(topics.length));
   setText($("newest"), newestMs ? `last message ${ago(newestMs)}` : "");
-  setText($("subscription-count"), whole(subscriptions.length));
-  setText($("lag"), subscriptions.length ? `${whole(lag)} behind` : "");
+  setText($("subscription-count"), whole(all.length));
+  setText($("lag"), all.length ? `${whole(lag)} behind` : "");
   const gone = new Set(ofTopics.keys());
   for (const { topic, total } of topics) {
     if (!gone.delete(topic)) ofTopics.set(topic, new Growth());
@@ -155,7 +187,8 @@ function showStatistics(statistics) {
   }
   gone.forEach((topic) => ofTopics.delete(topic));
   showTopics();
-  showSubscriptions(subscriptions);
+  subscriptions.show(all);
+  remember(statistics);
 }
 
 const byName = (name) => (a, b) => (a[name] < b[name] ? -1 : 1);
@@ -183,29 +216,47 @@ function topicButton(topic) {
   const onclick = () => {
     $("topic").value = $("pattern").value = topic;
     listen(topic);
+    location.hash = "messages";
   };
   return make("button", { type: "button", className: "link", textContent: topic, title: "Listen to it", onclick });
 }
 
-function showSubscriptions(subscriptions) {
-  const shown = subscriptions.sort(byMost("lag")).slice(0, SUBSCRIPTIONS_MAX).sort(byName("id"));
-  fillTable($("subscription-rows"), shown, ({ id }) => id, [
-    (cell, { id, pattern, gaps }) => {
-      if (!cell.firstChild) cell.append(make("strong"), make("code"), make("em"));
-      setText(cell.children[0], id);
-      setText(cell.children[1], pattern);
-      setText(cell.children[2], gaps ? `${count(gaps, "message")} lost to retention` : "");
-    },
-    (cell, { mode }) => setText(cell, mode),
-    (cell, { lag, lag_is_least: isLeast }) => setText(cell, `${isLeast ? "≥ " : ""}${whole(lag)}`),
-    (cell, { in_flight: inFlight }) => setText(cell, whole(inFlight)),
-    (cell, { oldest_unacked_ms: ms }) => setText(cell, ms === null ? "–" : span(ms)),
-    (cell, { holder }) => setText(Object.assign(cell, { title: holder ?? "" }), holder ?? "–"),
-    (cell, { dead }) => setText(cell, whole(dead)),
-  ]);
-}
-
 $("topic-filter").oninput = showTopics;
+
+// --- over time: what this page has seen, for an hour -----------------------------------------------------------------
+
+const STEP_MS = 10_000, STEPS_MAX = 360;
+const charts = {
+  rate: new Chart("Published per second", { format: perSecond, isFilled: true }),
+  acked: new Chart("Acked per second", { format: perSecond }),
+  lag: new Chart("Lag by subscription", { format: whole }),
+  dead: new Chart("Dead letters", { format: whole, isFilled: true }),
+};
+$("charts").append(...Object.values(charts).map(({ element }) => element));
+let samples = []; // one per step: when, last seq, and by subscription lag, acked and dead
+
+function remember({ last_seq: seq, subscriptions: all }) {
+  const at = Math.floor(Date.now() / STEP_MS), byId = new Map(all.map((each) => [each.id, each]));
+  const sample = { at, seq: numberOf(seq), byId, dead: all.reduce((sum, each) => sum + each.dead, 0) };
+  if (samples.at(-1)?.at !== at) samples.push(sample);
+  else samples[samples.length - 1] = { ...sample };
+  samples = samples.filter((each) => at - each.at < STEPS_MAX);
+  const first = samples[0].at, steps = Math.max(2, at - first + 1);
+  const found = new Map(samples.map((each) => [each.at, each]));
+  const sampleAt = (n) => found.get(first + n);
+  const each = (pick) => Array.from({ length: steps }, (_, n) => (sampleAt(n) ? pick(sampleAt(n)) : null));
+  const rates = (pick) => {
+    const totals = each(pick);
+    return totals.map((total, n) =>
+      n && total !== null && totals[n - 1] !== null ? (Math.max(0, total - totals[n - 1]) * 1000) / STEP_MS : null);
+  };
+  const ids = [...byId.keys()].sort((a, b) => byId.get(b).lag - byId.get(a).lag || (a < b ? -1 : 1));
+  const show = (chart, series) => chart.show({ fromMs: first * STEP_MS, stepMs: STEP_MS, series });
+  show(charts.rate, [{ name: "published", values: rates(({ seq: total }) => total) }]);
+  show(charts.acked, ids.map((id) => ({ name: id, values: rates(({ byId: of }) => of.get(id)?.acked ?? null) })));
+  show(charts.lag, ids.map((id) => ({ name: id, values: each(({ byId: of }) => of.get(id)?.lag ?? null) })));
+  show(charts.dead, [{ name: "dead letters", values: each(({ dead }) => dead) }]);
+}
 
 // --- live ------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import { Refusal } from "./connection.js";
 import {
-  $, complain, count, facts, make, pretty, preview, setText, tell, textOf, titled, unfolding, whole,
+  $, ask, complain, count, facts, make, pretty, preview, setText, tell, textOf, titled, unfolding, whole,
 } from "./show.js";
 
 const LOOK_MS = 10_000; // between two looks, unless something says that they have changed
@@ -46,6 +46,7 @@ export class DeadLetters {
     this.#counts = counts;
     setText($("letter-count"), whole(counts.total));
     setText($("redriving"), counts.redriving ? `${whole(counts.redriving)} on the way again` : "");
+    tell("letter-badge", counts.total ? whole(counts.total) : "");
     $("letter-tile").classList.toggle("alarm", counts.total > 0);
     $("redrive-all").disabled = $("purge-all").disabled = !letters.length;
     $("more-letters").hidden = letters.length < this.#wanted || this.#wanted >= LETTERS_MAX;
@@ -119,8 +120,10 @@ export class DeadLetters {
   async #settle(verb, what, filter) {
     const isPurge = verb === "purge";
     const agreed = isPurge
-      ? await ask(`Purge ${what}?`, "It cannot be undone.", "Purge", "danger")
-      : await ask(`Redrive ${what}?`, "What is delivered again stays here until it is acked.", "Redrive", "primary");
+      ? await ask({ title: `Purge ${what}?`, body: ["It cannot be undone."], verb: "Purge", className: "danger" })
+      : await ask({
+        title: `Redrive ${what}?`, body: ["What is delivered again stays here until it is acked."], verb: "Redrive",
+      });
     if (!agreed) return;
     complain("letters-problem");
     tell("letters-done", "");
@@ -134,21 +137,4 @@ export class DeadLetters {
     }
     await this.#lookNow();
   }
-}
-
-function ask(question, text, verb, className) {
-  const dialog = $("ask");
-  setText($("ask-title"), question);
-  setText($("ask-text"), text);
-  Object.assign($("ask-yes"), { textContent: verb, className });
-  dialog.showModal();
-  return new Promise((resolve) => {
-    const answering = (agreed) => () => {
-      resolve(agreed);
-      dialog.close();
-    };
-    $("ask-yes").onclick = answering(true);
-    $("ask-no").onclick = answering(false);
-    dialog.onclose = () => dialog.open || resolve(false); // by Escape; or late, when it is open for another question
-  });
 }

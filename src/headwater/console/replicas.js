@@ -1,8 +1,8 @@
 // The SQLite databases that the server keeps. Browsers write every refusal over HTTP on their console, so the list is
 // asked for only when it is known that the answer will be one.
 
-import { UNAUTHORIZED } from "./connection.js";
-import { $, ago, bytes, fillTable, make, setText, tell, whole } from "./show.js";
+import { Refusal, UNAUTHORIZED } from "./connection.js";
+import { $, ago, button, bytes, command, complain, fillTable, make, setText, tell, whole } from "./show.js";
 
 export const NEWS = "replica.>"; // every new version is a message there
 const LOOK_MS = 60_000; // between two looks without news: versions also go, by their age or by hand
@@ -83,6 +83,45 @@ export class Replicas {
     return !metrics.ok || IS_HOST.test(await metrics.text()); // a proxy may keep them to itself
   }
 
+  /** The versions of one replica, and how to restore one. */
+  async #open(replica) {
+    $("versions").hidden = false;
+    setText($("versions-heading"), replica);
+    $("restore").replaceChildren();
+    complain("versions-problem");
+    try {
+      const path = replica.split("/").map(encodeURIComponent).join("/");
+      const response = await this.connection.get(`sapi/versions/${path}`);
+      if (!response.ok) throw new Refusal(`The server refused the versions of ${replica}.`, await response.text());
+      this.#showVersions(replica, await response.json());
+    } catch (error) {
+      complain("versions-problem", error);
+    }
+    $("versions").scrollIntoView({ block: "nearest" });
+  }
+
+  #showVersions(replica, versions) {
+    const server = this.connection.address.href.replace(/rpc$/, "");
+    const file = replica.split("/").at(-1);
+    const restore = (version) => {
+      const text = `headwater replica restore ${server}${replica}@${version} restored-${version}-${file}`;
+      const what = make("p", { className: "quiet", textContent: `To restore version ${version} to a file, run:` });
+      $("restore").replaceChildren(what, command(text));
+    };
+    fillTable($("version-rows"), versions, ({ version }) => `${replica}@${version}`, [
+      (cell, { version, message }) => {
+        if (!cell.firstChild) cell.append(make("strong"), make("span", { className: "sub" }));
+        setText(cell.children[0], whole(version));
+        setText(cell.children[1], shortened(message ?? ""));
+      },
+      (cell, { at }) => setText(Object.assign(cell, { title: at }), ago(Date.parse(at))),
+      (cell, { size }) => setText(cell, bytes(size)),
+      (cell, { changedPages, pages }) => setText(cell, `${whole(changedPages)} of ${whole(pages)}`),
+      (cell, { client }) => setText(cell, client || "–"),
+      (cell, { version }) => cell.firstChild ?? cell.append(button("Restore…", () => restore(version))),
+    ]);
+  }
+
   #show() {
     const { replicas, isCut } = this.#found;
     const shown = replicas.slice(0, REPLICAS_MAX), more = replicas.length - shown.length;
@@ -90,8 +129,9 @@ export class Replicas {
     tell("more-replicas", more ? `and ${isCut ? "more than " : ""}${whole(more)} more` : "");
     fillTable($("replica-rows"), shown, ({ replica }) => replica, [
       (cell, { replica, newest }) => {
-        if (!cell.firstChild) cell.append(make("strong"), make("span", { className: "sub" }));
-        setText(cell.children[0], replica);
+        if (!cell.firstChild) {
+          cell.append(button(replica, () => this.#open(replica), "link"), make("span", { className: "sub" }));
+        }
         setText(cell.children[1], shortened(newest?.message ?? ""));
       },
       (cell, { newest }) => setText(cell, newest ? whole(newest.version) : "–"),

@@ -4,6 +4,7 @@
 const POINTS_MAX = 30; // of a small curve; the drawing in index.html is as wide
 const PREVIEW_CHARS = 160, JSON_CHARS_MAX = 100_000; // shown in a line, and unfolded
 const PAINTED_CHARS_MAX = 20_000;
+const COPIED_MS = 1_500;
 
 export const $ = (id) => document.getElementById(id);
 
@@ -88,6 +89,30 @@ export function complain(id, error) {
   $(id).append(make("strong", { textContent }), error.next ?? "");
 }
 
+/** Ask before something is done. `body` are elements or texts; a `form` in it is checked before a yes. The promise is
+ * true after a yes, and false after Cancel or Escape. */
+export function ask({ title, body = [], verb, className = "primary", no = "Cancel" }) {
+  const dialog = $("ask");
+  setText($("ask-title"), title);
+  $("ask-text").replaceChildren(...body);
+  complain("ask-problem");
+  Object.assign($("ask-yes"), { textContent: verb, className, disabled: false });
+  setText($("ask-no"), no);
+  if (!dialog.open) dialog.showModal();
+  return new Promise((resolve) => {
+    const answering = (agreed) => () => {
+      const fields = agreed ? [...dialog.querySelectorAll("input, textarea, select")] : [];
+      const wrong = fields.find((field) => !field.checkValidity());
+      if (wrong) return wrong.reportValidity();
+      resolve(agreed);
+      dialog.close();
+    };
+    $("ask-yes").onclick = answering(true);
+    $("ask-no").onclick = answering(false);
+    dialog.onclose = () => dialog.open || resolve(false); // by Escape; or late, when it is open for another question
+  });
+}
+
 export function tell(id, text) {
   $(id).hidden = !text;
   setText($(id), text);
@@ -97,6 +122,29 @@ export function facts(values) {
   const known = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
   const pair = ([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: textOf(value) })];
   return make("dl", { className: "facts" }, ...known.flatMap(pair));
+}
+
+export const button = (textContent, onclick, className = "small") =>
+  make("button", { type: "button", className, textContent, onclick });
+
+export const link = (textContent, href, properties = {}) => make("a", { textContent, href, ...properties });
+
+/** A short word about a state, with its colour. */
+export const badge = (textContent, kind = "") => make("span", { className: `badge ${kind}`, textContent });
+
+/** A command to type elsewhere, and a button that copies it. */
+export function command(text) {
+  const copy = button("Copy", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setText(copy, "Copied");
+    } catch {
+      getSelection().selectAllChildren(code); // without the right to the clipboard, a selection to copy by hand
+    }
+    setTimeout(() => setText(copy, "Copy"), COPIED_MS);
+  });
+  const code = make("code", { textContent: text, tabIndex: 0 });
+  return make("p", { className: "command" }, code, copy);
 }
 
 export const titled = (title, element) => [make("h3", { textContent: title }), element];

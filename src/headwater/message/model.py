@@ -75,6 +75,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def id(self) -> str:
+        """The publisher's id, or one derived from time, log and seq."""
         if isinstance(self.identity, str):
             return self.identity
         return derived_id(self.published_ms, self.identity, self.seq)
@@ -86,10 +87,12 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def data(self) -> Any:
+        """The payload, decoded from JSON."""
         return decode(self.raw, f"message {self.seq} on {self.topic}")
 
     @property
     def data_json(self) -> str:
+        """The payload as JSON text."""
         return bytes(self.raw).decode()
 
     @property
@@ -100,14 +103,17 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def published_at(self) -> datetime:
+        """The time of the publish."""
         return datetime_of(self.published_ms)
 
     @property
     def deliver_at(self) -> datetime | None:
+        """The message is not delivered before this time."""
         return None if self.deliver_ms is None else datetime_of(self.deliver_ms)
 
     @property
     def expires_at(self) -> datetime | None:
+        """The message is not delivered after this time."""
         return None if self.expires_ms is None else datetime_of(self.expires_ms)
 
     def field(self, name: str) -> Any:

@@ -43,9 +43,11 @@ class ManualClock:
         self._callbacks: list[Callable[[], None]] = []
 
     def now_ms(self) -> int:
+        """The time in milliseconds since 1970."""
         return self._now_ms
 
     def on_advance(self, callback: Callable[[], None]) -> None:
+        """Call this after each move of the clock."""
         self._callbacks.append(callback)
 
     def advance(self, seconds: Span) -> None:

@@ -76,6 +76,8 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     retry: RetryPolicy = RetryPolicy()
     owner: str | None = None
     """Label or id of the owning token. Set at creation; a later subscribe does not change it."""
+    paused_ms: int | None = None
+    """Since when nothing is delivered. A later subscribe does not change it."""
 
     @property
     def keeps_rows(self) -> bool:
@@ -180,6 +182,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def died_at(self) -> datetime:
+        """The time at which the message became a dead letter."""
         return datetime_of(self.died_ms)
 
 
@@ -223,6 +226,7 @@ class Gap(msgspec.Struct, frozen=True):
 
     @property
     def at(self) -> datetime:
+        """The time at which retention deleted the messages."""
         return datetime_of(self.at_ms)
 
 

@@ -38,6 +38,7 @@ DEAD_LETTERS_MAX = 1_000  # dead letters in one answer
 
 
 def hello(connection: Connection, params: rpc.Hello) -> rpc.Welcome:
+    """Introduce the client. From then on one frame may carry several notifications."""
     authenticated = not connection.is_unauthenticated
     if params.publisher is not None and authenticated:  # an unauthenticated client must not take the name of another
         if not 1 <= len(params.publisher) <= PUBLISHER_CHARS_MAX:
@@ -57,6 +58,7 @@ def hello(connection: Connection, params: rpc.Hello) -> rpc.Welcome:
 
 
 def authenticate(connection: Connection, params: rpc.Authenticate) -> dict[str, bool]:
+    """Show a token; the connection gets its rights."""
     connection.authenticate(connection.context.authenticate(params.token))
     return {"authenticated": True}
 
@@ -65,11 +67,13 @@ def authenticate(connection: Connection, params: rpc.Authenticate) -> dict[str, 
 
 
 def subscribe_live(connection: Connection, params: rpc.Topic) -> Any:
+    """Get `rpc.notification` with each new message that matches, once for each pattern. No position is stored."""
     [pattern] = _subscribe_live(connection, [params.topic])
     return connection.shapes.subscribed_live(pattern)
 
 
 def subscribe_live_batch(connection: Connection, params: rpc.Topics) -> dict[str, Any]:
+    """The same for several patterns."""
     _subscribe_live(connection, params.topics)
     return {"subscribed": params.topics}
 
@@ -83,11 +87,13 @@ def _subscribe_live(connection: Connection, topics: list[str]) -> list[Pattern]:
 
 
 def unsubscribe_live(connection: Connection, params: rpc.Topic) -> Any:
+    """End a live subscription."""
     was_subscribed = connection.context.live.remove(connection, params.topic)
     return connection.shapes.unsubscribed_live(params.topic, was_subscribed)
 
 
 def unsubscribe_live_batch(connection: Connection, params: rpc.Topics) -> dict[str, list[str]]:
+    """End several live subscriptions."""
     return {"unsubscribed": [topic for topic in params.topics if connection.context.live.remove(connection, topic)]}
 
 
@@ -95,19 +101,23 @@ def unsubscribe_live_batch(connection: Connection, params: rpc.Topics) -> dict[s
 
 
 async def subscribe(connection: Connection, params: rpc.Subscribe) -> Any:
+    """Begin or resume a durable subscription, with the options of `log.subscribe`."""
     return connection.shapes.subscribed(await connection.subscriptions.begin(params))
 
 
 async def subscribe_batch(connection: Connection, params: rpc.SubscribeBatch) -> Any:
+    """Begin or resume several subscriptions: all or none."""
     return connection.shapes.subscribed_all(await connection.subscriptions.begin_all(params))
 
 
 async def unsubscribe(connection: Connection, params: rpc.Unsubscribe) -> Any:
+    """Release a subscription. The log keeps its position."""
     await connection.subscriptions.release(params.subscription_id, params.seen)
     return connection.shapes.released(params.subscription_id)
 
 
 async def unsubscribe_batch(connection: Connection, params: rpc.SubscriptionIds) -> Any:
+    """Release several subscriptions."""
     for id in params.subscription_ids:
         connection.subscriptions.find(id)
     for id in params.subscription_ids:
@@ -150,6 +160,7 @@ async def acknowledge_batch(connection: Connection, params: rpc.AcknowledgeBatch
 
 
 def subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[Any]:
+    """Describe a durable subscription."""
     with _hiding(connection, params.subscription_id, "rpc.subscription"):
         connection.require_use((yield from connection.core.subscription_record(params.subscription_id)))
     info = yield from connection.core.subscription_info(params.subscription_id)
@@ -157,16 +168,30 @@ def subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[Any
 
 
 def remove_subscription(connection: Connection, params: rpc.SubscriptionId) -> Flow[dict[str, bool]]:
+    """Delete a subscription with its position."""
     with _hiding(connection, params.subscription_id, "rpc.subscription.remove"):
         yield from connection.core.delete_subscription(params.subscription_id, connection.require_use)
     return OK
 
 
 def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int]]:
+    """Move the position of a subscription."""
     id, start = params.subscription_id, start_of(params.start)
     with _hiding(connection, id, "rpc.seek"):
         position = yield from connection.core.seek(id, start, connection.require_use)
     return {"sequence_id": position}
+
+
+def pause(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
+    with _hiding(connection, params.subscription_id, "rpc.subscription.pause"):
+        yield from connection.core.pause(params.subscription_id, connection.require_use)
+    return (yield from connection.core.subscription_info(params.subscription_id))
+
+
+def resume(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
+    with _hiding(connection, params.subscription_id, "rpc.subscription.resume"):
+        yield from connection.core.resume(params.subscription_id, connection.require_use)
+    return (yield from connection.core.subscription_info(params.subscription_id))
 
 
 @contextmanager
@@ -183,6 +208,7 @@ def _hiding(connection: Connection, id: str, method: str) -> Iterator[None]:
 
 
 def topic_max_seq(connection: Connection, params: rpc.Topic) -> Flow[dict[str, int]]:
+    """The seq of the last message on the topic; 0 if there is none."""
     if not connection.scopes.may_look_at(check_topic(params.topic)):
         raise not_allowed("read or manage", params.topic)
     last = yield from connection.core.topic_max_seq(params.topic)
@@ -190,11 +216,13 @@ def topic_max_seq(connection: Connection, params: rpc.Topic) -> Flow[dict[str, i
 
 
 def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[dict[str, int]]:
+    """The seq of the last message in the log."""
     last = yield from connection.core.last_seq()
     return {"sequence_id": last}
 
 
 def topics(connection: Connection, params: rpc.TopicPage) -> Flow[msgspec.Raw]:
+    """A page of topics in name order, with their counts. A page with fewer than `limit` is the last."""
     if not 1 <= params.limit <= rpc.TOPICS_MAX:
         raise TooLargeError(f"limit lies between 1 and {rpc.TOPICS_MAX:,}, not {params.limit}", next="Page with after")
     scopes, engine = connection.scopes, connection.core.engine
@@ -214,6 +242,7 @@ def _encoded(answer: Any) -> msgspec.Raw:
 
 
 def subscriptions(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
+    """All durable subscriptions that the token may use."""
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
     def seen(reader: Reader) -> msgspec.Raw:
@@ -235,6 +264,7 @@ def _usable(scopes: Scopes, owner: str | None, found: list[SubscriptionInfo]) ->
 
 
 def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
+    """Sum up the log, with the first 10,000 topics by name; `topics_left_out` counts the others."""
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
     def seen(reader: Reader) -> msgspec.Raw:
@@ -255,10 +285,12 @@ def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]
 
 
 def health(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
+    """The state of the store."""
     return connection.core.health()
 
 
 def housekeep(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
+    """Run maintenance now."""
     return connection.core.run_maintenance()
 
 
@@ -266,6 +298,7 @@ def housekeep(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
 
 
 def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
+    """Set the retention of a topic pattern."""
     dialect = _dialect(params.dialect)
     connection.require_manage(parse_pattern(params.topic, dialect))
     yield from connection.core.retain(
@@ -280,6 +313,7 @@ def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
 
 
 def unretain(connection: Connection, params: rpc.Unretain) -> Flow[dict[str, bool]]:
+    """Delete the retention of a topic pattern."""
     dialect = _dialect(params.dialect)
     connection.require_manage(parse_pattern(params.topic, dialect))
     removed = yield from connection.core.delete_retention(params.topic, dialect)
@@ -287,6 +321,7 @@ def unretain(connection: Connection, params: rpc.Unretain) -> Flow[dict[str, boo
 
 
 def retention(connection: Connection, params: rpc.Nothing) -> Flow[list[RetentionPolicy]]:
+    """The retention policies."""
     found = yield from connection.core.retention()
     return [each for each in found if connection.scopes.may_manage(parse_pattern(each.pattern, each.dialect))]
 
@@ -301,6 +336,7 @@ def _dialect(given: str) -> Dialect:
 
 
 def schedules(connection: Connection, params: rpc.Nothing) -> Flow[list[ScheduleRecord]]:
+    """The stored schedules with `last_ms`, the last occurrence that is done."""
     found = yield from connection.core.schedules()
     return [each for each in found if _may_see(connection, each.schedule.topic)]
 
@@ -320,11 +356,14 @@ def _allow(connection: Connection, stored: Schedule) -> None:
 
 
 def take_schedule(connection: Connection, params: rpc.TakeSchedule) -> Flow[ScheduleTurn]:
+    """Ask for the turn to publish an occurrence. `fence`: the client may publish it; `busy`: another client is at it;
+    neither: it is done."""
     schedule, publisher = _schedule_of(connection, params)
     return connection.core.take_schedule(schedule, params.due_ms, publisher)
 
 
 def publish_occurrence(connection: Connection, params: rpc.PublishOccurrence) -> Flow[bool]:
+    """Publish an occurrence under the fence of the turn; the result says whether it was stored."""
     schedule, publisher = _schedule_of(connection, params)
     if not 0 <= params.at_ms <= TIME_MS_MAX:
         raise InvalidOptionError("at_ms lies outside the years 1970 to 9999", where=schedule.id)
@@ -337,6 +376,7 @@ def publish_occurrence(connection: Connection, params: rpc.PublishOccurrence) ->
 
 
 def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict[str, bool]]:
+    """Delete a schedule."""
     removed = yield from connection.core.delete_schedule(
         params.schedule_id, lambda stored: connection.require_manage(parse_pattern(stored.topic))
     )
@@ -372,6 +412,7 @@ def _check_limit(params: rpc.DeadLetterFilter) -> None:
 
 
 def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[Any]:
+    """One dead letter."""
     found = yield from connection.core.dead_letters.get(params.id)
     if not connection.scopes.manages(found.message.topic):
         raise dead_letters.unknown(params.id)  # as if it were not there
@@ -390,6 +431,7 @@ def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> LetterFilte
 
 
 def dead_letter_statistics(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[LetterStatistics]:
+    """Count dead letters by subscription, topic, type, reason and error."""
     return connection.core.dead_letters.statistics(**_filter(connection, params))
 
 
@@ -402,10 +444,12 @@ def redrive(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[Redriv
 
 
 def purge(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[int]:
+    """Delete the dead letters that match."""
     return connection.core.dead_letters.purge(**_filter(connection, params))
 
 
 def export(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[dead_letters.Exported]:
+    """A page of dead letters as JSON `lines`. Pass `next` as `after`, until it is null."""
     _check_limit(params)
     return connection.core.dead_letters.export(params.after, params.limit, **_filter(connection, params))
 
@@ -462,6 +506,8 @@ def _methods() -> dict[str, Method]:
         ),
         "rpc.subscription": Method(rpc.SubscriptionId, subscription, OWN),
         "rpc.subscription.remove": Method(rpc.SubscriptionId, remove_subscription, OWN, audited=True),
+        "rpc.subscription.pause": Method(rpc.SubscriptionId, pause, OWN, audited=True),
+        "rpc.subscription.resume": Method(rpc.SubscriptionId, resume, OWN, audited=True),
         "rpc.seek": Method(rpc.Seek, seek, OWN, audited=True),
         "rpc.topic_max_seq": Method(rpc.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
         "rpc.last_seq": Method(rpc.Nothing, last_seq, Needs(("read", "manage"), "anything")),

@@ -54,6 +54,7 @@ U = TypeVar("U")
 
 
 def publish(connection: Connection, params: PlainPublish | Publish) -> Flow[Published]:
+    """Store one message; the answer comes when it is on disk."""
     drafts = [draft_of(connection, params)]
     numbered = _numbered(connection, params.number, params.confirmed)
     seqs, duplicates = yield submit_drafts(connection.core.engine, drafts, numbered, connection)

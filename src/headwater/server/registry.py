@@ -98,6 +98,7 @@ class Middleware:
     raise Fault (or any HeadwaterError) in `before`."""
 
     async def before(self, call: CallContext) -> ShortCircuit | None:
+        """Called before the method. Raise to refuse the call; return ShortCircuit to answer it."""
         return None
 
     async def after(self, call: CallContext, outcome: Outcome) -> None:

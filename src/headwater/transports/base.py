@@ -63,12 +63,15 @@ class BaseTransport(ABC):
 
     @property
     def connected(self) -> bool:
+        """Whether the last contact with the target succeeded."""
         return self._connected and not self._closed
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Send what is buffered and disconnect."""
 
     def publish(self, message: Message | HasMessage) -> None:
+        """Send one message; returns when the target has it."""
         self.publish_many([message])
 
     def publish_many(self, messages: Iterable[Message | HasMessage]) -> None:
@@ -81,6 +84,7 @@ class BaseTransport(ABC):
     def subscribe(
         self, pattern: str, handle: Handle, *, group: str | None = None, consumer: str | None = None
     ) -> TransportSubscription:
+        """Call `handle` with messages of the target; PublishOnlyError if the target cannot be read."""
         raise publish_only(type(self).__name__, self.name, self.read_instead)
 
     def _check_open(self) -> None:

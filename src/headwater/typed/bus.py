@@ -164,6 +164,7 @@ class AsyncBus(_BaseBus[AsyncLog]):
     """The same over an AsyncLog: `await order.publish(bus)`. Transports run on threads."""
 
     async def close(self) -> None:
+        """Closes its transports; the log stays open."""
         await run_async(_on_thread(self._close))
 
     async def __aenter__(self) -> Self:

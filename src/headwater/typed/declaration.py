@@ -269,6 +269,7 @@ class Registry:
         return sum(map(len, self._classes.values()))
 
     def add(self, cls: type[Event]) -> None:
+        """Register a class; refused if its type and version are taken."""
         type_, version = cls.__headwater__.type, cls.__headwater__.version
         there = self._classes.setdefault(type_, {}).get(version)
         # The same class again: a module was reloaded, or a notebook cell run again.
@@ -294,6 +295,7 @@ class Registry:
             ids.append(id)
 
     def handlers_of(self, cls: type[Event]) -> list[str]:
+        """The handlers declared for the class."""
         return list(self._handlers.get(cls, ()))
 
 

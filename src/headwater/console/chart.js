@@ -1,0 +1,193 @@
+// Charts over time as SVG: lines or filled areas with axes, the values under the pointer, and zoom by choosing a span.
+// A value that is null was not recorded: the line has a gap there.
+
+import { make, setText } from "./show.js";
+
+const NAMESPACE = "http://www.w3.org/2000/svg";
+const HEIGHT = 168, LEFT = 52, RIGHT = 8, TOP = 10, BOTTOM = 22; // in pixels, which the drawing's units are
+const TICKS_Y = 3, TICK_PX = 92;
+const SERIES_MAX = 6; // that a reader can tell apart
+const STEPS_S = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800];
+const DAY_MS = 86_400_000;
+
+export function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(NAMESPACE, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** A round number not below `value`: 1, 2 or 5 times a power of the base. */
+export function roundUp(value, base = 10) {
+  if (value <= 0) return 1;
+  const power = base ** Math.floor(Math.log(value) / Math.log(base));
+  const factors = base === 10 ? [1, 2, 3, 5, 10] : [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+  return factors.map((factor) => factor * power).find((round) => round >= value * 0.9999) ?? power * base;
+}
+
+const two = (number) => String(number).padStart(2, "0");
+const dayOf = (date) => date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+export const minuteOf = (ms) => `${two(new Date(ms).getHours())}:${two(new Date(ms).getMinutes())}`;
+export const momentOf = (ms) => `${dayOf(new Date(ms))}, ${minuteOf(ms)}`;
+
+/** Where the ticks of the time axis lie: on round local times, as far apart as their labels need. */
+export function timeTicks(fromMs, untilMs, widthPx) {
+  const most = Math.max(2, Math.floor(widthPx / TICK_PX));
+  const stepMs = 1000 * (STEPS_S.find((step) => (untilMs - fromMs) / (step * 1000) <= most) ?? STEPS_S.at(-1));
+  const offsetMs = new Date(fromMs).getTimezoneOffset() * 60_000;
+  const ticks = [];
+  const first = Math.ceil((fromMs - offsetMs) / stepMs) * stepMs + offsetMs;
+  for (let at = first; at <= untilMs; at += stepMs) ticks.push(at);
+  return ticks.map((at) => ({ at, text: stepMs >= DAY_MS / 2 ? dayOf(new Date(at)) : minuteOf(at) }));
+}
+
+/** Parts of a line between gaps; a value alone is drawn as a short dash. */
+function parts(values) {
+  const found = [];
+  values.forEach((value, at) => {
+    if (value === null || value === undefined) return;
+    if (at > 0 && found.length && found.at(-1).at(-1)[0] === at - 1) found.at(-1).push([at, value]);
+    else found.push([[at, value]]);
+  });
+  return found;
+}
+
+export class Chart {
+  #data = null;
+  #at = null; // which value the pointer or the arrow keys are at
+  #width = 0;
+
+  /** `format` spells a value; `base` is 2 for bytes; `isFilled` draws an area below a single line. */
+  constructor(title, { format, base = 10, isFilled = false, empty = "Nothing was recorded in this time." }) {
+    Object.assign(this, { title, format, base, isFilled });
+    this.svg = draw("svg", { class: "chart", role: "img", tabindex: 0, height: HEIGHT });
+    this.legend = make("ul", { className: "legend" });
+    this.now = make("p", { className: "now", role: "status" });
+    this.empty = make("p", { className: "no-data", textContent: empty });
+    const head = make("header", {}, make("h2", { textContent: title }), this.now);
+    this.element = make("figure", { className: "panel figure" }, head, this.svg, this.empty, this.legend);
+    this.svg.addEventListener("pointermove", ({ offsetX }) => this.#point(this.#stepAt(offsetX)));
+    this.svg.addEventListener("pointerleave", () => this.#point(null));
+    this.svg.addEventListener("blur", () => this.#point(null));
+    this.svg.addEventListener("keydown", (event) => this.#key(event));
+    new ResizeObserver(([{ contentRect }]) => {
+      if (Math.round(contentRect.width) === this.#width) return;
+      this.#width = Math.round(contentRect.width);
+      this.#draw();
+    }).observe(this.element);
+  }
+
+  /** `data`: `fromMs`, `stepMs`, and `series`, each with `name` and `values`. */
+  show(data) {
+    this.#data = { ...data, series: data.series.slice(0, SERIES_MAX), more: data.series.length - SERIES_MAX };
+    this.#draw();
+  }
+
+  get #steps() {
+    return Math.max(0, ...this.#data.series.map(({ values }) => values.length));
+  }
+
+  #x(at) {
+    return LEFT + ((this.#width - LEFT - RIGHT) * at) / Math.max(1, this.#steps - 1);
+  }
+
+  #stepAt(x) {
+    const share = (x - LEFT) / Math.max(1, this.#width - LEFT - RIGHT);
+    return Math.min(Math.max(Math.round(share * (this.#steps - 1)), 0), this.#steps - 1);
+  }
+
+  #draw() {
+    if (!this.#data || !this.#width) return;
+    const { fromMs, stepMs, series } = this.#data;
+    const known = series.flatMap(({ values }) => values).filter((value) => value !== null && value !== undefined);
+    this.svg.setAttribute("viewBox", `0 0 ${this.#width} ${HEIGHT}`);
+    this.svg.toggleAttribute("hidden", !known.length);
+    this.empty.hidden = known.length > 0;
+    const top = roundUp(Math.max(0, ...known) / TICKS_Y, this.base) * TICKS_Y;
+    const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);
+    const untilMs = fromMs + stepMs * (this.#steps - 1);
+    const axes = draw("g", { class: "axes" });
+    for (let tick = 0; tick <= TICKS_Y; tick += 1) {
+      const value = (top * tick) / TICKS_Y, at = y(value);
+      axes.append(draw("line", { x1: LEFT, x2: this.#width - RIGHT, y1: at, y2: at, class: tick ? "" : "ground" }));
+      axes.append(draw("text", { x: LEFT - 8, y: at + 4, "text-anchor": "end" }, this.format(value)));
+    }
+    for (const { at, text } of timeTicks(fromMs, untilMs, this.#width - LEFT - RIGHT)) {
+      const x = this.#x((at - fromMs) / stepMs);
+      const anchor = x > this.#width - 30 ? "end" : x < LEFT + 18 ? "start" : "middle";
+      axes.append(draw("text", { x, y: HEIGHT - 5, "text-anchor": anchor }, text));
+    }
+    const lines = series.map(({ values }, number) => {
+      const group = draw("g", { class: `series s${number + 1}` });
+      for (const part of parts(values)) {
+        const points = part.map(([at, value]) => `${this.#x(at).toFixed(1)},${y(value).toFixed(1)}`);
+        if (part.length === 1) points.push(`${(this.#x(part[0][0]) + 2).toFixed(1)},${y(part[0][1]).toFixed(1)}`);
+        const ends = [part.at(-1)[0], part[0][0]].map((at) => `${this.#x(at).toFixed(1)},${y(0)}`);
+        if (this.isFilled) group.append(draw("polygon", { points: [...points, ...ends].join(" ") }));
+        group.append(draw("polyline", { points: points.join(" ") }));
+      }
+      return group;
+    });
+    this.cursor = draw("g", { class: "cursor" });
+    this.svg.replaceChildren(axes, ...lines, this.cursor);
+    this.yOf = y;
+    this.#point(this.#at);
+  }
+
+  #last({ values }) {
+    return values.findLast((value) => value !== null && value !== undefined);
+  }
+
+  /** Show the values at a step, or the last ones. */
+  #point(at) {
+    if (!this.#data) return;
+    this.#at = at !== null && at < this.#steps ? at : null;
+    const { fromMs, stepMs, series, more } = this.#data;
+    const spelled = (value) => (value === null || value === undefined ? "–" : this.format(value));
+    const valueOf = (each) => (this.#at === null ? this.#last(each) : each.values[this.#at]);
+    const when = this.#at === null ? "" : momentOf(fromMs + stepMs * this.#at);
+    setText(this.now, series.length === 1 ? [when, spelled(valueOf(series[0]))].filter(Boolean).join("  ") : when);
+    this.legend.hidden = series.length < 2;
+    const items = series.map((each, number) => [`s${number + 1}`, each.name, spelled(valueOf(each))]);
+    if (more > 0) items.push(["", `and ${more} more`, ""]);
+    while (this.legend.children.length > items.length) this.legend.lastChild.remove();
+    items.forEach(([key, name, value], number) => {
+      const item = this.legend.children[number] ?? this.legend.appendChild(make("li", {}, make("span"), make("b")));
+      item.className = key;
+      setText(item.children[0], name);
+      setText(item.children[1], value);
+    });
+    const said = items.map(([, name, value]) => `${name} ${value}`).join(", ");
+    this.svg.setAttribute("aria-label", `${this.title}${when ? ` at ${when}` : ""}: ${said || "no values"}`);
+    this.cursor?.replaceChildren();
+    if (this.#at === null || !this.cursor) return;
+    const x = this.#x(this.#at);
+    this.cursor.append(draw("line", { x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }));
+    series.forEach((each, number) => {
+      const value = each.values[this.#at];
+      if (value === null || value === undefined) return;
+      this.cursor.append(draw("circle", { cx: x, cy: this.yOf(value), r: 3.5, class: `s${number + 1}` }));
+    });
+  }
+
+  #key(event) {
+    if (!this.#data) return;
+    const last = this.#steps - 1, at = this.#at ?? last;
+    const wanted = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
+    if (event.key === "Escape") this.#point(null);
+    if (wanted === undefined) return;
+    event.preventDefault();
+    this.#point(Math.min(Math.max(this.#at === null ? at : wanted, 0), last));
+  }
+}
+
+/** Rows of one value each, as bars with their names. */
+export function bars(rows, format) {
+  const top = Math.max(1, ...rows.map(({ value }) => value));
+  return make("ul", { className: "bars" }, ...rows.map(({ name, value }) => {
+    const bar = draw("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
+      draw("rect", { width: 100, height: 8, rx: 1, class: "track" }),
+      draw("rect", { width: (100 * value) / top, height: 8, rx: 1, class: "s1" }));
+    return make("li", {}, make("span", { textContent: name }), make("b", { textContent: format(value) }), bar);
+  }));
+}
