@@ -247,10 +247,10 @@ function remember({ last_seq: seq, subscriptions: all }) {
   const each = (pick) => Array.from({ length: steps }, (_, n) => (sampleAt(n) ? pick(sampleAt(n)) : null));
   const rates = (pick) => {
     const totals = each(pick);
-    return totals.map((total, n) =>
+    return totals.slice(0, -1).map((total, n) => // the last step is not over
       n && total !== null && totals[n - 1] !== null ? (Math.max(0, total - totals[n - 1]) * 1000) / STEP_MS : null);
   };
-  const ids = [...byId.keys()].sort((a, b) => byId.get(b).lag - byId.get(a).lag || (a < b ? -1 : 1));
+  const ids = [...byId.keys()].sort(); // a subscription keeps its colour
   const show = (chart, series) => chart.show({ fromMs: first * STEP_MS, stepMs: STEP_MS, series });
   show(charts.rate, [{ name: "published", values: rates(({ seq: total }) => total) }]);
   show(charts.acked, ids.map((id) => ({ name: id, values: rates(({ byId: of }) => of.get(id)?.acked ?? null) })));
