@@ -100,6 +100,7 @@ async def test_subscriptions_as_they_are(serve: Serve) -> None:
             "owner": None,
             "consumers": [],
             "problem": None,
+            "paused_ms": None,
         }
         assert await client.call("rpc.subscriptions") == [{**info, "holder": holder}]
         assert await client.code("rpc.subscription", {"subscription_id": "x"}) == -32002

@@ -37,7 +37,7 @@ class ManualClock:
         elif not isinstance(now_ms, int):
             raise InvalidOptionError(
                 f"a ManualClock begins at an aware datetime or at milliseconds since 1970 UTC, not {now_ms!r}",
-                next="Write ManualClock(datetime(2026, 3, 29, tzinfo=UTC))",
+                next="Give it a time with a time zone",
             )
         self._now_ms = now_ms
         self._callbacks: list[Callable[[], None]] = []
