@@ -96,8 +96,8 @@ class ProcessOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """`state`: starting, running or failed. `is_ending`: it is to end soon. `where`, `error` and `next`: where and why
-    it failed, and what to do. `files`: what has been imported and is the application's own, with its time of change then;
-    only if there are more than before."""
+    it failed, and what to do. `files`: what has been imported and is the application's own, with its time of change
+    then; only if there are more than before."""
 
     state: str
     tasks: int = 0
