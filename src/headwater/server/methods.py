@@ -54,6 +54,8 @@ def hello(connection: Connection, params: rpc.Hello) -> rpc.Welcome:
         frame_bytes_max=limits.frame_bytes,
         batch_calls_max=limits.batch_calls,
         authenticated=authenticated,
+        rights=connection.scopes.granted if authenticated else {},
+        label=connection.label,
     )
 
 
