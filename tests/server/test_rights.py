@@ -90,9 +90,9 @@ PARAMS: dict[str, Any] = {
     "rpc.subscriptions": {},
     "rpc.stats": {},
     "rpc.health": {},
-    "rpc.housekeep": {},
+    "rpc.maintenance.run": {},
     "rpc.retain": {"topic": "a", "max_count": 1},
-    "rpc.unretain": {"topic": "a"},
+    "rpc.retention.remove": {"topic": "a"},
     "rpc.retention": {},
     "rpc.schedules": {},
     "rpc.schedule.declare": SCHEDULE,
@@ -106,6 +106,8 @@ PARAMS: dict[str, Any] = {
     "rpc.dead_letters.purge": {},
     "rpc.dead_letters.export": {},
     "rpc.dead_letters.import": {"lines": [LINE]},
+    "rpc.housekeep": {},
+    "rpc.unretain": {"topic": "a"},
     "rpc.subscribe_persistent": {**ID, "topic": "a"},
     "rpc.subscribe_persistent_batch": [{**ID, "topic": "a"}],
     "rpc.ack_persistent": SEQ,
@@ -127,6 +129,7 @@ def test_no_method_is_missing_here_or_in_the_documentation() -> None:
     assert {*PARAMS} == {*METHODS, "mine"}
     [documented] = BLOCK.findall(DOCS.read_text())
     assert documented == rights_table(), "run: python tests/server/rights_table.py"
+    assert not [name for name, method in METHODS.items() if not method.run.__doc__], "methods without a docstring"
 
 
 async def outcome(client: Client, method: str) -> int | None:
@@ -190,7 +193,7 @@ async def test_rights_hold_for_what_their_patterns_cover(serve_tokens: Serve, ma
             assert await client.code("rpc.subscribe.persistent", params) == UNAUTHORIZED, pattern
             retention = {"topic": pattern, "max_count": 1, "dialect": dialect}
             assert await client.code("rpc.retain", retention) == UNAUTHORIZED
-            assert await client.code("rpc.unretain", {"topic": pattern, "dialect": dialect}) == UNAUTHORIZED
+            assert await client.code("rpc.retention.remove", {"topic": pattern, "dialect": dialect}) == UNAUTHORIZED
         for topic in (None, ">", "*.new", "orders"):
             for method in ("", ".stats", ".redrive", ".purge", ".export"):
                 assert await client.code(f"rpc.dead_letters{method}", {"topic": topic}) == UNAUTHORIZED, topic
@@ -470,7 +473,7 @@ async def test_an_imported_letter_reaches_no_subscription_that_does_not_read_its
         await dead_letter(victim, "bills", "orders.new")
         await victim.call("rpc.dead_letters.purge")
         await victim.call("rpc.retain", {"topic": "orders.>", "max_count": 0})
-        await victim.call("rpc.housekeep")  # the message is gone: a redrive would deliver what the letter holds
+        await victim.call("rpc.maintenance.run")  # the message is gone: a redrive would deliver what the letter holds
         line = json.loads(LINE)
         line |= {"subscription": "bills", "message": {**line["message"], "topic": "mine.x", "data": "forged"}}
         await client.call("rpc.dead_letters.import", {"lines": [json.dumps(line)]})
