@@ -87,6 +87,7 @@ async def test_every_change_is_reported_with_token_and_address(
     assert token not in path.read_text()
 
 
+@pytest.mark.usefixtures("short_close")
 async def test_a_change_is_reported_though_its_client_has_hung_up(serve: Serve, path: Path) -> None:
     async with serve(audit=str(path)) as server, connect(server) as looker:
         for number in range(10):
