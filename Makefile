@@ -36,10 +36,11 @@ lint: .venv/ready
 types: .venv/ready-for-tests
 	$(BIN)/mypy
 
-# Attacks on an otherwise idle machine, one by one and all at once, and a million fuzzed frames.
+# Attacks on an otherwise idle machine, one by one and all at once, then a million fuzzed frames and thousands of
+# connections.
 abuse: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/abuse -q -s -m "long or not long"
-	$(BIN)/python -m pytest tests/server/test_fuzz_frames.py -q -s -m long --timeout=0
+	$(BIN)/python -m pytest tests/server -q -s -m long --timeout=0
 
 crash: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/crash -q -s --timeout=0 --kills=$(KILLS)

@@ -304,7 +304,7 @@ class Retain(Params):
     dialect: str = "nats"
 
 
-class Unretain(Params):
+class RemoveRetention(Params):
     topic: str
     dialect: str = "nats"
 
