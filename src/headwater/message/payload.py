@@ -73,7 +73,7 @@ _BYTES = frozenset({bytes, bytearray, memoryview})
 _SETS = frozenset({set, frozenset})
 _WITHOUT_PARTS = frozenset({str, int, float, bool, type(None)})
 FEW = 32  # parts up to which a loop is faster than a set of their types
-LOOKED_AT_MAX = 32  # messages of a batch that are looked through for sets
+LOOKED_AT_MAX = 4  # messages of a batch that are looked through for sets
 
 
 def _has_set(value: object) -> bool:
