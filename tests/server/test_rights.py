@@ -89,6 +89,7 @@ PARAMS: dict[str, Any] = {
     "rpc.topics": {},
     "rpc.subscriptions": {},
     "rpc.stats": {},
+    "rpc.stats.history": {},
     "rpc.health": {},
     "rpc.housekeep": {},
     "rpc.retain": {"topic": "a", "max_count": 1},
