@@ -145,6 +145,7 @@ class Server:
                 self._retaining = asyncio.create_task(self._retain_later(core))
             await self._mounts.start(core, audit, needs_token=self._tokens is not None)
             await self._listen()
+            core.record_history()
         except BaseException:
             await self._mounts.stop()
             await asyncio.to_thread(core.close)
