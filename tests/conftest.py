@@ -9,10 +9,13 @@ from typing import Any
 import hypothesis
 import psycopg
 import pytest
+from own_loop import pytest_pyfunc_call
 from postgres_server import PostgresServer
 from redis_server import RedisServer
 from s3_server import CREDENTIALS, S3Server
 from xdist.scheduler import LoadScopeScheduling
+
+__all__ = ["pytest_pyfunc_call"]
 
 # How long one example takes says nothing on a machine that has other things to do.
 hypothesis.settings.register_profile(
