@@ -12,15 +12,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from foreign_client import Serve, without_settings
-from own_loop import pytest_pyfunc_call
 
 import headwater
 from headwater import ManualClock
 from headwater.server import listener
 from headwater.server.auth import Scopes, TokenFile
 from headwater.server.server import Server
-
-__all__ = ["pytest_pyfunc_call"]
 
 
 @pytest.fixture
