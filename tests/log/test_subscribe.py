@@ -25,7 +25,10 @@ def moment(clock: ManualClock) -> datetime:
 # --- where it begins ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("start", "expected"), [("first", [1, 2, 3]), ("new", []), (0, [1, 2, 3]), (1, [1, 2, 3]), (3, [3]), (99, [])])
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [("first", [1, 2, 3]), ("new", []), (0, [1, 2, 3]), (1, [1, 2, 3]), (3, [3]), (4, []), (99, [])],
+)
 def test_a_new_subscription_begins_where_it_says(log: Log, start: Any, expected: list[int]) -> None:
     log.publish_many([("a", n) for n in range(3)])
     subscription = log.subscribe("s", "a", start=start)
