@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
-from uuid import UUID
 
 import msgspec
 
@@ -170,7 +169,7 @@ def _check_name(name: str, value: object, limit: int) -> None:
     if not isinstance(value, str) or not value:
         raise InvalidOptionError(
             f"{name} must be non-empty text, not {value!r}",
-            next=f"Write {str(value)!r}" if isinstance(value, int | UUID) else "",
+            next="" if value is None or isinstance(value, str) else "Convert it with str(…)",
         )
     try:
         value.encode()
