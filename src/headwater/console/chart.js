@@ -80,14 +80,13 @@ export class Chart {
    * a single line. Charts of one `group` show the same moment together. */
   constructor(title, {
     format, base = 10, isWhole = false, isFilled = false, group = new Set(), colours = new Colours(),
-    empty = "No figures yet: the server records them every minute.",
   }) {
     Object.assign(this, { title, format, base, isWhole, isFilled, group, colours });
     group.add(this);
     this.svg = draw("svg", { class: "chart", role: "img", tabindex: 0, height: HEIGHT });
     this.legend = make("ul", { className: "legend" });
     this.now = make("p", { className: "now", role: "status" });
-    this.empty = make("p", { className: "no-data", textContent: empty });
+    this.empty = make("p", { className: "no-data" });
     const head = make("header", {}, make("h2", { textContent: title }), this.now);
     this.element = make("figure", { className: "panel figure" }, head, this.svg, this.empty, this.legend);
     this.svg.addEventListener("pointermove", ({ offsetX }) => this.#pointAll(this.#stepAt(offsetX)));
@@ -101,7 +100,7 @@ export class Chart {
     }).observe(this.element);
   }
 
-  /** `data`: `fromMs`, `stepMs`, and `series`, each with `name` and `values`. */
+  /** `data`: `fromMs`, `stepMs`, `series`, each with `name` and `values`, and what to say if they are `empty`. */
   show(data) {
     const peak = ({ values }) => Math.max(0, ...values.filter(isKnown));
     const greatest = new Set([...data.series].sort((a, b) => peak(b) - peak(a)).slice(0, SERIES_MAX));
@@ -136,6 +135,7 @@ export class Chart {
     this.svg.setAttribute("viewBox", `0 0 ${this.#width} ${HEIGHT}`);
     this.svg.toggleAttribute("hidden", !known.length);
     this.empty.hidden = known.length > 0;
+    setText(this.empty, this.#data.empty ?? "No figures yet: the server records them every minute.");
     const tick = roundUp(Math.max(0, ...known) / TICKS_Y, this.base);
     const top = (this.isWhole ? Math.max(1, tick) : tick) * TICKS_Y;
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);

@@ -13,11 +13,10 @@ export class OverTime {
   constructor(connection) {
     this.connection = connection;
     const group = new Set(), colours = new Colours();
-    const none = "There are no durable subscriptions yet.";
     this.#charts = {
       published: new Chart("Published per second", { format: perSecond, isFilled: true, group }),
-      acked: new Chart("Acked per second", { format: perSecond, empty: none, group, colours }),
-      lag: new Chart("Lag", { format: whole, isWhole: true, empty: none, group, colours }),
+      acked: new Chart("Acked per second", { format: perSecond, group, colours }),
+      lag: new Chart("Lag", { format: whole, isWhole: true, group, colours }),
       dead: new Chart("Dead letters", { format: whole, isWhole: true, isFilled: true, group }),
       file: new Chart("Size of the log", { format: bytes, base: 2, isWhole: true, isFilled: true, group }),
       journal: new Chart("Write-ahead log", { format: bytes, base: 2, isWhole: true, isFilled: true, group }),
@@ -50,13 +49,14 @@ export class OverTime {
   }
 
   #show({ from_ms: fromMs, step_ms: stepMs, subscriptions, ...figures }) {
-    const show = (chart, series) => this.#charts[chart].show({
-      fromMs, stepMs, series: series.map(({ name, values }) => ({ name, values: values.map(numberOf) })),
-    });
     const each = Object.entries(subscriptions);
+    const show = (chart, series, empty) => this.#charts[chart].show({
+      fromMs, stepMs, empty, series: series.map(({ name, values }) => ({ name, values: values.map(numberOf) })),
+    });
+    const none = each.length ? undefined : "There are no durable subscriptions yet.";
     show("published", [{ name: "published", values: figures.published }]);
-    show("acked", each.map(([name, { acked }]) => ({ name, values: acked })));
-    show("lag", each.map(([name, { lag }]) => ({ name, values: lag })));
+    show("acked", each.map(([name, { acked }]) => ({ name, values: acked })), none);
+    show("lag", each.map(([name, { lag }]) => ({ name, values: lag })), none);
     show("dead", [{ name: "dead letters", values: figures.dead_letters }]);
     show("file", [{ name: "log", values: figures.file_bytes }]);
     show("journal", [{ name: "write-ahead log", values: figures.journal_bytes }]);
