@@ -256,7 +256,11 @@ def run_block(kind: str, block: str, directory: Path, environment: dict[str, str
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     block = block.replace("headwater serve events.db", f"headwater serve events.db --port {port}").replace("8765", port)
-    words = [sys.executable, "-c", block] if kind == "python" else ["bash", "-emc", "trap 'kill $(jobs -p) 2> /dev/null' EXIT\n" + block]
+    words = (
+        [sys.executable, "-c", block]
+        if kind == "python"
+        else ["bash", "-emc", "trap 'kill $(jobs -p) 2> /dev/null' EXIT\n" + block]
+    )
     ran = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
     assert not re.search("Traceback|error:", ran.stderr), ran.stderr
