@@ -9,10 +9,13 @@ from typing import Any
 import hypothesis
 import psycopg
 import pytest
+from own_loop import pytest_pyfunc_call
 from postgres_server import PostgresServer
 from redis_server import RedisServer
 from s3_server import CREDENTIALS, S3Server
 from xdist.scheduler import LoadScopeScheduling
+
+__all__ = ["pytest_pyfunc_call"]
 
 # How long one example takes says nothing on a machine that has other things to do.
 hypothesis.settings.register_profile(
@@ -35,19 +38,14 @@ DO $$ DECLARE each text; BEGIN
     END LOOP;
 END $$
 """
-_LONGEST_FIRST = (
-    "spark",
-    "abuse",
-    "crash",
-    "worker",
-    "faulty_network",
-)  # so that no worker is left with one at the end
+# So that no worker is left with one of them at the end.
+_LONGEST_FIRST = ("spark", "test_demo.py", "abuse", "test_crash_loop.py", "crash", "worker", "faulty_network")
 _figures: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("headwater")
-    group.addoption("--kills", type=int, default=16, help="how many processes the crash loop kills")
+    group.addoption("--kills", type=int, default=10, help="how often the crash loops kill")
     group.addoption("--every-cut", action="store_true", help="cut the power at every sync, not only at some")
     group.addoption("--bench-examples", type=int, default=8, help="how many plays the bench of consumers plays a case")
     group.addoption("--dice", type=int, default=1, help="seed of the crash, power-loss and fault tests")

@@ -155,9 +155,9 @@ def test_a_log_that_is_there_may_have_any_name(run: Any, tmp_path: Path, monkeyp
 
 
 def test_a_pattern_that_no_topic_matches_is_noted(run: Any, log: headwater.Log, path: Path) -> None:
-    told = "no topic matches order.>; there are: orders.new, notes.made\n"
-    assert run("tail", path, "order.>") == (0, "", told)
-    assert run("tail", path, "order.#", "--dialect", "amqp").err == told.replace(">", "#")
+    shown = "no topic matches order.>; there are: orders.new, notes.made\n"
+    assert run("tail", path, "order.>") == (0, "", shown)
+    assert run("tail", path, "order.#", "--dialect", "amqp").err == shown.replace(">", "#")
     assert run("tail", path, "orders.>", "--where", "data.order > 3") == (0, "", "")
     for number in range(9):
         log.publish(f"many.{number}", 1)
@@ -173,9 +173,9 @@ def test_a_pattern_on_a_log_without_messages_is_noted(run: Any, path: Path) -> N
 def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, log: headwater.Log, path: Path) -> None:
     advice = "List those there are: `headwater subscriptions LOG`"
     assert run("subscriptions", "rm", path, "nosuch").err.splitlines()[1] == f"next: {advice}"
-    with pytest.raises(UnknownSubscriptionError) as told:
+    with pytest.raises(UnknownSubscriptionError) as shown:
         log.delete_subscription("nosuch")
-    assert told.value.next == advice
+    assert shown.value.next == advice
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_a_url_with_a_slash_too_few_is_no_path(url: str, tmp_path: Path, monkeyp
 
 def test_a_log_that_is_not_awaited_says_so() -> None:
     opening: Any = headwater.open_async("memory:")
-    with pytest.raises(AttributeError) as told:
+    with pytest.raises(AttributeError) as shown:
         opening.publish("a", 1)
     opening.close()
-    assert str(told.value) == (
+    assert str(shown.value) == (
         "this is not awaited: it has no 'publish' yet. Write `async with headwater.open_async(…) as …`, "
         "or `… = await headwater.open_async(…)`"
     )
@@ -244,16 +244,16 @@ class Order:
 def test_data_that_is_no_json(data: Any, why: str, next: str) -> None:
     with headwater.open("memory:") as log:
         for publish in (lambda: log.publish("a", data), lambda: log.publish_many([("a", [1]), ("a", data)])):
-            with pytest.raises(InvalidDataError) as told:
+            with pytest.raises(InvalidDataError) as shown:
                 publish()
-            assert told.value.why == why
-            assert next in told.value.next
+            assert shown.value.why == why
+            assert next in shown.value.next
         assert log.last_seq() == 0
         assert log.publish_many([("a", [1, (2, 3)]), ("a", {"b": [None, "[", {"c": []}]})]) == [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "shown"),
     [
         (
             "[PARSE_SYNTAX_ERROR] Syntax error at or near 'selct'. SQLSTATE: 42601 (line 1, pos 0)",
@@ -271,8 +271,8 @@ def test_data_that_is_no_json(data: Any, why: str, next: str) -> None:
         ),
     ],
 )
-def test_a_typo_in_sql(raised: str, told: str) -> None:
-    assert sql_error(RuntimeError(raised), ["messages", "live"]) == told
+def test_a_typo_in_sql(raised: str, shown: str) -> None:
+    assert sql_error(RuntimeError(raised), ["messages", "live"]) == shown
 
 
 @pytest.mark.parametrize("extra", ["postgres", "redis", "s3", "otel", "spark", "jdk"])
@@ -320,9 +320,9 @@ def as_nobody(work: Callable[[], object]) -> str:
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        told = pipe.read()
+        shown = pipe.read()
     os.waitpid(child, 0)
-    return told
+    return shown
 
 
 READING = (
@@ -369,9 +369,9 @@ def test_writing_says_what_is_missing(run: Any, public_directory: Path) -> None:
     path = public_directory / "events.db"
     assert run("publish", path, "a", "1").code == 0
     path.chmod(0o444)
-    told = as_nobody(lambda: headwater_main(["publish", str(path), "a", "1"]))
-    assert "next: Give this user write access" in told
-    assert told.endswith("ended with 3\n")
+    shown = as_nobody(lambda: headwater_main(["publish", str(path), "a", "1"]))
+    assert "next: Give this user write access" in shown
+    assert shown.endswith("ended with 3\n")
 
 
 def headwater_main(arguments: list[str]) -> int:
@@ -407,9 +407,9 @@ def test_a_lake_that_may_not_be_written(public_directory: Path, command: list[st
     (public_directory / "lake" / "bronze" / "messages" / "_delta_log" / "00000000000000000000.json").touch()
     words = [str(log) if word == "LOG" else word for word in command]
     arguments = [sys.executable, "-c", LAKE, "pipeline", *words, "--lake", str(public_directory / "lake")]
-    told = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-    assert told.stderr.splitlines() == [
+    shown = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert shown.stderr.splitlines() == [
         f"error: {public_directory / 'lake'}: the lake cannot be written (Permission denied)",
         "next: Get write access to the folder and to all in it; reading needs none",
     ]
-    assert told.returncode == 3
+    assert shown.returncode == 3

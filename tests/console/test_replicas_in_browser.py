@@ -85,7 +85,7 @@ def test_a_token_shows_what_it_may_pull(
     everything = tokens.create("everything", EVERYTHING, now_ms=0)
     server = serve(tokens=str(tmp_path / "tokens.json"))
     for token, may_see in (
-        (tokens.create("no topic", Scopes(manage=(">",), admin=True), now_ms=0), False),
+        (tokens.create("other topics", Scopes(manage=(">",), read=("orders.>",), admin=True), now_ms=0), False),
         (everything, True),
     ):
         page = open_page(server.page)

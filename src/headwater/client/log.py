@@ -281,13 +281,13 @@ class RemoteLog:
         return self._ask("rpc.retain", rpc.Retain(text, age_s, max_count, max_bytes, keep_unacked, dialect), _nothing)
 
     def delete_retention(self, pattern: str, dialect: Dialect) -> Flow[bool]:
-        return self._ask("rpc.unretain", rpc.Unretain(pattern, dialect), _deleted, again=False)
+        return self._ask("rpc.retention.remove", rpc.RemoveRetention(pattern, dialect), _deleted, again=False)
 
     def retention(self) -> Flow[list[RetentionPolicy]]:
         return self._ask("rpc.retention", None, _retention)
 
     def run_maintenance(self) -> Flow[MaintenanceReport]:
-        return self._ask("rpc.housekeep", None, _report)
+        return self._ask("rpc.maintenance.run", None, _report)
 
     # --- schedules ----------------------------------------------------------------------------------------------
 

@@ -32,7 +32,17 @@ def encode(data: Any, where: str) -> tuple[str, int]:
     """JSON text of `data` and its size in bytes, or InvalidDataError/TooLargeError that says where it stood."""
     try:
         encoded = _encode(data)
-    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+    except RecursionError as exc:
+        raise InvalidDataError(
+            "it holds itself, or is nested too deeply for JSON", where=where, next="Send its parts by value"
+        ) from exc
+    except UnicodeEncodeError as exc:
+        raise InvalidDataError(
+            f"text with half a surrogate pair at {exc.start} is not JSON",
+            where=where,
+            next='Send what is text: text.encode(errors="replace").decode()',
+        ) from exc
+    except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidDataError(str(exc) or type(exc).__name__, where=where, next=_JSON_VALUES) from exc
     size = len(encoded)
     if size > DATA_BYTES_MAX:
@@ -73,7 +83,7 @@ _BYTES = frozenset({bytes, bytearray, memoryview})
 _SETS = frozenset({set, frozenset})
 _WITHOUT_PARTS = frozenset({str, int, float, bool, type(None)})
 FEW = 32  # parts up to which a loop is faster than a set of their types
-LOOKED_AT_MAX = 32  # messages of a batch that are looked through for sets
+LOOKED_AT_MAX = 4  # messages of a batch that are looked through for sets
 
 
 def _has_set(value: object) -> bool:

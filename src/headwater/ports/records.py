@@ -1,4 +1,4 @@
-"""What stores keep: subscriptions, deliveries, dead letters, gaps, retention policies, topic counts, timings."""
+"""What stores keep: subscriptions, deliveries, dead letters, gaps, retention policies, topic counts and figures."""
 
 from __future__ import annotations
 
@@ -279,6 +279,22 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     stage: Stage
     bucket: int
     count: int
+
+
+class SubscriptionSample(msgspec.Struct, frozen=True, array_like=True):
+    lag: int
+    acked: int
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """Figures of a log at one time. `acked` and `last_seq` are totals, from which rates follow."""
+
+    at_ms: int
+    last_seq: int
+    dead_letters: int
+    file_bytes: int
+    journal_bytes: int
+    subscriptions: dict[str, SubscriptionSample] = {}
 
 
 class DeliveryCounts(NamedTuple):
