@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -151,6 +153,17 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.new_database()
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """For `printed_without_rights`: pytest's own directories are for root's eyes only."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
 
 
 @pytest.fixture(scope="session")
