@@ -26,11 +26,15 @@ def publish_cost_us(log: headwater.Log, batches: int = 60) -> float:
     return statistics.median(seconds(lambda: log.publish_many(messages)) for _ in range(batches)) * 1_000
 
 
-def with_subscriptions(directory: Path, count: int) -> float:
-    with headwater.open(directory / f"subscriptions-{count}.db") as log:
-        for number in range(count):
-            log.subscribe(f"s{number}", f"orders.{number}", start="new")
-        return publish_cost_us(log)
+def with_subscriptions(directory: Path) -> tuple[float, float]:
+    """With one, and with many; in turn, so that a noisy minute affects both."""
+    with headwater.open(directory / "one.db") as one, headwater.open(directory / "many.db") as many:
+        one.subscribe("s0", "orders.0", start="new")
+        for number in range(SUBSCRIPTIONS):
+            many.subscribe(f"s{number}", f"orders.{number}", start="new")
+        costs = [(publish_cost_us(one, 20), publish_cost_us(many, 20)) for _ in range(5)]
+        first, second = (statistics.median(column) for column in zip(*costs, strict=True))
+        return first, second
 
 
 def grow(path: Path, to: int) -> None:
@@ -42,13 +46,11 @@ def grow(path: Path, to: int) -> None:
 
 def measure(large: int = LARGE) -> list[Line]:
     with fresh_directory() as directory:
-        one = with_subscriptions(directory, 1)
-        many = with_subscriptions(directory, SUBSCRIPTIONS)
+        one, many = with_subscriptions(directory)
         print(f"  publish_many: {one:.2f} µs with 1 subscription, {many:.2f} µs with {SUBSCRIPTIONS:,}", flush=True)
         small, big = directory / "small.db", directory / "large.db"
         grow(small, SMALL)
         print(f"  a log of {large:,} filled in {seconds(lambda: grow(big, large)):.0f} s", flush=True)
-        # In turn, so that a noisy minute affects both.
         with headwater.open(small) as small_log, headwater.open(big) as large_log:
             costs = [(publish_cost_us(small_log, 20), publish_cost_us(large_log, 20)) for _ in range(5)]
             small_us, large_us = (statistics.median(column) for column in zip(*costs, strict=True))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -23,6 +27,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("headwater")
 
+ROOT = Path(__file__).parents[1]
 _EMPTY_LOG = """
 DO $$ DECLARE each text; BEGIN
     FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'headwater' AND tablename <> 'headwater' LOOP
@@ -66,15 +71,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _turn(item: pytest.Item) -> int:
     path = item.nodeid.partition("::")[0]
-    places = {_group(item.nodeid), *path.split("/")}
+    places = {_group(path), *path.split("/")}
     return next((turn for turn, name in enumerate(_LONGEST_FIRST) if name in places), len(_LONGEST_FIRST))
 
 
-def _group(nodeid: str) -> str:
-    """With several workers: a file's tests share what they set up, one Spark is enough for the machine, and a victim's
-    latency is measured under one attack at a time."""
-    path = nodeid.partition("::")[0]
-    if path.startswith("tests/pipeline/") or path == "tests/cli/test_pipeline.py":
+@cache
+def _group(path: str) -> str:
+    """With several workers: a file's tests share what they set up, those that use the Spark session share one, and a
+    victim's latency is measured under one attack at a time."""
+    if path.startswith("tests/pipeline/") and "spark: SparkSession" in (ROOT / path).read_text():
         return "spark"
     return "abuse" if path.startswith("tests/abuse/") else path
 
@@ -84,7 +89,7 @@ class _Groups(LoadScopeScheduling):
     pytest no longer reads, and each test then goes to either worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _group(nodeid)
+        return _group(nodeid.partition("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -148,6 +153,17 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.new_database()
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """For `printed_without_rights`: pytest's own directories are for root's eyes only."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
 
 
 @pytest.fixture(scope="session")

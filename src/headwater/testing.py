@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar, cast, overload
 from headwater.api._async import AsyncLog
 from headwater.api._runtime import Opening
 from headwater.api._sync import Log
-from headwater.arguments import check_whole
+from headwater.arguments import check_whole, hinted
 from headwater.broker.consumer import Consumer
 from headwater.broker.flow import Flow, run_async, run_blocking
 from headwater.broker.handlers import Handler, Registration, RunningHandler
@@ -133,6 +133,7 @@ def _local(log: Log | AsyncLog) -> LocalLog:
 def drain(log: Log, *, within: Span | None = None, limit: int = STEPS_MAX) -> Drained: ...
 @overload
 def drain(log: AsyncLog, *, within: Span | None = None, limit: int = STEPS_MAX) -> Awaitable[Drained]: ...
+@hinted("drain")
 def drain(log: Log | AsyncLog, *, within: Span | None = None, limit: int = STEPS_MAX) -> Drained | Awaitable[Drained]:
     """Run the declared handlers, here and one message at a time, until no message is left for them. When nothing is
     due, the clock is moved to the next delay, backoff or end of an `ack_wait`. Handlers that fail are retried and their
@@ -406,6 +407,7 @@ def assert_published(
 def assert_published(
     log: AsyncLog, pattern: str, *, data: Any = ANYTHING, where: str | None = None, count: int | None = None
 ) -> Awaitable[list[Message]]: ...
+@hinted("assert_published")
 def assert_published(
     log: Log | AsyncLog, pattern: str, *, data: Any = ANYTHING, where: str | None = None, count: int | None = None
 ) -> list[Message] | Awaitable[list[Message]]:
@@ -443,7 +445,7 @@ def _assert_published(
 def _as_json(data: Any) -> Any:
     """What a message with this data has; or the data itself, if it holds what is no JSON."""
     try:
-        return decode(cast(Any, encode(data, "data")[0].encode()), "data")
+        return decode(cast(Any, encode(data, "data")), "data")
     except (InvalidDataError, TooLargeError):
         return data
 

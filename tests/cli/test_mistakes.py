@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unprivileged import NO_RIGHTS, printed_without_rights
 
 import headwater
 from headwater.errors import InvalidDataError, InvalidOptionError, UnknownSubscriptionError
 from headwater.pipeline.sql import sql_error
 from headwater.version import install_hint
-
-NOBODY = 65534
 
 # The arguments of a command, in a directory without a log; the code it ends with, the error, and the next step.
 MISTAKES: list[tuple[str, int, str, str]] = [
@@ -291,40 +288,6 @@ def test_a_missing_extra_says_what_can_be_installed(extra: str, monkeypatch: pyt
 # --- as a user that may only read -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def public_directory() -> Iterator[Path]:
-    """pytest's own directories are for root's eyes only."""
-    if os.getuid() != 0:
-        pytest.skip("only root can become nobody")
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
-
-
-def as_nobody(work: Callable[[], object]) -> str:
-    """What a forked child without rights prints; all that it needs has been imported before."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os.dup2(write, 1)
-            os.dup2(write, 2)
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
-            print(f"ended with {work()}")
-            sys.stdout.flush()
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        shown = pipe.read()
-    os.waitpid(child, 0)
-    return shown
-
-
 READING = (
     ["topics"],
     ["stats"],
@@ -346,7 +309,7 @@ def test_reading_needs_no_right_to_write(run: Any, public_directory: Path, comma
         log.subscribe("billing", "orders.>").close()
     expected = run(*command, path).out  # and all is imported
     path.chmod(mode)
-    shown = as_nobody(lambda: headwater_main([*command, str(path)]))
+    shown = printed_without_rights(lambda: headwater_main([*command, str(path)]))
     assert shown.endswith("ended with 0\n")
     if command[0] not in ("lag", "top"):  # which show how long a message has waited
         assert shown.splitlines()[:-1] == expected.splitlines()
@@ -361,7 +324,7 @@ def test_reading_while_another_user_writes(run: Any, public_directory: Path) -> 
         for each in public_directory.iterdir():
             each.chmod(0o644)
         log.publish("orders.paid", 2)  # is in the write-ahead log alone
-        shown = as_nobody(lambda: headwater_main(["topics", str(path)]))
+        shown = printed_without_rights(lambda: headwater_main(["topics", str(path)]))
     assert "orders.paid" in shown
 
 
@@ -369,7 +332,7 @@ def test_writing_says_what_is_missing(run: Any, public_directory: Path) -> None:
     path = public_directory / "events.db"
     assert run("publish", path, "a", "1").code == 0
     path.chmod(0o444)
-    shown = as_nobody(lambda: headwater_main(["publish", str(path), "a", "1"]))
+    shown = printed_without_rights(lambda: headwater_main(["publish", str(path), "a", "1"]))
     assert "next: Give this user write access" in shown
     assert shown.endswith("ended with 3\n")
 
@@ -402,7 +365,7 @@ def test_a_lake_that_may_not_be_written(public_directory: Path, command: list[st
     with headwater.open(log) as opened:
         opened.publish("a", 1)
     for each in (log.parent, log):
-        os.chown(each, NOBODY, NOBODY)
+        os.chown(each, NO_RIGHTS, NO_RIGHTS)
     (public_directory / "lake" / "bronze" / "messages" / "_delta_log").mkdir(parents=True)
     (public_directory / "lake" / "bronze" / "messages" / "_delta_log" / "00000000000000000000.json").touch()
     words = [str(log) if word == "LOG" else word for word in command]

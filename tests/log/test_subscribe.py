@@ -26,7 +26,8 @@ def moment(clock: ManualClock) -> datetime:
 
 
 @pytest.mark.parametrize(
-    ("start", "expected"), [("first", [1, 2, 3]), ("new", []), (0, [1, 2, 3]), (1, [1, 2, 3]), (3, [3]), (99, [])]
+    ("start", "expected"),
+    [("first", [1, 2, 3]), ("new", []), (0, [1, 2, 3]), (1, [1, 2, 3]), (3, [3]), (4, []), (99, [])],
 )
 def test_a_new_subscription_begins_where_it_says(log: Log, start: Any, expected: list[int]) -> None:
     log.publish_many([("a", n) for n in range(3)])

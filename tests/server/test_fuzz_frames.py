@@ -29,7 +29,7 @@ from websockets.sync.client import ClientConnection, connect
 import headwater
 from headwater.server.methods import METHODS
 
-EXAMPLES = int(os.environ.get("HEADWATER_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("HEADWATER_EXAMPLES", "80"))
 PATIENCE_S = 20.0
 COMMON = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

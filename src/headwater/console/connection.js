@@ -45,8 +45,9 @@ export class Connection {
     socket.onclose = ({ reason }) => this.lose(reason);
   }
 
-  /** Whether the token grants a right for something; a right of topics: for everything, as `manage-all`. */
+  /** Whether the token grants a right for something; with `-all`, for all topics. To watch is to see the whole log. */
   may(right) {
+    if (right === "watch") return this.may("manage-all") || this.may("admin");
     const [name, isAll] = right.split("-");
     return isAll ? Boolean(this.rights[name]?.includes(">")) : name in this.rights;
   }

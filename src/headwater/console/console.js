@@ -1,8 +1,8 @@
 // The page: what the server says into it, what is asked in it to the server.
 
-import { Chart } from "./chart.js";
 import { DeadLetters } from "./dead_letters.js";
 import { Connection, Refusal } from "./connection.js";
+import { OverTime } from "./over_time.js";
 import { NEWS, Replicas } from "./replicas.js";
 import { Subscriptions } from "./subscriptions.js";
 import {
@@ -61,6 +61,7 @@ const connection = new Connection(address, {
       $("tail").prepend(make("li", { className: "note", textContent }));
     }
     replicas.begin();
+    overTime.begin();
     if (connection.may("read")) listen(connection.may("read-all") || pattern !== ">" ? pattern : firstReadable());
     look();
   },
@@ -83,12 +84,13 @@ const connection = new Connection(address, {
 });
 
 const letters = new DeadLetters(connection), replicas = new Replicas(connection);
+const overTime = new OverTime(connection);
 const subscriptions = new Subscriptions(connection, () => look());
 
 // --- pages -----------------------------------------------------------------------------------------------------------
 
 const FIRST_PAGE = "overview";
-const RIGHTS = ["publish", "read", "consume", "manage", "manage-all", "admin"];
+const RIGHTS = ["publish", "read", "consume", "manage", "manage-all", "admin", "watch"];
 
 /** Elements with the attribute `data-right` are shown if the token grants it; console.css hides the others. */
 function showRights(label) {
@@ -157,8 +159,8 @@ async function look() {
       const statistics = await connection.call("rpc.stats");
       showStatistics(statistics);
       if (connection.may("manage-all")) await letters.lookIfDue(statistics);
-      const mayWatch = connection.may("manage-all") || connection.may("admin");
-      if (mayWatch && connection.may("read-all")) await replicas.lookIfDue();
+      if (connection.may("watch")) await overTime.lookIfDue();
+      if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
     }
     complain("overview-problem");
     $("main").dataset.sight = "all";
@@ -199,7 +201,6 @@ function showStatistics(statistics) {
   gone.forEach((topic) => ofTopics.delete(topic));
   showTopics();
   subscriptions.show(all);
-  remember(statistics);
 }
 
 const byName = (name) => (a, b) => (a[name] < b[name] ? -1 : 1);
@@ -233,41 +234,6 @@ function topicButton(topic) {
 }
 
 $("topic-filter").oninput = showTopics;
-
-// --- over time: what this page has seen, for an hour -----------------------------------------------------------------
-
-const STEP_MS = 10_000, STEPS_MAX = 360;
-const charts = {
-  rate: new Chart("Published per second", { format: perSecond, isFilled: true }),
-  acked: new Chart("Acked per second", { format: perSecond }),
-  lag: new Chart("Lag by subscription", { format: whole }),
-  dead: new Chart("Dead letters", { format: whole, isFilled: true }),
-};
-$("charts").append(...Object.values(charts).map(({ element }) => element));
-let samples = []; // one per step: when, last seq, and by subscription lag, acked and dead
-
-function remember({ last_seq: seq, subscriptions: all }) {
-  const at = Math.floor(Date.now() / STEP_MS), byId = new Map(all.map((each) => [each.id, each]));
-  const sample = { at, seq: numberOf(seq), byId, dead: all.reduce((sum, each) => sum + each.dead, 0) };
-  if (samples.at(-1)?.at !== at) samples.push(sample);
-  else samples[samples.length - 1] = { ...sample };
-  samples = samples.filter((each) => at - each.at < STEPS_MAX);
-  const first = samples[0].at, steps = Math.max(2, at - first + 1);
-  const found = new Map(samples.map((each) => [each.at, each]));
-  const sampleAt = (n) => found.get(first + n);
-  const each = (pick) => Array.from({ length: steps }, (_, n) => (sampleAt(n) ? pick(sampleAt(n)) : null));
-  const rates = (pick) => {
-    const totals = each(pick);
-    return totals.slice(0, -1).map((total, n) => // the last step is not over
-      n && total !== null && totals[n - 1] !== null ? (Math.max(0, total - totals[n - 1]) * 1000) / STEP_MS : null);
-  };
-  const ids = [...byId.keys()].sort(); // a subscription keeps its colour
-  const show = (chart, series) => chart.show({ fromMs: first * STEP_MS, stepMs: STEP_MS, series });
-  show(charts.rate, [{ name: "published", values: rates(({ seq: total }) => total) }]);
-  show(charts.acked, ids.map((id) => ({ name: id, values: rates(({ byId: of }) => of.get(id)?.acked ?? null) })));
-  show(charts.lag, ids.map((id) => ({ name: id, values: each(({ byId: of }) => of.get(id)?.lag ?? null) })));
-  show(charts.dead, [{ name: "dead letters", values: each(({ dead }) => dead) }]);
-}
 
 // --- live ------------------------------------------------------------------------------------------------------------
 

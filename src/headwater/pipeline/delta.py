@@ -22,6 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from headwater.errors import ConflictError, CorruptError, InvalidOptionError, StoreError
+from headwater.formats import iso
 from headwater.pipeline.storage import (
     DataFile,
     Storage,
@@ -423,11 +424,10 @@ def _as_of(table: DeltaTable, at: dt.datetime) -> DeltaTable | None:
         table.load_as_version(version)
         return table
     if history and history[-1]["version"] > 0:
-        oldest = dt.datetime.fromtimestamp(history[-1]["timestamp"] / 1000, dt.UTC)
         raise InvalidOptionError(
-            f"the table no longer knows what it was at {at:%Y-%m-%dT%H:%M:%SZ}",
+            f"the table no longer knows what it was at {iso(at_ms)}",
             where=table.table_uri,
-            next=f"The oldest it knows is of {oldest:%Y-%m-%dT%H:%M:%SZ}",
+            next=f"The oldest it knows is of {iso(history[-1]['timestamp'])}",
         )
     return None
 

@@ -269,7 +269,7 @@ class Lake:
             found.append(
                 {
                     "version": each["version"],
-                    "at": _time_text(committed_at(each)),
+                    "at": iso(each["timestamp"]),
                     "operation": each["operation"],
                     "job": each.get(JOB),
                     "rows": number[ROWS],

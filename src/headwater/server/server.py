@@ -174,6 +174,7 @@ class Server:
             ) from exc
 
     async def _retain_later(self, core: LocalLog) -> None:
+        """Apply the retention of the settings as soon as the disk, which was full at the start, has room."""
         while True:
             await asyncio.sleep(RETAIN_AGAIN_S)
             with contextlib.suppress(DiskFullError):
