@@ -406,17 +406,17 @@ def test_wrong_options_end_with_2(module: Module, start: Start) -> None:
 # --- the service manager ---------------------------------------------------------------------------------------------
 
 
-def test_systemd_is_told(module: Module, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_is_notified(module: Module, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     module(SYNC)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.bind(str(tmp_path / "notify"))
-        told.settimeout(60)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         worker = start("--processes", "2")
-        assert told.recv(100) == b"READY=1"
+        assert notified.recv(100) == b"READY=1"
         worker.pids(2)
         worker.signal()
-        assert told.recv(100) == b"STOPPING=1"
+        assert notified.recv(100) == b"STOPPING=1"
         assert worker.end() == 0

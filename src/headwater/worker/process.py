@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headwater.api._async import AsyncLog
+from headwater.api._runtime import Opening
 from headwater.api._sync import Log
 from headwater.broker.handlers import Handlers, Registration
 from headwater.errors import (
@@ -70,7 +71,17 @@ PASSING_ERRORS = (
     CallError,
     TransportError,
 )
-LASTING_ERRORS = (HeadwaterError, ImportError, SyntaxError, NameError)
+# Of the program, as long as no process has been ready.
+LASTING_ERRORS = (
+    HeadwaterError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 REPORT_S = 1.0
 FILES_MAX = 10_000
@@ -150,7 +161,16 @@ def make_context(target: str, found: Any) -> Any:
             "an asyncio log belongs to the event loop that opened it", where=target, next=ASYNC_HELP
         )
     if not isinstance(found, Log) and callable(found):
+        name = target.partition(":")[2]
+        _refuse_arguments(target, name, found)
         found = found()
+        if isinstance(found, Opening):
+            found.close()
+            raise InvalidOptionError(
+                f"{name} returns headwater.open_async(…) without await: there is no log yet that could have handlers",
+                where=target,
+                next=ASYNC_HELP,
+            )
     if inspect.iscoroutine(found) or hasattr(found, "__aenter__") or hasattr(found, "__enter__"):
         return found
     raise InvalidOptionError(
@@ -158,6 +178,21 @@ def make_context(target: str, found: Any) -> Any:
         where=target,
         next="Name a log from headwater.open(), or a function without arguments that returns one",
     )
+
+
+def _refuse_arguments(target: str, name: str, factory: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        raise InvalidOptionError(
+            f"{name}{signature} needs arguments, and a worker has none to give",
+            where=target,
+            next="Name a function without arguments that returns the log; its settings may come from the environment",
+        ) from None
 
 
 def _checked(target: str, log: Any, kind: type[Opened]) -> Opened:

@@ -184,7 +184,7 @@ class Supervisor:
                 if not self._options.reload:
                     self._unusable = slot.report
                     break
-                logger.error("the module cannot be run: %s; waiting for a change of its files", _told(slot.report))
+                logger.error("the module cannot be run: %s; waiting for a change of its files", _describe(slot.report))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken(changed), delay_s)
         slot.state = "stopped"
@@ -209,7 +209,7 @@ class Supervisor:
             logger.info("process %d (pid %d) is started anew: %s", slot.number, pid, report.recycling)
             return 0.0
         slot.failures = 1 if ran_s >= STEADY_S else slot.failures + 1
-        why = f": {told}" if (told := _told(report)) else ""
+        why = f": {text}" if (text := _describe(report)) else ""
         if code == UNUSABLE and report.error and (self._options.reload or not self._is_ready):
             return None
         delay_s = restart_delay_s(slot.failures)
@@ -405,7 +405,7 @@ class Supervisor:
 _report = msgspec.json.Decoder(Report)
 
 
-def _told(report: Report) -> str:
+def _describe(report: Report) -> str:
     """The whole text of an error."""
     text = f"{report.where}: {report.error}" if report.where else report.error
     return f"{text}. {report.next}" if report.next else text
