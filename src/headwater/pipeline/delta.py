@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -151,11 +151,11 @@ class Table:
         wanted = sorted(
             (file for file in self.files if days is None or file.day in days), key=lambda file: file.day or ""
         )
-        parts = (part for file in wanted for part in self.read_file(file, schema))
-        return pa.concat_tables([schema.empty_table(), *parts])
+        return pa.concat_tables([schema.empty_table(), *(self.read_file(file, schema) for file in wanted)])
 
-    def read_file(self, file: DataFile, schema: pa.Schema) -> Iterator[pa.Table]:
-        return read_rows(self.storage, f"{self.name}/{file.path}", schema, file.day)
+    def read_file(self, file: DataFile, schema: pa.Schema) -> pa.Table:
+        parts = read_rows(self.storage, f"{self.name}/{file.path}", schema, file.day)
+        return pa.concat_tables([schema.empty_table(), *parts])
 
     def is_intact(self, file: DataFile) -> bool | None:
         """Whether a file is as it was written, by its size and the digest in its name; None if it is gone. Another
