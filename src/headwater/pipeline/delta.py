@@ -397,19 +397,23 @@ def last_checkpoint(storage: Storage, name: str) -> int | None:
         raise StoreError("_last_checkpoint is damaged") from exc
 
 
+def is_whole_entry(content: bytes) -> bool:
+    """Whether an entry is lines of JSON objects, the last of them complete."""
+    try:
+        for line in content.splitlines():
+            msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return False
+    return content.endswith((b"}", b"}\n"))
+
+
 def rename_torn_entries(storage: Storage, name: str) -> None:
     """After a power loss the newest entries may be empty or cut off. They were not synced, so the log's position has
     not moved on by them, and the run makes them again."""
     for version in reversed(entry_versions(storage, name) if storage.is_local else []):
         path = Path(storage.root, name, LOG, f"{version:020d}.json")
-        content = path.read_bytes()
-        try:
-            for line in content.splitlines():
-                msgspec.json.decode(line)
-            if content.endswith((b"}", b"}\n")):
-                return
-        except msgspec.DecodeError:
-            pass
+        if is_whole_entry(path.read_bytes()):
+            return
         path.rename(path.with_name(f"{path.name}.torn"))
         sync(path.parent)
 
