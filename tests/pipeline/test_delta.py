@@ -222,7 +222,7 @@ def test_a_table_is_reset_in_one_step(place: Storage) -> None:
     assert table.schema.names == ["other"]
 
 
-# --- what a power loss leaves, and housekeeping -----------------------------------------------------------------------
+# --- what a power loss leaves, and maintenance -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", [b"", b'{"commitInfo":{"timestamp":17', b'{"add":{}}\n{"txn":'])
