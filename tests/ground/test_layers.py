@@ -20,7 +20,8 @@ PURE_STDLIB = {
 }  # fmt: skip
 PURE_OTHERS = {
     "msgspec", "re2", "headwater.arguments", "headwater.errors", "headwater.formats", "headwater.message",
-    "headwater.delivery", "headwater.topics", "datetime", "zoneinfo", "cronsim",  # of calendars, without a clock: see IMPURE_CALLS
+    "headwater.delivery", "headwater.topics",
+    "datetime", "zoneinfo", "cronsim",  # of calendars, without a clock: see IMPURE_CALLS
 }  # fmt: skip
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "__import__", "now", "utcnow", "today"}
 
