@@ -281,6 +281,7 @@ def hinted(verb: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            __tracebackhide__ = True  # in pytest
             try:
                 return function(*args, **kwargs)
             except TypeError as exc:
