@@ -274,17 +274,6 @@ def test_a_subscription_is_moved_and_deleted_after_asking(page: Page, log: Log) 
     assert log.subscriptions() == []
 
 
-def test_charts_are_drawn_and_tell_their_values_to_the_keyboard(page: Page, log: Log) -> None:
-    log.publish("a", 1)
-    page.until("document.querySelectorAll('#charts .chart').length === 4")
-    page.until("document.querySelector('#charts .series polyline')")
-    chart = "[...document.querySelectorAll('#charts .chart')].find((each) => !each.hasAttribute('hidden'))"
-    page.evaluate(f"{chart}.focus()")
-    for kind in ("keyDown", "keyUp"):
-        page.command("Input.dispatchKeyEvent", type=kind, key="End", code="End", windowsVirtualKeyCode=35)
-    page.until(f"/ at .*:/.test({chart}.getAttribute('aria-label'))")
-
-
 # --- any method -----------------------------------------------------------------------------------------------------
 
 

@@ -181,7 +181,7 @@ def test_an_id_is_forgotten_behind_so_many_messages(open_log: Any) -> None:
     assert log.publish("a", 6, id="x") == 5
 
 
-def test_housekeeping_forgets_ids_outside_the_window_only(open_log: Any, clock: ManualClock) -> None:
+def test_maintenance_forgets_ids_outside_the_window_only(open_log: Any, clock: ManualClock) -> None:
     log = open_log(dedupe=60)
     log.publish("a", 1, id="old")
     clock.advance(61)

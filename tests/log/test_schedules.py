@@ -97,7 +97,7 @@ def test_none_publishes_nothing_and_counts_as_done(open_scheduler: Callable[[], 
 
 
 def test_one_of_many_publishes(open_scheduler: Callable[[], Log], clock: ManualClock) -> None:
-    """The function is called once for each occurrence, whoever calls it."""
+    """The function is called once for each occurrence, whichever publisher calls it."""
     logs = [open_scheduler() for _ in range(4)]
     calls: list[datetime] = []
     for log in logs:

@@ -145,6 +145,7 @@ class AsyncTransaction:
         self._inner = inner
 
     async def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run your SQL in the transaction and return its rows."""
         return await in_pool(partial(self._inner.execute, sql, bindings), self._inner.engine.transactions)
 
     @hinted("publish")
@@ -170,6 +171,7 @@ class AsyncTransaction:
         ttl: Span | None = None,
         published_at: Moment | None = None,
     ) -> int:
+        """Publish with the transaction's commit. Return the seq."""
         publish = partial(self._inner.publish, topic, data, given(PublishOptions, AsyncTransaction.publish, locals()))
         context = copy_context()  # which has the current span
         return await in_pool(partial(context.run, publish), self._inner.engine.transactions)
@@ -308,10 +310,12 @@ class AsyncDeadLetters(Hinting):
         reason: str | None = None,
         error: str | None = None,
     ) -> list[DeadLetter]:
+        """Dead letters by id, at most `limit` of those after the id `after`."""
         chosen = given(LetterFilter, AsyncDeadLetters.list, locals())
         return await run_async(self._inner.find(after, limit, **chosen))
 
     async def get(self, id: int) -> DeadLetter:
+        """One dead letter. UnknownDeadLetterError if there is none of this id."""
         return await run_async(self._inner.get(id))
 
     @hinted("dead letters")
@@ -325,6 +329,7 @@ class AsyncDeadLetters(Hinting):
         reason: str | None = None,
         error: str | None = None,
     ) -> LetterStatistics:
+        """Count dead letters by reason, subscription, topic, type and error."""
         chosen = given(LetterFilter, AsyncDeadLetters.statistics, locals())
         return await run_async(self._inner.statistics(**chosen))
 
@@ -387,6 +392,7 @@ class AsyncDeadLetters(Hinting):
             after = page.next
 
     async def import_(self, lines: Iterable[str]) -> int:
+        """Store the lines of an export as dead letters and return their number."""
         return await run_async(self._inner.import_(lines))
 
 

@@ -91,7 +91,7 @@ class Registration(NamedTuple):
     id: str
     pattern: str
     handler: Handler
-    concurrency: int | None  # None: one, or what a worker is told
+    concurrency: int | None  # None: one, or what the worker's flag says
     auto_ack: bool
     on_gap: Callable[[Gap], None] | None
     dedupe: DedupeQueue | None

@@ -79,13 +79,17 @@ class LiveVerbs(Protocol):
         dialect: Dialect = "nats",
         queue_max: int = QUEUE_MAX,
         on_dropped: OnDropped | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Call `callback` with each new message. Return False if the id has a callback for the pattern already."""
 
-    def unsubscribe(self, id: str, pattern: str) -> bool: ...
+    def unsubscribe(self, id: str, pattern: str) -> bool:
+        """End one callback. Return whether there was one."""
 
-    def unsubscribe_all(self, id: str) -> int: ...
+    def unsubscribe_all(self, id: str) -> int:
+        """End all callbacks of an id and return their number."""
 
-    def counts(self, id: str) -> LiveCounts: ...
+    def counts(self, id: str) -> LiveCounts:
+        """How many messages the callbacks of an id got, and how many were dropped."""
 
 
 class Listeners(ABC):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from headwater.arguments import check_flag, check_whole
-from headwater.broker import maintenance, schedules, statistics
+from headwater.broker import history, maintenance, schedules, statistics
 from headwater.broker.background import PeriodicTask
 from headwater.broker.committer import TransactionHooks, bytes_of
 from headwater.broker.consumer import Consumer
@@ -44,6 +44,7 @@ from headwater.delivery.window import WindowState
 from headwater.errors import (
     HeadwaterError,
     InvalidStateError,
+    ReadOnlyError,
 )
 from headwater.formats import Span, span_ms
 from headwater.message import PublishOptions, make_draft
@@ -76,6 +77,7 @@ class LocalLog:
         self._sharing = threading.Lock()
         self._subscribers: set[DurableConsumer | TailConsumer] = set()
         self._closed = False
+        self._sampling: PeriodicTask | None = None
         self._keeper = PeriodicTask("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
         self._maintenance = (
             None
@@ -264,6 +266,22 @@ class LocalLog:
             lambda reader: statistics.log_statistics(reader, now_ms, subscriptions_max), self.engine.statistics
         )
 
+    def take_sample(self) -> Flow[None]:
+        return history.take_sample(self.engine)
+
+    def record_history(self) -> None:
+        """From now on take samples of the figures, as a server does."""
+        self._sampling = PeriodicTask("headwater-history", self._take_sample, lambda: history.SAMPLE_S, at_once=True)
+
+    def _take_sample(self) -> None:
+        try:
+            run_blocking(self.take_sample())
+        except ReadOnlyError:
+            raise
+        except HeadwaterError as exc:
+            if not self._closed:
+                logger.warning("figures were not recorded: %s", exc)
+
     def shared_read(self, key: Hashable, work: Callable[[Reader], T]) -> Flow[T]:
         """Statistics that concurrent callers share; `key` names them."""
         with self._sharing:
@@ -366,7 +384,7 @@ class LocalLog:
         if self.engine.forked:
             return
         self.engine.interrupt_reads()  # also those of the background work
-        for background in (self._maintenance, self._keeper):
+        for background in (self._maintenance, self._keeper, self._sampling):
             if background is not None:
                 background.stop()
         self.live.close()

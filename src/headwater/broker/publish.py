@@ -81,7 +81,7 @@ def _plain_drafts(batch: list[Outgoing]) -> list[Draft] | None:
         return None
     if encoded is None:
         return None
-    return list(map(Draft, map(checked.__getitem__, topics), *encoded))
+    return list(map(Draft, map(checked.__getitem__, topics), map(bytes.decode, encoded), map(len, encoded)))
 
 
 def _drafts_one_by_one(batch: list[Outgoing], now_ms: int) -> list[Draft]:

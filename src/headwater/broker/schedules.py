@@ -47,11 +47,12 @@ Allow = Callable[[Schedule], None]
 
 
 class Occurrence(msgspec.Struct, frozen=True):
-    """What the function of a schedule gets: the schedule's id, and the time that it is called for, in the time zone of
-    the schedule."""
+    """What the function of a schedule gets."""
 
     schedule: str
+    """The schedule's id."""
     at: datetime
+    """The time that the function is called for, in the time zone of the schedule."""
 
 
 class ScheduleRecord(msgspec.Struct, frozen=True, omit_defaults=True):

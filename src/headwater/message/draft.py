@@ -77,7 +77,8 @@ _OPTION_OF_HEADER = {field.name: field.option for field in HEADER_FIELDS}
 def make_draft(topic: str, data: Any, options: PublishOptions, now_ms: int) -> Draft:
     """Check and encode one message; `topic` has been checked by the caller. Raises InvalidInputError, changes
     nothing."""
-    data_json, size = encode(data, topic)
+    encoded = encode(data, topic)
+    data_json, size = encoded.decode(), len(encoded)
     if not options:  # the hot path: nothing but topic and data
         return Draft(topic, data_json, size)
     unknown = options.keys() - PublishOptions.__annotations__.keys()
@@ -154,14 +155,14 @@ def _encode_headers(headers: Mapping[str, Any], topic: str) -> str:
             where=topic,
             next=f"Give it as the option {_OPTION_OF_HEADER[misplaced]}",
         )
-    text, size = encode(dict(headers), f"headers on {topic}")
-    if size > HEADERS_BYTES_MAX:
+    encoded = encode(dict(headers), f"headers on {topic}")
+    if len(encoded) > HEADERS_BYTES_MAX:
         raise TooLargeError(
-            f"headers take {size} bytes, the limit is {HEADERS_BYTES_MAX}",
+            f"headers take {len(encoded)} bytes, the limit is {HEADERS_BYTES_MAX}",
             where=topic,
             next="Put what is large into data",
         )
-    return text
+    return encoded.decode()
 
 
 def _check_name(name: str, value: object, limit: int) -> None:

@@ -106,15 +106,16 @@ class ProcessOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`state`: starting, running or failed. `where`, `error` and `next`: where and why it failed, and what to do.
-    `files`: what has been imported and is the application's own, with its time of change then; only if there are more
-    than before."""
+    """`state`: starting, running or failed. `is_ending`: it is to end soon. `where`, `error` and `next`: where and why
+    it failed, and what to do. `files`: what has been imported and is the application's own, with its time of change
+    then; only if there are more than before."""
 
     state: str
     tasks: int = 0
     memory: int = 0
     handlers: dict[str, str] = {}
     recycling: str = ""
+    is_ending: bool = False
     where: str = ""
     error: str = ""
     next: str = ""
@@ -243,6 +244,7 @@ class WorkerProcess:
         self._handlers: Handlers | None = None
         self._stop: Callable[[], object] | None = None
         self._is_asked = False
+        self._is_ending = False
         self._lock = threading.Lock()
         self._reporting = threading.Lock()
         self._files: dict[str, int] = {}
@@ -283,7 +285,7 @@ class WorkerProcess:
         is_unusable = self._state == "starting" and is_lasting
         if not isinstance(exc, HeadwaterError):
             logger.error("the worker failed", exc_info=exc)
-        self._state = "failed"
+        self._state, self._is_ending = "failed", True
         self._report(exc)
         return UNUSABLE if is_unusable else FAILED
 
@@ -291,7 +293,10 @@ class WorkerProcess:
         with context as opened:
             log: Log = _checked(self._options.target, opened, Log)
             self._prepare(log._handlers, log._handlers.ask_to_stop)
-            log.run(self._options.shutdown_timeout_s)
+            try:
+                log.run(self._options.shutdown_timeout_s)
+            finally:
+                self._is_ending = True
 
     async def _run_async(self, context: Any) -> None:
         if inspect.iscoroutine(context) and not hasattr(context, "__aenter__"):
@@ -307,7 +312,10 @@ class WorkerProcess:
                     loop.call_soon_threadsafe(ask_to_stop)
 
             self._prepare(log._handlers, stop)
-            await log.run(self._options.shutdown_timeout_s)
+            try:
+                await log.run(self._options.shutdown_timeout_s)
+            finally:
+                self._is_ending = True  # threads of the application may keep it from that
 
     def _prepare(self, handlers: Handlers, stop: Callable[[], object]) -> None:
         handlers.change_registrations(self._as_worker)
@@ -387,6 +395,7 @@ class WorkerProcess:
                 memory=memory_bytes(),
                 handlers={id: health["state"] for id, health in states.items()},
                 recycling=self._recycling,
+                is_ending=self._is_ending or bool(self._recycling),
                 where=where,
                 error=error,
                 next=next,
