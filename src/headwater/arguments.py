@@ -239,7 +239,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "headwater.testing.published(log)": "published",
         "headwater.testing.assert_published(log, pattern)": "assert_published",
         "headwater.testing.clock_of(log).advance(seconds)": "advance",
-        "log.retain(pattern, max_count=0) and log.run_maintenance()": "purge",
+        'log.seek(id, "new"), which skips what waits': "purge",
         "log.statistics()": "stats",
         "log.dead_letters": "dlq",
     },
