@@ -90,6 +90,7 @@ PARAMS: dict[str, Any] = {
     "rpc.subscriptions": {},
     "rpc.stats": {},
     "rpc.stats.history": {},
+    "rpc.lake": {},
     "rpc.health": {},
     "rpc.housekeep": {},
     "rpc.retain": {"topic": "a", "max_count": 1},

@@ -52,8 +52,7 @@ def test_a_slot_holds_the_last_one(store: Store) -> None:
 
 def test_nothing_stays_of_a_transaction_that_failed(store: Store) -> None:
     with pytest.raises(ZeroDivisionError), store.write() as writer:
-        writer.save_sample(60, 7, sample(100))
-        raise ZeroDivisionError
+        _save_and_fail(writer)
     assert found(store, 60) == []
 
 

@@ -141,6 +141,10 @@ def serve(
         str | None, _running("--shutdown-timeout", metavar="SPAN", help="How long to wait for clients to end; 10s.")
     ] = None,
     console_pages: Annotated[bool | None, _running("--console/--no-console", help="Pages for browsers at /.")] = None,
+    lake: Annotated[
+        str | None,
+        _running("--lake", metavar="DIR", envvar="HEADWATER_LAKE", help="The lake that the console shows."),
+    ] = None,
     tracing: Annotated[bool | None, _running("--tracing", help="OpenTelemetry spans.")] = None,
     log_format: Annotated[
         str | None, _logging("--log-format", metavar="FORMAT", help="text, or json: one object a line.")
