@@ -23,6 +23,7 @@ from headwater.pipeline.delta import LOG, Table, entry_versions, is_whole_entry,
 from headwater.pipeline.frames import files_frame
 from headwater.pipeline.lake import BRONZE, QUARANTINE, SILVER, Lake
 from headwater.pipeline.logs import log_identity, log_name, open_reader
+from headwater.pipeline.status_file import write_verdict
 from headwater.pipeline.storage import DataFile, Storage
 
 SHOWN_MAX = 100
@@ -113,6 +114,7 @@ def audit(spark: SparkSession, lake: Lake, log: str, on_step: Step = lambda step
     }
     try:
         lake.add_audit(document, now)
+        write_verdict(lake, document)
     except ReadOnlyError:
         return document | {"recorded": False}
     return document | {"recorded": True}

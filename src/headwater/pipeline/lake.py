@@ -41,7 +41,8 @@ AUDITS_KEPT = 100
 SMALL_FILE_BYTES = 16 * 1024 * 1024
 SMALL_FILES_MAX = 32
 """So many small files of a day, or of a table without days, become one."""
-_PAGES = ("report.html", "audit.html")
+STATUS_FILE = "status.json"
+_PAGES = ("report.html", "audit.html", STATUS_FILE)
 
 Moment = int | dt.datetime
 

@@ -13,7 +13,7 @@ import msgspec
 
 from headwater.broker import dead_letters, deliveries
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, RedriveResult
-from headwater.broker.flow import Flow, run_async
+from headwater.broker.flow import Blocking, Flow, run_async
 from headwater.broker.history import history as log_history
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
@@ -25,6 +25,7 @@ from headwater.ports.records import RetentionPolicy, SubscriptionRecord, Subscri
 from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
 from headwater.server.auth import Scopes, not_allowed, parse_any_spelling
+from headwater.server.lake import read_lake
 from headwater.server.publish import PUBLISHER_CHARS_MAX, publish, publish_batch
 from headwater.server.registry import Method, Needs
 from headwater.server.subscriptions import OK, Subscriptions, seqs_of, start_of
@@ -305,6 +306,17 @@ def history(connection: Connection, params: rpc.HistorySpan) -> Flow[msgspec.Raw
     )
 
 
+def lake(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
+    """What the last run and the last audit of the pipeline found; null if the server is given no lake."""
+    if not connection.scopes.may_watch:
+        raise not_allowed("admin, or manage", ">")
+    folder = connection.context.lake
+    read = yield Blocking(
+        lambda: _encoded(None if folder is None else read_lake(folder)), connection.core.engine.statistics
+    )
+    return cast(msgspec.Raw, read)
+
+
 def health(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
     """The state of the store."""
     return connection.core.health()
@@ -495,6 +507,7 @@ LIST_OWN = Needs(("consume", "manage"), "what is shown: nothing else is")
 MANAGE = Needs(("manage",), "the pattern")
 DEAD = Needs(("manage",), "the topic filter, or every topic without one")
 SCHEDULE = Needs(("publish",), "the topic")
+WATCH = Needs(("manage", "admin"), "`manage` of `>`, or `admin`")
 ADMIN = Needs(("admin",), "the server")
 
 
@@ -531,9 +544,8 @@ def _methods() -> dict[str, Method]:
         "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
         "rpc.subscriptions": Method(rpc.SubscriptionPage, subscriptions, LIST_OWN),
         "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
-        "rpc.stats.history": Method(
-            rpc.HistorySpan, history, Needs(("manage", "admin"), "`manage` of `>`, or `admin`")
-        ),
+        "rpc.stats.history": Method(rpc.HistorySpan, history, WATCH),
+        "rpc.lake": Method(rpc.Nothing, lake, WATCH),
         "rpc.health": Method(rpc.Nothing, health, ADMIN),
         "rpc.maintenance.run": Method(rpc.Nothing, run_maintenance, ADMIN),
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),
