@@ -275,7 +275,10 @@ def run_block(kind: str, block: str, directory: Path, environment: dict[str, str
     block = block.replace("headwater serve events.db", f"headwater serve events.db --port {port}").replace("8765", port)
     # A reader goes on when the server says that it serves.
     block = re.sub(
-        r"^(headwater serve .*)$", rf"\1\nuntil : < /dev/tcp/127.0.0.1/{port}; do sleep 0.05; done", block, flags=re.MULTILINE
+        r"^(headwater serve .*)$",
+        rf"\1\nuntil : < /dev/tcp/127.0.0.1/{port}; do sleep 0.05; done",
+        block,
+        flags=re.MULTILINE,
     )
     words = (
         [sys.executable, "-c", block]
