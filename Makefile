@@ -9,7 +9,7 @@ CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe
 # Use the certificates of the system, as pip does.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo test check lint types abuse crash powerloss replicas cluster lake-kills bench lock clean
+.PHONY: demo test check lint types abuse crash powerloss replicas cluster lake-kills bench docs lock clean
 
 demo: .venv/ready-for-spark
 	@$(BIN)/headwater demo
@@ -68,6 +68,13 @@ bench: .venv/ready-for-tests
 	$(BIN)/uv sync --quiet --frozen --inexact --group bench
 	$(BIN)/python bench/run.py
 
+# The pages of the reference that follow from the code, then the site, in site/. A broken link or anchor is an error.
+docs: .venv/ready
+	$(BIN)/uv sync --quiet --frozen --inexact --group docs
+	$(BIN)/python tools/generate_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 lock: .venv/ready
 	$(BIN)/uv lock
 
@@ -87,4 +94,4 @@ lock: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -259,7 +259,7 @@ def test_refusals(log: Log) -> None:
     with pytest.raises(headwater.errors.InvalidTopicError):
         log.every("5s", id="s", topic="a.*")
     log.every("5s", id="s", topic="t")(lambda occurrence: 1)
-    with pytest.raises(InvalidStateError, match="'schedule:s' is declared already"):
+    with pytest.raises(InvalidStateError, match="the schedule 's' is declared already"):
         log.cron("0 3 * * *", id="s", topic="t")(lambda occurrence: 1)
 
     async def coroutine(occurrence: Occurrence) -> int:

@@ -357,7 +357,7 @@ async def test_an_ephemeral_subscription_keeps_nothing(serve: Serve) -> None:
         ({"to": "billing", "broadcast": True}, [1, 2, 4]),
         ({"broadcast": True}, [4]),
         ({"where": "data.total > 10"}, [2, 3]),
-        ({"start": 2}, [3, 4]),
+        ({"start": 3}, [3, 4]),
         ({"start": "first"}, [1, 2, 3, 4]),
         ({"start": "2023-11-14T22:13:20.003Z"}, [4]),
         ({"start": "new"}, []),

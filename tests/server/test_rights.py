@@ -90,6 +90,7 @@ PARAMS: dict[str, Any] = {
     "rpc.topics": {},
     "rpc.subscriptions": {},
     "rpc.stats": {},
+    "rpc.stats.history": {},
     "rpc.health": {},
     "rpc.maintenance.run": {},
     "rpc.retain": {"topic": "a", "max_count": 1},

@@ -228,6 +228,24 @@ def test_a_process_is_started_anew_after_so_many_messages(module: Module, start:
     assert sorted(by_pid.values()) == [5, 10, 10]
 
 
+@pytest.mark.parametrize("why", ["recycled", "failed"])
+def test_a_process_that_does_not_end_is_killed_though_the_worker_goes_on(
+    module: Module, start: Start, tmp_path: Path, why: str
+) -> None:
+    module(
+        "import threading\n"
+        + SYNC.replace("\n    ", "\n")
+        + "if not os.path.exists('once'):\n"
+        + "    open('once', 'w').close()\n"
+        + "    threading.Thread(target=threading.Event().wait).start()\n"
+        + ("    raise RuntimeError('not yet')\n" if why == "failed" else "")
+    )
+    publish(tmp_path, 1, 2)
+    worker = start("--shutdown-timeout", "0s", *(["--max-tasks", "1"] if why == "recycled" else []))
+    eventually(lambda: set(done(tmp_path)), {"1", "2"})
+    assert "process 1 did not end in time" in worker.text()
+
+
 def test_a_process_is_started_anew_when_it_is_too_large(module: Module, start: Start, tmp_path: Path) -> None:
     module(SYNC + "        if message.data == 'large':\n            log.kept = bytearray(300_000_000)\n")
     publish(tmp_path, "large")

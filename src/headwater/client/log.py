@@ -27,7 +27,7 @@ from headwater.broker.dead_letters import (
     make_query,
 )
 from headwater.broker.deliveries import Claimed
-from headwater.broker.flow import Flow, WaitFor, run_async
+from headwater.broker.flow import Completion, Flow, WaitFor, run_async
 from headwater.broker.logger import logger
 from headwater.broker.maintenance import MaintenanceReport
 from headwater.broker.publish import Outgoing, make_drafts, parts_of
@@ -148,18 +148,15 @@ class RemoteLog:
 
     # --- publishing ---------------------------------------------------------------------------------------------
 
-    def publish(self, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
+    def publish(self, topic: str, data: Any, options: PublishOptions) -> Completion[int]:
         """Validated as for a file, so that an invalid message raises the same error at once."""
         check_topic(topic)
         params: rpc.PlainPublish | rpc.Publish
         if options:
             params = _publish_params(make_draft(topic, data, options, self._clock.now_ms()), options)
         else:
-            params = rpc.PlainPublish(topic, Raw(encode(data, topic)[0].encode()))
-        seq: int = yield self._connection.enqueue(
-            Request("rpc.publish", params, _published, count=1, gathers=not options)
-        )
-        return seq
+            params = rpc.PlainPublish(topic, Raw(encode(data, topic)))
+        return self._connection.enqueue(Request("rpc.publish", params, _published, count=1, gathers=not options))
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]:
         batch = list(messages)
@@ -308,7 +305,7 @@ class RemoteLog:
 
     def publish_occurrence(self, schedule: Schedule, fence: int, at_ms: int, data: Any, ends: bool) -> Flow[bool]:
         """One that is sent again after a lost answer is not stored again, and answered with False."""
-        raw = None if data is None else Raw(encode(data, schedule.topic)[0].encode())
+        raw = None if data is None else Raw(encode(data, schedule.topic))
         who = self._schedule_publisher
         params = rpc.PublishOccurrence(msgspec.to_builtins(schedule), who, fence, at_ms, raw, ends)
         return self._ask("rpc.schedule.publish", params, _flag)
@@ -442,7 +439,7 @@ def _plain_messages(batch: list[Outgoing]) -> list[rpc.PlainMessage] | None:
         encoded = encode_all(payloads)
     except (InvalidInputError, TypeError):
         return None
-    return encoded and list(map(rpc.PlainMessage, topics, map(Raw, map(str.encode, encoded[0]))))
+    return None if encoded is None else list(map(rpc.PlainMessage, topics, map(Raw, encoded)))
 
 
 def _publish_params(draft: Draft, options: PublishOptions) -> rpc.Publish:

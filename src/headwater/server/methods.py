@@ -14,6 +14,7 @@ import msgspec
 from headwater.broker import dead_letters, deliveries
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, RedriveResult
 from headwater.broker.flow import Flow, run_async
+from headwater.broker.history import history as log_history
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
 from headwater.delivery.schedule import Schedule, check_schedule
@@ -55,6 +56,8 @@ def hello(connection: Connection, params: rpc.Hello) -> rpc.Welcome:
         frame_bytes_max=limits.frame_bytes,
         batch_calls_max=limits.batch_calls,
         authenticated=authenticated,
+        rights=connection.scopes.granted if authenticated else {},
+        label=connection.label,
     )
 
 
@@ -287,6 +290,17 @@ def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]
     return core.shared_read(("rpc.stats", scopes, owner), seen)
 
 
+def history(connection: Connection, params: rpc.HistorySpan) -> Flow[msgspec.Raw]:
+    """The figures of the whole log over time."""
+    if not connection.scopes.may_watch:
+        raise not_allowed("admin, or manage", ">")
+    clock = connection.core.engine.clock
+    return connection.core.shared_read(
+        ("rpc.stats.history", params.span),
+        lambda reader: _encoded(log_history(reader, params.span, clock.now_ms())),
+    )
+
+
 def health(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
     """The state of the store."""
     return connection.core.health()
@@ -513,6 +527,9 @@ def _methods() -> dict[str, Method]:
         "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
         "rpc.subscriptions": Method(rpc.Nothing, subscriptions, LIST_OWN),
         "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
+        "rpc.stats.history": Method(
+            rpc.HistorySpan, history, Needs(("manage", "admin"), "`manage` of `>`, or `admin`")
+        ),
         "rpc.health": Method(rpc.Nothing, health, ADMIN),
         "rpc.maintenance.run": Method(rpc.Nothing, run_maintenance, ADMIN),
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),

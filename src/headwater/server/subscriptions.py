@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from msgspec import UNSET
 
+from headwater.arguments import check_whole
 from headwater.broker.consumer import FETCH_MAX
 from headwater.broker.deliveries import Claimed, Failure, Resume, drop_payloads
 from headwater.broker.durable_consumer import DurableConsumer
@@ -32,7 +33,6 @@ from headwater.errors import (
     UnknownSubscriptionError,
 )
 from headwater.formats import iso, span_ms
-from headwater.message import check_whole
 from headwater.ports.records import Gap, selection_of
 from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
@@ -680,7 +680,7 @@ def check_holder(name: str) -> str:
 
 
 def start_of(given: str | int) -> Start:
-    """`first`, `new`, a seq, or a time in ISO 8601."""
+    """`first`, `new`, the seq of the first message, or a time in ISO 8601."""
     if isinstance(given, int) or given in ("first", "new"):
         return cast(Start, given)
     try:
