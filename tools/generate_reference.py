@@ -140,6 +140,10 @@ INTERNAL = {
 }
 
 
+def shown_name(kind: type) -> str:
+    return kind.__name__.removesuffix("Verbs")  # log.live is of one of several classes, which share a protocol
+
+
 def public_members(kind: type) -> dict[str, Any]:
     """Methods, properties and fields of a class and of its bases in Headwater, in the order of the source."""
     found: dict[str, Any] = {}
@@ -201,7 +205,7 @@ def _default(parameter: inspect.Parameter) -> str:
 
 
 def entry(kind: type, name: str, value: Any, docs: dict[str, str]) -> str:
-    heading = f"#### `{kind.__name__}.{name}`\n\n"
+    heading = f"#### `{shown_name(kind)}.{name}`\n\n"
     function = inspect.unwrap(value.__func__ if isinstance(value, classmethod | staticmethod) else value)
     if inspect.isfunction(function):
         decorators = "@classmethod\n" if isinstance(value, classmethod) else ""
@@ -213,7 +217,7 @@ def entry(kind: type, name: str, value: Any, docs: dict[str, str]) -> str:
 
 
 def class_section(kind: type) -> str:
-    text = f"### `{kind.__name__}`\n\n{inspect.getdoc(kind) or ''}\n\n"
+    text = f"### `{shown_name(kind)}`\n\n{inspect.cleandoc(vars(kind).get('__doc__') or '')}\n\n"
     docs = field_docs(kind)
     rows, entries = [], ""
     annotations = {name: each for base in kind.__mro__ for name, each in inspect.get_annotations(base).items()}

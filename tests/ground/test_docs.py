@@ -108,6 +108,20 @@ def test_links_between_docs_resolve(name: str) -> None:
         assert not anchor or anchor.startswith("only-") or anchor in anchors(file), target  # only-dark: of an image
 
 
+def test_every_page_has_one_kind_and_one_place_in_the_navigation() -> None:
+    """The site has four kinds of pages. `make docs` checks its links a second time."""
+    navigation = text("mkdocs.yml").split("\nnav:\n")[1]
+    assert re.findall(r"^  - ([\w-]+):", navigation, re.MULTILINE) == [
+        "Home",
+        "Tutorial",
+        "How-to",
+        "Reference",
+        "Explanation",
+    ]
+    listed = re.findall(r": ([\w/-]+\.md)$", navigation, re.MULTILINE)
+    assert sorted(listed) == sorted(name.removeprefix("docs/") for name in DOCS if name.startswith("docs/"))
+
+
 def test_every_dependency_has_its_reason() -> None:
     reasons = " ".join(row[0] for row in table("ARCHITECTURE.md", "part"))
     declared = re.findall(r'^    "([a-z-]+)>=', text("pyproject.toml"), re.MULTILINE)
@@ -259,10 +273,14 @@ def run_block(kind: str, block: str, directory: Path, environment: dict[str, str
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     block = block.replace("headwater serve events.db", f"headwater serve events.db --port {port}").replace("8765", port)
+    # A reader goes on when the server says that it serves.
+    block = re.sub(
+        r"^(headwater serve .*)$", rf"\1\nuntil : < /dev/tcp/127.0.0.1/{port}; do sleep 0.05; done", block, flags=re.MULTILINE
+    )
     words = (
         [sys.executable, "-c", block]
         if kind == "python"
-        else ["bash", "-emc", "trap 'kill $(jobs -p) 2> /dev/null' EXIT\n" + block]
+        else ["bash", "-emc", "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n" + block]
     )
     ran = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}"
@@ -283,6 +301,7 @@ def test_each_block_of_the_readme_runs_alone(number: int, tmp_path: Path, shell:
     assert wanted[number] in printed
 
 
+@pytest.mark.timeout(400)  # 45 blocks, most of which start processes
 def test_the_blocks_of_the_readme_may_be_repeated(tmp_path: Path, shell: dict[str, str]) -> None:
     """Nine times in one folder. No message is given up, and none is left half done."""
     for _ in range(9):

@@ -61,15 +61,13 @@ def test_a_snippet_runs_and_finds_what_is_there(
             assert len(found["before"]) == 0
 
 
-def test_the_calls_for_those_who_come_from_kafka_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
-) -> None:
-    monkeypatch.chdir(folder)
-    assert len(KAFKA) == 10
-    orders = eval(KAFKA[0], {"spark": spark})
+def test_the_calls_for_those_who_come_from_kafka_run(folder: Path, spark: SparkSession) -> None:
+    calls = [call.replace('"events.db"', repr(str(folder / "events.db"))) for call in KAFKA]
+    assert len(calls) == 10
+    orders = eval(calls[0], {"spark": spark})
     assert orders.count() == 3
-    for call in KAFKA:
-        made = eval(call.replace('"events.db"', repr(str(folder / "events.db"))), {"spark": spark, "orders": orders})
+    for call in calls:
+        made = eval(call, {"spark": spark, "orders": orders})
         if made is not None and not made.isStreaming:
             made.collect()
     with headwater.open(folder / "events.db") as log:

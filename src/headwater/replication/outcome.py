@@ -19,6 +19,8 @@ class Progress(NamedTuple):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a push, a pull or a copy did."""
+
     kind: Literal["push", "pull", "copy"]
     """What was done."""
     local: str
