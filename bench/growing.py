@@ -122,11 +122,11 @@ def over_connections(count: int) -> tuple[float, float]:
 
 def resume_ms(log: headwater.Log, large: int) -> float:
     """Close and resume a subscription in the middle of the log."""
-    with log.subscribe("resumed", "orders.>", start=large // 2) as subscription:
+    with log.subscribe("resumed", "orders.>", start=large // 2 + 1) as subscription:
         subscription.ack_many(subscription.fetch(10))
 
     def work() -> None:
-        with log.subscribe("resumed", "orders.>", start=large // 2) as subscription:
+        with log.subscribe("resumed", "orders.>", start=large // 2 + 1) as subscription:
             (message,) = subscription.fetch(1)
             message.ack()
 

@@ -235,7 +235,14 @@ class RemoteLog:
         return self.subscription_info(consumer.id)
 
     def subscription_infos(self) -> Flow[list[SubscriptionInfo]]:
-        return self._ask("rpc.subscriptions", None, _infos)
+        found: list[SubscriptionInfo] = []
+        while len(found) % rpc.SUBSCRIPTIONS_MAX == 0:
+            params = rpc.SubscriptionPage(found[-1].id) if found else None
+            page = yield from self._ask("rpc.subscriptions", params, _infos)
+            if not page:
+                break
+            found += page
+        return found
 
     def subscription_info(self, id: str) -> Flow[SubscriptionInfo]:
         return self._ask("rpc.subscription", rpc.SubscriptionId(id), _info)
@@ -278,13 +285,13 @@ class RemoteLog:
         return self._ask("rpc.retain", rpc.Retain(text, age_s, max_count, max_bytes, keep_unacked, dialect), _nothing)
 
     def delete_retention(self, pattern: str, dialect: Dialect) -> Flow[bool]:
-        return self._ask("rpc.unretain", rpc.Unretain(pattern, dialect), _deleted, again=False)
+        return self._ask("rpc.retention.remove", rpc.RemoveRetention(pattern, dialect), _deleted, again=False)
 
     def retention(self) -> Flow[list[RetentionPolicy]]:
         return self._ask("rpc.retention", None, _retention)
 
     def run_maintenance(self) -> Flow[MaintenanceReport]:
-        return self._ask("rpc.housekeep", None, _report)
+        return self._ask("rpc.maintenance.run", None, _report)
 
     # --- schedules ----------------------------------------------------------------------------------------------
 

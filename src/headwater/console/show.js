@@ -72,9 +72,11 @@ export const bytes = (amount) => inUnits(amount, BYTES);
 export const span = (ms) => inUnits(ms, SPANS);
 export const clock = (moment) => new Date(moment).toLocaleTimeString("en-GB");
 
+/** To the second, minute, hour or day: more changes while one reads it. */
 export function ago(ms) {
   const passedMs = Date.now() - ms;
-  return passedMs < 1_000 ? "just now" : `${span(passedMs)} ago`;
+  const [size, name] = SPANS.findLast(([size]) => passedMs >= size) ?? SPANS[0];
+  return passedMs < 1_000 ? "just now" : `${whole(Math.floor(passedMs / size))} ${name} ago`;
 }
 
 // --- elements --------------------------------------------------------------------------------------------------------

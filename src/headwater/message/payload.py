@@ -32,7 +32,17 @@ def encode(data: Any, where: str) -> bytes:
     """`data` as JSON, or InvalidDataError/TooLargeError that says where it stood."""
     try:
         encoded = _encode(data)
-    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+    except RecursionError as exc:
+        raise InvalidDataError(
+            "it holds itself, or is nested too deeply for JSON", where=where, next="Send its parts by value"
+        ) from exc
+    except UnicodeEncodeError as exc:
+        raise InvalidDataError(
+            f"text with half a surrogate pair at {exc.start} is not JSON",
+            where=where,
+            next="Replace the lone surrogates; what is not text is sent as base64",
+        ) from exc
+    except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidDataError(str(exc) or type(exc).__name__, where=where, next=_JSON_VALUES) from exc
     size = len(encoded)
     if size > DATA_BYTES_MAX:

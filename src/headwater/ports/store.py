@@ -27,6 +27,7 @@ from headwater.ports.records import (
     LetterColumn,
     Order,
     RetentionPolicy,
+    Sample,
     Scan,
     Selection,
     SubscriptionRecord,
@@ -185,6 +186,12 @@ class Reader(Protocol):
     def timings(self, since_ms: int = 0) -> list[Timing]:
         """How long deliveries took in the hours from this one on, by subscription, hour, stage and bucket."""
 
+    def file_bytes(self) -> int:
+        """How much space the log takes, without the journal."""
+
+    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
+        """The figures over time that were saved with this step and taken at this time or later, the oldest first."""
+
     def retention(self) -> list[RetentionPolicy]: ...
 
     def lease(self, resource: str) -> Lease: ...
@@ -262,6 +269,9 @@ class Writer(Reader, Protocol):
 
     def forget_old_timings(self, before_ms: int, limit: int) -> int:
         """Drop timings of hours that began before this; returns how many."""
+
+    def save_sample(self, step_ms: int, slot: int, sample: Sample) -> None:
+        """Keep it in place of the one that is in this slot of this step."""
 
     def save_lease(self, resource: str, lease: Lease) -> None: ...
 

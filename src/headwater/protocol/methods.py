@@ -18,6 +18,7 @@ Names: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=NAMES_MAX)]
 Seqs: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=SEQS_MAX)]
 Patterns = str | Names[str] | None
 TOPICS_MAX = 10_000  # in one answer
+SUBSCRIPTIONS_MAX = 1_000  # in one answer
 
 
 class Params(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -35,7 +36,8 @@ class Hello(Params):
 
 
 class Welcome(msgspec.Struct, omit_defaults=True):
-    """`salt`: generated message ids derive from it. An unauthenticated client gets neither `salt` nor `log`."""
+    """`salt`: generated message ids derive from it. `rights`: those that the token grants, each with its patterns or
+    names, and `admin` as true; `label`: that of the token. An unauthenticated client gets none of them, nor `log`."""
 
     server: str
     version: str
@@ -44,6 +46,8 @@ class Welcome(msgspec.Struct, omit_defaults=True):
     frame_bytes_max: int
     batch_calls_max: int
     authenticated: bool
+    rights: dict[str, Any] = {}
+    label: str = ""
 
 
 class Authenticate(Params):
@@ -301,7 +305,7 @@ class Retain(Params):
     dialect: str = "nats"
 
 
-class Unretain(Params):
+class RemoveRetention(Params):
     topic: str
     dialect: str = "nats"
 
@@ -363,6 +367,19 @@ class TopicPage(Params):
 
     after: str = ""
     limit: int = TOPICS_MAX
+
+
+class SubscriptionPage(Params):
+    """Up to `limit` subscriptions after this one by id; a page with fewer is the last."""
+
+    after: str = ""
+    limit: int = SUBSCRIPTIONS_MAX
+
+
+class HistorySpan(Params):
+    """`span`: hour, day or week."""
+
+    span: str = "hour"
 
 
 class Nothing(Params):

@@ -44,6 +44,7 @@ OWN_TABLES = frozenset(
         "pruned",
         "sinks",
         "timings",
+        "samples",
         "leases",
         "headwater",
     ]

@@ -25,6 +25,7 @@ from headwater.ports.records import (
     LetterColumn,
     Order,
     RetentionPolicy,
+    Sample,
     Scan,
     Selection,
     SubscriptionRecord,
@@ -76,6 +77,7 @@ RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 SEQS = msgspec.json.Decoder(list[int])
 TEXTS = msgspec.json.Decoder(list[str])
 TIMINGS = msgspec.json.Decoder(list[Timing])
+SAMPLES = msgspec.json.Decoder(list[Sample])
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
@@ -435,6 +437,12 @@ class PostgresReader:
 
     def timings(self, since_ms: int = 0) -> list[Timing]:
         return TIMINGS.decode(self._value("timings", since_ms))
+
+    def file_bytes(self) -> int:
+        return int(self._value("file_bytes"))
+
+    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
+        return SAMPLES.decode(self._value("samples", step_ms, since_ms))
 
     def retention(self) -> list[RetentionPolicy]:
         return [

@@ -25,6 +25,7 @@ from headwater.ports.records import (
     LetterColumn,
     Order,
     RetentionPolicy,
+    Sample,
     Scan,
     Selection,
     SubscriptionRecord,
@@ -72,6 +73,7 @@ _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 _limits = msgspec.json.Decoder(Limits)
 RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 _timings = msgspec.json.Decoder(list[Timing])
+_samples = msgspec.json.Decoder(list[Sample])
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
@@ -358,6 +360,12 @@ class SqliteReader:
 
     def timings(self, since_ms: int = 0) -> list[Timing]:
         return _timings.decode(self._value("timings", since_ms))
+
+    def file_bytes(self) -> int:
+        return int(self._value("file_bytes"))
+
+    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
+        return _samples.decode(self._value("samples", step_ms, since_ms))
 
     def retention(self) -> list[RetentionPolicy]:
         return [
