@@ -127,7 +127,7 @@ def test_a_message_shows_its_deliveries_attempts_and_dead_letters(page: Page, lo
         log.subscribe("billing", "orders.>", max_attempts=1) as billing,
         log.subscribe("stock", "orders.>", mode="shared", backoff=3_600, jitter=0) as stock,
     ):
-        billing.fetch(1)[0].nack(error="KeyError: 'price'", stack="Traceback: in line 3")
+        billing.fetch(1)[0].nack(error="KeyError: 'price'")
         [first, _] = stock.fetch(2)
         first.nack()
         go(page, "messages")
@@ -145,8 +145,8 @@ def test_a_message_shows_its_deliveries_attempts_and_dead_letters(page: Page, lo
         assert found["stock"][2].startswith("due ")
         assert page.text("#message-body .items summary strong") == "billing"
         page.click("#message-body .items summary")
-        page.until("document.querySelectorAll('#message-body .items pre').length === 2")
-        assert texts(page, "#message-body .items pre") == ["KeyError: 'price'", "Traceback: in line 3"]
+        page.until("document.querySelector('#message-body .items pre')")
+        assert texts(page, "#message-body .items pre") == ["KeyError: 'price'"]
         press(page, "#found-rows", "#2")
         page.until("document.getElementById('message-heading').textContent === 'Message #2'")
         page.until("document.querySelector('#message-body pre').textContent.includes('18')")
