@@ -76,14 +76,14 @@ def test_a_short_flag_means_one_thing() -> None:
 
 
 def test_from_is_a_sender_and_start_a_position() -> None:
-    told = {
+    shown = {
         flag: {
             name: each.help for name, command in ALL.items() for spelling, each in options(command) if spelling == flag
         }
         for flag in ("--from", "--start")
     }
-    assert set(told["--from"]) == {"publish", "subscribe", "tail"}
-    assert set(told["--start"]) == {"subscribe", "tail", "forward", "subscriptions seek"}
+    assert set(shown["--from"]) == {"publish", "subscribe", "tail"}
+    assert set(shown["--start"]) == {"subscribe", "tail", "forward", "subscriptions seek"}
     wheres = {each.metavar for command in ALL.values() for flag, each in options(command) if flag == "--where"}
     assert wheres == {"FILTER", "SQL"}
 

@@ -6,12 +6,18 @@ That nothing is written on the browser's console, not even about a refusal, is c
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from browser import Page
 from running import Running
 from steps import go, listening, push
+from websockets.sync.client import connect
 
 from headwater.server.auth import EVERYTHING, Scopes, TokenFile
 
@@ -50,8 +56,8 @@ def test_a_pushed_database_appears_by_itself_and_so_does_its_next_version(page: 
     page.until("!document.getElementById('replicas').hidden")
     assert page.evaluate(IS_HIDDEN) == [False, False]
     assert page.evaluate("document.querySelectorAll('#answer pre').length") == 1  # nothing strays into the other box
-    name, newest, pushed, size, versions, stored = cells(page)
-    assert (name, newest, versions) == ("shop/app.dbbefore the move", "1", "1")
+    name, newest, pushed, size, versions, stored, claimed = cells(page)
+    assert (name, newest, versions, claimed) == ("shop/app.dbbefore the move", "1", "1", "–")
     assert pushed == "just now" or pushed.endswith(" ago")
     assert (size, stored) == ("8 KiB", "8 KiB")
     [listed] = page.evaluate("fetch('sapi/replicas').then((answer) => answer.json())")["replicas"]
@@ -66,6 +72,38 @@ def test_a_pushed_database_appears_by_itself_and_so_does_its_next_version(page: 
     page.click("#version-rows tr:last-child button")
     restore = f"headwater replica restore ws://{page.evaluate('location.host')}/shop/app.db@1 restored-1-app.db"
     assert page.text("#restore code") == restore
+
+
+def test_the_command_that_is_shown_restores_the_version(page: Page) -> None:
+    for _ in range(3):
+        push(page, "shop/app.db")
+    page.until("document.querySelector('#replica-rows td:nth-child(5)')?.textContent === '3'")
+    go(page, "replicas")
+    page.click("#replica-rows .link")
+    page.until("document.querySelectorAll('#version-rows tr').length === 3")
+    page.click("#version-rows tr:nth-child(2) button")
+    program, *words = page.text("#restore code").split()
+    assert program == "headwater"
+    subprocess.run([sys.executable, "-m", "headwater", *words], check=True, capture_output=True, timeout=60)
+    with closing(sqlite3.connect("restored-2-app.db")) as restored:
+        assert restored.execute("SELECT count(*) FROM orders").fetchone() == (2,)
+
+
+def test_a_claim_is_shown_while_it_is_held(page: Page, server: Running) -> None:
+    push(page, "shop/app.db")
+    page.until("document.querySelector('#replica-rows tr')")
+    go(page, "replicas")
+    headers = {"X-ClientID": "laptop"}
+    claimed = "document.querySelector('#replica-rows td:nth-child(7)')"
+    with connect(f"{server.url}/sapi/subscribe/shop/app.db", additional_headers=headers, proxy=None) as holder:
+        holder.send('CONFIG={"coordinate": true}')
+        holder.send("SQLRSYNC_CLAIM 50")
+        while holder.recv(20) != "SQLRSYNC_CLAIM":
+            pass
+        page.until(f"{claimed}.children[0].textContent === 'laptop'")
+        assert re.fullmatch(r"for [45]\d(\.\d+)? s", page.evaluate(f"{claimed}.children[1].textContent"))
+        holder.send("SQLRSYNC_RELEASE")
+        page.until(f"{claimed}.textContent === '–'")
 
 
 def test_a_server_that_keeps_no_replicas_is_not_asked_for_them(
@@ -85,7 +123,7 @@ def test_a_token_shows_what_it_may_pull(
     everything = tokens.create("everything", EVERYTHING, now_ms=0)
     server = serve(tokens=str(tmp_path / "tokens.json"))
     for token, may_see in (
-        (tokens.create("no topic", Scopes(manage=(">",), admin=True), now_ms=0), False),
+        (tokens.create("other topics", Scopes(manage=(">",), read=("orders.>",), admin=True), now_ms=0), False),
         (everything, True),
     ):
         page = open_page(server.page)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from browser import Page
 from running import Running
-from steps import go, publish
+from steps import go, listening, publish
 
+import headwater
 from headwater.server.auth import EVERYTHING, Scopes, TokenFile
 
 
@@ -50,36 +52,121 @@ def test_a_token_lets_in_and_is_kept_nowhere(
     page.until("!document.getElementById('token').hidden")  # it was in the memory of the page alone
 
 
-def test_a_revoked_token_is_asked_for_again(
+def signed_in(page: Page, token: str) -> Page:
+    give(page, token)
+    page.until("main.dataset.sight === 'all'")
+    return page
+
+
+def test_a_revoked_token_leads_back_to_the_sign_in_with_the_reason(
     serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     page = open_page(serve(tokens=str(tmp_path / "tokens.json")).page)
     token = tokens.create("console", EVERYTHING, now_ms=0)
-    give(page, token)
-    page.until("main.dataset.sight === 'all'")
+    signed_in(page, token)
+    listening(page)
+    publish(page, "orders.new", "1")
+    page.until("document.querySelector('#tail li')")
     tokens.revoke(token.split("_")[1])
     page.until("!document.getElementById('token').hidden")
-    assert "unknown or expired" in page.text("#token-problem")
+    assert page.text("#token-problem") == "The token was revoked.Sign in with another one."
+    assert page.evaluate("document.querySelector('#tail li')") is None
+    assert page.evaluate("document.activeElement.id") == "token-text"
+    assert not page.evaluate("document.getElementById('sign-out').checkVisibility()")
+    give(page, token)  # later it is a token like any that the server does not know
+    page.until("document.getElementById('token-problem').textContent.includes('unknown or expired')")
 
 
-def test_a_token_without_the_manage_right_shows_what_it_may(
+def test_an_expired_token_leads_back_to_the_sign_in_with_the_reason(
+    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+) -> None:
+    page = open_page(serve(tokens=str(tmp_path / "tokens.json")).page)
+    now_ms = int(time.time() * 1000)
+    signed_in(page, tokens.create("console", EVERYTHING, now_ms=now_ms, expires_ms=now_ms + 4_000))
+    page.until("!document.getElementById('token').hidden")
+    assert page.text("#token-problem").startswith("The token has expired.")
+
+
+def test_signing_out_forgets_the_token_and_what_it_showed(
+    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+) -> None:
+    page = open_page(serve(tokens=str(tmp_path / "tokens.json")).page)
+    signed_in(page, tokens.create("the console of ops", EVERYTHING, now_ms=0))
+    assert page.text("#label") == "the console of ops"
+    assert page.text("#log") == "events.db"
+    listening(page)
+    publish(page, "orders.new", "1")
+    page.until("document.querySelector('#tail li')")
+    page.click("#sign-out")
+    page.until("!document.getElementById('token').hidden && !document.querySelector('#tail li')")
+    assert page.text("#token-problem") == ""
+
+
+def test_without_tokens_there_is_nothing_to_sign_out_of(page: Page) -> None:
+    assert not page.evaluate("document.getElementById('sign-out').checkVisibility()")
+
+
+SEEN = "[...document.querySelectorAll('#pages a')].filter((each) => each.checkVisibility()).map((each) => each.hash)"
+ALL = ["#overview", "#messages", "#subscriptions", "#dead-letters", "#api"]
+
+
+@pytest.mark.parametrize(
+    ("scopes", "links", "missing"),
+    [
+        (EVERYTHING, ALL, []),
+        (Scopes(publish=(">",)), ["#messages", "#api"], ["live"]),
+        (Scopes(read=("orders.>",)), ["#overview", "#messages", "#api"], ["letter-tile", "publish"]),
+        (Scopes(manage=(">",)), ["#overview", "#subscriptions", "#dead-letters", "#api"], []),
+        (Scopes(manage=("orders.>",)), ["#overview", "#subscriptions", "#api"], ["letter-tile"]),
+        (Scopes(call=(">",)), ["#api"], []),
+    ],
+)
+def test_what_the_token_may_not_do_is_not_shown(
+    serve: Callable[..., Running],
+    open_page: Callable[[str], Page],
+    tokens: TokenFile,
+    tmp_path: Path,
+    scopes: Scopes,
+    links: list[str],
+    missing: list[str],
+) -> None:
+    """And not asked for: a refusal would be shown, and be in the server's audit trail."""
+    server = serve(tokens=str(tmp_path / "tokens.json"), audit=str(tmp_path / "audit.jsonl"))
+    page = signed_in(open_page(server.page), tokens.create("console", scopes, now_ms=0))
+    assert page.evaluate(SEEN) == links
+    for link in ALL:
+        page.evaluate(f"location.hash = {link!r}")
+        shown = link if link in links else links[0]
+        page.until(f"!document.getElementById('page-{shown[1:]}').hidden")
+        assert page.evaluate("document.querySelectorAll('.page:not([hidden])').length") == 1
+        seen = "[...document.querySelectorAll('[id]')].filter((each) => each.checkVisibility()).map((each) => each.id)"
+        assert not {*missing} & {*page.evaluate(seen)}
+    go(page, "api")
+    page.fill("method", "rpc.hello")  # which every token may call: what was asked before it has an answer
+    page.click("#call-form button")
+    page.until("document.querySelector('#answer pre')")
+    assert page.evaluate("[...document.querySelectorAll('.problem:not([hidden])')].map((e) => e.textContent)") == []
+    assert "right.refused" not in (tmp_path / "audit.jsonl").read_text()
+
+
+def test_a_token_for_some_topics_shows_those(
     serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
 ) -> None:
     server = serve(tokens=str(tmp_path / "tokens.json"))
-    page = open_page(server.page)
-    give(page, tokens.create("console", Scopes(publish=("orders.>",), read=("orders.>",), consume=("*",)), now_ms=0))
-    page.until("main.dataset.sight === 'rate'")
-    assert "manage right" in page.text("#overview-problem")
-    page.until("document.getElementById('live-problem').textContent.includes('read right')")
-    links = "[...document.querySelectorAll('#pages a')].filter((each) => each.checkVisibility())"
-    assert page.evaluate(f"{links}.map((each) => each.textContent)") == ["Overview", "Messages", "API"]
-    page.evaluate("location.hash = 'subscriptions'")
-    page.until("!document.getElementById('page-overview').hidden")
-    assert page.evaluate("document.getElementById('page-subscriptions').hidden")
-    go(page, "messages")
-    page.fill("pattern", "orders.*")
-    page.click("#live-form button")
-    page.until("document.getElementById('live-problem').hidden")
-    publish(page, "orders.new", "1")
-    page.until("document.querySelector('#tail strong').textContent === 'orders.new'")
-    page.until("document.getElementById('rate').textContent.endsWith('/s')")
+    everything = tokens.create("everything", EVERYTHING, now_ms=0)
+    narrow = Scopes(publish=("orders.>",), read=("orders.>",), consume=("*",))
+    with headwater.open(server.url, token=everything) as log:
+        log.publish("mails.new", 1)
+        log.publish("orders.old", 1)
+        page = signed_in(open_page(server.page), tokens.create("console", narrow, now_ms=0))
+        page.until("document.querySelector('#topic-rows td')")
+        assert page.evaluate("[...document.querySelectorAll('#topic-rows .link')].map((each) => each.textContent)") == [
+            "orders.old"
+        ]
+        go(page, "messages")
+        assert page.evaluate("document.getElementById('pattern').value") == "orders.>"
+        listening(page)
+        log.publish("mails.new", 1)
+        publish(page, "orders.new", "1")
+        page.until("document.querySelector('#tail strong').textContent === 'orders.new'")
+        assert page.evaluate("document.querySelectorAll('#tail li').length") == 1

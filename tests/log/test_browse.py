@@ -173,9 +173,9 @@ def test_a_preview_counts_what_comes_again_and_what_is_skipped(log: Log, mode: A
     first = preview(log, "first")
     assert (first.sequence_id, first.again, first.skipped) == (0, 4, 0)
     assert [each.seq for each in first.next] == [1, 3, 5, 7, 9]
-    after_three = preview(log, 3)
+    after_three = preview(log, 4)
     assert (after_three.again, after_three.skipped) == (2, 0)
-    after_eight = preview(log, 8)
+    after_eight = preview(log, 9)
     assert (after_eight.again, after_eight.skipped) == (1, 1)
     assert [each.seq for each in after_eight.first_skipped] == [5]
     new = preview(log, "new")

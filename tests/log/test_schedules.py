@@ -97,7 +97,7 @@ def test_none_publishes_nothing_and_counts_as_done(open_scheduler: Callable[[], 
 
 
 def test_one_of_many_publishes(open_scheduler: Callable[[], Log], clock: ManualClock) -> None:
-    """The function is called once for each occurrence, whoever calls it."""
+    """The function is called once for each occurrence, whichever publisher calls it."""
     logs = [open_scheduler() for _ in range(4)]
     calls: list[datetime] = []
     for log in logs:
@@ -259,7 +259,7 @@ def test_refusals(log: Log) -> None:
     with pytest.raises(headwater.errors.InvalidTopicError):
         log.every("5s", id="s", topic="a.*")
     log.every("5s", id="s", topic="t")(lambda occurrence: 1)
-    with pytest.raises(InvalidStateError, match="'schedule:s' is declared already"):
+    with pytest.raises(InvalidStateError, match="the schedule 's' is declared already"):
         log.cron("0 3 * * *", id="s", topic="t")(lambda occurrence: 1)
 
     async def coroutine(occurrence: Occurrence) -> int:

@@ -340,7 +340,7 @@ def test_empty_sections_say_why_and_the_page_how_to_audit() -> None:
     page = render_report(report_of({}, messages=0, bytes=0, lake_seq=0, lake="./my lake"))
     assert page.count('class="empty"') == len(SECTIONS)
     assert page.count('class="chart"') == 0
-    assert "headwater pipeline audit --log events.db --lake './my lake'" in text_of(page)
+    assert "headwater pipeline audit events.db --lake './my lake'" in text_of(page)
 
 
 def test_a_chart_of_one_point_is_a_sentence() -> None:
@@ -503,7 +503,7 @@ def test_a_broken_lakes_report_names_the_wrongs_first_and_the_whole_command() ->
     assert "2 of 4 checks failed" in text
     assert "each seq once : 1,203 seqs are missing and 40 are there twice" in text
     assert text.index("The lake is not whole") < text.index("813,191")
-    assert "headwater pipeline audit --log events.db --lake ./lake --page audit.html" in text
+    assert "headwater pipeline audit events.db --lake ./lake --out audit.html" in text
 
 
 def test_a_whole_lake_has_no_wrongs() -> None:

@@ -262,3 +262,17 @@ async def test_only_welcome_origins_may_connect(
                 async with connect(server, origin=output):
                     pass
             assert refused.value.response.status_code == 403
+
+
+async def test_hello_names_the_rights_once_the_token_is_known(
+    serve_tokens: Serve, tokens: TokenFile, clock: ManualClock
+) -> None:
+    scopes = Scopes(read=("orders.>",), consume=("*",), admin=True)
+    token = tokens.create("console", scopes, now_ms=clock.now_ms())
+    async with serve_tokens() as server, connect(server) as client:
+        welcome = await client.call("rpc.hello", {})
+        assert not {"rights", "label"} & welcome.keys()
+        await client.call("rpc.authenticate", {"token": token})
+        welcome = await client.call("rpc.hello", {})
+        assert welcome["rights"] == {"read": ["orders.>"], "consume": ["*"], "admin": True}
+        assert welcome["label"] == "console"

@@ -160,7 +160,7 @@ def test_they_survive_the_store(tmp_path: Path, postgres_schema_url: str) -> Non
         after.close()
 
 
-@pytest.mark.parametrize("table", ["pruned", "sinks", "timings"])
+@pytest.mark.parametrize("table", ["pruned", "sinks", "timings", "samples"])
 @pytest.mark.parametrize("statement", ["DELETE FROM {}", "DROP TABLE {}", "INSERT INTO {} SELECT * FROM {}"])
 def test_the_users_sql_may_not_touch_them(store: Store, statement: str, table: str) -> None:
     with pytest.raises(SqlError, match="the log's own tables"), store.write() as writer:

@@ -219,28 +219,25 @@ def test_a_log_with_the_time_of_the_machine_is_refused(tmp_path: Path) -> None:
         drain(log)
 
 
-def test_asyncio() -> None:
-    async def scenario() -> None:
-        async with testing.open_log_async() as log:
-            attempts: list[int] = []
+async def test_asyncio() -> None:
+    async with testing.open_log_async() as log:
+        attempts: list[int] = []
 
-            @log.on("a", id="coroutine", backoff=7, jitter=0)
-            async def handle(message: Any) -> None:
-                await asyncio.sleep(0)
-                attempts.append(message.attempt)
-                if message.attempt == 1:
-                    raise ValueError("once")
-                await log.publish("b", message.data)
+        @log.on("a", id="coroutine", backoff=7, jitter=0)
+        async def handle(message: Any) -> None:
+            await asyncio.sleep(0)
+            attempts.append(message.attempt)
+            if message.attempt == 1:
+                raise ValueError("once")
+            await log.publish("b", message.data)
 
-            log.on("b", id="function")(lambda message: attempts.append(99))
-            await log.publish("a", {"n": 1}, delay=5)
-            drained = await drain(log)
-            assert (attempts, drained.handled, drained.elapsed) == ([1, 2, 99], 2, timedelta(seconds=12))
-            assert [str(each.error) for each in drained.errors] == ["once"]
-            [message] = await testing.assert_published(log, "b", data={"n": 1}, count=1)
-            assert await testing.published(log, "b") == [message]
-
-    asyncio.run(scenario())
+        log.on("b", id="function")(lambda message: attempts.append(99))
+        await log.publish("a", {"n": 1}, delay=5)
+        drained = await drain(log)
+        assert (attempts, drained.handled, drained.elapsed) == ([1, 2, 99], 2, timedelta(seconds=12))
+        assert [str(each.error) for each in drained.errors] == ["once"]
+        [message] = await testing.assert_published(log, "b", data={"n": 1}, count=1)
+        assert await testing.published(log, "b") == [message]
 
 
 def test_typed_messages(log: Log) -> None:

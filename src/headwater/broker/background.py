@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -59,12 +60,16 @@ class FairThreadPool(ThreadPoolExecutor):
 
 
 class PeriodicTask:
-    """Calls `work` every `interval_s()` seconds on a thread of its own. Errors are logged, and the thread goes on; that
-    the log may not be written, as for a role that only reads, is logged once."""
+    """Calls `work` every `interval_s()` seconds on a thread of its own, the first time `at_once` or after an interval.
+    Errors are logged, and the thread goes on; that the log may not be written, as for a role that only reads, is logged
+    once."""
 
-    def __init__(self, name: str, work: Callable[[], object], interval_s: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], object], interval_s: Callable[[], float], *, at_once: bool = False
+    ) -> None:
         self._work = work
         self._interval_s = interval_s
+        self._at_once = at_once
         self._stopping = False
         self._poked = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -80,7 +85,7 @@ class PeriodicTask:
         self._thread.join()
 
     def _run(self) -> None:
-        last_s = time.monotonic()
+        last_s = -math.inf if self._at_once else time.monotonic()
         is_logged = False
         while True:
             self._poked.wait(max(0.0, last_s + self._interval_s() - time.monotonic()))

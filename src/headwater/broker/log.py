@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
-from headwater.broker import maintenance, schedules, statistics
+from headwater.arguments import check_flag, check_whole
+from headwater.broker import history, maintenance, schedules, statistics
 from headwater.broker.background import PeriodicTask
 from headwater.broker.committer import TransactionHooks, bytes_of
 from headwater.broker.consumer import Consumer
@@ -42,11 +43,11 @@ from headwater.delivery.schedule import Schedule
 from headwater.delivery.window import WindowState
 from headwater.errors import (
     HeadwaterError,
-    InvalidOptionError,
     InvalidStateError,
+    ReadOnlyError,
 )
 from headwater.formats import Span, span_ms
-from headwater.message import PublishOptions, check_whole, make_draft
+from headwater.message import PublishOptions, make_draft
 from headwater.ports.clock import Clock
 from headwater.ports.records import (
     RetentionPolicy,
@@ -76,6 +77,7 @@ class LocalLog:
         self._sharing = threading.Lock()
         self._subscribers: set[DurableConsumer | TailConsumer] = set()
         self._closed = False
+        self._sampling: PeriodicTask | None = None
         self._keeper = PeriodicTask("headwater-keeper", self.heartbeat, self.heartbeat_s) if heartbeats else None
         self._maintenance = (
             None
@@ -136,8 +138,7 @@ class LocalLog:
         start: Start = options.pop("start", "new" if options.get("mode") == "ephemeral" else "first")
         timeout_s = options.pop("timeout", 0.0)
         takeover = options.pop("takeover", False)
-        if not isinstance(takeover, bool):
-            raise InvalidOptionError(f"takeover is True or False, not {takeover!r}", where=id)
+        check_flag("takeover", takeover, where=id)
         spec = spec_of(id, pattern, options)
         subscriber: DurableConsumer | TailConsumer
         if spec.mode == "ephemeral":
@@ -265,6 +266,22 @@ class LocalLog:
             lambda reader: statistics.log_statistics(reader, now_ms, subscriptions_max), self.engine.statistics
         )
 
+    def take_sample(self) -> Flow[None]:
+        return history.take_sample(self.engine)
+
+    def record_history(self) -> None:
+        """From now on take samples of the figures, as a server does."""
+        self._sampling = PeriodicTask("headwater-history", self._take_sample, lambda: history.SAMPLE_S, at_once=True)
+
+    def _take_sample(self) -> None:
+        try:
+            run_blocking(self.take_sample())
+        except ReadOnlyError:
+            raise
+        except HeadwaterError as exc:
+            if not self._closed:
+                logger.warning("figures were not recorded: %s", exc)
+
     def shared_read(self, key: Hashable, work: Callable[[Reader], T]) -> Flow[T]:
         """Statistics that concurrent callers share; `key` names them."""
         with self._sharing:
@@ -297,6 +314,7 @@ class LocalLog:
         for name, limit in (("max_count", max_count), ("max_bytes", max_bytes)):
             if limit is not None:
                 check_whole(name, limit, 0, INT64_MAX)
+        check_flag("keep_unacked", keep_unacked)
         limits = Limits(None if max_age is None else span_ms(max_age, "max_age"), max_count, max_bytes, keep_unacked)
         policy = RetentionPolicy(parse_pattern(pattern, dialect).text, limits, dialect)
         if policy not in (yield from self.retention()):  # so that a server starts on a full disk
@@ -366,7 +384,7 @@ class LocalLog:
         if self.engine.forked:
             return
         self.engine.interrupt_reads()  # also those of the background work
-        for background in (self._maintenance, self._keeper):
+        for background in (self._maintenance, self._keeper, self._sampling):
             if background is not None:
                 background.stop()
         self.live.close()

@@ -235,14 +235,13 @@ def file_of(path: str) -> str:
 
 
 def parse_start(text: str, name: str = "--start") -> Start:
-    """Where to begin reading: `first`, `new`, the seq of the first message to read, or a time. The library begins after
-    the seq it is given."""
+    """Where to begin reading: `first`, `new`, the seq of the first message to read, or a time."""
     if text == "first":
         return "first"
     if text == "new":
         return "new"
     if text.isascii() and text.isdigit():
-        return max(0, int(text) - 1)
+        return int(text)
     try:
         return parse_time(text, name, datetime.now().astimezone())
     except InvalidOptionError:

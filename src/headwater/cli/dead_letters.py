@@ -29,6 +29,7 @@ from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import plural
 
 if TYPE_CHECKING:
+    import headwater
     from headwater.broker.dead_letters import LetterFilter
     from headwater.ports.records import DeadLetter
 
@@ -200,6 +201,12 @@ def statistics(
             show_table(shown)
 
 
+def _note_unknown(log: headwater.Log, ids: list[int] | None) -> None:
+    known = {letter.id for letter in log.dead_letters.list(ids=ids, limit=len(ids))} if ids else set()
+    for id in sorted(set(ids or ()) - known):
+        note(f"there is no dead letter {id}; headwater dlq ls lists them")
+
+
 @dlq.command("redrive")
 @takes_log
 def redrive(
@@ -226,6 +233,7 @@ def redrive(
     chosen = make_filter(ids, subscription, topic, type, reason, error)
     require_choice(chosen, all_of_them)
     with existing_log(path) as log:
+        _note_unknown(log, ids)
         done = log.dead_letters.redrive(to_topic=to_topic, dry_run=dry_run, **chosen)
     if as_json:
         write_document(done)
@@ -261,6 +269,7 @@ def purge(
             total = log.dead_letters.purge(dry_run=True, **chosen)
             if not typer.confirm(f"Delete {plural(total, 'dead letter')} for good?", err=True):
                 raise typer.Exit(1)
+        _note_unknown(log, ids)
         purged = log.dead_letters.purge(dry_run=dry_run, **chosen)
     if as_json:
         write_document({"purged": purged})

@@ -674,7 +674,7 @@ def _note_unmatched(log: headwater.Log, view: _View) -> None:
 
 
 def _show_last(log: headwater.Log, view: _View, start: Start, last: int, printer: MessagePrinter) -> int:
-    """Print the last few messages at or after `start`; returns the seq up to which the log has been seen."""
+    """Print the last few messages at or after `start`; returns the seq of the first message that was not there yet."""
     end = log.last_seq()
     with view.of(log, start) as subscription:
         lowest = subscription.resumed_from
@@ -686,7 +686,7 @@ def _show_last(log: headwater.Log, view: _View, start: Start, last: int, printer
         after = max(lowest, after - step)
         step *= STEP_BACK_FACTOR
         found.clear()
-        with view.of(log, after) as subscription:
+        with view.of(log, after + 1) as subscription:
             for message in subscription.messages(timeout=0.0):
                 if message.seq > end:
                     break
@@ -694,7 +694,7 @@ def _show_last(log: headwater.Log, view: _View, start: Start, last: int, printer
     for message in found:
         printer.show(message)
     printer.flush()
-    return max(end, lowest)
+    return max(end, lowest) + 1
 
 
 def _end(stop: Stop) -> None:

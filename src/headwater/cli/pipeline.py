@@ -59,6 +59,7 @@ from headwater.formats import (
     TIME_HELP,
     format_seconds,
     format_size,
+    ms_of_iso,
     parse_duration,
     parse_time,
     plural,
@@ -343,7 +344,7 @@ def status(lake: LakeOption = "", as_json: AsJson = False) -> None:
     verdict: str | Text = "not yet: headwater pipeline audit"
     if audited is not None:
         word = Text("whole", "green") if audited["whole"] else Text("broken", "bold red")
-        verdict = Text.assemble(word, f", {audited['checked_at']}")
+        verdict = Text.assemble(word, f", {clock(ms_of_iso(audited['checked_at']))}")
     rows: list[tuple[str, str | Text]] = [
         ("lake", found["lake"]),
         ("log", found["log"] or ""),
@@ -381,7 +382,7 @@ def report(
         from headwater.pipeline.report import render_report
 
         bars.step("report")
-        target = _page_target(out, opened, "report.html", "--out")
+        target = _page_target(out, opened, "report.html")
         _write_page(render_report(report_of(opened)), target)
     if as_json:
         write_document({"page": str(target)})
@@ -412,12 +413,12 @@ def report_of(lake: Lake) -> Report:
     )
 
 
-def _page_target(named: Path | None, lake: Lake, default: str, option: str) -> Path:
+def _page_target(named: Path | None, lake: Lake, default: str) -> Path:
     """In the lake's folder, if it has one and no other file is named; refused before any work if it cannot be there."""
     target = (named or (Path(lake.storage.root, default) if lake.storage.is_local else Path(default))).resolve()
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise InvalidOptionError(
-            "the page cannot be written here", where=str(target), next=f"Name another file: {option} FILE"
+            "the page cannot be written here", where=str(target), next="Name another file: --out FILE"
         )
     return target
 
@@ -626,7 +627,7 @@ def audit(
         opened = stack.enter_context(opened_lake(lake))
         with suppress(CorruptError):  # which the audit is there to name
             opened.check_log(log_identity(source))
-        target = _page_target(page, opened, "audit.html", "--page")
+        target = _page_target(page, opened, "audit.html")
         bars = stack.enter_context(Bars())
         bars.step("starting Spark")
         spark = stack.enter_context(running_spark(options)).session

@@ -69,7 +69,11 @@ def remove_schedule(
     if as_json:
         write_document({"schedule": id, "removed": removed})
     else:
-        say(f"removed schedule {printable(id)}" if removed else f"there is no schedule {printable(id)}")
+        say(
+            f"removed schedule {printable(id)}"
+            if removed
+            else f"there is no schedule {printable(id)}; headwater schedules lists them"
+        )
     if not removed:
         raise typer.Exit(USAGE)
 

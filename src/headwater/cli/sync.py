@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _WHEN, _WHO = "Keep at it", "With a server"
 logger = logging.getLogger("headwater")
-SPEEDUP_TOLD_MIN = 1.5  # less is not shown
+SPEEDUP_SHOWN_MIN = 1.5
 SPEEDUP_WHOLE_MIN = 10.0  # from here on without decimals
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SOON_S = 0.5  # an end that takes longer is announced
@@ -472,7 +472,7 @@ def _bar() -> Progress:
 
 
 def speedup_text(speedup: float) -> str:
-    if speedup < SPEEDUP_TOLD_MIN:
+    if speedup < SPEEDUP_SHOWN_MIN:
         return ""
     return f", speed-up {speedup:,.{0 if speedup >= SPEEDUP_WHOLE_MIN else 1}f} ×"
 

@@ -6,7 +6,7 @@ import { make, setText } from "./show.js";
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 168, LEFT = 52, RIGHT = 8, TOP = 10, BOTTOM = 22; // in pixels, which the drawing's units are
 const TICKS_Y = 3, TICK_PX = 92;
-const SERIES_MAX = 6; // that a reader can tell apart
+const SERIES_MAX = 6, COLOURS = 8; // that a reader can tell apart
 const STEPS_S = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800];
 const DAY_MS = 86_400_000;
 
@@ -45,11 +45,30 @@ export function timeTicks(fromMs, untilMs, widthPx) {
 function parts(values) {
   const found = [];
   values.forEach((value, at) => {
-    if (value === null || value === undefined) return;
+    if (!isKnown(value)) return;
     if (at > 0 && found.length && found.at(-1).at(-1)[0] === at - 1) found.at(-1).push([at, value]);
     else found.push([[at, value]]);
   });
   return found;
+}
+
+const isKnown = (value) => value !== null && value !== undefined;
+
+/** Gives each name a colour, which it keeps: in every chart that shares these, and while others come and go. */
+export class Colours {
+  #of = new Map();
+
+  /** The numbers of the colours of these names, which are shown together. */
+  of(names) {
+    const taken = new Set(names.map((name) => this.#of.get(name)));
+    for (const name of names.filter((each) => !this.#of.has(each))) {
+      let number = 1;
+      while (taken.has(number) && number < COLOURS) number += 1;
+      taken.add(number);
+      this.#of.set(name, number);
+    }
+    return names.map((name) => this.#of.get(name));
+  }
 }
 
 export class Chart {
@@ -57,18 +76,22 @@ export class Chart {
   #at = null; // which value the pointer or the arrow keys are at
   #width = 0;
 
-  /** `format` spells a value; `base` is 2 for bytes; `isFilled` draws an area below a single line. */
-  constructor(title, { format, base = 10, isFilled = false, empty = "Nothing was recorded in this time." }) {
-    Object.assign(this, { title, format, base, isFilled });
+  /** `format` spells a value; `base` is 2 for bytes; `isWhole`: there are no fractions; `isFilled` draws an area below
+   * a single line. Charts of one `group` show the same moment together. */
+  constructor(title, {
+    format, base = 10, isWhole = false, isFilled = false, group = new Set(), colours = new Colours(),
+  }) {
+    Object.assign(this, { title, format, base, isWhole, isFilled, group, colours });
+    group.add(this);
     this.svg = draw("svg", { class: "chart", role: "img", tabindex: 0, height: HEIGHT });
     this.legend = make("ul", { className: "legend" });
     this.now = make("p", { className: "now", role: "status" });
-    this.empty = make("p", { className: "no-data", textContent: empty });
+    this.empty = make("p", { className: "no-data" });
     const head = make("header", {}, make("h2", { textContent: title }), this.now);
     this.element = make("figure", { className: "panel figure" }, head, this.svg, this.empty, this.legend);
-    this.svg.addEventListener("pointermove", ({ offsetX }) => this.#point(this.#stepAt(offsetX)));
-    this.svg.addEventListener("pointerleave", () => this.#point(null));
-    this.svg.addEventListener("blur", () => this.#point(null));
+    this.svg.addEventListener("pointermove", ({ offsetX }) => this.#pointAll(this.#stepAt(offsetX)));
+    this.svg.addEventListener("pointerleave", () => this.#pointAll(null));
+    this.svg.addEventListener("blur", () => this.#pointAll(null));
     this.svg.addEventListener("keydown", (event) => this.#key(event));
     new ResizeObserver(([{ contentRect }]) => {
       if (Math.round(contentRect.width) === this.#width) return;
@@ -77,10 +100,19 @@ export class Chart {
     }).observe(this.element);
   }
 
-  /** `data`: `fromMs`, `stepMs`, and `series`, each with `name` and `values`. */
+  /** `data`: `fromMs`, `stepMs`, `series`, each with `name` and `values`, and what to say if they are `empty`. */
   show(data) {
-    this.#data = { ...data, series: data.series.slice(0, SERIES_MAX), more: data.series.length - SERIES_MAX };
+    const peak = ({ values }) => Math.max(0, ...values.filter(isKnown));
+    const greatest = new Set([...data.series].sort((a, b) => peak(b) - peak(a)).slice(0, SERIES_MAX));
+    const series = data.series.filter((each) => greatest.has(each));
+    const colours = this.colours.of(series.map(({ name }) => name));
+    series.forEach((each, at) => (each.colour = `s${colours[at]}`));
+    this.#data = { ...data, series, more: data.series.length - series.length };
     this.#draw();
+  }
+
+  #pointAll(at) {
+    for (const chart of this.group) chart.#point(at);
   }
 
   get #steps() {
@@ -99,17 +131,19 @@ export class Chart {
   #draw() {
     if (!this.#data || !this.#width) return;
     const { fromMs, stepMs, series } = this.#data;
-    const known = series.flatMap(({ values }) => values).filter((value) => value !== null && value !== undefined);
+    const known = series.flatMap(({ values }) => values).filter(isKnown);
     this.svg.setAttribute("viewBox", `0 0 ${this.#width} ${HEIGHT}`);
     this.svg.toggleAttribute("hidden", !known.length);
     this.empty.hidden = known.length > 0;
-    const top = roundUp(Math.max(0, ...known) / TICKS_Y, this.base) * TICKS_Y;
+    setText(this.empty, this.#data.empty ?? "No figures yet: the server records them every minute.");
+    const tick = roundUp(Math.max(0, ...known) / TICKS_Y, this.base);
+    const top = (this.isWhole ? Math.max(1, tick) : tick) * TICKS_Y;
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);
     const untilMs = fromMs + stepMs * (this.#steps - 1);
     const axes = draw("g", { class: "axes" });
-    for (let tick = 0; tick <= TICKS_Y; tick += 1) {
-      const value = (top * tick) / TICKS_Y, at = y(value);
-      axes.append(draw("line", { x1: LEFT, x2: this.#width - RIGHT, y1: at, y2: at, class: tick ? "" : "ground" }));
+    for (let line = 0; line <= TICKS_Y; line += 1) {
+      const value = (top * line) / TICKS_Y, at = Math.round(y(value)) + 0.5;
+      axes.append(draw("line", { x1: LEFT, x2: this.#width - RIGHT, y1: at, y2: at, class: line ? "" : "ground" }));
       axes.append(draw("text", { x: LEFT - 8, y: at + 4, "text-anchor": "end" }, this.format(value)));
     }
     for (const { at, text } of timeTicks(fromMs, untilMs, this.#width - LEFT - RIGHT)) {
@@ -117,8 +151,8 @@ export class Chart {
       const anchor = x > this.#width - 30 ? "end" : x < LEFT + 18 ? "start" : "middle";
       axes.append(draw("text", { x, y: HEIGHT - 5, "text-anchor": anchor }, text));
     }
-    const lines = series.map(({ values }, number) => {
-      const group = draw("g", { class: `series s${number + 1}` });
+    const lines = series.map(({ values, colour }) => {
+      const group = draw("g", { class: `series ${colour}` });
       for (const part of parts(values)) {
         const points = part.map(([at, value]) => `${this.#x(at).toFixed(1)},${y(value).toFixed(1)}`);
         if (part.length === 1) points.push(`${(this.#x(part[0][0]) + 2).toFixed(1)},${y(part[0][1]).toFixed(1)}`);
@@ -134,21 +168,17 @@ export class Chart {
     this.#point(this.#at);
   }
 
-  #last({ values }) {
-    return values.findLast((value) => value !== null && value !== undefined);
-  }
-
   /** Show the values at a step, or the last ones. */
   #point(at) {
     if (!this.#data) return;
     this.#at = at !== null && at < this.#steps ? at : null;
     const { fromMs, stepMs, series, more } = this.#data;
-    const spelled = (value) => (value === null || value === undefined ? "–" : this.format(value));
-    const valueOf = (each) => (this.#at === null ? this.#last(each) : each.values[this.#at]);
+    const spelled = (value) => (isKnown(value) ? this.format(value) : "–");
+    const valueOf = ({ values }) => (this.#at === null ? values.findLast(isKnown) : values[this.#at]);
     const when = this.#at === null ? "" : momentOf(fromMs + stepMs * this.#at);
     setText(this.now, series.length === 1 ? [when, spelled(valueOf(series[0]))].filter(Boolean).join("  ") : when);
     this.legend.hidden = series.length < 2;
-    const items = series.map((each, number) => [`s${number + 1}`, each.name, spelled(valueOf(each))]);
+    const items = series.map((each) => [each.colour, each.name, spelled(valueOf(each))]);
     if (more > 0) items.push(["", `and ${more} more`, ""]);
     while (this.legend.children.length > items.length) this.legend.lastChild.remove();
     items.forEach(([key, name, value], number) => {
@@ -163,21 +193,19 @@ export class Chart {
     if (this.#at === null || !this.cursor) return;
     const x = this.#x(this.#at);
     this.cursor.append(draw("line", { x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }));
-    series.forEach((each, number) => {
-      const value = each.values[this.#at];
-      if (value === null || value === undefined) return;
-      this.cursor.append(draw("circle", { cx: x, cy: this.yOf(value), r: 3.5, class: `s${number + 1}` }));
-    });
+    for (const { values, colour } of series.filter(({ values }) => isKnown(values[this.#at]))) {
+      this.cursor.append(draw("circle", { cx: x, cy: this.yOf(values[this.#at]), r: 3.5, class: colour }));
+    }
   }
 
   #key(event) {
     if (!this.#data) return;
     const last = this.#steps - 1, at = this.#at ?? last;
     const wanted = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
-    if (event.key === "Escape") this.#point(null);
+    if (event.key === "Escape") this.#pointAll(null);
     if (wanted === undefined) return;
     event.preventDefault();
-    this.#point(Math.min(Math.max(this.#at === null ? at : wanted, 0), last));
+    this.#pointAll(Math.min(Math.max(this.#at === null ? at : wanted, 0), last));
   }
 }
 

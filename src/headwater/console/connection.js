@@ -24,8 +24,10 @@ export class Connection {
   #failures = 0;
   #retryTimer = 0;
   #ending = new AbortController();
+  #reason = ""; // why the server closed the last connection
   retryAt = 0;
   isReady = false; // greeted, and let in
+  rights = {}; // those the token grants: patterns or names by right, and `admin`
 
   /** `on` has `state(name, text)`, `ready(welcome, isBack)`, `token(error)` and `notification(message)`. */
   constructor(address, on) {
@@ -43,9 +45,21 @@ export class Connection {
     socket.onclose = ({ reason }) => this.lose(reason);
   }
 
+  /** Whether the token grants a right for something; with `-all`, for all topics. To watch is to see the whole log. */
+  may(right) {
+    if (right === "watch") return this.may("manage-all") || this.may("admin");
+    const [name, isAll] = right.split("-");
+    return isAll ? Boolean(this.rights[name]?.includes(">")) : name in this.rights;
+  }
+
+  get isSignedIn() {
+    return Boolean(this.#token);
+  }
+
   /** The connection is broken: reconnect, with a growing delay. */
   lose(reason) {
     this.#hangUp();
+    this.#reason = reason;
     const ms = Math.min(RETRY_MS * 2 ** this.#failures++, RETRY_MS_MAX) * (0.75 + Math.random() / 2);
     this.retryAt = Date.now() + ms;
     this.#retryTimer = setTimeout(() => this.connect(), ms);
@@ -83,7 +97,7 @@ export class Connection {
   }
 
   async #greet() {
-    const welcome = await this.call("rpc.hello", { client: "console" });
+    let welcome = await this.call("rpc.hello", { client: "console" });
     this.#frameBytesMax = welcome.frame_bytes_max;
     if (!welcome.authenticated) {
       if (!this.#token) return this.#wantToken();
@@ -91,9 +105,13 @@ export class Connection {
         await this.call("rpc.authenticate", { token: this.#token });
       } catch (error) {
         if (error.code !== UNAUTHORIZED) throw error;
-        return this.#wantToken(error);
+        const isOver = this.#reason.startsWith("the token"); // else it was never good
+        return this.#wantToken(isOver ? new Refusal(`${this.#reason}.`, "Sign in with another one.") : error);
       }
+      welcome = await this.call("rpc.hello", { client: "console" }); // now with the log and the rights
     }
+    this.rights = welcome.rights ?? {};
+    this.#reason = "";
     const isBack = this.#failures > 0;
     this.#failures = 0;
     this.isReady = true;
@@ -102,7 +120,7 @@ export class Connection {
   }
 
   #wantToken(error) {
-    this.#token = "";
+    this.#token = this.#reason = "";
     this.#hangUp(); // the server lets strangers go after a while; we come back with a token
     this.on.state("token", "Waiting for a token");
     this.on.token(error);

@@ -1,9 +1,9 @@
 // The page: what the server says into it, what is asked in it to the server.
 
-import { Chart } from "./chart.js";
 import { DeadLetters } from "./dead_letters.js";
-import { Connection, UNAUTHORIZED } from "./connection.js";
+import { Connection } from "./connection.js";
 import { Messages, readField, takesJson } from "./messages.js";
+import { OverTime } from "./over_time.js";
 import { NEWS, Replicas } from "./replicas.js";
 import { Subscriptions } from "./subscriptions.js";
 import {
@@ -23,21 +23,21 @@ const METHODS = {
   "rpc.dead_letters.groups": "",
   "rpc.dead_letters.stats": "",
   "rpc.health": "",
-  "rpc.housekeep": "",
   "rpc.last_seq": "",
+  "rpc.maintenance.run": "",
   "rpc.message": '{"sequence_id": 1}',
   "rpc.messages": '{"topic": "orders.>", "where": "data.order == 17"}',
   "rpc.publish": '{"topic": "orders.new", "data": {"order": 17}}',
   "rpc.publish.batch": '{"messages": [{"topic": "orders.new", "data": 1}, {"topic": "orders.new", "data": 2}]}',
   "rpc.retain": '{"topic": "logs.>", "max_age": 86400}',
   "rpc.retention": "",
+  "rpc.retention.remove": '{"topic": "logs.>"}',
   "rpc.seek": '{"subscription_id": "billing", "start": "first"}',
   "rpc.stats": "",
   "rpc.subscribe": '{"topic": "orders.*"}',
   "rpc.subscribe.persistent": '{"subscription_id": "billing", "topic": "orders.>"}',
   "rpc.subscription": '{"subscription_id": "billing"}',
   "rpc.topic_max_seq": '{"topic": "orders.new"}',
-  "rpc.unretain": '{"topic": "logs.>"}',
 };
 
 // --- the connection --------------------------------------------------------------------------------------------------
@@ -57,21 +57,24 @@ const connection = new Connection(address, {
     $("token").hidden = true;
     setText($("log"), welcome.log);
     setText($("version"), welcome.version);
+    showRights(welcome.label);
     $("pages").hidden = false;
     route();
     if (isBack && $("tail").firstChild) {
       const textContent = "Connected again. What came meanwhile is not here.";
       $("tail").prepend(make("li", { className: "note", textContent }));
     }
-    mayLook = true;
     replicas.begin();
-    listen(pattern);
+    overTime.begin();
+    if (connection.may("read")) listen(connection.may("read-all") || pattern !== ">" ? pattern : firstReadable());
     messages.lookIfShown();
     look();
   },
   token(error) {
     messages.clear();
     $("token").hidden = false;
+    $("signed-in").hidden = true;
+    $("tail").replaceChildren(); // what the next token may not read
     $("pages").hidden = true;
     complain("token-problem", error);
     $("token-text").focus();
@@ -88,17 +91,30 @@ const connection = new Connection(address, {
 
 const messages = new Messages(connection, () => look());
 const letters = new DeadLetters(connection, (seq) => messages.open(seq)), replicas = new Replicas(connection);
+const overTime = new OverTime(connection);
 const subscriptions = new Subscriptions(connection, () => look());
 
 // --- pages -----------------------------------------------------------------------------------------------------------
 
 const FIRST_PAGE = "overview";
+const RIGHTS = ["publish", "read", "consume", "manage", "manage-all", "admin", "watch"];
+
+/** Elements with the attribute `data-right` are shown if the token grants it; console.css hides the others. */
+function showRights(label) {
+  document.body.dataset.rights = RIGHTS.filter((right) => connection.may(right)).join(" ");
+  $("signed-in").hidden = !connection.isSignedIn;
+  setText($("label"), label ?? "");
+}
+
+function firstReadable() {
+  return ($("pattern").value = connection.rights.read[0]);
+}
 
 /** Show the page that the address names, if the token may see it. */
 function route() {
   const links = [...$("pages").querySelectorAll("a")];
   const wanted = links.find((each) => each.hash === location.hash && each.checkVisibility());
-  const [current] = wanted ? [wanted] : links;
+  const current = wanted ?? links.find((each) => each.checkVisibility()) ?? links[0];
   for (const each of links) {
     const isCurrent = each === current;
     if (isCurrent) each.setAttribute("aria-current", "page");
@@ -117,6 +133,7 @@ addEventListener("hashchange", () => {
 });
 
 $("retry").onclick = () => connection.connect();
+$("sign-out").onclick = () => location.reload(); // the token and what it showed are in the memory of this page alone
 $("token-form").onsubmit = (event) => {
   event.preventDefault();
   const token = $("token-text").value.trim();
@@ -137,7 +154,7 @@ document.addEventListener("visibilitychange", () => {
 
 const ofLog = new Growth(), ofTopics = new Map();
 let topics = [];
-let isLooking = false, mayLook = true, lookTimer = 0;
+let isLooking = false, lookTimer = 0;
 
 async function look() {
   clearTimeout(lookTimer);
@@ -146,22 +163,18 @@ async function look() {
   const began = performance.now();
   const watchdog = setTimeout(() => connection.lose("the server does not answer"), ANSWER_MS_MAX);
   try {
-    if (mayLook) {
+    if (connection.may("read") || connection.may("manage")) {
       const statistics = await connection.call("rpc.stats");
       showStatistics(statistics);
-      await Promise.all([letters.lookIfDue(statistics), replicas.lookIfDue()]);
-      complain("overview-problem");
-      $("main").dataset.sight = "all";
-      route(); // the pages there are depend on what was found
-    } else {
-      showRate((await connection.call("rpc.last_seq")).sequence_id); // all that may surely be asked
+      if (connection.may("manage-all")) await letters.lookIfDue(statistics);
+      if (connection.may("watch")) await overTime.lookIfDue();
+      if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
     }
+    complain("overview-problem");
+    $("main").dataset.sight = "all";
+    route(); // the pages there are depend on what was found
   } catch (error) {
     if (connection.isReady) complain("overview-problem", error);
-    if (error.code !== UNAUTHORIZED) return;
-    mayLook = false;
-    $("main").dataset.sight = "rate";
-    route();
   } finally {
     clearTimeout(watchdog);
     isLooking = false;
@@ -197,7 +210,6 @@ function showStatistics(statistics) {
   showTopics();
   messages.note(numberOf(statistics.last_seq));
   subscriptions.show(all);
-  remember(statistics);
 }
 
 const byName = (name) => (a, b) => (a[name] < b[name] ? -1 : 1);
@@ -232,41 +244,6 @@ function topicButton(topic) {
 }
 
 $("topic-filter").oninput = showTopics;
-
-// --- over time: what this page has seen, for an hour -----------------------------------------------------------------
-
-const STEP_MS = 10_000, STEPS_MAX = 360;
-const charts = {
-  rate: new Chart("Published per second", { format: perSecond, isFilled: true }),
-  acked: new Chart("Acked per second", { format: perSecond }),
-  lag: new Chart("Lag by subscription", { format: whole }),
-  dead: new Chart("Dead letters", { format: whole, isFilled: true }),
-};
-$("charts").append(...Object.values(charts).map(({ element }) => element));
-let samples = []; // one per step: when, last seq, and by subscription lag, acked and dead
-
-function remember({ last_seq: seq, subscriptions: all }) {
-  const at = Math.floor(Date.now() / STEP_MS), byId = new Map(all.map((each) => [each.id, each]));
-  const sample = { at, seq: numberOf(seq), byId, dead: all.reduce((sum, each) => sum + each.dead, 0) };
-  if (samples.at(-1)?.at !== at) samples.push(sample);
-  else samples[samples.length - 1] = { ...sample };
-  samples = samples.filter((each) => at - each.at < STEPS_MAX);
-  const first = samples[0].at, steps = Math.max(2, at - first + 1);
-  const found = new Map(samples.map((each) => [each.at, each]));
-  const sampleAt = (n) => found.get(first + n);
-  const each = (pick) => Array.from({ length: steps }, (_, n) => (sampleAt(n) ? pick(sampleAt(n)) : null));
-  const rates = (pick) => {
-    const totals = each(pick);
-    return totals.slice(0, -1).map((total, n) => // the last step is not over
-      n && total !== null && totals[n - 1] !== null ? (Math.max(0, total - totals[n - 1]) * 1000) / STEP_MS : null);
-  };
-  const ids = [...byId.keys()].sort(); // a subscription keeps its colour
-  const show = (chart, series) => chart.show({ fromMs: first * STEP_MS, stepMs: STEP_MS, series });
-  show(charts.rate, [{ name: "published", values: rates(({ seq: total }) => total) }]);
-  show(charts.acked, ids.map((id) => ({ name: id, values: rates(({ byId: of }) => of.get(id)?.acked ?? null) })));
-  show(charts.lag, ids.map((id) => ({ name: id, values: each(({ byId: of }) => of.get(id)?.lag ?? null) })));
-  show(charts.dead, [{ name: "dead letters", values: each(({ dead }) => dead) }]);
-}
 
 // --- live ------------------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 // asked for only when it is known that the answer will be one.
 
 import { Refusal, UNAUTHORIZED } from "./connection.js";
-import { $, ago, button, bytes, command, complain, fillTable, make, setText, tell, whole } from "./show.js";
+import { $, ago, button, bytes, command, complain, fillTable, make, setText, span, tell, whole } from "./show.js";
 
 export const NEWS = "replica.>"; // every new version is a message there
 const LOOK_MS = 60_000; // between two looks without news: versions also go, by their age or by hand
+const WATCHED_MS = 5_000; // the same while they are looked at: claims come and go without news
 const NEWS_MS = 500; // between two looks with news
 const REPLICAS_MAX = 200, MESSAGE_CHARS = 120; // shown at most
 const IS_HOST = /^headwater_replicas /m; // of the metrics; there before the first replica is
@@ -45,7 +46,8 @@ export class Replicas {
   /** For a token that may see the dead letters too: the metrics answer few others. */
   async lookIfDue() {
     const waitedMs = performance.now() - this.#lookedAt;
-    const isDue = waitedMs >= (this.#isStale ? NEWS_MS : LOOK_MS) && this.#isWelcome !== false;
+    const lookMs = $("replicas").checkVisibility() ? WATCHED_MS : LOOK_MS;
+    const isDue = waitedMs >= (this.#isStale ? NEWS_MS : lookMs) && this.#isWelcome !== false;
     if (isDue && !this.#isLooking && !document.hidden) await this.#look();
     this.#show(); // also what is known: it grows older
   }
@@ -105,8 +107,9 @@ export class Replicas {
     const file = replica.split("/").at(-1);
     const restore = (version) => {
       const text = `headwater replica restore ${server}${replica}@${version} restored-${version}-${file}`;
-      const what = make("p", { className: "quiet", textContent: `To restore version ${version} to a file, run:` });
-      $("restore").replaceChildren(what, command(text));
+      const needs = this.connection.isSignedIn ? ", with a token in HEADWATER_TOKEN" : "";
+      const textContent = `To restore version ${version} to a file, run${needs}:`;
+      $("restore").replaceChildren(make("p", { className: "quiet", textContent }), command(text));
     };
     fillTable($("version-rows"), versions, ({ version }) => `${replica}@${version}`, [
       (cell, { version, message }) => {
@@ -117,7 +120,7 @@ export class Replicas {
       (cell, { at }) => setText(Object.assign(cell, { title: at }), ago(Date.parse(at))),
       (cell, { size }) => setText(cell, bytes(size)),
       (cell, { changedPages, pages }) => setText(cell, `${whole(changedPages)} of ${whole(pages)}`),
-      (cell, { client }) => setText(cell, client || "–"),
+      (cell, { client }) => setText(Object.assign(cell, { title: client ?? "" }), client || "–"),
       (cell, { version }) => cell.firstChild ?? cell.append(button("Restore…", () => restore(version))),
     ]);
   }
@@ -143,6 +146,12 @@ export class Replicas {
       (cell, { newest }) => setText(cell, newest ? bytes(newest.size) : "–"),
       (cell, { versions }) => setText(cell, whole(versions)),
       (cell, { storedBytes }) => setText(cell, bytes(storedBytes)),
+      (cell, { claim }) => {
+        if (!cell.firstChild) cell.append(make("span"), make("span", { className: "sub" }));
+        cell.title = claim?.client ?? "";
+        setText(cell.children[0], claim ? claim.client || "a client" : "–");
+        setText(cell.children[1], claim ? `for ${span(Math.max(0, Date.parse(claim.until) - Date.now()))}` : "");
+      },
     ]);
   }
 }

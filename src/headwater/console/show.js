@@ -78,9 +78,11 @@ export function when(moment) {
   return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("en-CA")} ${time}`;
 }
 
+/** To the second, minute, hour or day: more changes while one reads it. */
 export function ago(ms) {
   const passedMs = Date.now() - ms;
-  return passedMs < 1_000 ? "just now" : `${span(passedMs)} ago`;
+  const [size, name] = SPANS.findLast(([size]) => passedMs >= size) ?? SPANS[0];
+  return passedMs < 1_000 ? "just now" : `${whole(Math.floor(passedMs / size))} ${name} ago`;
 }
 
 // --- elements --------------------------------------------------------------------------------------------------------

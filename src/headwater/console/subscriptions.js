@@ -6,7 +6,7 @@ import {
 
 const SUBSCRIPTIONS_MAX = 200; // shown at most
 const PREVIEW_MS = 250; // typed nothing for so long: ask what the seek would do
-const STARTS = { first: "the first message", new: "only what comes from now on", seq: "after a seq", time: "a time" };
+const STARTS = { first: "the first message", new: "only what comes from now on", seq: "a seq", time: "a time" };
 
 const byName = (a, b) => (a.id < b.id ? -1 : 1);
 const byLag = (a, b) => b.lag - a.lag;
@@ -83,7 +83,7 @@ export class Subscriptions {
     };
     kind.onchange = () => {
       at.hidden = !["seq", "time"].includes(kind.value);
-      Object.assign(at, { type: kind.value === "time" ? "datetime-local" : "number", min: "0", required: !at.hidden });
+      Object.assign(at, { type: kind.value === "time" ? "datetime-local" : "number", min: "1", required: !at.hidden });
       look();
     };
     at.oninput = () => {

@@ -211,8 +211,8 @@ def _files_with(table: Table, files: Sequence[DataFile], spans: Sequence[SeqRang
 
 
 def _seqs(table: Table, file: DataFile) -> np.ndarray[Any, np.dtype[np.int64]]:
-    rows = table.read_file(file, pa.schema([LAKE_SCHEMA.field("seq")]))
-    return np.asarray(rows["seq"].to_numpy())
+    parts = table.read_file(file, pa.schema([LAKE_SCHEMA.field("seq")]))
+    return np.concatenate([part["seq"].to_numpy() for part in parts])
 
 
 # --- the messages -----------------------------------------------------------------------------------------------------

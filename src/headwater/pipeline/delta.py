@@ -10,20 +10,28 @@ from __future__ import annotations
 import datetime as dt
 import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from headwater.errors import ConflictError, CorruptError, InvalidOptionError, StoreError
-from headwater.pipeline.storage import DataFile, Storage, TableWriter, sync, write_error, write_errors_translated
+from headwater.formats import iso
+from headwater.pipeline.storage import (
+    DataFile,
+    Storage,
+    TableWriter,
+    read_rows,
+    sync,
+    write_error,
+    write_errors_translated,
+)
 
 APP = "headwater"
 LOG = "_delta_log"
@@ -143,13 +151,11 @@ class Table:
         wanted = sorted(
             (file for file in self.files if days is None or file.day in days), key=lambda file: file.day or ""
         )
-        return pa.concat_tables([schema.empty_table(), *(self.read_file(file, schema) for file in wanted)])
+        parts = (part for file in wanted for part in self.read_file(file, schema))
+        return pa.concat_tables([schema.empty_table(), *parts])
 
-    def read_file(self, file: DataFile, schema: pa.Schema) -> pa.Table:
-        with self.storage.filesystem.open_input_file(f"{self.name}/{file.path}") as source:
-            parquet = pq.ParquetFile(source)
-            found = parquet.read([name for name in schema.names if name in parquet.schema_arrow.names])
-        return filled(found, schema, file.day)
+    def read_file(self, file: DataFile, schema: pa.Schema) -> Iterator[pa.Table]:
+        return read_rows(self.storage, f"{self.name}/{file.path}", schema, file.day)
 
     def is_intact(self, file: DataFile) -> bool | None:
         """Whether a file is as it was written, by its size and the digest in its name; None if it is gone. Another
@@ -375,19 +381,6 @@ class Table:
         return [] if self._delta is None else list(self._delta.history(limit))
 
 
-def filled(rows: pa.Table, schema: pa.Schema, day: str | None) -> pa.Table:
-    """Rows of a file with all columns of its table: the day is its folder's; an older file lacks what came later."""
-    columns = []
-    for field in schema:
-        if field.name in rows.column_names:
-            columns.append(rows[field.name].cast(field.type))
-        elif field.name == "day" and day is not None:
-            columns.append(pa.repeat(pa.scalar(dt.date.fromisoformat(day), field.type), rows.num_rows))
-        else:
-            columns.append(pa.nulls(rows.num_rows, field.type))
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 def entry_versions(storage: Storage, name: str) -> list[int]:
     """The versions whose entries are in a table's log, ascending."""
     names = storage.names(f"{name}/{LOG}")
@@ -431,11 +424,10 @@ def _as_of(table: DeltaTable, at: dt.datetime) -> DeltaTable | None:
         table.load_as_version(version)
         return table
     if history and history[-1]["version"] > 0:
-        oldest = dt.datetime.fromtimestamp(history[-1]["timestamp"] / 1000, dt.UTC)
         raise InvalidOptionError(
-            f"the table no longer knows what it was at {at:%Y-%m-%dT%H:%M:%SZ}",
+            f"the table no longer knows what it was at {iso(at_ms)}",
             where=table.table_uri,
-            next=f"The oldest it knows is of {oldest:%Y-%m-%dT%H:%M:%SZ}",
+            next=f"The oldest it knows is of {iso(history[-1]['timestamp'])}",
         )
     return None
 

@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from headwater.errors import CorruptError, InvalidOptionError, LockedError, ReadOnlyError, StoreError
 from headwater.formats import iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
-from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, filled, rename_torn_entries
+from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, rename_torn_entries
 from headwater.pipeline.storage import DataFile, Storage, TableWriter, write_errors_translated
 from headwater.version import install_hint
 
@@ -270,7 +269,7 @@ class Lake:
             found.append(
                 {
                     "version": each["version"],
-                    "at": _time_text(committed_at(each)),
+                    "at": iso(each["timestamp"]),
                     "operation": each["operation"],
                     "job": each.get(JOB),
                     "rows": number[ROWS],
@@ -391,17 +390,14 @@ def _rewrite(table: Table, group: Sequence[DataFile]) -> Table:
     writer = TableWriter(storage, table.name, by_day=group[0].day is not None)
     try:
         for file in group:
-            path = f"{table.name}/{file.path}"
             if not table.is_intact(file):
                 raise CorruptError(
                     "the file is not as it was written",
-                    where=storage.uri(path),
+                    where=storage.uri(f"{table.name}/{file.path}"),
                     next="Restore it from a backup; headwater pipeline audit shows more",
                 )
-            with storage.filesystem.open_input_file(path) as source:
-                parquet = pq.ParquetFile(source)
-                for number in range(parquet.num_row_groups):
-                    writer.write(filled(parquet.read_row_group(number), table.schema, file.day))
+            for rows in table.read_file(file, table.schema):
+                writer.write(rows)
         written = writer.finish()
     except BaseException:
         writer.abandon()

@@ -29,6 +29,7 @@ from headwater.ports.records import (
     LetterGroup,
     Order,
     RetentionPolicy,
+    Sample,
     Scan,
     Selection,
     SubscriptionRecord,
@@ -197,6 +198,9 @@ class Reader(Protocol):
     def timings(self, since_ms: int = 0) -> list[Timing]:
         """How long deliveries took in the hours from this one on, by subscription, hour, stage and bucket."""
 
+    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
+        """The figures over time that were saved with this step and taken at this time or later, the oldest first."""
+
     def retention(self) -> list[RetentionPolicy]: ...
 
     def lease(self, resource: str) -> Lease: ...
@@ -274,6 +278,9 @@ class Writer(Reader, Protocol):
 
     def forget_old_timings(self, before_ms: int, limit: int) -> int:
         """Drop timings of hours that began before this; returns how many."""
+
+    def save_sample(self, step_ms: int, slot: int, sample: Sample) -> None:
+        """Keep it in place of the one that is in this slot of this step."""
 
     def save_lease(self, resource: str, lease: Lease) -> None: ...
 
@@ -361,6 +368,9 @@ class Store(Protocol):
 
     def reclaim_space(self, pages: int) -> bool:
         """Give back some free disk space without holding writers up for long; True while there is more to give."""
+
+    def file_bytes(self) -> int:
+        """How much disk space the log takes, without the journal; of a log in memory, how much memory."""
 
     def journal_bytes(self) -> int:
         """How much of what was written waits to be moved to its place; cheap enough to ask every second."""

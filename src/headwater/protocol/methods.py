@@ -35,7 +35,8 @@ class Hello(Params):
 
 
 class Welcome(msgspec.Struct, omit_defaults=True):
-    """`salt`: generated message ids derive from it. An unauthenticated client gets neither `salt` nor `log`."""
+    """`salt`: generated message ids derive from it. `rights`: those that the token grants, each with its patterns or
+    names, and `admin` as true; `label`: that of the token. An unauthenticated client gets none of them, nor `log`."""
 
     server: str
     version: str
@@ -44,6 +45,8 @@ class Welcome(msgspec.Struct, omit_defaults=True):
     frame_bytes_max: int
     batch_calls_max: int
     authenticated: bool
+    rights: dict[str, Any] = {}
+    label: str = ""
 
 
 class Authenticate(Params):
@@ -322,7 +325,7 @@ class Retain(Params):
     dialect: str = "nats"
 
 
-class Unretain(Params):
+class RemoveRetention(Params):
     topic: str
     dialect: str = "nats"
 
@@ -388,6 +391,12 @@ class TopicPage(Params):
 
     after: str = ""
     limit: int = TOPICS_MAX
+
+
+class HistorySpan(Params):
+    """`span`: hour, day or week."""
+
+    span: str = "hour"
 
 
 class Nothing(Params):

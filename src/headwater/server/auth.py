@@ -97,6 +97,10 @@ class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     def allow_nothing(self) -> bool:
         return not any(getattr(self, name) for name in RIGHTS)
 
+    @property
+    def granted(self) -> dict[str, Any]:
+        return {name: given for name in RIGHTS if (given := getattr(self, name))}
+
     def has(self, right: Right) -> bool:
         """Whether it grants this right for at least one topic, name or method."""
         return bool(getattr(self, right))

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from headwater.broker import browse, dead_letters, deliveries
 from headwater.broker.browse import FoundMessages, SeekPreview
 from headwater.broker.dead_letters import GroupFilter, LetterStatistics, RedriveResult
 from headwater.broker.flow import Flow, run_async
+from headwater.broker.history import history as log_history
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
 from headwater.delivery.filters import parse_where
@@ -28,7 +30,7 @@ from headwater.protocol import methods as rpc
 from headwater.server.auth import Scopes, not_allowed, parse_any_spelling
 from headwater.server.publish import PUBLISHER_CHARS_MAX, publish, publish_batch
 from headwater.server.registry import Method, Needs
-from headwater.server.subscriptions import OK, seqs_of, start_of
+from headwater.server.subscriptions import OK, Subscriptions, seqs_of, start_of
 from headwater.topics import Dialect, Pattern, check_topic, parse_pattern
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ def hello(connection: Connection, params: rpc.Hello) -> rpc.Welcome:
         frame_bytes_max=limits.frame_bytes,
         batch_calls_max=limits.batch_calls,
         authenticated=authenticated,
+        rights=connection.scopes.granted if authenticated else {},
+        label=connection.label,
     )
 
 
@@ -190,12 +194,14 @@ def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int] | Seek
 
 
 def pause(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
+    """Deliver nothing until it is resumed; the position is kept."""
     with _hiding(connection, params.subscription_id, "rpc.subscription.pause"):
         yield from connection.core.pause(params.subscription_id, connection.require_use)
     return (yield from connection.core.subscription_info(params.subscription_id))
 
 
 def resume(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
+    """Deliver again after a pause."""
     with _hiding(connection, params.subscription_id, "rpc.subscription.resume"):
         yield from connection.core.resume(params.subscription_id, connection.require_use)
     return (yield from connection.core.subscription_info(params.subscription_id))
@@ -333,12 +339,23 @@ def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]
     return core.shared_read(("rpc.stats", scopes, owner), seen)
 
 
+def history(connection: Connection, params: rpc.HistorySpan) -> Flow[msgspec.Raw]:
+    """The figures of the whole log over time."""
+    if not connection.scopes.may_watch:
+        raise not_allowed("admin, or manage", ">")
+    clock = connection.core.engine.clock
+    return connection.core.shared_read(
+        ("rpc.stats.history", params.span),
+        lambda reader: _encoded(log_history(reader, params.span, clock.now_ms())),
+    )
+
+
 def health(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
     """The state of the store."""
     return connection.core.health()
 
 
-def housekeep(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
+def run_maintenance(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
     """Run maintenance now."""
     return connection.core.run_maintenance()
 
@@ -361,7 +378,7 @@ def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
     return OK
 
 
-def unretain(connection: Connection, params: rpc.Unretain) -> Flow[dict[str, bool]]:
+def remove_retention(connection: Connection, params: rpc.RemoveRetention) -> Flow[dict[str, bool]]:
     """Delete the retention of a topic pattern."""
     dialect = _dialect(params.dialect)
     connection.require_manage(parse_pattern(params.topic, dialect))
@@ -548,17 +565,13 @@ def _methods() -> dict[str, Method]:
         "rpc.unsubscribe.persistent.batch": Method(rpc.SubscriptionIds, unsubscribe_batch, HELD),
         "rpc.acknowledge.persistent": Method(rpc.Acknowledge, acknowledge, HELD),
         "rpc.acknowledge.persistent.batch": Method(rpc.AcknowledgeBatch, acknowledge_batch, HELD),
-        "rpc.nack": Method(rpc.Settle, lambda connection, params: connection.subscriptions.nack(params), HELD),
-        "rpc.reject": Method(rpc.Settle, lambda connection, params: connection.subscriptions.reject(params), HELD),
-        "rpc.extend": Method(rpc.Settle, lambda connection, params: connection.subscriptions.extend(params), HELD),
-        "rpc.fetch": Method(rpc.Fetch, lambda connection, params: connection.subscriptions.fetch(params), HELD),
-        "rpc.credit": Method(rpc.Credit, lambda connection, params: connection.subscriptions.give_credit(params), HELD),
-        "rpc.fetch.end": Method(
-            rpc.SubscriptionId, lambda connection, params: connection.subscriptions.end_fetches(params), HELD
-        ),
-        "rpc.release": Method(
-            rpc.Release, lambda connection, params: connection.subscriptions.release_messages(params), HELD
-        ),
+        "rpc.nack": Method(rpc.Settle, _of_connection(Subscriptions.nack), HELD),
+        "rpc.reject": Method(rpc.Settle, _of_connection(Subscriptions.reject), HELD),
+        "rpc.extend": Method(rpc.Settle, _of_connection(Subscriptions.extend), HELD),
+        "rpc.fetch": Method(rpc.Fetch, _of_connection(Subscriptions.fetch), HELD),
+        "rpc.credit": Method(rpc.Credit, _of_connection(Subscriptions.give_credit), HELD),
+        "rpc.fetch.end": Method(rpc.SubscriptionId, _of_connection(Subscriptions.end_fetches), HELD),
+        "rpc.release": Method(rpc.Release, _of_connection(Subscriptions.release_messages), HELD),
         "rpc.subscription": Method(rpc.SubscriptionId, subscription, OWN),
         "rpc.subscription.remove": Method(rpc.SubscriptionId, remove_subscription, OWN, audited=True),
         "rpc.subscription.pause": Method(rpc.SubscriptionId, pause, OWN, audited=True),
@@ -575,10 +588,13 @@ def _methods() -> dict[str, Method]:
         "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
         "rpc.subscriptions": Method(rpc.Nothing, subscriptions, LIST_OWN),
         "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
+        "rpc.stats.history": Method(
+            rpc.HistorySpan, history, Needs(("manage", "admin"), "`manage` of `>`, or `admin`")
+        ),
         "rpc.health": Method(rpc.Nothing, health, ADMIN),
-        "rpc.housekeep": Method(rpc.Nothing, housekeep, ADMIN),
+        "rpc.maintenance.run": Method(rpc.Nothing, run_maintenance, ADMIN),
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),
-        "rpc.unretain": Method(rpc.Unretain, unretain, MANAGE, audited=True),
+        "rpc.retention.remove": Method(rpc.RemoveRetention, remove_retention, MANAGE, audited=True),
         "rpc.retention": Method(rpc.Nothing, retention, Needs(("manage",), "what is shown: nothing else is")),
         "rpc.schedules": Method(
             rpc.Nothing, schedules, Needs(("publish", "read", "manage"), "what is shown: nothing else is")
@@ -604,10 +620,20 @@ def _methods() -> dict[str, Method]:
     return methods
 
 
+def _of_connection(run: Callable[[Subscriptions, Any], Any]) -> Callable[[Connection, Any], Any]:
+    """A method that the subscriptions of the connection carry out, with their docstring."""
+    return wraps(run)(lambda connection, params: run(connection.subscriptions, params))
+
+
+# Former names, which clients of earlier versions send.
+RENAMED = {"rpc.housekeep": "rpc.maintenance.run", "rpc.unretain": "rpc.retention.remove"}
+
+
 def _other_spellings(methods: dict[str, Method]) -> dict[str, Method]:
-    """The names with underscores, as some clients write them; there the params of a batch are a bare array."""
+    """Former names, and the names with underscores, as some clients write them; there the params of a batch are a bare
+    array."""
     verbs = {"subscribe": "subscribe", "acknowledge": "ack", "unsubscribe": "unsubscribe"}
-    spelled: dict[str, Method] = {}
+    spelled = {old: methods[new] for old, new in RENAMED.items()}
     for dotted, short in verbs.items():
         spelled[f"rpc.{short}_persistent"] = methods[f"rpc.{dotted}.persistent"]
         batch = methods[f"rpc.{dotted}.persistent.batch"]
@@ -621,6 +647,7 @@ def _from_array(method: Method) -> Callable[[Connection, Any], Any]:
     assert params is not None
     [name] = params.__struct_fields__
 
+    @wraps(method.run)
     def run(connection: Connection, given: list[Any]) -> Any:
         # An array of one array is the array by position.
         items = given[0] if len(given) == 1 and isinstance(given[0], list) else given

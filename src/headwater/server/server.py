@@ -17,7 +17,7 @@ from headwater.broker.flow import run_async
 from headwater.broker.log import LocalLog
 from headwater.errors import DiskFullError, InvalidConfigurationError, InvalidStateError
 from headwater.server.audit import Audit
-from headwater.server.auth import RIGHTS, Grant, Scopes, Token, TokenFile
+from headwater.server.auth import Grant, Scopes, Token, TokenFile
 from headwater.server.budget import Budget
 from headwater.server.connection import TOO_MANY_OF_A_TOKEN, Connection, ServerContext
 from headwater.server.listener import Acceptor, Admission, Admitted, WebSocketTransport
@@ -109,12 +109,14 @@ class Server:
 
     @property
     def port(self) -> int:
+        """The port that the server listens on."""
         if not self._is_running:
             raise InvalidStateError("the server is not running", next="Use it inside `async with server:`")
         return self.acceptor.port
 
     @property
     def url(self) -> str:
+        """The address for `headwater.open`."""
         scheme = "wss" if self.settings.server.tls_certificate else "ws"
         host = self.settings.server.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
@@ -122,6 +124,7 @@ class Server:
     # --- starting -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        """Open the log and listen; returns when clients can connect."""
         settings = self.settings.server
         self._certificates = Certificates.read(settings)
         known: dict[str, Token] = {}
@@ -145,6 +148,7 @@ class Server:
                 self._retaining = asyncio.create_task(self._retain_later(core))
             await self._mounts.start(core, audit, needs_token=self._tokens is not None)
             await self._listen()
+            core.record_history()
         except BaseException:
             await self._mounts.stop()
             await asyncio.to_thread(core.close)
@@ -170,6 +174,7 @@ class Server:
             ) from exc
 
     async def _retain_later(self, core: LocalLog) -> None:
+        """Apply the retention of the settings as soon as the disk, which was full at the start, has room."""
         while True:
             await asyncio.sleep(RETAIN_AGAIN_S)
             with contextlib.suppress(DiskFullError):
@@ -324,8 +329,11 @@ class Server:
                 grant = connection.grant
                 if grant is None or (generation == seen and (grant.expires_ms or now_ms + 1) > now_ms):
                     continue
-                if tokens.grant(grant.token_id, now_ms) != grant:
-                    connection.revoke("the token was revoked, changed or has expired")
+                found = tokens.grant(grant.token_id, now_ms)
+                if found != grant:
+                    is_over = grant.expires_ms is not None and grant.expires_ms <= now_ms
+                    ended = "has expired" if is_over else "was revoked"
+                    connection.revoke(f"the token {'was changed' if found else ended}")
             seen = generation
 
     async def _sweep_budgets(self) -> None:
@@ -400,6 +408,7 @@ class Server:
         await self.stop()
 
     def ask_to_stop(self) -> None:
+        """Begin to stop, and return at once."""
         if self._stop_asked is not None:
             self._stop_asked.set()
 
@@ -423,8 +432,7 @@ def _audit_changes(audit: Audit, known: dict[str, Token], tokens: TokenFile) -> 
     for id, token in {**known, **now}.items():
         if known.get(id) != now.get(id):
             event = "token.revoked" if id not in now else "token.changed" if id in known else "token.made"
-            scopes = {name: given for name in RIGHTS if (given := getattr(token.scopes, name))}
-            audit.record(event, {"token": id, "label": token.label}, scopes=scopes, file=tokens.path)
+            audit.record(event, {"token": id, "label": token.label}, scopes=token.scopes.granted, file=tokens.path)
     return now
 
 

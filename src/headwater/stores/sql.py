@@ -46,6 +46,7 @@ OWN_TABLES = frozenset(
         "pruned",
         "sinks",
         "timings",
+        "samples",
         "leases",
         "headwater",
     ]

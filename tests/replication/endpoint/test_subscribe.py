@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from by_hand import NAME, Hosted, Session, until, write
@@ -232,3 +236,34 @@ async def test_claims_that_their_holders_left_behind_are_bounded(monkeypatch: py
     for gathering in registry._by_name.values():
         assert gathering.timer is not None
         gathering.timer.cancel()
+
+
+async def test_the_list_of_replicas_names_the_holder_and_until_when(hosted: StartHost, database: Path) -> None:
+    async with hosted() as server, AsyncExitStack() as stack:
+        await server.push(database)
+
+        async def claim() -> Any:
+            url = f"{server.server.url.replace('ws:', 'http:')}/sapi/replicas"
+            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=10) as answer:
+                [found] = json.load(answer)["replicas"]
+            return found["claim"]
+
+        assert await claim() is None
+        laptop, unnamed = await Room(server, stack).enter("laptop"), await Room(server, stack).enter("")
+        for session in (laptop, unnamed):
+            await session.config()
+            assert await session.text() == "LATEST_VERSION 1"
+        await laptop.send("SQLRSYNC_CLAIM 50")
+        assert await laptop.text() == "SQLRSYNC_CLAIM"
+        found = await claim()
+        assert found["client"] == "laptop"
+        assert (
+            timedelta(seconds=30) < datetime.fromisoformat(found["until"]) - datetime.now(UTC) <= timedelta(seconds=50)
+        )
+        await laptop.send("SQLRSYNC_RELEASE")
+        assert (await unnamed.text()).startswith("SQLRSYNC_CLAIM ")
+        assert await unnamed.text() == "SQLRSYNC_RELEASE"
+        assert await claim() is None
+        await unnamed.send("SQLRSYNC_CLAIM 5")
+        assert await unnamed.text() == "SQLRSYNC_CLAIM"
+        assert (await claim())["client"] == ""

@@ -57,7 +57,7 @@ def render_report(report: Report) -> str:
         title="Report",
         subject=lake,
         made=f"made {m.full(report.made_at)} UTC",
-        verdict=_report_verdict(report, shlex.join(["headwater", "pipeline", "audit", "--log", log, "--lake", lake])),
+        verdict=_report_verdict(report, shlex.join(["headwater", "pipeline", "audit", log, "--lake", lake])),
         tiles=_tiles(report),
         sections=sections,
         foot=f"Made by headwater pipeline report from {lake}, of the log {log}, up to seq {report.lake_seq:,}.",
@@ -105,7 +105,7 @@ def _report_verdict(report: Report, again: str) -> dict[str, Any]:
         text = "This lake has not been compared with its log."
         return {"state": "unknown", "text": text, "failed": [], "facts": [], "commands": [("Audit it:", again)]}
     audit = _NOT_READ | dict(report.audit)
-    commands = [] if audit["whole"] else [("Ranges and files:", f"{again} --page audit.html")]
+    commands = [] if audit["whole"] else [("Ranges and files:", f"{again} --out audit.html")]
     grown = report.lake_seq - audit["lake_seq"]
     if grown > 0:
         commands.append((f"The lake has grown by {grown:,} seqs since. Audit it again:", again))

@@ -48,7 +48,7 @@ from headwater.replication.host.session import (
     abort_of,
 )
 from headwater.replication.host.store import ReplicaStore
-from headwater.replication.host.subscribe import SubscriberRegistry, SubscribeSession, rights_revoked
+from headwater.replication.host.subscribe import Claim, SubscriberRegistry, SubscribeSession, rights_revoked
 from headwater.replication.names import ReplicaName, VersionName, split_version
 from headwater.replication.protocol import PREFIX, ReportBody, SessionKind
 from headwater.replication.threads import Threads, wait_out
@@ -76,6 +76,7 @@ AFTER = "after"
 JSON = "application/json"
 GOING_AWAY_TEXT = "the server is going away"
 
+Claims = Mapping[ReplicaName, Claim]
 KeyType = Literal["push", "pull", "token", "none"]
 
 logger = logging.getLogger("headwater")
@@ -277,7 +278,8 @@ class ReplicaEndpoint:
         if (context := self._context) is None:
             return text_response(503, GOING_AWAY_TEXT)
         try:
-            return await context.threads.do(self._answer, context.store, request, bearer, rights)
+            claims = context.subscribers.claims()
+            return await context.threads.do(self._answer, context.store, claims, request, bearer, rights)
         except InvalidInputError as exc:
             return text_response(400, str(exc))
         except ClosedError:
@@ -287,7 +289,12 @@ class ReplicaEndpoint:
             return text_response(503, exc.why)
 
     def _answer(
-        self, store: ReplicaStore, request: HttpRequest, bearer: str | None, rights: Rights | None
+        self,
+        store: ReplicaStore,
+        claims: Claims,
+        request: HttpRequest,
+        bearer: str | None,
+        rights: Rights | None,
     ) -> HttpResponse:
         catalogue = store.catalogue
         target = urlsplit(request.target)
@@ -304,7 +311,7 @@ class ReplicaEndpoint:
             return found if isinstance(found, HttpResponse) else _list_versions(catalogue, found, upto or VersionName())
         if segments[0] == "replicas" and len(segments) < 3 and method in ("GET", "HEAD"):
             namespace = segments[1] if len(segments) > 1 else None
-            return self._list_replicas(catalogue, namespace, _after(target.query), bearer, rights)
+            return self._list_replicas(catalogue, claims, namespace, _after(target.query), bearer, rights)
         if len(segments) not in (1, 2) or not all(segments):
             return text_response(404, f"there is nothing here; {PREFIX}versions/ns/name has the versions of a replica")
         if method != "POST":
@@ -340,6 +347,7 @@ class ReplicaEndpoint:
     def _list_replicas(
         self,
         catalogue: Catalogue,
+        claims: Claims,
         namespace: str | None,
         after: ReplicaName | None,
         bearer: str | None,
@@ -363,7 +371,7 @@ class ReplicaEndpoint:
             refusal = self._listing_refusal(namespace, bearer, rights)
             if refusal is not None:
                 return refusal
-        shown = [_listing_document(each) for each in found[:LISTED_MAX]]
+        shown = [_listing_document(each, claims.get(each.replica.name)) for each in found[:LISTED_MAX]]
         return HttpResponse(200, JSON, msgspec.json.encode({"replicas": shown, "isCut": len(found) > LISTED_MAX}))
 
     def _listing_refusal(self, namespace: str | None, bearer: str | None, rights: Rights | None) -> HttpResponse | None:
@@ -599,7 +607,7 @@ def _after(query: str) -> ReplicaName | None:
     return None if after is None else ReplicaName.parse(after[-1])
 
 
-def _listing_document(listing: ReplicaListing) -> dict[str, Any]:
+def _listing_document(listing: ReplicaListing, claim: Claim | None) -> dict[str, Any]:
     replica, newest = listing
     return {
         "replica": replica.name.path,
@@ -609,6 +617,7 @@ def _listing_document(listing: ReplicaListing) -> dict[str, Any]:
         "versions": replica.versions,
         "storedBytes": replica.stored_bytes,
         "newest": None if newest is None else version_document(replica, newest),
+        "claim": None if claim is None else {"client": claim.client, "until": iso(claim.until_ms)},
     }
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError
 from headwater.ports.clock import Clock
@@ -227,6 +227,11 @@ class Subscribers:
         return bool(self.subscribers or self.pushes or self.claims.holder(self._clock.now_ms()))
 
 
+class Claim(NamedTuple):
+    client: str
+    until_ms: int
+
+
 class SubscriberRegistry:
     """The subscribers by replica; an entry without subscribers, pushes and claims is removed."""
 
@@ -256,6 +261,16 @@ class SubscriberRegistry:
         subscribers.pushes -= 1
         subscribers.claims.push_ended(identity, self._clock.now_ms())
         self._remove_if_unused(name)
+
+    def claims(self) -> dict[ReplicaName, Claim]:
+        """Those that are held now. A client that gave no name has the name ""."""
+        now_ms, found = self._clock.now_ms(), {}
+        for name, subscribers in self._by_name.items():
+            holder = subscribers.claims.holder(now_ms)
+            if holder is not None:
+                client = holder[1] if isinstance(holder, tuple) else ""  # beside it stands its token or key
+                found[name] = Claim(client, now_ms + subscribers.claims.remaining_ms(now_ms))
+        return found
 
     def announce_version(self, replica: Replica, number: int) -> None:
         if replica.name in self._by_name:

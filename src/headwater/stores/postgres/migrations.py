@@ -96,8 +96,33 @@ BEGIN
 END $$;
 """
 
+# Roles have the rights on it that they have on `timings`.
+_SAMPLES = """
+CREATE TABLE samples (
+    step    bigint NOT NULL,
+    slot    bigint NOT NULL,
+    at      bigint NOT NULL,
+    figures text NOT NULL,
+    PRIMARY KEY (step, slot)
+) WITH (fillfactor = 70);
+REVOKE ALL ON samples FROM PUBLIC;
+DO $$
+DECLARE
+    granted record;
+BEGIN
+    FOR granted IN
+        SELECT acl.grantee::regrole AS role, acl.verb
+        FROM (SELECT (aclexplode(relacl)).* FROM pg_class WHERE oid = 'timings'::regclass)
+            AS acl (grantor, grantee, verb, grantable)
+        WHERE acl.grantee <> 0 AND NOT pg_has_role(acl.grantee, current_user, 'USAGE')
+    LOOP
+        EXECUTE format('GRANT %s ON samples TO %s', granted.verb, granted.role);
+    END LOOP;
+END $$;
+"""
+
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
-MIGRATIONS: list[str] = [_IDS_BY_TOPIC + _ROLES_AND_LIMITS]
+MIGRATIONS: list[str] = [_IDS_BY_TOPIC + _ROLES_AND_LIMITS, _SAMPLES]
 SCHEMA_VERSION = 1 + len(MIGRATIONS)
 OWN_FUNCTIONS = frozenset(re.findall(r"FUNCTION (\w+)\(", FUNCTIONS))
 

@@ -273,6 +273,13 @@ DELETE FROM timings WHERE ctid = ANY(ARRAY(
 -- :delete_timings: forget how long a subscription's deliveries took
 DELETE FROM timings WHERE subscription = %s
 
+-- :samples: the figures over time of one step, from a time on
+SELECT '[' || coalesce(string_agg(figures, ',' ORDER BY at), '') || ']' FROM samples WHERE step = %s AND at >= %s
+
+-- :save_sample: note figures in a slot of the ring, in place of those that were there
+INSERT INTO samples (step, slot, at, figures) VALUES (%s, %s, %s, %s)
+ON CONFLICT (step, slot) DO UPDATE SET at = excluded.at, figures = excluded.figures
+
 -- :fact: one fact about the log
 SELECT value FROM headwater WHERE name = %s
 

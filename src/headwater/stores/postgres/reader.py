@@ -27,6 +27,7 @@ from headwater.ports.records import (
     LetterGroup,
     Order,
     RetentionPolicy,
+    Sample,
     Scan,
     Selection,
     SubscriptionRecord,
@@ -82,6 +83,7 @@ RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 SEQS = msgspec.json.Decoder(list[int])
 TEXTS = msgspec.json.Decoder(list[str])
 TIMINGS = msgspec.json.Decoder(list[Timing])
+SAMPLES = msgspec.json.Decoder(list[Sample])
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
@@ -462,6 +464,9 @@ class PostgresReader:
 
     def timings(self, since_ms: int = 0) -> list[Timing]:
         return TIMINGS.decode(self._value("timings", since_ms))
+
+    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
+        return SAMPLES.decode(self._value("samples", step_ms, since_ms))
 
     def retention(self) -> list[RetentionPolicy]:
         return [

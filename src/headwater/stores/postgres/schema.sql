@@ -191,6 +191,16 @@ CREATE TABLE timings (
 ) WITH (fillfactor = 70);
 CREATE INDEX timings_by_hour ON timings (hour);
 
+-- The log's figures over time, as JSON: for each `step` between two of them, in milliseconds, a ring of rows whose oldest
+-- one is replaced (broker/history.py).
+CREATE TABLE samples (
+    step    bigint NOT NULL,
+    slot    bigint NOT NULL,
+    at      bigint NOT NULL,
+    figures text NOT NULL,
+    PRIMARY KEY (step, slot)
+) WITH (fillfactor = 70);
+
 CREATE TABLE leases (
     resource text COLLATE "C" PRIMARY KEY,
     owner    text NOT NULL,
@@ -220,5 +230,5 @@ SELECT
 FROM messages;
 
 REVOKE ALL ON messages, pruned, remembered_ids, receipts, subscriptions, deliveries, dead_letters, gaps, retention,
-    topic_counts, sinks, timings, leases, headwater, history FROM PUBLIC;
+    topic_counts, sinks, timings, samples, leases, headwater, history FROM PUBLIC;
 REVOKE ALL ON SEQUENCE dead_letters_id_seq, gaps_number_seq FROM PUBLIC;

@@ -79,6 +79,10 @@ _TABLES = """
 SELECT relname, n_live_tup, n_dead_tup, pg_total_relation_size(relid), last_autovacuum::text
 FROM pg_stat_user_tables WHERE schemaname = %s ORDER BY relname
 """
+_BYTES = """
+SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+WHERE relkind = 'r' AND relnamespace = to_regnamespace(quote_ident(%s))
+"""
 _CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
 _OLDEST = """
 SELECT extract(epoch FROM now() - xact_start)::float8, coalesce(nullif(application_name, ''), 'pid ' || pid)
@@ -144,8 +148,9 @@ class PostgresStore:
         """Connect, make or upgrade the tables, and return the salt. An unreachable server is an error at
         once; a connection that breaks on the way is tried again."""
         with translated(self.name):
-            self._connection = self.connect("writer")
+            self._connection = self._connect("writer")
             try:
+                self._set_up(self._connection, "writer")
                 self._refuse_old_server()
                 self._compare_clocks(self._connection.ask(f"SELECT NULL, {_XID_AND_TIME}"))
                 if not create:
@@ -153,6 +158,7 @@ class PostgresStore:
                 return prepare(self._connection, self.place.schema, self.name)
             except psycopg.OperationalError as exc:
                 if not is_broken(self._connection, exc) or tries == 1:
+                    self._connection.close()
                     raise
             except BaseException:
                 self._connection.close()
@@ -160,16 +166,22 @@ class PostgresStore:
         return self._open(create, tries - 1)
 
     def connect(self, purpose: str) -> PipelinedConnection:
-        connection = connect(self.place, application=f"headwater {purpose}", prepare=not self._poll_only)
-        if not self._poll_only:
-            try:
-                connection.execute(self._settings.encode(), prepare=False)
-                if purpose == "writer":
-                    connection.started = connection.ask(_STARTED).value()
-            except BaseException:
-                connection.close()
-                raise
+        connection = self._connect(purpose)
+        try:
+            self._set_up(connection, purpose)
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _connect(self, purpose: str) -> PipelinedConnection:
+        return connect(self.place, application=f"headwater {purpose}", prepare=not self._poll_only)
+
+    def _set_up(self, connection: PipelinedConnection, purpose: str) -> None:
+        if not self._poll_only:
+            connection.execute(self._settings.encode(), prepare=False)
+            if purpose == "writer":
+                connection.started = connection.ask(_STARTED).value()
 
     def _refuse_old_server(self) -> None:
         version = self._connection.info.server_version
@@ -393,6 +405,10 @@ class PostgresStore:
                 with contextlib.suppress(psycopg.errors.QueryCanceled):
                     connection.execute(sql.SQL("VACUUM (TRUNCATE FALSE) {}").format(table))
         return False
+
+    def file_bytes(self) -> int:
+        with self.read() as reader, translated(self.name):
+            return int(_value(reader.connection, _BYTES, self.place.schema))
 
     def journal_bytes(self) -> int:
         return 0  # the server's own business

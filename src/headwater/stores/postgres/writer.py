@@ -23,6 +23,7 @@ from headwater.ports.records import (
     Gap,
     Order,
     RetentionPolicy,
+    Sample,
     Scan,
     Selection,
     SubscriptionRecord,
@@ -473,6 +474,9 @@ class PostgresWriter(PostgresReader):
 
     def forget_old_timings(self, before_ms: int, limit: int) -> int:
         return self._change("forget_old_timings", (before_ms, limit)).count
+
+    def save_sample(self, step_ms: int, slot: int, sample: Sample) -> None:
+        self._later("save_sample", (step_ms, slot, sample.at_ms, msgspec.json.encode(sample).decode()))
 
     def lease(self, resource: str) -> Lease:
         if self._alone:

@@ -73,6 +73,15 @@ MIGRATIONS: list[str] = [
     CREATE UNIQUE INDEX remembered_ids_by_scoped_id ON remembered_ids (scoped_id);
     DROP TABLE ids_by_log;
     """,
+    """
+    CREATE TABLE samples (
+        step    INTEGER NOT NULL,
+        slot    INTEGER NOT NULL,
+        at      INTEGER NOT NULL,
+        figures TEXT NOT NULL,
+        PRIMARY KEY (step, slot)
+    ) STRICT, WITHOUT ROWID;
+    """,
 ]
 SCHEMA_VERSION = 1 + len(MIGRATIONS)
 PAGE_BYTES = 8192  # measured against 4096: some 5 to 10 % more in batches, no difference one by one

@@ -207,6 +207,12 @@ DELETE FROM timings WHERE (subscription, hour, stage, bucket) IN (
 -- :delete_timings: forget how long a subscription's deliveries took
 DELETE FROM timings WHERE subscription = ?
 
+-- :samples: the figures over time of one step, from a time on
+SELECT json_group_array(json(figures)) FROM (SELECT figures FROM samples WHERE step = ? AND at >= ? ORDER BY at)
+
+-- :save_sample: note figures in a slot of the ring, in place of those that were there
+INSERT OR REPLACE INTO samples (step, slot, at, figures) VALUES (?, ?, ?, ?)
+
 -- :fact: one fact about the log
 SELECT value FROM headwater WHERE name = ?
 

@@ -27,6 +27,7 @@ from headwater.ports.records import (
     LetterGroup,
     Order,
     RetentionPolicy,
+    Sample,
     Scan,
     Selection,
     SubscriptionRecord,
@@ -78,6 +79,7 @@ _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 _limits = msgspec.json.Decoder(Limits)
 RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 _timings = msgspec.json.Decoder(list[Timing])
+_samples = msgspec.json.Decoder(list[Sample])
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
@@ -382,6 +384,9 @@ class SqliteReader:
 
     def timings(self, since_ms: int = 0) -> list[Timing]:
         return _timings.decode(self._value("timings", since_ms))
+
+    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
+        return _samples.decode(self._value("samples", step_ms, since_ms))
 
     def retention(self) -> list[RetentionPolicy]:
         return [

@@ -1,4 +1,4 @@
--- The log's tables, version 4. Times are milliseconds since 1970 UTC.
+-- The log's tables, version 5. Times are milliseconds since 1970 UTC.
 
 -- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
 -- rows were checked before and say so in `checked`: 1 if they have nothing but topic, data and time, else 2. A NULL `id`
@@ -165,6 +165,16 @@ CREATE TABLE timings (
     PRIMARY KEY (subscription, hour, stage, bucket)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX timings_by_hour ON timings (hour);
+
+-- The log's figures over time, as JSON: for each `step` between two of them, in milliseconds, a ring of rows whose oldest
+-- one is replaced (broker/history.py).
+CREATE TABLE samples (
+    step    INTEGER NOT NULL,
+    slot    INTEGER NOT NULL,
+    at      INTEGER NOT NULL,
+    figures TEXT NOT NULL,
+    PRIMARY KEY (step, slot)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE leases (
     resource TEXT PRIMARY KEY,

@@ -21,6 +21,7 @@ from headwater.ports.records import (
     DeliveryRow,
     Gap,
     RetentionPolicy,
+    Sample,
     SubscriptionRecord,
     Timing,
 )
@@ -251,6 +252,9 @@ class SqliteWriter(SqliteReader):
     def forget_old_timings(self, before_ms: int, limit: int) -> int:
         self._connection.execute(SQL["forget_old_timings"], (before_ms, limit))
         return self._connection.changes()
+
+    def save_sample(self, step_ms: int, slot: int, sample: Sample) -> None:
+        self._connection.execute(SQL["save_sample"], (step_ms, slot, sample.at_ms, _json(sample)))
 
     def save_lease(self, resource: str, lease: Lease) -> None:
         self._connection.execute(SQL["save_lease"], (resource, lease.owner, lease.fence, lease.until_ms))
