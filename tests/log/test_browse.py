@@ -140,6 +140,8 @@ def test_the_state_of_a_message_in_each_subscription(log: Log, clock: ManualCloc
     for each in (s, choosy, elsewhere):
         each.close()
     assert flying.seq == 3
+    log.seek("s", "first")
+    assert delivery(log, 2)("s").state == "undelivered", "its dead letter is of an earlier delivery"
 
 
 def test_rights_decide_what_is_seen_of_a_message(log: Log) -> None:

@@ -218,10 +218,8 @@ def _state(
             return "not_matching", 0, None, None, False
     except InvalidFilterError:
         return "unknown", 0, None, None, False
-    if is_dead:
-        return "dead", 0, None, None, False
     if record.window.is_settled(message.seq):
-        return "settled", 0, None, None, False
+        return "dead" if is_dead else "settled", 0, None, None, False
     if message.seq > record.window.delivered:
         return "undelivered", 0, None, message.deliver_ms, False
     # Delivered without a row: an exclusive consumer has it in its window.
