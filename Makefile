@@ -2,12 +2,14 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 KILLS ?= 1000
+# One more than the processors of CI: tests wait for signals and processes more than they compute.
+WORKERS ?= 3
 # Tests with time limits. They do not run next to the Spark tests, which use all processors.
 CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe faults faulty_network postgres processes server transports worker)
 # Use the certificates of the system, as pip does.
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo test check lint types abuse crash powerloss replicas cluster lake-kills bench lock clean
+.PHONY: demo test check lint types abuse crash powerloss replicas cluster lake-kills bench docs lock clean
 
 demo: .venv/ready-for-spark
 	@$(BIN)/headwater demo
@@ -22,7 +24,7 @@ test: .venv/ready-for-tests check
 # Tests that fail among thousands are run once more, alone. A test that passes only then is listed above as FAILED: it
 # depends on the load of the machine, and has to be fixed.
 define run-tests
-$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none $(1)
+$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none $(1)
 endef
 
 check: lint types
@@ -36,10 +38,11 @@ lint: .venv/ready
 types: .venv/ready-for-tests
 	$(BIN)/mypy
 
-# Attacks on an otherwise idle machine, one by one and all at once, and a million fuzzed frames.
+# Attacks on an otherwise idle machine, one by one and all at once, then a million fuzzed frames and thousands of
+# connections.
 abuse: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/abuse -q -s -m "long or not long"
-	$(BIN)/python -m pytest tests/server/test_fuzz_frames.py -q -s -m long --timeout=0
+	$(BIN)/python -m pytest tests/server -q -s -m long --timeout=0
 
 crash: .venv/ready-for-tests
 	$(BIN)/python -m pytest tests/crash -q -s --timeout=0 --kills=$(KILLS)
@@ -65,6 +68,13 @@ bench: .venv/ready-for-tests
 	$(BIN)/uv sync --quiet --frozen --inexact --group bench
 	$(BIN)/python bench/run.py
 
+# The pages of the reference that follow from the code, then the site, in site/. A broken link or anchor is an error.
+docs: .venv/ready
+	$(BIN)/uv sync --quiet --frozen --inexact --group docs
+	$(BIN)/python tools/generate_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/index.html"
+
 lock: .venv/ready
 	$(BIN)/uv lock
 
@@ -84,4 +94,4 @@ lock: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

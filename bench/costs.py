@@ -1,5 +1,5 @@
 """Processor time per message and side: publish, deliver and ack in batches of 1 to 1,000, on a file, through a server
-and on PostgreSQL; and how it grows with the number of connections.
+and on PostgreSQL.
 
 Time on the clock depends on the disk and on what else the machine does. Processor time shows what Headwater takes:
 `client` is the process that calls it, `server` is the Headwater server or all processes of PostgreSQL.
@@ -10,7 +10,6 @@ Time on the clock depends on the disk and on what else the machine does. Process
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import statistics
@@ -29,8 +28,6 @@ from report import Line
 BATCHES = {1: 400, 10: 200, 100: 100, 1_000: 30}  # how many of each size
 PLACES = ("file", "server", "postgres")
 VERBS = ("publish", "deliver", "ack")
-CONNECTIONS = (1, 8, 64)
-MESSAGES_OVER_CONNECTIONS = 3_200
 REPEATS = 3
 PLOT = Path(__file__).parents[1] / "docs" / "costs.svg"
 
@@ -139,26 +136,6 @@ def measure_batches(log: Any, pids: list[int], size: int, count: int) -> dict[st
     }
 
 
-def over_connections(count: int) -> tuple[float, float]:
-    """Server's processor time per message (µs) and messages per second, one publisher on each connection."""
-
-    async def work(url: str, pids: list[int]) -> tuple[float, float]:
-        async with contextlib.AsyncExitStack() as stack:
-            logs = [await stack.enter_async_context(headwater.open_async(url)) for _ in range(count)]
-
-            async def publisher(log: headwater.AsyncLog) -> None:
-                for _ in range(MESSAGES_OVER_CONNECTIONS // count):
-                    await log.publish(TOPIC, MESSAGE)
-
-            before, began = used_ns(pids), time.perf_counter()
-            await asyncio.gather(*map(publisher, logs))
-            took_s = time.perf_counter() - began
-            return (used_ns(pids) - before) / 1_000 / MESSAGES_OVER_CONNECTIONS, MESSAGES_OVER_CONNECTIONS / took_s
-
-    with served_process() as (url, pids):
-        return asyncio.run(work(url, pids))
-
-
 def median_costs() -> Costs:
     found: Costs = {}
     for name in PLACES:
@@ -199,7 +176,7 @@ def plot(after: Costs, before: Costs | None) -> None:
 def measure() -> list[Line]:
     costs = median_costs()
     plot(costs, None)
-    lines = [
+    return [
         Line(
             f"{name}: {verb}, {size} at a time",
             f"{cost['client'] + cost['server']:,.1f} µs",
@@ -208,10 +185,6 @@ def measure() -> list[Line]:
         for key, cost in costs.items()
         for name, verb, size in [key.split()]
     ]
-    for count in CONNECTIONS:
-        server_us, rate = over_connections(count)
-        lines.append(Line(f"server: publish over {count} connections", f"{server_us:,.0f} µs", f"{rate:,.0f}/s in all"))
-    return lines
 
 
 if __name__ == "__main__":

@@ -1,16 +1,23 @@
-"""Publishing and resuming in a log with many subscriptions or messages cost the same as in a small one."""
+"""How costs grow: with 1 to 1,000 subscriptions, 10,000 to 10 million messages, 1 to 64 connections. The log of 10
+million takes 3 GB of disk and about a minute to fill."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import statistics
+import time
 from pathlib import Path
 
 import headwater
 from common import MESSAGE, TOPIC, fresh_directory, seconds
+from costs import served_process, used_ns
 from report import Line
 
 SUBSCRIPTIONS = 1_000
-SMALL, LARGE = 10_000, 5_000_000
+SMALL, LARGE = 10_000, 10_000_000
+CONNECTIONS = (1, 8, 64)
+MESSAGES_OVER_CONNECTIONS = 3_200
 
 
 def publish_cost_us(log: headwater.Log, batches: int = 60) -> float:
@@ -19,11 +26,15 @@ def publish_cost_us(log: headwater.Log, batches: int = 60) -> float:
     return statistics.median(seconds(lambda: log.publish_many(messages)) for _ in range(batches)) * 1_000
 
 
-def with_subscriptions(directory: Path, count: int) -> float:
-    with headwater.open(directory / f"subscriptions-{count}.db") as log:
-        for number in range(count):
-            log.subscribe(f"s{number}", f"orders.{number}", start="new")
-        return publish_cost_us(log)
+def with_subscriptions(directory: Path) -> tuple[float, float]:
+    """With one, and with many; in turn, so that a noisy minute affects both."""
+    with headwater.open(directory / "one.db") as one, headwater.open(directory / "many.db") as many:
+        one.subscribe("s0", "orders.0", start="new")
+        for number in range(SUBSCRIPTIONS):
+            many.subscribe(f"s{number}", f"orders.{number}", start="new")
+        costs = [(publish_cost_us(one, 20), publish_cost_us(many, 20)) for _ in range(5)]
+        first, second = (statistics.median(column) for column in zip(*costs, strict=True))
+        return first, second
 
 
 def grow(path: Path, to: int) -> None:
@@ -35,12 +46,11 @@ def grow(path: Path, to: int) -> None:
 
 def measure(large: int = LARGE) -> list[Line]:
     with fresh_directory() as directory:
-        one = statistics.median(with_subscriptions(directory / "", 1) for _ in range(1))
-        many = with_subscriptions(directory, SUBSCRIPTIONS)
+        one, many = with_subscriptions(directory)
+        print(f"  publish_many: {one:.2f} µs with 1 subscription, {many:.2f} µs with {SUBSCRIPTIONS:,}", flush=True)
         small, big = directory / "small.db", directory / "large.db"
         grow(small, SMALL)
-        grow(big, large)
-        # In turn, so that a noisy minute affects both.
+        print(f"  a log of {large:,} filled in {seconds(lambda: grow(big, large)):.0f} s", flush=True)
         with headwater.open(small) as small_log, headwater.open(big) as large_log:
             costs = [(publish_cost_us(small_log, 20), publish_cost_us(large_log, 20)) for _ in range(5)]
             small_us, large_us = (statistics.median(column) for column in zip(*costs, strict=True))
@@ -70,16 +80,53 @@ def measure(large: int = LARGE) -> list[Line]:
             "milliseconds",
             statistics.median(resumes) < 20,
         ),
+        *over_all_connections(),
     ]
+
+
+def over_all_connections() -> list[Line]:
+    found = {count: over_connections(count) for count in CONNECTIONS}
+    alone_us, alone_rate = found[CONNECTIONS[0]]
+    return [
+        Line(
+            f"server: publish one by one over {count} connections",
+            f"{server_us:,.0f} µs",
+            f"of the server's CPU, over 1: {alone_us:,.0f} µs; {rate:,.0f}/s in all, over 1: {alone_rate:,.0f}/s",
+            server_us / alone_us,
+            "≤ 1 ×",
+            server_us <= alone_us,
+        )
+        for count, (server_us, rate) in found.items()
+    ]
+
+
+def over_connections(count: int) -> tuple[float, float]:
+    """Server's processor time per message (µs) and messages per second, one publisher on each connection."""
+
+    async def work(url: str, pids: list[int]) -> tuple[float, float]:
+        async with contextlib.AsyncExitStack() as stack:
+            logs = [await stack.enter_async_context(headwater.open_async(url)) for _ in range(count)]
+
+            async def publisher(log: headwater.AsyncLog) -> None:
+                for _ in range(MESSAGES_OVER_CONNECTIONS // count):
+                    await log.publish(TOPIC, MESSAGE)
+
+            before, began = used_ns(pids), time.perf_counter()
+            await asyncio.gather(*map(publisher, logs))
+            took_s = time.perf_counter() - began
+            return (used_ns(pids) - before) / 1_000 / MESSAGES_OVER_CONNECTIONS, MESSAGES_OVER_CONNECTIONS / took_s
+
+    with served_process() as (url, pids):
+        return asyncio.run(work(url, pids))
 
 
 def resume_ms(log: headwater.Log, large: int) -> float:
     """Close and resume a subscription in the middle of the log."""
-    with log.subscribe("resumed", "orders.>", start=large // 2) as subscription:
+    with log.subscribe("resumed", "orders.>", start=large // 2 + 1) as subscription:
         subscription.ack_many(subscription.fetch(10))
 
     def work() -> None:
-        with log.subscribe("resumed", "orders.>", start=large // 2) as subscription:
+        with log.subscribe("resumed", "orders.>", start=large // 2 + 1) as subscription:
             (message,) = subscription.fetch(1)
             message.ack()
 

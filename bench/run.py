@@ -1,5 +1,7 @@
 """All measurements. `make bench`, or `python bench/run.py publishing consuming` for some of them.
 
+`python bench/run.py small` measures the small case alone, in some minutes, with what it is compared with.
+`python bench/beside.py PATH` puts another checkout of Headwater beside this one.
 Those on PostgreSQL begin with `postgres`; `python bench/run.py postgres` runs them all, on their own server.
 Those on Spark begin with `spark`; `python bench/run.py spark --messages 100000` is a quick run.
 """
@@ -45,8 +47,9 @@ POSTGRES_MEASURES = {  # the same: the others run without PostgreSQL
     "postgres-growing": ("PostgreSQL: growth", "postgres_growing", "growing"),
     "postgres-churning": ("PostgreSQL: rows that come and go", "postgres_growing", "churning"),
 }
+SMALL = {"small": ("The small case", "small", "measure")}  # only when it is asked for: the others have most of it
 FAMILIES: dict[str, Collection[str]] = {"postgres": POSTGRES_MEASURES, "spark": SPARK_MEASURES}
-NAMES = [*MEASURES, *POSTGRES_MEASURES, *SPARK_MEASURES]
+NAMES = [*MEASURES, *POSTGRES_MEASURES, *SPARK_MEASURES, *SMALL]
 
 
 def chosen(asked: list[str]) -> list[str]:
@@ -55,7 +58,7 @@ def chosen(asked: list[str]) -> list[str]:
     if unknown:
         raise SystemExit(f"no such measurement: {', '.join(unknown)}; there are {', '.join([*NAMES, *FAMILIES])}")
     wanted = {*asked, *(name for family in asked for name in FAMILIES.get(family, ()))}
-    return [name for name in NAMES if not asked or name in wanted]
+    return [name for name in NAMES if name in wanted or (not asked and name not in SMALL)]
 
 
 def lines_of(module: str, function: str, *ground: object) -> list[Line]:
@@ -83,14 +86,14 @@ def main() -> None:
     ):
         if any(name in SPARK_MEASURES for name in names):
             print(ground.describe())
-        if any(name in POSTGRES_MEASURES for name in names):
+        if any(name in POSTGRES_MEASURES or name in SMALL for name in names):
             print(postgres.describe())
         for name in names:
             if name in SPARK_MEASURES:
                 title, module, function = SPARK_MEASURES[name]
                 show(title, lines_of(module, function, ground))
-            elif name in POSTGRES_MEASURES:
-                title, module, function = POSTGRES_MEASURES[name]
+            elif name in POSTGRES_MEASURES or name in SMALL:
+                title, module, function = (POSTGRES_MEASURES | SMALL)[name]
                 show(title, lines_of(module, function, postgres))
             else:
                 title, module, function = MEASURES[name]

@@ -386,14 +386,14 @@ def rival_figures() -> dict[str, float]:
     figures: dict[str, float] = {}
     for sync, label in ((None, "default sync"), ("always", "sync always")):
         with left_out_if_it_fails(f"jetstream, {label}"), jetstream_server(sync) as port:
-            figures |= told({f"jetstream {name}, {label}": value for name, value in jetstream_figures(port).items()})
+            figures |= printed({f"jetstream {name}, {label}": value for name, value in jetstream_figures(port).items()})
     for sync in ("everysec", "always"):
         with left_out_if_it_fails(f"redis, {sync}"), redis_server(sync) as port:
-            figures |= told({f"redis {name}, aof {sync}": value for name, value in redis_figures(port).items()})
+            figures |= printed({f"redis {name}, aof {sync}": value for name, value in redis_figures(port).items()})
     return figures
 
 
-def told(figures: dict[str, float]) -> dict[str, float]:
+def printed(figures: dict[str, float]) -> dict[str, float]:
     for name, value in figures.items():
         print(f"  {name}: {f'{value:.2f} ms' if ' ms' in name else f'{value:,.0f}/s'}", flush=True)
     return figures

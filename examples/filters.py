@@ -29,7 +29,7 @@ with headwater.open(directory / "filters.db") as log:
     show("from any shop", "shops", ">", from_="/^shop-/")
     show("to billing, or to everybody", "billing", ">", to="billing", broadcast=True)
     show("urgent first", "urgent", ">", order="priority")
-    show("from the third on", "late", ">", start=2)
+    show("from the third on", "late", ">", start=3)
 
     try:
         log.subscribe("broken", ">", where="data.amount => 350")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import psycopg
 import pytest
+from own_loop import pytest_pyfunc_call
 from postgres_server import PostgresServer
 from redis_server import RedisServer
 from s3_server import CREDENTIALS, S3Server
 from xdist.scheduler import LoadScopeScheduling
+
+__all__ = ["pytest_pyfunc_call"]
 
 # How long one example takes says nothing on a machine that has other things to do.
 hypothesis.settings.register_profile(
@@ -20,6 +27,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("headwater")
 
+ROOT = Path(__file__).parents[1]
 _EMPTY_LOG = """
 DO $$ DECLARE each text; BEGIN
     FOR each IN SELECT tablename FROM pg_tables WHERE schemaname = 'headwater' AND tablename <> 'headwater' LOOP
@@ -35,19 +43,14 @@ DO $$ DECLARE each text; BEGIN
     END LOOP;
 END $$
 """
-_LONGEST_FIRST = (
-    "spark",
-    "abuse",
-    "crash",
-    "worker",
-    "faulty_network",
-)  # so that no worker is left with one at the end
+# So that no worker is left with one of them at the end.
+_LONGEST_FIRST = ("spark", "test_demo.py", "abuse", "test_crash_loop.py", "crash", "worker", "faulty_network")
 _figures: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("headwater")
-    group.addoption("--kills", type=int, default=16, help="how many processes the crash loop kills")
+    group.addoption("--kills", type=int, default=10, help="how often the crash loops kill")
     group.addoption("--every-cut", action="store_true", help="cut the power at every sync, not only at some")
     group.addoption("--bench-examples", type=int, default=8, help="how many plays the bench of consumers plays a case")
     group.addoption("--dice", type=int, default=1, help="seed of the crash, power-loss and fault tests")
@@ -68,15 +71,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _turn(item: pytest.Item) -> int:
     path = item.nodeid.partition("::")[0]
-    places = {_group(item.nodeid), *path.split("/")}
+    places = {_group(path), *path.split("/")}
     return next((turn for turn, name in enumerate(_LONGEST_FIRST) if name in places), len(_LONGEST_FIRST))
 
 
-def _group(nodeid: str) -> str:
-    """With several workers: a file's tests share what they set up, one Spark is enough for the machine, and a victim's
-    latency is measured under one attack at a time."""
-    path = nodeid.partition("::")[0]
-    if path.startswith("tests/pipeline/") or path == "tests/cli/test_pipeline.py":
+@cache
+def _group(path: str) -> str:
+    """With several workers: a file's tests share what they set up, those that use the Spark session share one, and a
+    victim's latency is measured under one attack at a time."""
+    if path.startswith("tests/pipeline/") and "spark: SparkSession" in (ROOT / path).read_text():
         return "spark"
     return "abuse" if path.startswith("tests/abuse/") else path
 
@@ -86,7 +89,7 @@ class _Groups(LoadScopeScheduling):
     pytest no longer reads, and each test then goes to either worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _group(nodeid)
+        return _group(nodeid.partition("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -150,6 +153,17 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.new_database()
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """For `printed_without_rights`: pytest's own directories are for root's eyes only."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
 
 
 @pytest.fixture(scope="session")

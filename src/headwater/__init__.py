@@ -71,7 +71,9 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"headwater.{name}")
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from headwater.arguments import no_module_attribute
+
+        no_module_attribute(__name__, name)
     found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return found
 

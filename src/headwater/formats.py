@@ -38,9 +38,15 @@ def time_ms(at: Moment, name: str = "time") -> int:
     elif isinstance(at, (int, float)) and not isinstance(at, bool) and math.isfinite(at):
         ms = round(at * 1000)
     else:
-        raise InvalidOptionError(f"{name} must be a datetime or seconds since 1970, not {at!r}")
+        raise InvalidOptionError(
+            f"{name} must be a datetime or seconds since 1970, not {at!r}",
+            next="Write datetime(2030, 1, 31, 12, tzinfo=UTC), or for a time from now a duration: delay, ttl",
+        )
     if not 0 <= ms <= TIME_MS_MAX:
-        raise InvalidOptionError(f"{name} lies outside the years 1970 to 9999: {at!r}")
+        raise InvalidOptionError(
+            f"{name} lies outside the years 1970 to 9999: {at!r}",
+            next="A number is seconds since 1970, not milliseconds" if isinstance(at, int | float) and at > 0 else "",
+        )
     return ms
 
 
@@ -98,6 +104,16 @@ def span_ms(span: Span, name: str) -> int:
     if not 0 <= seconds <= SPAN_S_MAX:
         raise InvalidOptionError(f"{name} must lie between 0 and a hundred years, not {span!r}")
     return round(seconds * 1000)
+
+
+def span_s(span: Span | None, name: str) -> float | None:
+    """Seconds of the same; None is a wait without limit."""
+    if span is None or (type(span) is float and 0 <= span <= SPAN_S_MAX):
+        return span
+    try:
+        return span_ms(span, name) / 1000
+    except InvalidOptionError as exc:
+        raise InvalidOptionError(exc.why, next=exc.next or "None waits without limit") from None
 
 
 def parse_duration(text: str, name: str = "") -> timedelta:
@@ -210,9 +226,9 @@ def url_text(url: object, noun: str) -> str:
     text = url if to_path is None else to_path(url)
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not text:
         raise InvalidOptionError(
-            f"{noun} is a path or a url, not {url!r}", next="Is an environment variable unset?" if url is None else ""
+            f"{noun} is a path or a url, not {url!r}", next="" if text else "Is an environment variable unset?"
         )
     return text
 
@@ -231,6 +247,7 @@ def redact_url(url: str, *, keep: Collection[str] | None = (), user: bool = True
     return f"{place}?{'&'.join(kept)}" if kept else place
 
 
+_HOST_AND_PORT = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}")
 _ONE_SLASH = re.compile(r"(wss?|https?|postgres(?:ql)?|redis):/?(?!/)(.*)", re.IGNORECASE | re.DOTALL)
 
 
@@ -242,6 +259,18 @@ def refuse_mistyped_url(url: str) -> None:
         raise InvalidOptionError(
             f"{scheme}: is followed by two slashes in an address",
             next=f"Write {scheme}://{address}; a file of that name is ./{scheme}:…",
+        )
+    if _HOST_AND_PORT.fullmatch(url):
+        raise InvalidOptionError(
+            f"{url} is a host and a port", next=f"Write ws://{url}; a file of that name is ./{url}"
+        )
+    if "dbname=" in url or "host=" in url:
+        raise InvalidOptionError(
+            "this looks like a connection string of PostgreSQL", next="Write postgres://user@host/database"
+        )
+    if url.startswith("file:"):
+        raise InvalidOptionError(
+            "a log in a file is named by its path", next=f"Write {url[5:].lstrip('/') or 'events.db'}"
         )
 
 

@@ -17,6 +17,7 @@ import contextlib
 import difflib
 import inspect
 import json
+import math
 import os
 import weakref
 from collections.abc import Awaitable, Iterator, Mapping
@@ -27,14 +28,16 @@ from typing import Any, NamedTuple, TypeVar, cast, overload
 from headwater.api._async import AsyncLog
 from headwater.api._runtime import Opening
 from headwater.api._sync import Log
+from headwater.arguments import check_whole, hinted
 from headwater.broker.consumer import Consumer
 from headwater.broker.flow import Flow, run_async, run_blocking
 from headwater.broker.handlers import Handler, Registration, RunningHandler
 from headwater.broker.log import LocalLog
+from headwater.broker.schedules import Occurrence, RunningSchedule, ScheduleRegistration
 from headwater.broker.subscribe import SubscribeOptions, make_spec
-from headwater.errors import InvalidDataError, InvalidStateError, TooLargeError
+from headwater.errors import InvalidDataError, InvalidOptionError, InvalidStateError, TooLargeError
 from headwater.formats import Span, datetime_of, span_ms
-from headwater.message import Message, check_whole, decode, encode
+from headwater.message import Message, decode, encode
 from headwater.ports.clock import ManualClock
 from headwater.ports.records import selection_of
 from headwater.wiring import open, open_async
@@ -68,12 +71,13 @@ class HandlerError(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """What a drain did: how many messages were handled without an error, the errors of all attempts, and by how much
-    the clock was moved."""
+    """What a drain did: how many messages were handled without an error, the errors of all attempts, by how much the
+    clock was moved, and how many occurrences of schedules were done."""
 
     handled: int
     errors: list[HandlerError]
     elapsed: timedelta
+    occurrences: int = 0
 
 
 class NotDrainedError(AssertionError):
@@ -110,6 +114,10 @@ def clock_of(log: Log | AsyncLog) -> ManualClock:
 
 
 def _local(log: Log | AsyncLog) -> LocalLog:
+    if not isinstance(log, Log | AsyncLog):
+        raise InvalidOptionError(
+            f"expected a log, not {log!r:.80}", next="Pass that of headwater.testing.open_log(), or of the fixture log"
+        )
     core: Any = log._core
     if not isinstance(getattr(core, "_inner", core), LocalLog):  # within the proxy of tracing
         raise InvalidStateError(
@@ -125,14 +133,16 @@ def _local(log: Log | AsyncLog) -> LocalLog:
 def drain(log: Log, *, within: Span | None = None, limit: int = STEPS_MAX) -> Drained: ...
 @overload
 def drain(log: AsyncLog, *, within: Span | None = None, limit: int = STEPS_MAX) -> Awaitable[Drained]: ...
+@hinted("drain")
 def drain(log: Log | AsyncLog, *, within: Span | None = None, limit: int = STEPS_MAX) -> Drained | Awaitable[Drained]:
     """Run the declared handlers, here and one message at a time, until no message is left for them. When nothing is
     due, the clock is moved to the next delay, backoff or end of an `ack_wait`. Handlers that fail are retried and their
     messages dead-lettered as ever; the result has their errors.
 
     `within` seconds, a timedelta or a text like `5m`: only what is due in that time is handled, and the clock has then
-    moved by exactly so much; 0 handles what is due now. Without it, a drain that would move the clock by more than a
-    year raises NotDrainedError, and so does one of more than `limit` steps: calls of handlers and moves of the clock.
+    moved by exactly so much; 0 handles what is due now. Schedules run only with it, since they never end, and an error
+    of a schedule's function is raised. Without it, a drain that would move the clock by more than a year raises
+    NotDrainedError, and so does one of more than `limit` steps: calls of functions and moves of the clock.
     """
     check_whole("limit", limit, 1, 2**31)
     within_ms = None if within is None else span_ms(within, "within")
@@ -166,8 +176,11 @@ class _Drain:
         self._steps = self._calls = 0
         self._errors: list[HandlerError] = []
         self._running: dict[str, tuple[RunningHandler, Consumer]] = {}
+        self._schedules: dict[str, _DrainedSchedule] = {}
+        self._occurrences = 0
 
     def run(self) -> Flow[Drained]:
+        self._refuse_without_work()
         with contextlib.ExitStack() as taking:
             try:
                 while True:
@@ -188,14 +201,30 @@ class _Drain:
             self._move_to(self._until_ms)
         return self._drained()
 
+    def _refuse_without_work(self) -> None:
+        declared = self._log._handlers.declared()
+        if not declared:
+            raise InvalidStateError(
+                "no handler is declared on this log", where=self._log.name, next="Is it on another log? Declare it here"
+            )
+        if not self._is_bounded and not any(isinstance(each, Registration) for each in declared):
+            raise InvalidStateError(
+                "only schedules are declared, which never end",
+                where=self._log.name,
+                next='Say how long to run them: drain(log, within="1h")',
+            )
+
     def _handle_due(self, taking: contextlib.ExitStack) -> Flow[int]:
         """Everything that is due now, also what the handlers publish meanwhile. Returns the last seq that each handler
         was offered."""
         while True:
-            last_seq, calls = (yield from self._core.last_seq()), self._calls
+            last_seq, calls = (yield from self._core.last_seq()), self._calls + self._occurrences
             for registration in self._log._handlers.declared():  # a handler may declare another one
-                yield from self._handle_all(registration, taking)
-            if self._calls == calls:
+                if isinstance(registration, Registration):
+                    yield from self._handle_all(registration, taking)
+                elif isinstance(registration, ScheduleRegistration) and self._is_bounded:
+                    yield from self._publish_due(registration)
+            if self._calls + self._occurrences == calls:
                 return last_seq
 
     def _handle_all(self, registration: Registration, taking: contextlib.ExitStack) -> Flow[None]:
@@ -212,6 +241,22 @@ class _Drain:
             yield from consumer.flush_acks()  # what is acked may make room, or be the first of its key
             if self._calls == calls:
                 return
+
+    def _publish_due(self, registration: ScheduleRegistration) -> Flow[None]:
+        schedule = self._schedules.get(registration.id)
+        if schedule is None:
+            schedule = self._schedules[registration.id] = _DrainedSchedule(self, registration)
+            schedule.last_ms = (yield from schedule.running.declare()).last_ms
+        wait_s = 0.0
+        while not wait_s:
+            schedule.last_ms, wait_s = yield from schedule.running.publish_due(schedule.last_ms)
+            if schedule.error is not None:
+                raise schedule.error
+        schedule.next_ms = None if wait_s == math.inf else self._clock.now_ms() + math.ceil(wait_s * 1000)
+
+    def count_occurrence(self) -> None:
+        self._step()
+        self._occurrences += 1
 
     def _recorded(self, registration: Registration) -> Registration:
         """The registration with a handler that is counted and whose errors are noted."""
@@ -239,13 +284,16 @@ class _Drain:
 
         options = registration.options
         if options.get("mode") == "ephemeral" and "start" not in options:
-            options = cast(SubscribeOptions, {**options, "start": _read_to.get(self._log, 0)})
+            options = cast(SubscribeOptions, {**options, "start": _read_to.get(self._log, 0) + 1})
         return registration._replace(handler=cast(Handler, recorded), options=options)
 
     def _due_times(self) -> Iterator[int]:
         for _, consumer in self._running.values():
             if consumer.look_again_ms is not None:
                 yield consumer.look_again_ms
+        for schedule in self._schedules.values():
+            if schedule.next_ms is not None:
+                yield schedule.next_ms
 
     def _move_to(self, at_ms: int) -> None:
         """Or a little further, if that is now and something only has to be looked at again."""
@@ -258,7 +306,7 @@ class _Drain:
 
     def _drained(self) -> Drained:
         elapsed = timedelta(milliseconds=self._clock.now_ms() - self._began_ms)
-        return Drained(self._calls - len(self._errors), self._errors, elapsed)
+        return Drained(self._calls - len(self._errors), self._errors, elapsed, self._occurrences)
 
     def _unfinished(self, why: str) -> Flow[NotDrainedError]:
         drained = self._drained()
@@ -278,6 +326,39 @@ class _Drain:
     def _close(self) -> Flow[None]:
         for _, consumer in self._running.values():
             yield from consumer.close()
+
+
+class _DrainedSchedule:
+    """A schedule whose occurrences the drain publishes. The function's error is noted, and its occurrence not tried
+    again: the drain raises it."""
+
+    def __init__(self, drain: _Drain, registration: ScheduleRegistration) -> None:
+        self.last_ms = 0
+        self.next_ms: int | None = None
+        self.error: BaseException | None = None
+        function = registration.function
+
+        def note(error: BaseException) -> None:
+            self.error = error
+
+        async def awaited(outcome: Awaitable[Any]) -> Any:
+            try:
+                return await outcome
+            except BaseException as exc:
+                note(exc)
+                raise
+
+        def called(occurrence: Occurrence) -> Any:
+            drain.count_occurrence()
+            try:
+                outcome = function(occurrence)
+            except BaseException as exc:
+                note(exc)
+                raise
+            return awaited(outcome) if inspect.isawaitable(outcome) else outcome
+
+        spawn = drain._log._handlers._spawn
+        self.running = RunningSchedule(drain._core, registration._replace(function=called), spawn, _nothing)
 
 
 class _LimitReached(Exception):
@@ -326,6 +407,7 @@ def assert_published(
 def assert_published(
     log: AsyncLog, pattern: str, *, data: Any = ANYTHING, where: str | None = None, count: int | None = None
 ) -> Awaitable[list[Message]]: ...
+@hinted("assert_published")
 def assert_published(
     log: Log | AsyncLog, pattern: str, *, data: Any = ANYTHING, where: str | None = None, count: int | None = None
 ) -> list[Message] | Awaitable[list[Message]]:
@@ -363,7 +445,7 @@ def _assert_published(
 def _as_json(data: Any) -> Any:
     """What a message with this data has; or the data itself, if it holds what is no JSON."""
     try:
-        return decode(cast(Any, encode(data, "data")[0].encode()), "data")
+        return decode(cast(Any, encode(data, "data")), "data")
     except (InvalidDataError, TooLargeError):
         return data
 

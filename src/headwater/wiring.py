@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, c
 
 from headwater.api._runtime import Opening, given
 from headwater.api._sync import Log
+from headwater.arguments import INT64_MAX, check_choice, check_flag, check_whole, hinted
 from headwater.broker.engine import Engine
 from headwater.broker.log import LocalLog
 from headwater.broker.verbs import LogVerbs
@@ -20,7 +21,6 @@ from headwater.client.options import RemoteOptions, Strategy
 from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import InvalidOptionError, NotALogError
 from headwater.formats import Span, is_postgres, refuse_mistyped_url, span_ms, url_text
-from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.store import Notifier, Store
 from headwater.stores.sqlite import Durability, MemoryStore, SqliteStore, SqliteWatcher
@@ -63,6 +63,7 @@ class AllOptions(OpenOptions, RemoteOptions, total=False):
     """The options of a log in this process, and of a log behind a server; the url selects which apply."""
 
 
+@hinted("open")
 def open(
     url: str | os.PathLike[str],
     *,
@@ -235,7 +236,7 @@ def make_server(settings: Settings, **log_options: Unpack[OpenOptions]) -> Serve
 
     files = console_files() if settings.server.console else {}
     server = Server(open_log, settings, VERSION, files, _mounts(settings))
-    if _is_wanted("tracing", log_options.get("tracing", settings.server.tracing)):
+    if check_flag("tracing", log_options.get("tracing", settings.server.tracing)):
         with _extra("otel", "server.tracing"):
             from headwater.server.tracing import CallTracing
         server.use(CallTracing(server.registry.knows))
@@ -278,6 +279,7 @@ def _mounts(settings: Settings) -> list[Mount]:
     ]
 
 
+@hinted("open")
 def open_async(
     url: str | os.PathLike[str],
     *,
@@ -388,17 +390,11 @@ def _log_options(settings: Settings) -> OpenOptions:
 
 
 def _tracing(wanted: bool) -> Tracing | None:
-    if not _is_wanted("tracing", wanted):
+    if not check_flag("tracing", wanted):
         return None
     with _extra("otel", "tracing"):
         from headwater.broker.tracing import Tracing
     return Tracing()
-
-
-def _is_wanted(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidOptionError(f"{name} is True or False, not {value!r}")
-    return value
 
 
 @contextlib.contextmanager
@@ -450,19 +446,23 @@ def open_core(url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Lo
     default = DedupeWindow()
     window = DedupeWindow(
         span_ms(options["dedupe"], "dedupe") if "dedupe" in options else default.span_ms,
-        check_whole("dedupe_count", options.get("dedupe_count", default.count), 0, 2**63 - 1),
+        check_whole("dedupe_count", options.get("dedupe_count", default.count), 0, INT64_MAX),
     )
     interval = options.get("maintenance_interval", MAINTENANCE_S)
     maintenance_s = None if interval is None else span_ms(interval, "maintenance_interval") / 1000
+    heartbeats = check_flag("heartbeats", options.get("heartbeats", True))
+    clock = options.get("clock")
+    if clock is not None and not callable(getattr(clock, "now_ms", None)):
+        raise InvalidOptionError(f"clock must be a clock, not {clock!r}", next="Write clock=headwater.ManualClock()")
     opened = _open_store(place, options)
     try:
-        engine = Engine(opened.store, options.get("clock") or opened.clock(), dedupe=window)
+        engine = Engine(opened.store, clock or opened.clock(), dedupe=window)
     except BaseException:
         opened.store.close()
         raise
     if opened.watch is not None:
         engine.watch_with(opened.watch)
-    core = LocalLog(engine, maintenance_s=maintenance_s, heartbeats=options.get("heartbeats", True))
+    core = LocalLog(engine, maintenance_s=maintenance_s, heartbeats=heartbeats)
     _open_cores.add(core)
     return core
 
@@ -487,10 +487,11 @@ class _Opened(NamedTuple):
 
 
 def _open_store(url: str, options: OpenOptions) -> _Opened:
-    durability = _one_of("durability", options.get("durability", "full"), "full", "relaxed")
-    notify = _one_of("notify", options.get("notify", "listen"), "listen", "poll")
+    durability = check_choice("durability", options.get("durability", "full"), ("full", "relaxed"))
+    notify = check_choice("notify", options.get("notify", "listen"), ("listen", "poll"))
     busy_timeout_ms = span_ms(options.get("busy_timeout", BUSY_TIMEOUT_S), "busy_timeout")
-    create = options.get("create", True)
+    create = check_flag("create", options.get("create", True))
+    adopt = check_flag("adopt", options.get("adopt", False))
     if url == "memory:":
         return _Opened(MemoryStore(busy_timeout_ms=busy_timeout_ms))
     if is_postgres(url):
@@ -510,8 +511,19 @@ def _open_store(url: str, options: OpenOptions) -> _Opened:
     path = _sqlite_path(url)
     if not create and not os.path.exists(path):
         raise NotALogError("there is no log", where=path, next="Check the name, or let it be made: create=True")
-    store = SqliteStore(path, durability=durability, busy_timeout_ms=busy_timeout_ms, adopt=options.get("adopt", False))
+    store = SqliteStore(path, durability=durability, busy_timeout_ms=busy_timeout_ms, adopt=adopt)
     return _Opened(store, lambda on_change: SqliteWatcher(store, on_change))
+
+
+_INSTEAD = {
+    "http": "A server is opened with ws://",
+    "https": "A server is opened with wss://",
+    "postgres": "Write postgres:// without a driver",
+    "postgresql": "Write postgresql:// without a driver",
+    **dict.fromkeys(
+        ("redis", "rediss", "s3"), "`headwater forward` copies a log there; the log itself is a file or postgres://"
+    ),
+}
 
 
 def _sqlite_path(url: str) -> str:
@@ -520,12 +532,6 @@ def _sqlite_path(url: str) -> str:
     if found and scheme != "sqlite":
         raise InvalidOptionError(
             f"there is no store for {scheme}:// here",  # without the rest of it: there may be a password
-            next="Use a file path, postgres://, ws:// or memory:",
+            next=_INSTEAD.get(scheme.partition("+")[0], "Use a file path, postgres://, ws:// or memory:"),
         )
     return rest.removeprefix("/") if found else url.removeprefix("sqlite:")  # sqlite:///relative, sqlite:////absolute
-
-
-def _one_of(name: str, value: Any, *known: str) -> Any:
-    if value not in known:
-        raise InvalidOptionError(f"{name} is {' or '.join(map(repr, known))}, not {value!r}")
-    return value

@@ -64,7 +64,7 @@ def test_refusals_without_end(tmp_path: Path) -> None:
 
 
 def test_subscriptions_without_end(tmp_path: Path) -> None:
-    """Each is stored, and looked at by statistics and housekeeping: a token has so many and no more."""
+    """Each is stored, and looked at by statistics and maintenance: a token has so many and no more."""
     with Attacked(tmp_path, limits_subscriptions_per_token=300) as server:
         token = server.token(read=["mine.>"], consume=["*"])
         with server.victim() as victim:

@@ -76,7 +76,7 @@ WAIT_S = 10.0
 
 
 def test_work_that_may_not_write_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A role that may only read opens a log with housekeeping, as all do by default."""
+    """A role that may only read opens a log with maintenance, as all do by default."""
     caplog.set_level("INFO", "headwater")
     calls: queue.SimpleQueue[None] = queue.SimpleQueue()
 

@@ -218,36 +218,30 @@ class Called:
             await asyncio.sleep(0)  # a second call would have happened by now
 
 
-def test_then_calls_back_on_the_loop_when_another_thread_is_done() -> None:
-    async def story() -> None:
-        completion: Completion[str] = Completion()
-        called = Called(1)
-        completion.then(asyncio.get_running_loop(), called)
-        await asyncio.sleep(0)
-        assert called.completions == []
-        thread = threading.Thread(target=complete, args=([(completion, "from afar", None)],))
-        thread.start()
-        await called.wait()
-        thread.join(30)
-        assert called.completions == [completion]
-        assert called.threads == {threading.get_ident()}
-        assert completion.result() == "from afar"
-
-    asyncio.run(story())
+async def test_then_calls_back_on_the_loop_when_another_thread_is_done() -> None:
+    completion: Completion[str] = Completion()
+    called = Called(1)
+    completion.then(asyncio.get_running_loop(), called)
+    await asyncio.sleep(0)
+    assert called.completions == []
+    thread = threading.Thread(target=complete, args=([(completion, "from afar", None)],))
+    thread.start()
+    await called.wait()
+    thread.join(30)
+    assert called.completions == [completion]
+    assert called.threads == {threading.get_ident()}
+    assert completion.result() == "from afar"
 
 
 @pytest.mark.parametrize("error", [None, KeyError("inside")], ids=["a value", "an error"])
-def test_then_calls_back_for_what_is_done_already(error: BaseException | None) -> None:
-    async def story() -> None:
-        completion = done("value", error)
-        called = Called(1)
-        completion.then(asyncio.get_running_loop(), called)
-        assert called.completions == [], "not from inside the call, which has not returned yet"
-        await called.wait()
-        assert called.completions == [completion]
-        assert called.completions[0].error is error
-
-    asyncio.run(story())
+async def test_then_calls_back_for_what_is_done_already(error: BaseException | None) -> None:
+    completion = done("value", error)
+    called = Called(1)
+    completion.then(asyncio.get_running_loop(), called)
+    assert called.completions == [], "not from inside the call, which has not returned yet"
+    await called.wait()
+    assert called.completions == [completion]
+    assert called.completions[0].error is error
 
 
 class Meddled(list[Any]):
@@ -266,33 +260,27 @@ class Meddled(list[Any]):
 
 
 @pytest.mark.parametrize("when", ["just before", "just after"])
-def test_then_calls_back_once_at_the_worst_moment(when: str) -> None:
-    async def story() -> None:
-        completion: Completion[str] = Completion()
-        completion._waiters = Meddled(completion, when)
-        called = Called(1)
+async def test_then_calls_back_once_at_the_worst_moment(when: str) -> None:
+    completion: Completion[str] = Completion()
+    completion._waiters = Meddled(completion, when)
+    called = Called(1)
+    completion.then(asyncio.get_running_loop(), called)
+    await called.wait()
+    assert called.completions == [completion]
+
+
+async def test_then_may_be_called_several_times_and_beside_waiters() -> None:
+    completion: Completion[str] = Completion()
+    called = Called(2)
+    waiting = asyncio.create_task(completion.wait_async())
+    await asyncio.sleep(0)
+    for _ in range(2):
         completion.then(asyncio.get_running_loop(), called)
-        await called.wait()
-        assert called.completions == [completion]
-
-    asyncio.run(story())
-
-
-def test_then_may_be_called_several_times_and_beside_waiters() -> None:
-    async def story() -> None:
-        completion: Completion[str] = Completion()
-        called = Called(2)
-        waiting = asyncio.create_task(completion.wait_async())
-        await asyncio.sleep(0)
-        for _ in range(2):
-            completion.then(asyncio.get_running_loop(), called)
-        complete([(completion, "for all", None)])
-        complete([(completion, "again", None)])
-        assert await waiting
-        await called.wait()
-        assert called.completions == [completion, completion]
-
-    asyncio.run(story())
+    complete([(completion, "for all", None)])
+    complete([(completion, "again", None)])
+    assert await waiting
+    await called.wait()
+    assert called.completions == [completion, completion]
 
 
 def test_tickets_finished_together_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,19 +307,16 @@ def test_tickets_finished_together_wake_the_loop_once(monkeypatch: pytest.Monkey
     asyncio.run(story())
 
 
-def test_a_ticket_finished_on_its_own_loop_needs_no_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        completion: Completion[int] = Completion()
-        waiting = asyncio.ensure_future(completion.wait_async())
-        await asyncio.sleep(0)
-        monkeypatch.setattr(loop, "call_soon_threadsafe", None)
-        complete([(completion, 1, None)])
-        monkeypatch.undo()
-        assert await waiting
-        assert completion.result() == 1
-
-    asyncio.run(story())
+async def test_a_ticket_finished_on_its_own_loop_needs_no_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    completion: Completion[int] = Completion()
+    waiting = asyncio.ensure_future(completion.wait_async())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", None)
+    complete([(completion, 1, None)])
+    monkeypatch.undo()
+    assert await waiting
+    assert completion.result() == 1
 
 
 def test_then_on_a_loop_that_is_closed_does_no_harm() -> None:

@@ -235,16 +235,13 @@ def test_a_coroutine_function_needs_the_asynchronous_log(log: Log) -> None:
     assert log.subscription("h").acked == 0
 
 
-def test_a_plain_function_is_a_handler_of_an_asyncio_log() -> None:
-    async def story() -> None:
-        async with headwater.open_async("memory:") as log:
-            seen: asyncio.Queue[int] = asyncio.Queue()
-            log.on("a", id="h")(lambda message: seen.put_nowait(message.data))
-            await log.start()
-            await log.publish("a", 1)
-            assert await asyncio.wait_for(seen.get(), TIME_LIMIT_S) == 1
-
-    asyncio.run(story())
+async def test_a_plain_function_is_a_handler_of_an_asyncio_log() -> None:
+    async with headwater.open_async("memory:") as log:
+        seen: asyncio.Queue[int] = asyncio.Queue()
+        log.on("a", id="h")(lambda message: seen.put_nowait(message.data))
+        await log.start()
+        await log.publish("a", 1)
+        assert await asyncio.wait_for(seen.get(), TIME_LIMIT_S) == 1
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])

@@ -139,21 +139,18 @@ def test_no_error_of_a_callback_ends_its_worker(log: Log, mishap: Any) -> None:
     eventually(lambda: log.live.counts("x"), live.LiveCounts(delivered=2, failed=1))
 
 
-def test_a_coroutine_function_that_raises_cancelled_error_goes_on(tmp_path: Path) -> None:
-    async def story() -> None:
-        heard = asyncio.Queue[int]()
+async def test_a_coroutine_function_that_raises_cancelled_error_goes_on(tmp_path: Path) -> None:
+    heard = asyncio.Queue[int]()
 
-        async def hear(message: Any) -> None:
-            if message.data == 0:
-                raise asyncio.CancelledError
-            await heard.put(message.data)
+    async def hear(message: Any) -> None:
+        if message.data == 0:
+            raise asyncio.CancelledError
+        await heard.put(message.data)
 
-        async with connected("sqlite", tmp_path) as log:
-            log.live.subscribe("x", "a", hear)
-            await log.publish_many([("a", n) for n in range(3)])
-            assert [await heard.get() for _ in range(2)] == [1, 2]
-
-    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
+    async with connected("sqlite", tmp_path) as log:
+        log.live.subscribe("x", "a", hear)
+        await log.publish_many([("a", n) for n in range(3)])
+        assert [await heard.get() for _ in range(2)] == [1, 2]
 
 
 def test_a_coroutine_function_that_never_waits_leaves_the_loop_to_others(tmp_path: Path) -> None:
@@ -212,31 +209,28 @@ def test_what_a_slow_callback_lost_is_reported_to_it_before_the_next_message(
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_coroutine_functions_are_reported_too(tmp_path: Path, is_plain: bool) -> None:
-    async def story() -> None:
-        reported, gate = asyncio.Queue[Any](), asyncio.Event()
+async def test_coroutine_functions_are_reported_too(tmp_path: Path, is_plain: bool) -> None:
+    reported, gate = asyncio.Queue[Any](), asyncio.Event()
 
-        async def hear(message: Any) -> None:
-            await gate.wait()
-            await reported.put(message.data)
+    async def hear(message: Any) -> None:
+        await gate.wait()
+        await reported.put(message.data)
 
-        async def lost(count: int) -> None:
-            await reported.put(f"lost {count}")
+    async def lost(count: int) -> None:
+        await reported.put(f"lost {count}")
 
-        async with connected("sqlite", tmp_path) as log:
-            log.live.subscribe(
-                "x", "a", (lambda message: hear(message)) if is_plain else hear, queue_max=1, on_dropped=lost
-            )
-            await log.publish("a", 0)
-            while not log.live._working or next(iter(log.live._working)).queue:
-                await asyncio.sleep(0.001)
-            await log.publish_many([("a", n) for n in range(1, 4)])
-            while log.live.counts("x").dropped < 2:
-                await asyncio.sleep(0.001)
-            gate.set()
-            assert [await reported.get() for _ in range(3)] == [0, "lost 2", 3]
-
-    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
+    async with connected("sqlite", tmp_path) as log:
+        log.live.subscribe(
+            "x", "a", (lambda message: hear(message)) if is_plain else hear, queue_max=1, on_dropped=lost
+        )
+        await log.publish("a", 0)
+        while not log.live._working or next(iter(log.live._working)).queue:
+            await asyncio.sleep(0.001)
+        await log.publish_many([("a", n) for n in range(1, 4)])
+        while log.live.counts("x").dropped < 2:
+            await asyncio.sleep(0.001)
+        gate.set()
+        assert [await reported.get() for _ in range(3)] == [0, "lost 2", 3]
 
 
 # --- where it begins ------------------------------------------------------------------------------------------------

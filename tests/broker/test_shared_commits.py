@@ -75,11 +75,11 @@ def standing_by(log: Log, count: int = 1) -> None:
     wakeups = log._core.engine.wakeups  # type: ignore[attr-defined]
     done, stand_by = threading.Semaphore(0), wakeups.stand_by
 
-    def told(*arguments: Any) -> None:
+    def counted(*arguments: Any) -> None:
         stand_by(*arguments)
         done.release()
 
-    wakeups.stand_by = told
+    wakeups.stand_by = counted
     try:
         missing = count - len(wakeups._standing_by)
         for _ in range(max(0, missing)):

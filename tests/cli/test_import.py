@@ -221,6 +221,21 @@ def test_behind_a_server(run: Run, tmp_path: Path, file: Path) -> None:
         assert headwater_messages(log)[3].published_at == datetime.fromtimestamp(1_600_000_003, UTC)
 
 
+def test_another_file_with_the_same_first_line_behind_a_server(run: Run, tmp_path: Path, file: Path) -> None:
+    write(file, 3)
+    other = tmp_path / "other.jsonl"
+    write(other, 1)
+    write(other, 2, first=100)
+    served = ServedFile(tmp_path / "served.db")
+    try:
+        assert run("import", served.url(), file, "--json").json["imported"] == 3
+        assert run("import", served.url(), other, "--json").json["imported"] == 2
+        assert run("import", served.url(), other, "--json").json["imported"] == 0
+    finally:
+        served.stop()
+    assert numbers(tmp_path / "served.db") == [0, 1, 2, 100, 101]
+
+
 def test_in_postgres(run: Run, postgres_schema_url: str, file: Path) -> None:
     write(file, 25)
     assert run("import", postgres_schema_url, file, "--json").json["imported"] == 25

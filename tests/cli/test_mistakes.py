@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unprivileged import NO_RIGHTS, printed_without_rights
 
 import headwater
 from headwater.errors import InvalidDataError, InvalidOptionError, UnknownSubscriptionError
 from headwater.pipeline.sql import sql_error
 from headwater.version import install_hint
-
-NOBODY = 65534
 
 # The arguments of a command, in a directory without a log; the code it ends with, the error, and the next step.
 MISTAKES: list[tuple[str, int, str, str]] = [
@@ -109,6 +106,51 @@ MISTAKES: list[tuple[str, int, str, str]] = [
         "",
         "",
     ),
+    (
+        "tail localhost:8765",
+        2,
+        "localhost:8765 is a host and a port",
+        "Write ws://localhost:8765; a file of that name is ./localhost:8765",
+    ),
+    ("publish a.db a 1 --countdown 5", 2, "No such option: --countdown", "Write --delay; headwater publish --help"),
+    ("subscribe a.db s > --group g", 2, "No such option: --group", "Use the argument ID; headwater subscribe --help"),
+    (
+        "subscribe a.db s > --from-beginning",
+        2,
+        "No such option: --from-beginning",
+        "Write --start first; headwater subscribe --help",
+    ),
+    ("tail a.db --limit 5", 2, "No such option: --limit", "Write --last N; headwater tail --help"),
+    ("worker -A app", 2, "No such option: -A", "Use the argument MODULE:LOG; headwater worker --help"),
+    (
+        "worker app:log --concurrency 4",
+        2,
+        "No such option: --concurrency",
+        "Write --threads N or --processes N; headwater worker --help",
+    ),
+    ("consume a.db", 2, "No such command 'consume'", "Write headwater subscribe; headwater --help"),
+    ("seek a.db billing first", 2, "No such command 'seek'", "Write headwater subscriptions seek; headwater --help"),
+    ("dlq retry a.db", 2, "No such command 'retry'", "Write headwater dlq redrive; headwater dlq --help"),
+    (
+        "subscriptions delete a.db x",
+        2,
+        "No such command 'delete'",
+        "Write headwater subscriptions rm; headwater subscriptions --help",
+    ),
+    (
+        "subscribe a.db billing",
+        2,
+        "Missing argument 'PATTERN'",
+        "Write headwater subscribe LOG ID PATTERN; headwater subscribe --help",
+    ),
+    ("tail a.db -n x", 2, "Invalid value for '--last' / '-n': 'x' is not a whole number", "headwater tail --help"),
+    ("tail a.db -n -4", 2, "Invalid value for '--last' / '-n': -4 must be at least 0", "headwater tail --help"),
+    (
+        "worker a:b --processes 0",
+        2,
+        "Invalid value for '--processes': 0 must lie between 1 and 256",
+        "headwater worker --help",
+    ),
 ]
 
 
@@ -155,9 +197,9 @@ def test_a_log_that_is_there_may_have_any_name(run: Any, tmp_path: Path, monkeyp
 
 
 def test_a_pattern_that_no_topic_matches_is_noted(run: Any, log: headwater.Log, path: Path) -> None:
-    told = "no topic matches order.>; there are: orders.new, notes.made\n"
-    assert run("tail", path, "order.>") == (0, "", told)
-    assert run("tail", path, "order.#", "--dialect", "amqp").err == told.replace(">", "#")
+    shown = "no topic matches order.>; there are: orders.new, notes.made\n"
+    assert run("tail", path, "order.>") == (0, "", shown)
+    assert run("tail", path, "order.#", "--dialect", "amqp").err == shown.replace(">", "#")
     assert run("tail", path, "orders.>", "--where", "data.order > 3") == (0, "", "")
     for number in range(9):
         log.publish(f"many.{number}", 1)
@@ -173,9 +215,9 @@ def test_a_pattern_on_a_log_without_messages_is_noted(run: Any, path: Path) -> N
 def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, log: headwater.Log, path: Path) -> None:
     advice = "List those there are: `headwater subscriptions LOG`"
     assert run("subscriptions", "rm", path, "nosuch").err.splitlines()[1] == f"next: {advice}"
-    with pytest.raises(UnknownSubscriptionError) as told:
+    with pytest.raises(UnknownSubscriptionError) as shown:
         log.delete_subscription("nosuch")
-    assert told.value.next == advice
+    assert shown.value.next == advice
 
 
 @pytest.mark.parametrize(
@@ -212,10 +254,10 @@ def test_a_url_with_a_slash_too_few_is_no_path(url: str, tmp_path: Path, monkeyp
 
 def test_a_log_that_is_not_awaited_says_so() -> None:
     opening: Any = headwater.open_async("memory:")
-    with pytest.raises(AttributeError) as told:
+    with pytest.raises(AttributeError) as shown:
         opening.publish("a", 1)
     opening.close()
-    assert str(told.value) == (
+    assert str(shown.value) == (
         "this is not awaited: it has no 'publish' yet. Write `async with headwater.open_async(…) as …`, "
         "or `… = await headwater.open_async(…)`"
     )
@@ -244,16 +286,16 @@ class Order:
 def test_data_that_is_no_json(data: Any, why: str, next: str) -> None:
     with headwater.open("memory:") as log:
         for publish in (lambda: log.publish("a", data), lambda: log.publish_many([("a", [1]), ("a", data)])):
-            with pytest.raises(InvalidDataError) as told:
+            with pytest.raises(InvalidDataError) as shown:
                 publish()
-            assert told.value.why == why
-            assert next in told.value.next
+            assert shown.value.why == why
+            assert next in shown.value.next
         assert log.last_seq() == 0
         assert log.publish_many([("a", [1, (2, 3)]), ("a", {"b": [None, "[", {"c": []}]})]) == [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "shown"),
     [
         (
             "[PARSE_SYNTAX_ERROR] Syntax error at or near 'selct'. SQLSTATE: 42601 (line 1, pos 0)",
@@ -271,8 +313,8 @@ def test_data_that_is_no_json(data: Any, why: str, next: str) -> None:
         ),
     ],
 )
-def test_a_typo_in_sql(raised: str, told: str) -> None:
-    assert sql_error(RuntimeError(raised), ["messages", "live"]) == told
+def test_a_typo_in_sql(raised: str, shown: str) -> None:
+    assert sql_error(RuntimeError(raised), ["messages", "live"]) == shown
 
 
 @pytest.mark.parametrize("extra", ["postgres", "redis", "s3", "otel", "spark", "jdk"])
@@ -289,40 +331,6 @@ def test_a_missing_extra_says_what_can_be_installed(extra: str, monkeypatch: pyt
 
 
 # --- as a user that may only read -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def public_directory() -> Iterator[Path]:
-    """pytest's own directories are for root's eyes only."""
-    if os.getuid() != 0:
-        pytest.skip("only root can become nobody")
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
-
-
-def as_nobody(work: Callable[[], object]) -> str:
-    """What a forked child without rights prints; all that it needs has been imported before."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os.dup2(write, 1)
-            os.dup2(write, 2)
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
-            print(f"ended with {work()}")
-            sys.stdout.flush()
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        told = pipe.read()
-    os.waitpid(child, 0)
-    return told
 
 
 READING = (
@@ -346,7 +354,7 @@ def test_reading_needs_no_right_to_write(run: Any, public_directory: Path, comma
         log.subscribe("billing", "orders.>").close()
     expected = run(*command, path).out  # and all is imported
     path.chmod(mode)
-    shown = as_nobody(lambda: headwater_main([*command, str(path)]))
+    shown = printed_without_rights(lambda: headwater_main([*command, str(path)]))
     assert shown.endswith("ended with 0\n")
     if command[0] not in ("lag", "top"):  # which show how long a message has waited
         assert shown.splitlines()[:-1] == expected.splitlines()
@@ -361,7 +369,7 @@ def test_reading_while_another_user_writes(run: Any, public_directory: Path) -> 
         for each in public_directory.iterdir():
             each.chmod(0o644)
         log.publish("orders.paid", 2)  # is in the write-ahead log alone
-        shown = as_nobody(lambda: headwater_main(["topics", str(path)]))
+        shown = printed_without_rights(lambda: headwater_main(["topics", str(path)]))
     assert "orders.paid" in shown
 
 
@@ -369,9 +377,9 @@ def test_writing_says_what_is_missing(run: Any, public_directory: Path) -> None:
     path = public_directory / "events.db"
     assert run("publish", path, "a", "1").code == 0
     path.chmod(0o444)
-    told = as_nobody(lambda: headwater_main(["publish", str(path), "a", "1"]))
-    assert "next: Give this user write access" in told
-    assert told.endswith("ended with 3\n")
+    shown = printed_without_rights(lambda: headwater_main(["publish", str(path), "a", "1"]))
+    assert "next: Give this user write access" in shown
+    assert shown.endswith("ended with 3\n")
 
 
 def headwater_main(arguments: list[str]) -> int:
@@ -402,14 +410,14 @@ def test_a_lake_that_may_not_be_written(public_directory: Path, command: list[st
     with headwater.open(log) as opened:
         opened.publish("a", 1)
     for each in (log.parent, log):
-        os.chown(each, NOBODY, NOBODY)
+        os.chown(each, NO_RIGHTS, NO_RIGHTS)
     (public_directory / "lake" / "bronze" / "messages" / "_delta_log").mkdir(parents=True)
     (public_directory / "lake" / "bronze" / "messages" / "_delta_log" / "00000000000000000000.json").touch()
     words = [str(log) if word == "LOG" else word for word in command]
     arguments = [sys.executable, "-c", LAKE, "pipeline", *words, "--lake", str(public_directory / "lake")]
-    told = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-    assert told.stderr.splitlines() == [
+    shown = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert shown.stderr.splitlines() == [
         f"error: {public_directory / 'lake'}: the lake cannot be written (Permission denied)",
         "next: Get write access to the folder and to all in it; reading needs none",
     ]
-    assert told.returncode == 3
+    assert shown.returncode == 3

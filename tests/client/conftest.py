@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 from fault_proxy import FaultProxy
-from own_loop import pytest_pyfunc_call
 from served import RunningServer
 
 import headwater
 from headwater.client.options import TOKEN_VARIABLE
 from headwater.server.server import Server
-
-__all__ = ["pytest_pyfunc_call"]
-
 
 Serve = Callable[..., Server]
 ProxyTo = Callable[[int], FaultProxy]

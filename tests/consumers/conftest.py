@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from own_loop import pytest_pyfunc_call
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode does not
 
 from consumer_bench import Api, Place, place_of
-
-__all__ = ["pytest_pyfunc_call"]
 
 
 @pytest.fixture(params=["sqlite", "postgres", "ws"])

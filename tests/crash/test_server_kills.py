@@ -17,7 +17,6 @@ from server_process import ServerProcess
 from verdict import judge
 from witnessed_clients import Company
 
-KILLS = 20
 WORKING_S = 0.25  # at most so long after every process is at work again
 GOES_ON_S_MAX = 5.0  # from the restart to the first delivery, on a machine that has other things to do; a lease has 15
 CLIENT = {"reconnect_min": 0.02, "reconnect_max": 0.1}  # a server that is not up yet is tried again soon
@@ -27,7 +26,7 @@ def test_clients_carry_on_when_their_server_is_killed(
     tmp_path: Path, pytestconfig: pytest.Config, figures: Callable[[str], None]
 ) -> None:
     seed = pytestconfig.getoption("--dice")
-    kills = KILLS * max(1, pytestconfig.getoption("--kills") // 24)
+    kills = pytestconfig.getoption("--kills")
     dice = random.Random(f"server kills {seed}")
     restarts: list[int] = []
     began_s = time.monotonic()

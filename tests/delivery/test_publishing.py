@@ -128,7 +128,7 @@ def test_what_is_forgotten_stays_forgotten(
 
 
 @given(window=windows, seq=window_seqs, last_seq=window_seqs, published_ms=times, now_ms=times)
-def test_housekeeping_forgets_only_what_is_outside(
+def test_maintenance_forgets_only_what_is_outside(
     window: DedupeWindow, seq: int, last_seq: int, published_ms: int, now_ms: int
 ) -> None:
     forgotten = seq <= window.oldest_seq(last_seq) or published_ms < window.oldest_ms(now_ms)

@@ -187,7 +187,7 @@ def test_years_without_a_process_cost_a_moment() -> None:
         (Schedule("s", "t"), "an interval or a cron expression"),
         (Schedule("two words", "t", every_ms=5_000), "no blanks"),
         (Schedule("x" * 65, "t", every_ms=5_000), "1 to 64 characters"),
-        (every(5_000, missed="never"), "missed is"),
+        (every(5_000, missed="never"), "missed must be one of once, skip, all"),
         (every(5_000, missed_max=0), "missed_max"),
     ],
 )

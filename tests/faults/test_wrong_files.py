@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
 import pytest
+from unprivileged import printed_without_rights
 
 import headwater
 from headwater.errors import CorruptError, HeadwaterError, NewerSchemaError, NotALogError, StoreError
-
-NOBODY = 65534
 
 
 def refusal(path: Path, kind: type[HeadwaterError], **options: object) -> HeadwaterError:
@@ -126,38 +123,17 @@ def test_a_log_with_a_broken_header(tmp_path: Path) -> None:
 # --- as a user without rights: root may write everywhere, so a forked child becomes nobody --------------------------
 
 
-@pytest.fixture
-def public_directory() -> Iterator[Path]:
-    """pytest's own directories are for root's eyes only."""
-    if os.getuid() != 0:
-        pytest.skip("only root can become nobody")
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
+def refused_without_rights(path: Path) -> tuple[str, str]:
+    """The class of the error, and its next step."""
 
-
-def as_nobody(work: Callable[[], object]) -> str:
-    """Runs `work` in a forked child without rights; the class of the error it raised, and its next step."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
+    def report() -> str:
         try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            try:
-                reported = f"nothing raised, {work()!r}"
-            except HeadwaterError as exc:
-                reported = f"{type(exc).__name__}|{exc.next}"
-            os.write(write, reported.encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        reported = pipe.read()
-    os.waitpid(child, 0)
-    return reported
+            return f"nothing raised, {headwater.open(path)!r}"
+        except HeadwaterError as exc:
+            return f"{type(exc).__name__}|{exc.next}"
+
+    kind, _, next = printed_without_rights(report).removeprefix("ended with ").partition("|")
+    return kind, next
 
 
 def make_log(directory: Path) -> Path:
@@ -170,7 +146,7 @@ def make_log(directory: Path) -> Path:
 def test_a_file_without_write_permission(public_directory: Path) -> None:
     path = make_log(public_directory)
     path.chmod(0o444)
-    kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
+    kind, next = refused_without_rights(path)
     assert kind == "ReadOnlyError"
     assert "write access" in next
 
@@ -178,7 +154,7 @@ def test_a_file_without_write_permission(public_directory: Path) -> None:
 def test_a_file_without_any_permission(public_directory: Path) -> None:
     path = make_log(public_directory)
     path.chmod(0o400)
-    kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
+    kind, next = refused_without_rights(path)
     assert kind in ("StoreError", "ReadOnlyError")
     assert next
 
@@ -186,9 +162,9 @@ def test_a_file_without_any_permission(public_directory: Path) -> None:
 def test_a_directory_without_write_permission(public_directory: Path) -> None:
     path = make_log(public_directory)
     path.chmod(0o666)  # the file may be written, but no -wal may be made beside it
-    kind, _, next = as_nobody(lambda: headwater.open(path)).partition("|")
+    kind, next = refused_without_rights(path)
     assert kind in ("StoreError", "ReadOnlyError")
     assert "director" in next
-    kind, _, next = as_nobody(lambda: headwater.open(public_directory / "new.db")).partition("|")
+    kind, next = refused_without_rights(public_directory / "new.db")
     assert kind in ("StoreError", "ReadOnlyError")
     assert "director" in next

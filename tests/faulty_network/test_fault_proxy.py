@@ -38,6 +38,14 @@ def new_client(proxy: FaultProxy) -> Iterator[NewClient]:
         yield lambda: clients.enter_context(connect(proxy))
 
 
+@pytest.fixture
+def client(new_client: NewClient) -> socket.socket:
+    """One whose connection is known to work."""
+    client = new_client()
+    assert echoed(client, b"hello") == b"hello"
+    return client
+
+
 def hears_nothing(client: socket.socket) -> bool:
     client.settimeout(SILENCE_S)
     try:
@@ -80,10 +88,8 @@ def test_a_clients_end_reaches_the_server_and_the_servers_reaches_the_client(
 
 
 def test_a_clients_reset_reaches_the_server_as_one(
-    server: EchoServer, proxy: FaultProxy, new_client: NewClient
+    server: EchoServer, proxy: FaultProxy, client: socket.socket
 ) -> None:
-    client = new_client()
-    assert echoed(client, b"hello") == b"hello"
     reset_socket(client)
     server.wait_until(lambda: server.endings == {0: "reset"})
 
@@ -159,10 +165,8 @@ def test_a_reset_reaches_both_ends_of_all_connections(
 
 
 def test_a_clean_close_delivers_what_is_on_its_way_and_ends_both_sides_without_a_reset(
-    server: EchoServer, proxy: FaultProxy, new_client: NewClient
+    server: EchoServer, proxy: FaultProxy, client: socket.socket
 ) -> None:
-    client = new_client()
-    assert echoed(client, b"hello") == b"hello"
     proxy.hold_back()
     client.sendall(b", on its way")
     proxy.wait_until(lambda counts: counts.held_bytes == 12)
@@ -176,10 +180,8 @@ def test_a_clean_close_delivers_what_is_on_its_way_and_ends_both_sides_without_a
 
 @pytest.mark.parametrize("direction", list(Direction))
 def test_a_cut_lets_exactly_so_many_bytes_through(
-    server: EchoServer, proxy: FaultProxy, new_client: NewClient, direction: Direction
+    server: EchoServer, proxy: FaultProxy, client: socket.socket, new_client: NewClient, direction: Direction
 ) -> None:
-    client = new_client()
-    assert echoed(client, b"hello") == b"hello"
     bystander = new_client()
     proxy.cut_after(7, direction)
     client.sendall(b"0123456789")
@@ -194,9 +196,9 @@ def test_a_cut_lets_exactly_so_many_bytes_through(
     assert echoed(bystander, b"unharmed, and the cut is spent") == b"unharmed, and the cut is spent"
 
 
-def test_a_black_hole_swallows_and_closes_nothing(server: EchoServer, proxy: FaultProxy, new_client: NewClient) -> None:
-    client = new_client()
-    assert echoed(client, b"hello") == b"hello"
+def test_a_black_hole_swallows_and_closes_nothing(
+    server: EchoServer, proxy: FaultProxy, client: socket.socket, new_client: NewClient
+) -> None:
     proxy.blackhole()
     client.sendall(b"anybody?")
     proxy.wait_until(lambda counts: counts.swallowed_bytes == 8)
@@ -221,17 +223,15 @@ def test_a_black_hole_can_have_one_direction(server: EchoServer, proxy: FaultPro
     assert proxy.counts.to_client_bytes == 0
 
 
-def test_a_connection_that_lost_nothing_survives_a_black_hole(proxy: FaultProxy, new_client: NewClient) -> None:
-    client = new_client()
-    assert echoed(client, b"hello") == b"hello"
+def test_a_connection_that_lost_nothing_survives_a_black_hole(proxy: FaultProxy, client: socket.socket) -> None:
     proxy.blackhole()
     proxy.heal()
     assert echoed(client, b"still here") == b"still here"
 
 
-def test_refusing_hits_new_connections_only_and_ends_on_the_same_port(proxy: FaultProxy, new_client: NewClient) -> None:
-    client = new_client()
-    assert echoed(client, b"hello") == b"hello"
+def test_refusing_hits_new_connections_only_and_ends_on_the_same_port(
+    proxy: FaultProxy, client: socket.socket, new_client: NewClient
+) -> None:
     proxy.refuse()
     for _ in range(3):
         with pytest.raises(ConnectionRefusedError):
@@ -251,31 +251,27 @@ def test_a_server_that_is_not_there_resets_the_client(proxy: FaultProxy, new_cli
 
 
 def test_a_late_duplicate_arrives_after_the_client_is_back(
-    server: EchoServer, proxy: FaultProxy, new_client: NewClient
+    server: EchoServer, proxy: FaultProxy, client: socket.socket, new_client: NewClient
 ) -> None:
-    client = new_client()
-    assert echoed(client, b"hello ") == b"hello "
     proxy.duplicate_late(after_bytes=5)
     client.sendall(b"order")
     with pytest.raises(ConnectionResetError):
         client.recv(1)
     proxy.wait_until(lambda counts: counts.orphaned == 1)
-    assert (server.heard, server.endings) == ([b"hello "], {})
+    assert (server.heard, server.endings) == ([b"hello"], {})
     assert (proxy.counts.held_bytes, proxy.counts.late_bytes) == (5, 0)
     back = new_client()
     server.wait_until(lambda: len(server.heard) == 2)
-    assert server.heard == [b"hello ", b""]  # connected is not yet back: the server has to answer
+    assert server.heard == [b"hello", b""]  # connected is not yet back: the server has to answer
     assert echoed(back, b"order") == b"order"
     server.wait_until(lambda: server.endings == {0: "fin"})
-    assert server.heard == [b"hello order", b"order"]
+    assert server.heard == [b"helloorder", b"order"]
     assert (proxy.counts.held_bytes, proxy.counts.late_bytes) == (0, 5)
 
 
 def test_a_test_may_decide_itself_when_the_late_bytes_arrive(
-    server: EchoServer, proxy: FaultProxy, new_client: NewClient
+    server: EchoServer, proxy: FaultProxy, client: socket.socket, new_client: NewClient
 ) -> None:
-    client = new_client()
-    assert echoed(client, b"hello ") == b"hello "
     proxy.hold_back()
     client.sendall(b"order")
     proxy.wait_until(lambda counts: counts.held_bytes == 5)
@@ -284,41 +280,35 @@ def test_a_test_may_decide_itself_when_the_late_bytes_arrive(
         client.recv(1)
     back = new_client()
     assert [echoed(back, b"order") for _ in range(3)] == [b"order"] * 3
-    assert server.heard == [b"hello ", b"order" * 3]
+    assert server.heard == [b"hello", b"order" * 3]
     proxy.deliver_late()
-    server.wait_until(lambda: server.heard[0] == b"hello order")
+    server.wait_until(lambda: server.heard[0] == b"helloorder")
 
 
 def test_a_client_that_leaves_by_itself_while_held_back_is_still_believed_in(
-    server: EchoServer, proxy: FaultProxy, new_client: NewClient
+    server: EchoServer, proxy: FaultProxy, client: socket.socket
 ) -> None:
-    client = new_client()
-    assert echoed(client, b"hello ") == b"hello "
     proxy.hold_back()
     client.sendall(b"order")
     client.close()
     proxy.wait_until(lambda counts: counts.orphaned == 1 and counts.held_bytes == 5)
     assert server.endings == {}
     proxy.deliver_late()
-    server.wait_until(lambda: server.endings == {0: "fin"} and server.heard == [b"hello order"])
+    server.wait_until(lambda: server.endings == {0: "fin"} and server.heard == [b"helloorder"])
 
 
 def test_healing_lets_a_held_back_connection_go_on(
-    server: EchoServer, proxy: FaultProxy, new_client: NewClient
+    server: EchoServer, proxy: FaultProxy, client: socket.socket
 ) -> None:
-    client = new_client()
-    assert echoed(client, b"hello ") == b"hello "
     proxy.hold_back()
     client.sendall(b"order")
     proxy.wait_until(lambda counts: counts.held_bytes == 5)
     proxy.heal()
     assert receive(client, 5) == b"order"
-    assert (server.heard, proxy.counts.held_bytes) == ([b"hello order"], 0)
+    assert (server.heard, proxy.counts.held_bytes) == ([b"helloorder"], 0)
 
 
-def test_a_reset_takes_what_is_held_back_along(server: EchoServer, proxy: FaultProxy, new_client: NewClient) -> None:
-    client = new_client()
-    assert echoed(client, b"hello") == b"hello"
+def test_a_reset_takes_what_is_held_back_along(server: EchoServer, proxy: FaultProxy, client: socket.socket) -> None:
     proxy.hold_back()
     client.sendall(b"order")
     proxy.wait_until(lambda counts: counts.held_bytes == 5)

@@ -19,8 +19,9 @@ PURE_STDLIB = {
     "re", "typing",
 }  # fmt: skip
 PURE_OTHERS = {
-    "msgspec", "re2", "headwater.errors", "headwater.formats", "headwater.message", "headwater.delivery",
-    "headwater.topics", "datetime", "zoneinfo", "cronsim",  # of calendars, without a clock: see IMPURE_CALLS
+    "msgspec", "re2", "headwater.arguments", "headwater.errors", "headwater.formats", "headwater.message",
+    "headwater.delivery", "headwater.topics",
+    "datetime", "zoneinfo", "cronsim",  # of calendars, without a clock: see IMPURE_CALLS
 }  # fmt: skip
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "__import__", "now", "utcnow", "today"}
 

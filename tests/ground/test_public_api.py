@@ -1,6 +1,5 @@
 """The public API is a list; signatures have every option with type and default; the synchronous API is generated."""
 
-import asyncio
 import inspect
 import subprocess
 import sys
@@ -175,17 +174,13 @@ def test_open_and_connect_take_the_same_options() -> None:
     assert options_of(headwater.open) == options_of(headwater.open_async)
 
 
-def test_subscribing_is_awaited_or_a_block() -> None:
+async def test_subscribing_is_awaited_or_a_block() -> None:
     """Logs and subscriptions of asyncio open with `async with`, and with `await`."""
-
-    async def story() -> None:
-        async with headwater.open_async("memory:") as log:
-            await log.publish_many([("a", 1), ("a", 2)])
-            async with log.subscribe("s", "a") as subscription:
-                [first] = await subscription.fetch(1)
-                await first.ack()
-            again = await log.subscribe("s", "a")
-            assert [message.data for message in await again.fetch()] == [2]
-            await again.close()
-
-    asyncio.run(story())
+    async with headwater.open_async("memory:") as log:
+        await log.publish_many([("a", 1), ("a", 2)])
+        async with log.subscribe("s", "a") as subscription:
+            [first] = await subscription.fetch(1)
+            await first.ack()
+        again = await log.subscribe("s", "a")
+        assert [message.data for message in await again.fetch()] == [2]
+        await again.close()

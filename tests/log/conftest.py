@@ -20,10 +20,12 @@ PLACES = ("sqlite", "postgres", "served")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test over each place; one that needs the engine in its own process (`engine_here`) not behind a server."""
+    """Each test over each place, or over the PLACES of its module; one that needs the engine in its own process
+    (`engine_here`) not behind a server."""
     if "open_log" in metafunc.fixturenames:
         here = "engine_here" in metafunc.fixturenames
-        metafunc.parametrize("open_log", [place for place in PLACES if not (here and place == "served")], indirect=True)
+        places = [place for place in getattr(metafunc.module, "PLACES", PLACES) if not (here and place == "served")]
+        metafunc.parametrize("open_log", places, indirect=True)
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 # ruff: noqa: PT012 (what a transaction refuses, it may refuse at the end of its block)
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from headwater.errors import (
     SubscriptionActiveError,
 )
 
-Story = Callable[[AsyncLog], Awaitable[None]]
+Opening = AbstractAsyncContextManager[AsyncLog]
 
 
 @pytest.fixture
@@ -30,25 +29,16 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(url: str, clock: ManualClock) -> Callable[[Story], None]:
-    """Runs a coroutine function with an open log, and not for ever."""
-
-    def run(story: Story) -> None:
-        async def with_log() -> None:
-            async with headwater.open_async(url, clock=clock, maintenance_interval=None, heartbeats=False) as log:
-                await asyncio.wait_for(story(log), 30)
-
-        asyncio.run(with_log())
-
-    return run
+def opening(url: str, clock: ManualClock) -> Opening:
+    return headwater.open_async(url, clock=clock, maintenance_interval=None, heartbeats=False)
 
 
 def seqs(messages: Any) -> list[int]:
     return [message.seq for message in messages]
 
 
-def test_publish_fetch_ack(run: Any) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_publish_fetch_ack(opening: Opening) -> None:
+    async with opening as log:
         assert await log.publish("a", {"n": 1}, id="x") == 1
         assert await log.publish("a", {"n": 2}, id="x") == 1
         assert await log.publish_many([("a", 2), ("b", 3)]) == [2, 3]
@@ -71,11 +61,9 @@ def test_publish_fetch_ack(run: Any) -> None:
         assert (await log.dead_letters.redrive()).redriven == 1
         assert (await log.subscription("s")).lag == 1
 
-    run(story)
 
-
-def test_the_rest_of_the_verbs(run: Any, clock: ManualClock) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_the_rest_of_the_verbs(opening: Opening, clock: ManualClock) -> None:
+    async with opening as log:
         await log.publish_many([("a", n, {"ttl": 0}) for n in range(3)])
         subscription = await log.subscribe("s", "a", ack_wait=5)
         assert await subscription.fetch() == []
@@ -103,11 +91,9 @@ def test_the_rest_of_the_verbs(run: Any, clock: ManualClock) -> None:
         assert (await log.health())["store"] in ("memory", "sqlite")
         assert await log.subscriptions() == []
 
-    run(story)
 
-
-def test_a_hundred_publishers_share_commits(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_a_hundred_publishers_share_commits(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opening as log:
         store = log._core.engine.store
         write, commits = store.write, []
 
@@ -124,22 +110,18 @@ def test_a_hundred_publishers_share_commits(run: Any, monkeypatch: pytest.Monkey
         subscription = await log.subscribe("s", "a")
         assert [message.data for message in await subscription.fetch()] == list(range(100)), "in the order of asking"
 
-    run(story)
 
-
-def test_one_bad_publish_among_many_fails_alone(run: Any) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_one_bad_publish_among_many_fails_alone(opening: Opening) -> None:
+    async with opening as log:
         outcomes = await asyncio.gather(
             *(log.publish("a", float("nan") if n == 5 else n) for n in range(10)), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes].count(InvalidDataError) == 1
         assert await log.last_seq() == 9
 
-    run(story)
 
-
-def test_a_waiting_fetch_is_woken(run: Any) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_a_waiting_fetch_is_woken(opening: Opening) -> None:
+    async with opening as log:
         subscription = await log.subscribe("s", "a")
         waiting = asyncio.create_task(subscription.fetch(timeout=None))
         await asyncio.sleep(0)
@@ -147,54 +129,9 @@ def test_a_waiting_fetch_is_woken(run: Any) -> None:
         await log.publish("a", 1)
         assert seqs(await waiting) == [2]
 
-    run(story)
 
-
-def test_cancelling_a_waiting_fetch_leaves_no_trace(run: Any) -> None:
-    async def story(log: AsyncLog) -> None:
-        subscription = await log.subscribe("s", "a")
-        for _ in range(3):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(subscription.fetch(timeout=None), 0.02)
-        await log.publish_many([("a", 1), ("a", 2)])
-        assert [(message.seq, message.attempt) for message in await subscription.fetch()] == [(1, 1), (2, 1)]
-        await subscription.close()
-        with pytest.raises(ClosedError):
-            await subscription.fetch()
-
-    run(story)
-
-
-def test_cancelling_at_any_moment_loses_nothing(run: Any, clock: ManualClock) -> None:
-    """A fetch cancelled while its claim commits leaves deliveries in flight; they come again after the ack wait."""
-
-    async def story(log: AsyncLog) -> None:
-        subscription = await log.subscribe("s", "a", ack_wait=5, max_attempts=1_000)
-        acked: set[int] = set()
-        for turn in range(40):
-            await log.publish("a", turn)
-            task = asyncio.create_task(subscription.fetch(1, timeout=None))
-            for _ in range(turn % 8):
-                await asyncio.sleep(0)
-            task.cancel()
-            for message in (await asyncio.gather(task, return_exceptions=True))[0:1]:
-                if isinstance(message, list):
-                    await subscription.ack_many(message)
-                    acked.update(seqs(message))
-        await log.health()  # a write, so that the claims of cancelled fetches are through before the time passes
-        clock.advance(5)
-        while found := await subscription.fetch():
-            assert not acked & set(seqs(found))
-            acked.update(seqs(found))
-            await subscription.ack_many(found)
-        assert acked == set(range(1, 41))
-        assert (await log.subscription("s")).lag == 0
-
-    run(story)
-
-
-def test_async_iteration(run: Any) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_async_iteration(opening: Opening) -> None:
+    async with opening as log:
         await log.publish_many([("a", n) for n in range(250)])
         subscription = await log.subscribe("s", "a")
         received = []
@@ -218,22 +155,15 @@ def test_async_iteration(run: Any) -> None:
         await task
         assert received == list(range(1, 252))
 
-    run(story)
 
-
-def test_two_shared_consumers(run: Any) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_two_shared_consumers(opening: Opening) -> None:
+    async with opening as log:
         one, two = [await log.subscribe("s", "a", mode="shared") for _ in range(2)]
         await log.publish_many([("a", n) for n in range(4)])
         assert [seqs(await one.fetch(2)), seqs(await two.fetch())] == [[1, 2], [3, 4]]
         behind = await log.subscribe("behind", "a", mode="shared")
         with pytest.raises(NotDeliveredError):
-            await behind.ack_many(await log_all(log))
-
-    async def log_all(log: AsyncLog) -> Any:
-        return await (await log.subscribe("all", ">")).fetch()
-
-    run(story)
+            await behind.ack_many(await (await log.subscribe("all", ">")).fetch())
 
 
 def test_the_two_faces_share_a_file(tmp_path: Path, clock: ManualClock) -> None:
@@ -254,88 +184,76 @@ def test_the_two_faces_share_a_file(tmp_path: Path, clock: ManualClock) -> None:
     blocking.close()
 
 
-def test_transactions(tmp_path: Path, clock: ManualClock) -> None:
-    async def story() -> None:
-        async with headwater.open_async(
-            tmp_path / "log.db", clock=clock, maintenance_interval=None, heartbeats=False
-        ) as log:
-            await log.publish_many([("a", 1), ("a", 2)])
-            first, second = await (await log.subscribe("s", "a")).fetch()
-            async with first.transaction() as tx:
-                await tx.execute("CREATE TABLE mine (n)")
-                await tx.execute("INSERT INTO mine VALUES (?)", (1,))
-                assert await tx.publish("b", "from inside") == 3
-                with pytest.raises(InvalidStateError):
-                    await log.publish("a", 3)
-            with pytest.raises(RuntimeError):
-                async with second.transaction() as tx:
-                    await tx.execute("INSERT INTO mine VALUES (2)")
-                    raise RuntimeError
+async def test_transactions(tmp_path: Path, clock: ManualClock) -> None:
+    async with headwater.open_async(
+        tmp_path / "log.db", clock=clock, maintenance_interval=None, heartbeats=False
+    ) as log:
+        await log.publish_many([("a", 1), ("a", 2)])
+        first, second = await (await log.subscribe("s", "a")).fetch()
+        async with first.transaction() as tx:
+            await tx.execute("CREATE TABLE mine (n)")
+            await tx.execute("INSERT INTO mine VALUES (?)", (1,))
+            assert await tx.publish("b", "from inside") == 3
+            with pytest.raises(InvalidStateError):
+                await log.publish("a", 3)
+        with pytest.raises(RuntimeError):
             async with second.transaction() as tx:
-                assert await tx.execute("SELECT n FROM mine") == [(1,)]
-            assert (await log.subscription("s")).lag == 0
-            assert await log.last_seq() == 3
+                await tx.execute("INSERT INTO mine VALUES (2)")
+                raise RuntimeError
+        async with second.transaction() as tx:
+            assert await tx.execute("SELECT n FROM mine") == [(1,)]
+        assert (await log.subscription("s")).lag == 0
+        assert await log.last_seq() == 3
 
-    asyncio.run(asyncio.wait_for(story(), 30))
 
-
-def test_a_transaction_refuses_its_own_task_and_log_alone(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            headwater.open_async(tmp_path / "log.db", maintenance_interval=None) as log,
-            headwater.open_async("memory:", maintenance_interval=None) as other,
-        ):
-            async with log.transaction() as tx:
-                assert await other.publish("a", 1) == 1
-                with pytest.raises(InvalidStateError, match="would wait for the transaction"):
-                    await log.publish("a", 1)
-                with pytest.raises(InvalidStateError, match="would wait for the transaction"):
-                    async with log.transaction():
-                        pytest.fail("no transaction inside another")
-                during = asyncio.create_task(log.publish("a", "its turn comes after the block"))
-                ended = asyncio.Event()
-                after = asyncio.create_task(publish_after(ended, log))
-                assert await tx.publish("a", "from inside") == 1
-            assert await during == 2
-            ended.set()
-            assert await after == 3
-
+async def test_a_transaction_refuses_its_own_task_and_log_alone(tmp_path: Path) -> None:
     async def publish_after(ended: asyncio.Event, log: AsyncLog) -> int:
         await ended.wait()
         async with log.transaction() as tx:
             return await tx.publish("a", "from a task that was created inside")
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    async with (
+        headwater.open_async(tmp_path / "log.db", maintenance_interval=None) as log,
+        headwater.open_async("memory:", maintenance_interval=None) as other,
+    ):
+        async with log.transaction() as tx:
+            assert await other.publish("a", 1) == 1
+            with pytest.raises(InvalidStateError, match="would wait for the transaction"):
+                await log.publish("a", 1)
+            with pytest.raises(InvalidStateError, match="would wait for the transaction"):
+                async with log.transaction():
+                    pytest.fail("no transaction inside another")
+            during = asyncio.create_task(log.publish("a", "its turn comes after the block"))
+            ended = asyncio.Event()
+            after = asyncio.create_task(publish_after(ended, log))
+            assert await tx.publish("a", "from inside") == 1
+        assert await during == 2
+        ended.set()
+        assert await after == 3
 
 
-def test_a_closed_log_says_so(url: str, clock: ManualClock) -> None:
-    async def story() -> None:
-        async with headwater.open_async(url, clock=clock, maintenance_interval=None, heartbeats=False) as log:
-            subscription = await log.subscribe("s", "a")
-            waiting = asyncio.create_task(subscription.fetch(timeout=None))
-            await asyncio.sleep(0)
+async def test_a_closed_log_says_so(url: str, clock: ManualClock) -> None:
+    async with headwater.open_async(url, clock=clock, maintenance_interval=None, heartbeats=False) as log:
+        subscription = await log.subscribe("s", "a")
+        waiting = asyncio.create_task(subscription.fetch(timeout=None))
+        await asyncio.sleep(0)
+    with pytest.raises(ClosedError):
+        await waiting
+    for verb in (log.publish("a", 1), log.subscribe("t", "a"), log.retain("a", max_count=1)):
         with pytest.raises(ClosedError):
-            await waiting
-        for verb in (log.publish("a", 1), log.subscribe("t", "a"), log.retain("a", max_count=1)):
-            with pytest.raises(ClosedError):
-                await verb
-        await log.close()
-
-    asyncio.run(asyncio.wait_for(story(), 30))
+            await verb
+    await log.close()
 
 
-def test_a_closed_log_says_so_to_readers_too(url: str, clock: ManualClock) -> None:
-    async def story() -> None:
-        async with headwater.open_async(url, clock=clock, maintenance_interval=None, heartbeats=False) as log:
-            pass
-        with pytest.raises(ClosedError):
-            await log.last_seq()
-
-    asyncio.run(story())
+async def test_a_closed_log_says_so_to_readers_too(url: str, clock: ManualClock) -> None:
+    async with headwater.open_async(url, clock=clock, maintenance_interval=None, heartbeats=False) as log:
+        pass
+    with pytest.raises(ClosedError):
+        await log.last_seq()
 
 
-def test_an_unconfirmed_ack_is_done_after_close(run: Any) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_an_unconfirmed_ack_is_done_after_close(opening: Opening) -> None:
+    async with opening as log:
         await log.publish_many([("a", n) for n in range(4)])
         async with log.subscribe("s", "a") as subscription:
             first, *others = await subscription.fetch()
@@ -347,12 +265,8 @@ def test_an_unconfirmed_ack_is_done_after_close(run: Any) -> None:
         assert (await log.subscription("s")).acked == 4
         assert await (await log.subscribe("s", "a")).fetch() == []
 
-    run(story)
 
-
-def test_a_log_in_this_process_has_no_remote_end(run: Any) -> None:
-    async def story(log: AsyncLog) -> None:
+async def test_a_log_in_this_process_has_no_remote_end(opening: Opening) -> None:
+    async with opening as log:
         with pytest.raises(InvalidStateError, match="ws://"):
             _ = log.remote
-
-    run(story)

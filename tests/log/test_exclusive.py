@@ -53,7 +53,7 @@ def test_the_refusal_says_where_the_holder_is(owner: str, holder: str) -> None:
             assert raised.value.next.startswith("Close it there")
 
 
-def test_a_server_without_an_announcement_is_told_apart_too() -> None:
+def test_a_server_without_an_announcement_is_recognized_too() -> None:
     with headwater.open("memory:") as log:
         log._core.engine.announce()
         log.subscribe("billing", "orders.>")

@@ -1,4 +1,4 @@
-"""Closing a log waits for one page of housekeeping, not for a round of it."""
+"""Closing a log waits for one page of maintenance, not for a round of it."""
 
 import threading
 from typing import Any

@@ -134,21 +134,18 @@ def test_asyncio_statements_on_the_synchronous_api_name_the_other() -> None:
         log.publish("a", 1)
 
 
-def test_plain_statements_on_the_asyncio_api_name_the_right_ones() -> None:
-    async def main() -> None:
-        async with headwater.open_async("memory:") as opened:
-            log: Any = opened
-            with pytest.raises(TypeError, match=r"^<AsyncLog memory> belongs to asyncio: use `async with`"), log:
+async def test_plain_statements_on_the_asyncio_api_name_the_right_ones() -> None:
+    async with headwater.open_async("memory:") as opened:
+        log: Any = opened
+        with pytest.raises(TypeError, match=r"^<AsyncLog memory> belongs to asyncio: use `async with`"), log:
+            pass
+        with pytest.raises(TypeError, match=r"awaited: .* takes `async for`\. Write `async with log\.subscribe"):
+            list(log.subscribe("s", "a"))
+        with pytest.raises(TypeError, match=r"not awaited: .*\. Write `async with log\.subscribe\(…\) as …`"):
+            async for _ in log.subscribe("s", "a"):
                 pass
-            with pytest.raises(TypeError, match=r"awaited: .* takes `async for`\. Write `async with log\.subscribe"):
-                list(log.subscribe("s", "a"))
-            with pytest.raises(TypeError, match=r"not awaited: .*\. Write `async with log\.subscribe\(…\) as …`"):
-                async for _ in log.subscribe("s", "a"):
-                    pass
-            subscription = await log.subscribe("s", "a")
-            with pytest.raises(TypeError, match="belongs to asyncio: use `async for`"):
-                list(subscription)
-            with pytest.raises(TypeError, match="belongs to asyncio: use `async with`"), subscription:
-                pass
-
-    asyncio.run(main())
+        subscription = await log.subscribe("s", "a")
+        with pytest.raises(TypeError, match="belongs to asyncio: use `async for`"):
+            list(subscription)
+        with pytest.raises(TypeError, match="belongs to asyncio: use `async with`"), subscription:
+            pass

@@ -219,7 +219,7 @@ def test_a_frame_is_one_receipt(log: Log) -> None:
     assert receipts(log, "p") == [Receipt(1, 1_000, 1)]
 
 
-def test_housekeeping_forgets_what_is_older_than_ids_are_kept(log: Log, clock: ManualClock) -> None:
+def test_maintenance_forgets_what_is_older_than_ids_are_kept(log: Log, clock: ManualClock) -> None:
     send(log, "p", 1, "one")
     clock.advance(0.001)
     send(log, "p", 2, "two")
@@ -234,7 +234,7 @@ def test_housekeeping_forgets_what_is_older_than_ids_are_kept(log: Log, clock: M
     assert receipts(log, "p") == []
 
 
-def test_housekeeping_forgets_page_by_page(log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance_forgets_page_by_page(log: Log, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "IDS_PAGE", 2)
     for number in range(1, 6):
         send(log, "p", number, number)

@@ -13,6 +13,7 @@ from headwater.errors import InvalidDataError, InvalidInputError, InvalidOptionE
 from headwater.message import DATA_BYTES_MAX, HEADERS_BYTES_MAX, ID_CHARS_MAX, PRIORITY_MAX
 
 NAN = float("nan")
+PLACES = ("sqlite", "served")  # the refusal comes before the store is asked, so PostgreSQL would repeat it
 
 
 @dataclasses.dataclass

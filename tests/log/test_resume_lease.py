@@ -101,7 +101,7 @@ def test_after_a_seek_it_begins_anew(log: Log) -> None:
     client = Client(log)
     client.fetch()
     client.vanish()
-    log.seek("s", 1)
+    log.seek("s", 2)
     assert (client.resume(), client.settled) == ([], [])
     assert client.fetch() == [(2, 1)]
 

@@ -16,7 +16,7 @@ def left(log: Log) -> list[int]:
 def test_by_count(log: Log) -> None:
     log.publish_many([("a", n) for n in range(5)])
     log.retain("a", max_count=3)
-    assert left(log) == [1, 2, 3, 4, 5], "nothing happens before housekeeping"
+    assert left(log) == [1, 2, 3, 4, 5], "nothing happens before maintenance"
     assert log.run_maintenance().pruned == {"a": 2}
     assert left(log) == [3, 4, 5]
     assert log.run_maintenance().pruned == {}
@@ -224,7 +224,7 @@ def test_a_dropped_subscription_no_longer_keeps_messages(log: Log, clock: Manual
     assert left(log) == []
 
 
-def test_housekeeping_is_one_processs_business_at_a_time(open_log: Any) -> None:
+def test_maintenance_is_one_processs_business_at_a_time(open_log: Any) -> None:
     one, two = open_log(), open_log()
     reports = [one.run_maintenance(), two.run_maintenance(), one.run_maintenance()]
     assert [report.skipped for report in reports] == [False] * 3, "each ends its turn"

@@ -194,7 +194,7 @@ ANSWERED: dict[str, Act] = {
     "an id twice": lambda log: [log.publish("a", 1, id="x"), log.publish("a", 2, id="x"), log.last_seq()],
     "messages": lambda log: [each.message for each in handed_out(log, 100)[1]],
     "an ephemeral reader's": lambda log: [
-        each.message for each in [published(log), log.subscribe("l", ">", mode="ephemeral", start=2).fetch()][1]
+        each.message for each in [published(log), log.subscribe("l", ">", mode="ephemeral", start=3).fetch()][1]
     ],
     "where a subscription begins": lambda log: [
         [published(log), log.subscribe(f"s{number}", ">", start=start).resumed_from]

@@ -429,7 +429,7 @@ CALM = settings(
 )
 
 TestMemoryLog = MemoryMachine.TestCase
-TestMemoryLog.settings = CALM
+TestMemoryLog.settings = settings(CALM, max_examples=max(1, EXAMPLES // 5))  # SQLite too, without a file
 TestSqliteLog = SqliteMachine.TestCase
 TestSqliteLog.settings = CALM
 TestPostgresLog = PostgresMachine.TestCase

@@ -159,19 +159,16 @@ def test_a_waiting_thread_ends(log: Log) -> None:
     assert len(outcomes) == 1
 
 
-def test_a_waiting_task_ends(tmp_path: Path, clock: ManualClock) -> None:
-    async def story() -> None:
-        async with headwater.open_async(
-            tmp_path / "log.db", clock=clock, maintenance_interval=None, heartbeats=False
-        ) as log:
-            before = await log.subscribe("s", "a")
-            waiting = asyncio.create_task(before.fetch(timeout=None))
-            await asyncio.sleep(0)
-            await log.subscribe("s", "a", takeover=True)
-            with pytest.raises(LeaseLostError):
-                await waiting
-
-    asyncio.run(asyncio.wait_for(story(), TIME_LIMIT_S))
+async def test_a_waiting_task_ends(tmp_path: Path, clock: ManualClock) -> None:
+    async with headwater.open_async(
+        tmp_path / "log.db", clock=clock, maintenance_interval=None, heartbeats=False
+    ) as log:
+        before = await log.subscribe("s", "a")
+        waiting = asyncio.create_task(before.fetch(timeout=None))
+        await asyncio.sleep(0)
+        await log.subscribe("s", "a", takeover=True)
+        with pytest.raises(LeaseLostError):
+            await waiting
 
 
 @pytest.mark.usefixtures("engine_here")

@@ -262,7 +262,7 @@ def test_removed_with_the_subscription(log: Log, stored: Callable[[], list[Timin
     assert stored() == []
 
 
-def test_housekeeping_drops_what_is_old(log: Log, clock: ManualClock, stored: Callable[[], list[Timing]]) -> None:
+def test_maintenance_drops_what_is_old(log: Log, clock: ManualClock, stored: Callable[[], list[Timing]]) -> None:
     subscription = log.subscribe("s", "a", mode="shared")
     log.publish("a", 1)
     subscription.fetch()

@@ -207,8 +207,8 @@ def oracle(messages: list[dict[str, Any]], salt: int, typed: bool, maximum: int 
         if row["id"] != derived_id(int(at.timestamp() * 1000), salt, row["seq"]):
             if (row["id"], row["topic"]) in seen:
                 continue
-            seen.add((row["id"], row["topic"]))
             explicit.append(row["seq"])
+        seen.add((row["id"], row["topic"]))
         silver.append(row)
         if row["from"] or row["to"]:
             add("gold/traffic", (at.date(), row["from"], row["to"]), row["size"])

@@ -48,7 +48,7 @@ def test_run_audit_sql_and_report(
         command(master, "run", "--log", postgres_url)
         publish(1_000)
         command(master, "run", "--log", postgres_url)
-        command(master, "audit", "--log", postgres_url, "--page", "audit.html")
+        command(master, "audit", "--log", postgres_url, "--out", "audit.html")
         counted = command(master, "sql", "SELECT count(*) AS messages FROM silver_messages", "--json")
         report = subprocess.run(
             [sys.executable, "-m", "headwater", "pipeline", "report", "--lake", lake, "--out", "report.html"],

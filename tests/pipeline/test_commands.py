@@ -83,7 +83,7 @@ def test_run_query_replay_audit(call: Call, both: tuple[object, ...], tmp_path: 
     with headwater.open(tmp_path / "other.db", maintenance_interval=None) as other:
         assert {topic.topic: topic.count for topic in other.topics()} == {"orders.new": 3}
 
-    code, out, _ = call("audit", *both, "--page", tmp_path / "audit.html")
+    code, out, _ = call("audit", *both, "--out", tmp_path / "audit.html")
     assert code == 0
     assert {line.split()[0] for line in out.splitlines()[1:-2]} <= {"ok", "skipped"}
     assert out.splitlines()[-2].startswith("whole up to seq 4")

@@ -193,8 +193,8 @@ def test_schemas_grow_and_never_change(place: Storage) -> None:
     table = table.append(wider, transaction=3)
     assert table.schema.names == ["seq", "text", "more"]
     assert table.append(rows(4, 4), transaction=4).read(columns=["more"])["more"].to_pylist() == [None, None, 7, None]
-    changed = pa.table({"seq": ["5"]})
-    with pytest.raises(StoreError, match="the column seq"):
+    changed = pa.table({"seq": [5], "text": [5]})
+    with pytest.raises(StoreError, match="the column text"):
         Table(place, "t").append(changed, transaction=5)
 
 
@@ -222,7 +222,7 @@ def test_a_table_is_reset_in_one_step(place: Storage) -> None:
     assert table.schema.names == ["other"]
 
 
-# --- what a power loss leaves, and housekeeping -----------------------------------------------------------------------
+# --- what a power loss leaves, and maintenance -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", [b"", b'{"commitInfo":{"timestamp":17', b'{"add":{}}\n{"txn":'])

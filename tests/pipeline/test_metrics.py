@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import headwater
 from headwater import Log, ManualClock
 from headwater.delivery.histogram import upper_bound_ms
+from headwater.pipeline import logs
 from headwater.pipeline.columns import GOLD_SCHEMAS, TABLE_SCHEMAS
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.metrics import (
@@ -550,7 +551,7 @@ def test_counts_of_an_hour_are_merged_and_outlive_the_log(world: World) -> None:
 
 
 def test_dead_letters_are_appended_by_id_and_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.pipeline.metrics.LETTERS_AT_ONCE", 2)
+    monkeypatch.setitem(logs._STORED, "dead_letters", (("id",), 2))
 
     def reject(n: int) -> None:
         world.log.publish_many([("t", {"ü": each}) for each in range(n)])

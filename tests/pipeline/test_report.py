@@ -340,7 +340,7 @@ def test_empty_sections_say_why_and_the_page_how_to_audit() -> None:
     page = render_report(report_of({}, messages=0, bytes=0, lake_seq=0, lake="./my lake"))
     assert page.count('class="empty"') == len(SECTIONS)
     assert page.count('class="chart"') == 0
-    assert "headwater pipeline audit --log events.db --lake './my lake'" in text_of(page)
+    assert "headwater pipeline audit events.db --lake './my lake'" in text_of(page)
 
 
 def test_a_chart_of_one_point_is_a_sentence() -> None:
@@ -352,6 +352,24 @@ def test_a_chart_of_one_point_is_a_sentence() -> None:
     assert "1 message, all from orders.created to orders.created." in text
     assert "All times are of one hour" in text
     assert "One snapshot so far" in text
+
+
+def test_two_snapshots_of_the_lag_are_a_line_even_a_minute_apart() -> None:
+    (row,) = one_row_each()["lag"]
+    later = row | {"observed_at": row["observed_at"] + timedelta(minutes=1), "lag": 7}
+    page = render_report(report_of({"lag": [row, later]}))
+    assert page.count('class="chart"') == 1
+    assert "14 Nov 09:00: 1 message" in page
+    assert "14 Nov 09:01: 7 messages" in page
+
+
+def test_latency_is_drawn_of_subscriptions_that_were_measured_more_than_once() -> None:
+    rows = [*two_hours("mailer")["latency"], *one_row_each("visitor")["latency"]]
+    text = text_of(render_report(report_of({"latency": rows})))
+    assert "mailer · published to acked" in text
+    assert "visitor ·" not in text
+    assert "Drawn: 1 of 2 subscriptions" in text
+    assert "0.01 s" in text  # an axis has the spelling of the tables
 
 
 def test_rows_without_values_cost_no_page() -> None:
@@ -503,7 +521,7 @@ def test_a_broken_lakes_report_names_the_wrongs_first_and_the_whole_command() ->
     assert "2 of 4 checks failed" in text
     assert "each seq once : 1,203 seqs are missing and 40 are there twice" in text
     assert text.index("The lake is not whole") < text.index("813,191")
-    assert "headwater pipeline audit --log events.db --lake ./lake --page audit.html" in text
+    assert "headwater pipeline audit events.db --lake ./lake --out audit.html" in text
 
 
 def test_a_whole_lake_has_no_wrongs() -> None:

@@ -1,4 +1,5 @@
-"""The snippets of docs/pipeline.md for other tools, on a real lake. Those for Delta's jar need what is not here."""
+"""The snippets of docs/howto/lake.md for other tools, on a real lake, and the calls for those who come from Kafka. What
+needs Delta's jar is not here."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from small_lake import make_lake
 
 import headwater
 
-DOCS = Path(__file__).parents[2] / "docs" / "pipeline.md"
-TOOLS = re.findall(r"^### ([^\n]+)\n\n```python\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+DOCS = HOWTO / "lake.md"
+TOOLS = re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 message.ack()
     make_lake(made / "events.db", made / "lake")
     return made
+
+
+KAFKA = re.findall(
+    r"^\| .* \| `([^`]+)` \|$",
+    (HOWTO / "elsewhere.md").read_text().split("## Kafka's Spark connector")[1].split("\n## ")[0],
+    re.MULTILINE,
+)
 
 
 def test_there_are_snippets_for_three_tools() -> None:
@@ -49,3 +59,16 @@ def test_a_snippet_runs_and_finds_what_is_there(
             assert set(found["latency"]["subscription"]) == {"billing"}
             assert list(found["before"].columns) == ["seq", "topic"]
             assert len(found["before"]) == 0
+
+
+def test_the_calls_for_those_who_come_from_kafka_run(folder: Path, spark: SparkSession) -> None:
+    calls = [call.replace('"events.db"', repr(str(folder / "events.db"))) for call in KAFKA]
+    assert len(calls) == 10
+    orders = eval(calls[0], {"spark": spark})
+    assert orders.count() == 3
+    for call in calls:
+        made = eval(call, {"spark": spark, "orders": orders})
+        if made is not None and not made.isStreaming:
+            made.collect()
+    with headwater.open(folder / "events.db") as log:
+        assert log.topic_max_seq("copies") > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import psycopg
@@ -142,21 +141,18 @@ def test_an_ack_that_comes_too_late_is_refused_and_the_transaction_can_go_on(
     taken.ack()
 
 
-def test_an_asynchronous_connection_does_too(postgres_url: str) -> None:
-    async def story() -> None:
-        async with (
-            headwater.open_async(postgres_url) as log,
-            await psycopg.AsyncConnection.connect(postgres_url) as mine,
-        ):
-            assert await log.publish("a", 1, tx=mine) == 1
+async def test_an_asynchronous_connection_does_too(postgres_url: str) -> None:
+    async with (
+        headwater.open_async(postgres_url) as log,
+        await psycopg.AsyncConnection.connect(postgres_url) as mine,
+    ):
+        assert await log.publish("a", 1, tx=mine) == 1
+        await mine.commit()
+        async with log.subscribe("s", "a") as subscription:
+            (message,) = await subscription.fetch()
+            await message.ack(tx=mine)
             await mine.commit()
-            async with log.subscribe("s", "a") as subscription:
-                (message,) = await subscription.fetch()
-                await message.ack(tx=mine)
-                await mine.commit()
-                assert (await log.subscription("s")).lag == 0
-
-    asyncio.run(story())
+            assert (await log.subscription("s")).lag == 0
 
 
 @pytest.mark.parametrize("work", ["heartbeat", "claim", "take over"])
@@ -251,18 +247,15 @@ def test_a_connection_of_sqlalchemy_commits_what_was_published(log: Log, postgre
     assert log.last_seq() == 1
 
 
-def test_each_face_wants_a_connection_of_its_colour(log: Log, postgres_url: str, mine: psycopg.Connection) -> None:
-    async def story() -> None:
-        async with (
-            headwater.open_async(postgres_url) as other,
-            await psycopg.AsyncConnection.connect(postgres_url) as awaited,
-        ):
-            with pytest.raises(InvalidOptionError, match="asynchronous"):
-                await other.publish("a", 1, tx=mine)
-            with pytest.raises(InvalidOptionError, match="blocking"):
-                log.publish("a", 1, tx=awaited)
-
-    asyncio.run(story())
+async def test_each_api_wants_a_connection_of_its_kind(log: Log, postgres_url: str, mine: psycopg.Connection) -> None:
+    async with (
+        headwater.open_async(postgres_url) as other,
+        await psycopg.AsyncConnection.connect(postgres_url) as awaited,
+    ):
+        with pytest.raises(InvalidOptionError, match="asynchronous"):
+            await other.publish("a", 1, tx=mine)
+        with pytest.raises(InvalidOptionError, match="blocking"):
+            log.publish("a", 1, tx=awaited)
 
 
 def test_it_is_reported_what_tx_can_be(log: Log, postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -30,27 +30,24 @@ sys.stdin.readline()
 """
 
 
-def test_two_servers_serve_one_log(postgres_url: str) -> None:
-    async def story() -> None:
-        async with (
-            headwater.serve(postgres_url, port=0) as one,
-            headwater.serve(postgres_url, port=0) as two,
-            headwater.open_async(one.url) as publisher,
-            headwater.open_async(two.url) as consumer,
-        ):
-            subscription = await consumer.subscribe("s", "orders.>")
-            waiting = asyncio.create_task(subscription.fetch(timeout=PATIENCE_S))
-            assert await publisher.publish("orders.new", 17) == 1
-            (message,) = await waiting
-            assert message.data == 17
-            await message.ack()
-            with pytest.raises(SubscriptionActiveError):
-                await publisher.subscribe("s", "orders.>")
-            await subscription.close()
-            again = await publisher.subscribe("s", "orders.>")
-            assert await again.fetch() == []
-
-    asyncio.run(story())
+async def test_two_servers_serve_one_log(postgres_url: str) -> None:
+    async with (
+        headwater.serve(postgres_url, port=0) as one,
+        headwater.serve(postgres_url, port=0) as two,
+        headwater.open_async(one.url) as publisher,
+        headwater.open_async(two.url) as consumer,
+    ):
+        subscription = await consumer.subscribe("s", "orders.>")
+        waiting = asyncio.create_task(subscription.fetch(timeout=PATIENCE_S))
+        assert await publisher.publish("orders.new", 17) == 1
+        (message,) = await waiting
+        assert message.data == 17
+        await message.ack()
+        with pytest.raises(SubscriptionActiveError):
+            await publisher.subscribe("s", "orders.>")
+        await subscription.close()
+        again = await publisher.subscribe("s", "orders.>")
+        assert await again.fetch() == []
 
 
 def test_shared_consumers_on_several_hosts_get_each_message_once(postgres_url: str) -> None:

@@ -17,9 +17,10 @@ from headwater.delivery.publishing import DedupeWindow
 from headwater.errors import ConflictError, HeadwaterError, LockedError, OutcomeUnknownError, UnavailableError
 from headwater.message import Draft
 from headwater.ports.store import PUBLISHING
-from headwater.stores.postgres import PostgresStore
-from headwater.stores.postgres.connection import connect, place_of
+from headwater.stores.postgres import PostgresStore, store
+from headwater.stores.postgres.connection import Place, connect, place_of
 from headwater.stores.postgres.pipelined import PipelinedConnection
+from headwater.stores.postgres.reader import PostgresReader
 
 WINDOW = DedupeWindow()
 PATIENCE_MS = 30_000
@@ -125,6 +126,33 @@ def test_a_connection_cut_inside_a_transaction_leaves_nothing_of_it(
             assert writer.append([Draft("a", "3", 1)], 1_000, WINDOW).seqs == [1]
     finally:
         store.close()
+
+
+def test_a_log_is_opened_although_its_first_connections_are_cut(
+    postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: dict[str, int] = {}
+    last_seq = PostgresReader.last_seq
+
+    def cut_once(application: str) -> None:
+        if application not in cut:
+            cut[application] = postgres.cut_connections(postgres_url, application)
+
+    def connect_and_cut(place: Place, *, application: str, prepare: bool) -> PipelinedConnection:
+        connection = connect(place, application=application, prepare=prepare)
+        if application == "headwater writer":
+            cut_once(application)
+        return connection
+
+    def cut_and_read(reader: PostgresReader) -> int:
+        cut_once("headwater reader")
+        return last_seq(reader)
+
+    monkeypatch.setattr(store, "connect", connect_and_cut)
+    monkeypatch.setattr(PostgresReader, "last_seq", cut_and_read)
+    with headwater.open(postgres_url, maintenance_interval=None) as log:
+        assert log.publish("a", 1) == 1
+    assert cut == {"headwater writer": 1, "headwater reader": 1}
 
 
 def test_a_group_whose_connection_is_cut_is_written_on_the_next(postgres: PostgresServer, postgres_url: str) -> None:

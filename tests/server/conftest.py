@@ -12,14 +12,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from foreign_client import Serve, without_settings
-from own_loop import pytest_pyfunc_call
 
 import headwater
 from headwater import ManualClock
+from headwater.server import listener
 from headwater.server.auth import Scopes, TokenFile
 from headwater.server.server import Server
-
-__all__ = ["pytest_pyfunc_call"]
 
 
 @pytest.fixture
@@ -31,6 +29,12 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
         return headwater.serve(log, **{"port": 0, **flags})
 
     return make
+
+
+@pytest.fixture
+def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not answer a close is cut at once, where the real server waits for seconds."""
+    monkeypatch.setattr(listener, "CLOSE_SECONDS_MAX", 0.1)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ async def test_an_ack_may_be_repeated_after_retention_deleted_the_message(serve:
         await client.deliveries(2)
         await client.ack("s", 1, 2)
         await client.call("rpc.retain", {"topic": "a", "max_count": 0})
-        await client.call("rpc.housekeep")
+        await client.call("rpc.maintenance.run")
         await client.ack("s", 1)
 
 

@@ -57,7 +57,7 @@ async def test_every_change_is_reported_with_token_and_address(
         line = await dead_letter(client)
         done: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             ("rpc.retain", {"topic": "a", "max_count": 9}, {"topic": "a", "max_count": 9}),
-            ("rpc.unretain", {"topic": "a"}, {"topic": "a"}),
+            ("rpc.retention.remove", {"topic": "a"}, {"topic": "a"}),
             ("rpc.schedule.declare", SCHEDULE, {"publisher": "p"}),
             ("rpc.schedule.remove", {"schedule_id": "s"}, {"schedule_id": "s"}),
             ("rpc.seek", {"subscription_id": "s", "start": "new"}, {"subscription_id": "s", "start": "new"}),
@@ -87,6 +87,7 @@ async def test_every_change_is_reported_with_token_and_address(
     assert token not in path.read_text()
 
 
+@pytest.mark.usefixtures("short_close")
 async def test_a_change_is_reported_though_its_client_has_hung_up(serve: Serve, path: Path) -> None:
     async with serve(audit=str(path)) as server, connect(server) as looker:
         for number in range(10):
@@ -323,5 +324,5 @@ async def test_a_refused_token_is_a_line_at_info_and_a_refused_right_a_warning(
                 await stranger.code("rpc.authenticate", {"token": "hw_wrong"})
             async with connect(server, **bearer(reader)) as client:
                 await client.code("rpc.retain", {"topic": "b", "max_count": 1})
-    told = [(each.getMessage(), each.levelname) for each in caplog.records if each.getMessage().startswith("audit")]
-    assert told == [("audit: authentication.refused", "INFO"), ("audit: right.refused", "WARNING")]
+    logged = [(each.getMessage(), each.levelname) for each in caplog.records if each.getMessage().startswith("audit")]
+    assert logged == [("audit: authentication.refused", "INFO"), ("audit: right.refused", "WARNING")]

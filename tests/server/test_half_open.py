@@ -82,10 +82,8 @@ async def test_whatever_way_a_client_goes_it_is_gone(serve: Serve, how: str) -> 
             await client.subscribe("s", "a")
 
 
-async def test_a_client_that_does_not_answer_the_close_is_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.server import listener
-
-    monkeypatch.setattr(listener, "CLOSE_SECONDS_MAX", 0.1)
+@pytest.mark.usefixtures("short_close")
+async def test_a_client_that_does_not_answer_the_close_is_cut(serve: Serve) -> None:
     async with serve("memory:") as server, connect(server) as client:
         client.stop_reading()
         [connection] = server.connections

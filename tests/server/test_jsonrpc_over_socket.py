@@ -66,6 +66,7 @@ async def test_a_batch_is_answered_in_one_frame_in_its_order(serve: Serve) -> No
 async def test_all_publishes_of_a_frame_are_one_transaction(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         frames = []
+        server._context.core._sampling.stop()  # type: ignore[union-attr]  # a sample is a commit too
         store = server._context.core.engine.store  # type: ignore[union-attr]
         write = store.write
 

@@ -106,6 +106,24 @@ async def test_subscriptions_as_they_are(serve: Serve) -> None:
         assert await client.code("rpc.subscription", {"subscription_id": "x"}) == -32002
 
 
+async def test_subscriptions_are_listed_in_pages(serve: Serve) -> None:
+    ids = [f"s{number:04}" for number in range(rpc.SUBSCRIPTIONS_MAX + 3)]
+    async with serve() as server, connect(server) as client, connect(server) as other:
+        one = {"topic": "a", "mode": "shared"}
+        for each, part in ((client, ids[:500]), (client, ids[500:1000]), (other, ids[1000:])):
+            params = {"subscriptions": [{"subscription_id": id, **one} for id in part]}
+            await each.call("rpc.subscribe.persistent.batch", params)
+        page = await client.call("rpc.subscriptions")
+        assert [each["id"] for each in page] == ids[:1000]
+        page = await client.call("rpc.subscriptions", {"after": ids[999]})
+        assert [each["id"] for each in page] == ids[1000:]
+        page = await client.call("rpc.subscriptions", {"after": "s0001", "limit": 2})
+        assert [each["id"] for each in page] == ["s0002", "s0003"]
+        assert await client.code("rpc.subscriptions", {"limit": 1001}) == -32005
+        async with headwater.open_async(f"ws://127.0.0.1:{server.port}") as log:
+            assert [info.id for info in await log.subscriptions()] == ids
+
+
 async def test_removing_a_subscription_forgets_it(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.publish_many("a", 2)
@@ -129,11 +147,11 @@ async def test_seeking_moves_a_subscription(serve: Serve) -> None:
         assert await client.code("rpc.seek", params) == -32001
         await client.ack("s", 1, 2, 3, 4)
         await client.release("s")
-        for start, position in (("first", 0), ("new", 4), (2, 2), (2**70, 4)):
+        for start, position in (("first", 0), ("new", 4), (3, 2), (2**70, 4)):
             assert await client.call("rpc.seek", {**params, "start": start}) == {"sequence_id": position}
         assert await client.code("rpc.seek", {**params, "start": "sometime"}) == -32602
         assert await client.code("rpc.seek", {**params, "start": -1}) == -32602
-        await client.call("rpc.seek", {**params, "start": 2})
+        await client.call("rpc.seek", {**params, "start": 3})
         assert (await client.subscribe("s", "a"))["resumed_from_sequence"] == 2
         assert await client.delivered_seqs(2) == [3, 4]
 
@@ -156,8 +174,8 @@ async def test_retention_is_set_shown_and_taken_away(serve: Serve) -> None:
         [stored] = await client.call("rpc.retention")
         assert stored["pattern"] == "a.>"
         assert stored["limits"] == {"max_age_ms": 1_500, "max_count": 3, "max_bytes": 100, "keep_unacked": True}
-        assert await client.call("rpc.unretain", {"topic": "a.>"}) == {"removed": True}
-        assert await client.call("rpc.unretain", {"topic": "a.>"}) == {"removed": False}
+        assert await client.call("rpc.retention.remove", {"topic": "a.>"}) == {"removed": True}
+        assert await client.call("rpc.retention.remove", {"topic": "a.>"}) == {"removed": False}
         for wrong, code in [
             ({"topic": "a..b", "max_count": 1}, -32004),
             ({"topic": "a", "max_count": -1}, -32602),
@@ -177,7 +195,7 @@ async def test_unacked_messages_are_kept_if_so_wished(serve: Serve) -> None:
         await client.ack("s", 1, 2)
         await client.release("s")
         await client.call("rpc.retain", {"topic": "a", "max_count": 0, "keep_unacked": True})
-        report = await client.call("rpc.housekeep")
+        report = await client.call("rpc.maintenance.run")
         assert (report["pruned"], report["gaps"], report["skipped"]) == ({"a": 2}, 0, False)
         await client.subscribe("s", "a")
         assert await client.delivered_seqs(3) == [3, 4, 5]

@@ -101,6 +101,7 @@ async def test_a_client_that_asks_without_reading_is_paused_and_gets_all_answers
         assert (await raw.get("/healthz")).status == 200
 
 
+@pytest.mark.usefixtures("short_close")
 @pytest.mark.parametrize("path", ["/shed/x", "/rpc"])
 async def test_a_client_that_pings_and_reads_nothing_is_disconnected(make_server: MakeServer, path: str) -> None:
     pings = Frame(Opcode.PING, bytes(125)).serialize(mask=True) * 1_000

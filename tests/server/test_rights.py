@@ -15,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 
 import headwater
 from headwater import ManualClock
+from headwater.server import connection as connection_module
 from headwater.server import server as server_module
 from headwater.server.auth import EVERYTHING, RIGHTS, Scopes, TokenFile, id_of
 from headwater.server.methods import METHODS
@@ -92,9 +93,9 @@ PARAMS: dict[str, Any] = {
     "rpc.stats.history": {},
     "rpc.lake": {},
     "rpc.health": {},
-    "rpc.housekeep": {},
+    "rpc.maintenance.run": {},
     "rpc.retain": {"topic": "a", "max_count": 1},
-    "rpc.unretain": {"topic": "a"},
+    "rpc.retention.remove": {"topic": "a"},
     "rpc.retention": {},
     "rpc.schedules": {},
     "rpc.schedule.declare": SCHEDULE,
@@ -108,6 +109,8 @@ PARAMS: dict[str, Any] = {
     "rpc.dead_letters.purge": {},
     "rpc.dead_letters.export": {},
     "rpc.dead_letters.import": {"lines": [LINE]},
+    "rpc.housekeep": {},
+    "rpc.unretain": {"topic": "a"},
     "rpc.subscribe_persistent": {**ID, "topic": "a"},
     "rpc.subscribe_persistent_batch": [{**ID, "topic": "a"}],
     "rpc.ack_persistent": SEQ,
@@ -129,6 +132,7 @@ def test_no_method_is_missing_here_or_in_the_documentation() -> None:
     assert {*PARAMS} == {*METHODS, "mine"}
     [documented] = BLOCK.findall(DOCS.read_text())
     assert documented == rights_table(), "run: python tests/server/rights_table.py"
+    assert not [name for name, method in METHODS.items() if not method.run.__doc__], "methods without a docstring"
 
 
 async def outcome(client: Client, method: str) -> int | None:
@@ -192,7 +196,7 @@ async def test_rights_hold_for_what_their_patterns_cover(serve_tokens: Serve, ma
             assert await client.code("rpc.subscribe.persistent", params) == UNAUTHORIZED, pattern
             retention = {"topic": pattern, "max_count": 1, "dialect": dialect}
             assert await client.code("rpc.retain", retention) == UNAUTHORIZED
-            assert await client.code("rpc.unretain", {"topic": pattern, "dialect": dialect}) == UNAUTHORIZED
+            assert await client.code("rpc.retention.remove", {"topic": pattern, "dialect": dialect}) == UNAUTHORIZED
         for topic in (None, ">", "*.new", "orders"):
             for method in ("", ".stats", ".redrive", ".purge", ".export"):
                 assert await client.code(f"rpc.dead_letters{method}", {"topic": topic}) == UNAUTHORIZED, topic
@@ -472,7 +476,7 @@ async def test_an_imported_letter_reaches_no_subscription_that_does_not_read_its
         await dead_letter(victim, "bills", "orders.new")
         await victim.call("rpc.dead_letters.purge")
         await victim.call("rpc.retain", {"topic": "orders.>", "max_count": 0})
-        await victim.call("rpc.housekeep")  # the message is gone: a redrive would deliver what the letter holds
+        await victim.call("rpc.maintenance.run")  # the message is gone: a redrive would deliver what the letter holds
         line = json.loads(LINE)
         line |= {"subscription": "bills", "message": {**line["message"], "topic": "mine.x", "data": "forged"}}
         await client.call("rpc.dead_letters.import", {"lines": [json.dumps(line)]})
@@ -544,6 +548,7 @@ async def test_what_came_by_a_revoked_token_ends(
     serve_tokens: Serve, make: Make, tokens: TokenFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "SWEEP_S", 0.02)
+    monkeypatch.setattr(connection_module, "REVOKED_CLOSE_S", 0.1)
     server = serve_tokens()
     began, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -580,9 +585,8 @@ async def test_what_came_by_a_revoked_token_ends(
 
 def test_a_revoked_token_is_noticed_within_five_seconds() -> None:
     from headwater.replication.host import endpoint
-    from headwater.server.connection import REVOKED_CLOSE_S
 
-    assert server_module.SWEEP_S + REVOKED_CLOSE_S < 5
+    assert server_module.SWEEP_S + connection_module.REVOKED_CLOSE_S < 5
     assert endpoint.RIGHTS_S < 5
 
 

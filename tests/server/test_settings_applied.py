@@ -40,7 +40,7 @@ async def test_retention_of_topics_is_set_and_enforced(tmp_path: Path, monkeypat
         await client.publish("logs", "old")
         clock.advance(3_600.001)
         await client.publish("logs", "new")
-        report = await client.call("rpc.housekeep")
+        report = await client.call("rpc.maintenance.run")
         assert report["pruned"] == {"orders.>": 2, "logs.#": 1}
         await client.subscribe("s", ">")
         assert await client.delivered_seqs(4) == [3, 4, 5, 7]
@@ -56,9 +56,9 @@ async def test_unused_subscriptions_are_dropped_after_the_timeout(serve: Serve) 
         await gone(server)
         async with connect(server) as client:
             clock.advance(1)
-            assert (await client.call("rpc.housekeep"))["expired_subscriptions"] == []
+            assert (await client.call("rpc.maintenance.run"))["expired_subscriptions"] == []
             clock.advance(1)
-            report = await client.call("rpc.housekeep")
+            report = await client.call("rpc.maintenance.run")
             assert sorted(report["expired_subscriptions"]) == ["sub1", "together"]
             assert [each["id"] for each in await client.call("rpc.subscriptions")] == ["longer"]
 
@@ -77,7 +77,7 @@ async def test_a_subscription_in_use_is_not_dropped(serve: Serve) -> None:
     async with serve(clock=clock, log_subscription_timeout=60.0) as server, connect(server) as client:
         await client.subscribe("s", "a", lease=3_600)
         clock.advance(61)
-        assert (await client.call("rpc.housekeep"))["expired_subscriptions"] == []
+        assert (await client.call("rpc.maintenance.run"))["expired_subscriptions"] == []
 
 
 @pytest.mark.parametrize(

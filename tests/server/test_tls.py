@@ -193,7 +193,7 @@ async def test_a_client_without_a_certificate_is_refused_where_one_is_wanted(
     authority.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(tmp_path / "client.pem")
     trustme.CA().issue_cert("client").private_key_and_cert_chain_pem.write_to_path(tmp_path / "stranger.pem")
     async with serve_tls(tls_client_ca="ca.pem") as server:
-        options: dict[str, Any] = {"ca": tmp_path / "ca.pem", "connect_timeout": 5}
+        options: dict[str, Any] = {"ca": tmp_path / "ca.pem", "connect_timeout": 1}
         with pytest.raises(
             UnreachableError, match=r"hung up right after the TLS handshake\. If it asks for a certificate"
         ):
@@ -222,7 +222,7 @@ async def test_authorities_of_clients_are_read_again_too(
         trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
         server.reload()
         with pytest.raises(UnreachableError):
-            async with headwater.open_async(server.url, connect_timeout=5, **options):
+            async with headwater.open_async(server.url, connect_timeout=1, **options):
                 pass
 
 

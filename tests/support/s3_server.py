@@ -7,47 +7,40 @@ import http.client
 import itertools
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
-import time
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 from urllib.parse import urlsplit
 
-from postgres_server import free_port
+from server_program import PATIENCE_S, ServerProgram, free_port
 
-PATIENCE_S = 30.0
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
 _numbers = itertools.count(1)
 
 
-class S3Server:
+class S3Server(ServerProgram):
     def __init__(self, *, honours_conditions: bool = True) -> None:
         self.port = free_port()
         self._arguments = [str(self.port)] + ([] if honours_conditions else ["--ignore-conditions"])
-        self._process: subprocess.Popen[bytes] | None = None
+        self.folder = Path(tempfile.mkdtemp(prefix="headwater-s3-"))
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> S3Server:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *self._arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                self._request("GET", "/")
-                return self
-            except OSError:
-                if time.monotonic() > until or self._process.poll() is not None:
-                    raise RuntimeError("the S3 endpoint did not start") from None
-                time.sleep(0.02)  # there is nothing to wait for but its answer
+    def start(self) -> Self:
+        if not self._run_until(self._answers, sys.executable, __file__, *self._arguments):
+            raise RuntimeError(f"the S3 endpoint did not start: {self.log()}")
+        return self
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            self._request("GET", "/")
+            return True
+        return False
 
     def _request(self, method: str, path: str) -> None:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)) as connection:
@@ -86,25 +79,9 @@ class S3Server:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-
     def _end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            self.resume()
-            self._process.send_signal(how)
-            self._process.wait(PATIENCE_S)
-            self._process = None
-
-    def __enter__(self) -> S3Server:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.kill()
+        self.resume()
+        super()._end(how)
 
 
 class OneAtATime:

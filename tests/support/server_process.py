@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import select
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from server_program import free_port
 
 PATIENCE_S = 60.0  # the machine may be busy with other things
 PROGRAM = """
@@ -26,7 +27,7 @@ class ServerProcess:
         """`log`: the url of one that is not this file."""
         self.path = path
         self._log = log or path
-        self.port = _free_port()
+        self.port = free_port()
         self._settings = json.dumps(settings)
         self._errors = path.with_name("server-stderr")
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,9 +77,3 @@ class ServerProcess:
     def __exit__(self, *exc: object) -> None:
         if self._process is not None:
             self.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as placeholder:
-        placeholder.bind(("127.0.0.1", 0))
-        return int(placeholder.getsockname()[1])

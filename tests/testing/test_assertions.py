@@ -1,6 +1,5 @@
 """What was published, found and compared; a failed assertion shows the difference."""
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,12 +134,9 @@ def test_a_failure_shows_only_the_frames_of_the_test() -> None:
     assert shown == [__file__]
 
 
-def test_a_failure_in_asyncio_shows_only_the_frames_of_the_test() -> None:
-    async def main() -> None:
-        async with headwater.open_async("memory:") as log:
-            with pytest.raises(AssertionError) as failed:
-                await testing.assert_published(log, "a")
-        shown = [str(entry.path) for entry in failed.traceback.filter(failed)]
-        assert shown == [__file__]
-
-    asyncio.run(main())
+async def test_a_failure_in_asyncio_shows_only_the_frames_of_the_test() -> None:
+    async with headwater.open_async("memory:") as log:
+        with pytest.raises(AssertionError) as failed:
+            await testing.assert_published(log, "a")
+    shown = [str(entry.path) for entry in failed.traceback.filter(failed)]
+    assert shown == [__file__]

@@ -290,11 +290,8 @@ def test_transports_are_closed_when_one_does_not_open(log, tmp_path):
     assert first.closed == 1
 
 
-def test_an_async_log_has_an_async_bus(tmp_path):
-    async def story() -> None:
-        async with headwater.open_async("memory:") as log:
-            opening = partial(open_transport, clock=ManualClock())
-            async with make_bus(settings_of(tmp_path, "test"), log, opening) as bus:
-                assert isinstance(bus, AsyncBus)
-
-    asyncio.run(story())
+async def test_an_async_log_has_an_async_bus(tmp_path):
+    async with headwater.open_async("memory:") as log:
+        opening = partial(open_transport, clock=ManualClock())
+        async with make_bus(settings_of(tmp_path, "test"), log, opening) as bus:
+            assert isinstance(bus, AsyncBus)

@@ -228,6 +228,24 @@ def test_a_process_is_started_anew_after_so_many_messages(module: Module, start:
     assert sorted(by_pid.values()) == [5, 10, 10]
 
 
+@pytest.mark.parametrize("why", ["recycled", "failed"])
+def test_a_process_that_does_not_end_is_killed_though_the_worker_goes_on(
+    module: Module, start: Start, tmp_path: Path, why: str
+) -> None:
+    module(
+        "import threading\n"
+        + SYNC.replace("\n    ", "\n")
+        + "if not os.path.exists('once'):\n"
+        + "    open('once', 'w').close()\n"
+        + "    threading.Thread(target=threading.Event().wait).start()\n"
+        + ("    raise RuntimeError('not yet')\n" if why == "failed" else "")
+    )
+    publish(tmp_path, 1, 2)
+    worker = start("--shutdown-timeout", "0s", *(["--max-tasks", "1"] if why == "recycled" else []))
+    eventually(lambda: set(done(tmp_path)), {"1", "2"})
+    assert "process 1 did not end in time" in worker.text()
+
+
 def test_a_process_is_started_anew_when_it_is_too_large(module: Module, start: Start, tmp_path: Path) -> None:
     module(SYNC + "        if message.data == 'large':\n            log.kept = bytearray(300_000_000)\n")
     publish(tmp_path, "large")
@@ -306,6 +324,13 @@ def test_a_change_of_a_file_starts_the_processes_anew(module: Module, start: Sta
         ("import elsewhere", "tasks:log", "ModuleNotFoundError: No module named 'elsewhere' (tasks.py:1)"),
         ("log = 5", "tasks:log", "log is no log but int"),
         ("log = lambda: 5", "tasks:log", "log is no log but int"),
+        ("def log(url): ...", "tasks:log", "log(url) needs arguments, and a worker has none to give"),
+        ("def log(): raise KeyError('DATABASE_URL')", "tasks:log", "KeyError: 'DATABASE_URL' (tasks.py:1)"),
+        (
+            "import headwater\ndef log(): return headwater.open_async('tasks.db')",
+            "tasks:log",
+            "log returns headwater.open_async(…) without await: there is no log yet that could have handlers",
+        ),
         ("import io\nlog = io.StringIO", "tasks:log", "the factory returned StringIO, not a log"),
         ("import headwater\nlog = headwater.open('jobs.db')", "tasks:log", "no handlers and no schedules"),
         ("log = oops", "tasks:log", "NameError: name 'oops' is not defined (tasks.py:1)"),
@@ -388,17 +413,17 @@ def test_wrong_options_end_with_2(module: Module, start: Start) -> None:
 # --- the service manager ---------------------------------------------------------------------------------------------
 
 
-def test_systemd_is_told(module: Module, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_is_notified(module: Module, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     module(SYNC)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.bind(str(tmp_path / "notify"))
-        told.settimeout(60)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         worker = start("--processes", "2")
-        assert told.recv(100) == b"READY=1"
+        assert notified.recv(100) == b"READY=1"
         worker.pids(2)
         worker.signal()
-        assert told.recv(100) == b"STOPPING=1"
+        assert notified.recv(100) == b"STOPPING=1"
         assert worker.end() == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from headwater.api._runtime import (
     AsyncOnly,
     AsyncOnlyLoop,
+    Hinting,
     async_transaction,
     check_connection_kind,
     check_takes,
@@ -29,6 +30,14 @@ from headwater.api._runtime import (
     waking,
 )
 from headwater.api.received import Received
+from headwater.arguments import (
+    check_callable,
+    check_flag,
+    check_optional_text,
+    check_text,
+    check_whole,
+    hinted,
+)
 from headwater.broker.consumer import PREFETCH, Consumer
 from headwater.broker.dead_letters import LetterFilter, LetterStatistics, RedriveResult, make_query
 from headwater.broker.deliveries import Claimed, Failure
@@ -39,13 +48,20 @@ from headwater.broker.maintenance import MaintenanceReport
 from headwater.broker.publish import Outgoing
 from headwater.broker.schedules import ScheduleInfo, ScheduleRegistration
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo
-from headwater.broker.subscribe import Entities, Start, SubscribeOptions, check_subscription_id, make_spec
+from headwater.broker.subscribe import (
+    Entities,
+    Start,
+    SubscribeOptions,
+    check_start,
+    check_subscription_id,
+    make_spec,
+)
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs, RemoteVerbs
 from headwater.delivery.schedule import Missed, Schedule, check_schedule
 from headwater.errors import ClosedError, InvalidOptionError
-from headwater.formats import Moment, Span, span_ms
-from headwater.message import PublishOptions, check_whole
+from headwater.formats import Moment, Span, span_ms, span_s
+from headwater.message import PublishOptions
 from headwater.ports.dedupe import DedupeQueue
 from headwater.ports.records import DeadLetter, Gap, Mode, Order, RetentionPolicy, TopicCount
 from headwater.topics import Dialect, check_topic
@@ -81,22 +97,28 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
         await run_async(subscription._core.external_tx.ack(tx, subscription._consumer, self._claimed))
         self.settled = True
 
+    @hinted("nack")
     async def nack(self, delay: Span | None = None, *, error: str | None = None) -> None:
         """Redeliver the message after `delay` seconds, or after the backoff of the subscription."""
         if self.settled:
             refuse_after_ack(self, self._subscription._consumer.spec.mode, "nack")
         else:
             delay_ms = None if delay is None else span_ms(delay, "delay")
-            failure = Failure("processing_error", error)
+            failure = Failure("processing_error", check_optional_text("error", error))
             await run_async(self._subscription._consumer.nack(self._claimed, delay_ms, failure))
             self.settled = self.declined = True
 
+    @hinted("reject")
     async def reject(self, reason: str | None = None) -> None:
         """Dead-letter the message."""
         if self.settled:
             refuse_after_ack(self, self._subscription._consumer.spec.mode, "reject")
         else:
-            await run_async(self._subscription._consumer.reject(self._claimed, Failure("rejected", reason)))
+            await run_async(
+                self._subscription._consumer.reject(
+                    self._claimed, Failure("rejected", check_optional_text("reason", reason))
+                )
+            )
             self.settled = self.declined = True
 
     async def extend(self, by: Span | None = None) -> None:
@@ -123,8 +145,10 @@ class AsyncTransaction:
         self._inner = inner
 
     async def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run your SQL in the transaction and return its rows."""
         return await in_pool(partial(self._inner.execute, sql, bindings), self._inner.engine.transactions)
 
+    @hinted("publish")
     async def publish(
         self,
         topic: str,
@@ -147,14 +171,17 @@ class AsyncTransaction:
         ttl: Span | None = None,
         published_at: Moment | None = None,
     ) -> int:
+        """Publish with the transaction's commit. Return the seq."""
         publish = partial(self._inner.publish, topic, data, given(PublishOptions, AsyncTransaction.publish, locals()))
         context = copy_context()  # which has the current span
         return await in_pool(partial(context.run, publish), self._inner.engine.transactions)
 
 
-class AsyncSubscription(AsyncOnlyLoop):
+class AsyncSubscription(AsyncOnlyLoop, Hinting):
     """Fetch from it, or iterate over it. Closing it, or leaving its `async with` block, releases the messages in
     flight and keeps the subscription. Threads and tasks may share it: each message goes to one of them."""
+
+    _kind = "subscription"
 
     def __init__(self, core: LogVerbs, consumer: Consumer) -> None:
         self._core = core
@@ -176,24 +203,27 @@ class AsyncSubscription(AsyncOnlyLoop):
 
     def on_gap(self, callback: Callable[[Gap], None]) -> Callable[[Gap], None]:
         """Call this when messages were deleted before they were settled here."""
+        check_callable("callback", callback)
         self._consumer.on_gap = callback
         return callback
 
-    async def fetch(self, n: int = PREFETCH, timeout: float | None = 0.0) -> list[AsyncReceivedMessage]:
+    @hinted("fetch")
+    async def fetch(self, n: int = PREFETCH, timeout: Span | None = 0.0) -> list[AsyncReceivedMessage]:
         """Up to `n` messages. Waits up to `timeout` seconds for the first one; None waits without limit."""
-        found = await run_async(self._consumer.take(n, timeout))
+        found = await run_async(self._consumer.take(n, span_s(timeout, "timeout")))
         return [AsyncReceivedMessage(claimed, self) for claimed in found]
 
     def __aiter__(self) -> AsyncIterator[AsyncReceivedMessage]:
         return self.messages(timeout=None)
 
-    async def messages(self, timeout: float | None = 0.0) -> AsyncIterator[AsyncReceivedMessage]:
+    @hinted("messages")
+    async def messages(self, timeout: Span | None = 0.0) -> AsyncIterator[AsyncReceivedMessage]:
         """One message after another; ends when none arrives for `timeout` seconds. None ends only when closed."""
-        consumer = self._consumer
+        consumer, timeout_s = self._consumer, span_s(timeout, "timeout")
         with consumer.taking():
             while True:
                 try:
-                    claimed = consumer.pop() or await run_async(consumer.take_next(timeout))
+                    claimed = consumer.pop() or await run_async(consumer.take_next(timeout_s))
                 except ClosedError:
                     return
                 if claimed is None:
@@ -202,6 +232,7 @@ class AsyncSubscription(AsyncOnlyLoop):
 
     async def ack(self, message: AsyncReceivedMessage, *, confirm: bool = True) -> None:
         """As `message.ack()`."""
+        claimed_of([message])
         await message.ack(confirm=confirm)
 
     async def ack_many(self, messages: Sequence[AsyncReceivedMessage], *, confirm: bool = True) -> None:
@@ -226,16 +257,21 @@ class AsyncSubscription(AsyncOnlyLoop):
             raise
         mark_settled(messages)
 
+    @hinted("nack")
     async def nack(self, message: AsyncReceivedMessage, delay: Span | None = None, *, error: str | None = None) -> None:
         """As `message.nack()`."""
+        claimed_of([message])
         await message.nack(delay, error=error)
 
+    @hinted("reject")
     async def reject(self, message: AsyncReceivedMessage, reason: str | None = None) -> None:
         """As `message.reject()`."""
+        claimed_of([message])
         await message.reject(reason)
 
     async def extend(self, message: AsyncReceivedMessage, by: Span | None = None) -> None:
         """As `message.extend()`."""
+        claimed_of([message])
         await message.extend(by)
 
     async def info(self) -> SubscriptionInfo:
@@ -253,12 +289,15 @@ class AsyncSubscription(AsyncOnlyLoop):
         await self.close()
 
 
-class AsyncDeadLetters:
+class AsyncDeadLetters(Hinting):
     """`log.dead_letters`. All conditions that are given hold together; `topic` is a pattern, `error` a regex."""
+
+    _kind = "dead letters"
 
     def __init__(self, core: LogVerbs) -> None:
         self._inner = core.dead_letters
 
+    @hinted("dead letters")
     async def list(
         self,
         after: int = 0,
@@ -271,12 +310,15 @@ class AsyncDeadLetters:
         reason: str | None = None,
         error: str | None = None,
     ) -> list[DeadLetter]:
+        """Dead letters by id, at most `limit` of those after the id `after`."""
         chosen = given(LetterFilter, AsyncDeadLetters.list, locals())
         return await run_async(self._inner.find(after, limit, **chosen))
 
     async def get(self, id: int) -> DeadLetter:
+        """One dead letter. UnknownDeadLetterError if there is none of this id."""
         return await run_async(self._inner.get(id))
 
+    @hinted("dead letters")
     async def statistics(
         self,
         *,
@@ -287,9 +329,11 @@ class AsyncDeadLetters:
         reason: str | None = None,
         error: str | None = None,
     ) -> LetterStatistics:
+        """Count dead letters by reason, subscription, topic, type and error."""
         chosen = given(LetterFilter, AsyncDeadLetters.statistics, locals())
         return await run_async(self._inner.statistics(**chosen))
 
+    @hinted("dead letters")
     async def redrive(
         self,
         *letters: int,
@@ -306,6 +350,7 @@ class AsyncDeadLetters:
         chosen = _with_ids(letters, given(LetterFilter, AsyncDeadLetters.redrive, locals()))
         return await run_async(self._inner.redrive(to_topic, **chosen))
 
+    @hinted("dead letters")
     async def purge(
         self,
         *letters: int,
@@ -320,6 +365,7 @@ class AsyncDeadLetters:
         chosen = _with_ids(letters, given(LetterFilter, AsyncDeadLetters.purge, locals()))
         return await run_async(self._inner.purge(**chosen))
 
+    @hinted("dead letters")
     def export(
         self,
         *,
@@ -346,12 +392,11 @@ class AsyncDeadLetters:
             after = page.next
 
     async def import_(self, lines: Iterable[str]) -> int:
+        """Store the lines of an export as dead letters and return their number."""
         return await run_async(self._inner.import_(lines))
 
 
 def _with_ids(ids: tuple[int, ...], chosen: LetterFilter) -> LetterFilter:
-    for id in ids:
-        check_whole("the id of a dead letter", id, 1, 2**63 - 1)
     return {**chosen, "ids": ids} if ids else chosen
 
 
@@ -371,9 +416,9 @@ class AsyncRemote:
         self._inner.on_state(callback)
         return callback
 
-    async def call(self, method: str, params: Any = None, *, timeout: float | None = None) -> Any:
+    async def call(self, method: str, params: Any = None, *, timeout: Span | None = None) -> Any:
         """Call a method of the server and return its result."""
-        return await run_async(self._inner.call(method, params, timeout))
+        return await run_async(self._inner.call(method, params, span_s(timeout, "timeout")))
 
     def notify(self, method: str, params: Any = None) -> None:
         """Send the server a notification, which has no answer."""
@@ -389,10 +434,14 @@ class AsyncRemote:
         return declare
 
 
-class AsyncLog(AsyncOnly):
+class AsyncLog(AsyncOnly, Hinting):
     """A log. Publish to it, subscribe to it; close it, or use it in an `async with` block."""
 
+    _kind = "log"
+
     def __init__(self, core: LogVerbs, tracing: Tracing | None = None) -> None:
+        if isinstance(core, str | os.PathLike):
+            raise TypeError('a log is opened by headwater.open("events.db"), or headwater.open_async for asyncio')
         self._core = core if tracing is None else tracing.of_log(core)
         self._tracing = tracing
         self._loop = core.live.loop = running_loop()
@@ -417,6 +466,7 @@ class AsyncLog(AsyncOnly):
         """The connection to a server: its state, and calls of custom methods. InvalidStateError if there is none."""
         return AsyncRemote(self._core.remote)
 
+    @hinted("publish")
     async def publish(
         self,
         topic: str,
@@ -453,6 +503,7 @@ class AsyncLog(AsyncOnly):
             return await run_async(self._core.external_tx.publish(tx, topic, data, options))
         return await run_async(self._core.publish(topic, data, options))
 
+    @hinted("publish_many")
     async def publish_many(self, messages: Iterable[Outgoing]) -> list[int]:
         """Store many, all or none, in one transaction: (topic, data), (topic, data, options) or mappings."""
         return await run_async(self._core.publish_many(messages))
@@ -465,6 +516,7 @@ class AsyncLog(AsyncOnly):
             yield AsyncTransaction(inner)
 
     @opening
+    @hinted("subscribe")
     async def subscribe(
         self,
         id: str,
@@ -472,7 +524,7 @@ class AsyncLog(AsyncOnly):
         *,
         mode: Mode = "exclusive",
         start: Start | None = None,
-        timeout: float | None = 0.0,
+        timeout: Span | None = 0.0,
         takeover: bool = False,
         dialect: Dialect = "nats",
         from_: Entities = None,
@@ -493,18 +545,22 @@ class AsyncLog(AsyncOnly):
         inactive_timeout: Span | EllipsisType | None = ...,
         dead_letter_expired: bool = True,
     ) -> AsyncSubscription:
-        """Begin or resume the durable subscription `id`. A new one starts at `start`: "first", "new", after a seq, or
-        at a datetime; None is "first", and "new" for an ephemeral one. `timeout`: seconds to wait for another holder
-        to release it, None without limit. `takeover`: take it from its holder instead."""
+        """Begin or resume the durable subscription `id`. A new one starts at `start`: "first", "new", the seq of a
+        message, or a datetime; None is "first", and "new" for an ephemeral one. `timeout`: how long to wait for another
+        holder to release it, None without limit. `takeover`: take it from its holder instead."""
         options = given(SubscribeOptions, AsyncLog.subscribe, locals())
+        if "timeout" in options:
+            options["timeout"] = span_s(timeout, "timeout")
         return AsyncSubscription(self._core, await run_async(self._core.subscribe(id, pattern, **options)))
 
     async def delete_subscription(self, id: str) -> None:
         """Delete a subscription with all its state."""
         await run_async(self._core.delete_subscription(id))
 
+    @hinted("seek")
     async def seek(self, id: str, start: Start) -> int:
-        """Move a subscription without a holder to another position, and return that."""
+        """Move a subscription without a holder: `start` and what follows is delivered, all before it counts as settled.
+        Returns the seq before it."""
         return await run_async(self._core.seek(id, start))
 
     async def pause(self, id: str) -> None:
@@ -516,6 +572,7 @@ class AsyncLog(AsyncOnly):
         """Deliver again, from where a pause stopped."""
         await run_async(self._core.resume(id))
 
+    @hinted("on")
     def on(
         self,
         pattern: str,
@@ -554,9 +611,14 @@ class AsyncLog(AsyncOnly):
         `subscribe`."""
         if concurrency is not None:
             check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        check_flag("auto_ack", auto_ack, where=pattern)
+        if on_gap is not None:
+            check_callable("on_gap", on_gap, where=pattern)
         _check_dedupe(dedupe, auto_ack, pattern)
         options = given(SubscribeOptions, AsyncLog.on, locals())
         spec = make_spec(pattern, options)  # refuses here, not when the handler is started
+        if start is not None:
+            check_start(start)
         if id is None and spec.mode != "ephemeral":
             raise InvalidOptionError(
                 "a durable handler needs an id, under which the log keeps its position",
@@ -570,11 +632,7 @@ class AsyncLog(AsyncOnly):
             return lambda claimed: AsyncReceivedMessage(claimed, subscription)
 
         def declare(handler: Handler) -> Handler:
-            check_takes(handler, "message", where=pattern)
-            if not IS_ASYNC and inspect.iscoroutinefunction(handler):
-                raise InvalidOptionError(
-                    f"{handler.__qualname__} is a coroutine function", where=pattern, next="Use headwater.open_async()"
-                )
+            check_takes(handler, "message", where=pattern, is_async=IS_ASYNC)
             run = handler if self._tracing is None else self._tracing.of_handler(handler, awaits=IS_ASYNC)
             self._handlers.declare(
                 Registration(name, pattern, run, concurrency, auto_ack, on_gap, dedupe, options, receiving)
@@ -583,6 +641,7 @@ class AsyncLog(AsyncOnly):
 
         return declare
 
+    @hinted("every")
     def every(
         self, interval: Span, *, id: str, topic: str, missed: Missed = "once", missed_max: int = 100
     ) -> Callable[[Function], Function]:
@@ -596,6 +655,7 @@ class AsyncLog(AsyncOnly):
         every_ms = span_ms(interval, "interval")
         return self._schedule(Schedule(id, topic, every_ms=every_ms, missed=missed, missed_max=missed_max))
 
+    @hinted("cron")
     def cron(
         self,
         expression: str,
@@ -610,6 +670,7 @@ class AsyncLog(AsyncOnly):
 
         When clocks change, a fixed time runs once a day: one that is skipped runs when the clocks have moved, one that
         comes twice runs the first time. An expression whose minute or hour begins with `*` runs by elapsed time."""
+        check_text("a cron expression", expression)
         return self._schedule(Schedule(id, topic, cron=expression, tz=tz, missed=missed, missed_max=missed_max))
 
     def _schedule(self, schedule: Schedule) -> Callable[[Function], Function]:
@@ -617,13 +678,7 @@ class AsyncLog(AsyncOnly):
         check_topic(schedule.topic)
 
         def declare(function: Function) -> Function:
-            check_takes(function, "occurrence", where=schedule.id)
-            if not IS_ASYNC and inspect.iscoroutinefunction(function):
-                raise InvalidOptionError(
-                    f"{function.__qualname__} is a coroutine function",
-                    where=schedule.id,
-                    next="Use headwater.open_async()",
-                )
+            check_takes(function, "occurrence", where=schedule.id, is_async=IS_ASYNC)
             self._handlers.declare(ScheduleRegistration(schedule, function))
             return function
 
@@ -635,25 +690,25 @@ class AsyncLog(AsyncOnly):
 
     async def delete_schedule(self, id: str) -> bool:
         """Forget a schedule; processes that run it stop publishing. Returns whether there was one."""
-        return await run_async(self._core.delete_schedule(id))
+        return await run_async(self._core.delete_schedule(check_text("id", id)))
 
     async def start(self) -> None:
         """Run the declared handlers and schedules in the background. A handler whose subscription another process holds
         is on standby."""
         await run_async(self._handlers.start())
 
-    async def run(self, shutdown_timeout: float | None = SHUTDOWN_TIMEOUT_S) -> None:
+    async def run(self, shutdown_timeout: Span | None = SHUTDOWN_TIMEOUT_S) -> None:
         """Run the declared handlers and schedules until `stop()`, SIGTERM or SIGINT. Then they take no new messages,
         have `shutdown_timeout` seconds to finish those they handle, and release all others. A second signal ends the
         process at once. The error that ends a handler is raised here."""
-        running = self._handlers.run(shutdown_timeout)  # first: no signal may be overlooked
+        running = self._handlers.run(span_s(shutdown_timeout, "shutdown_timeout"))  # first: no signal may be overlooked
         with stopped_by_signals(waking(self._loop, self._handlers.end_run)):
             await run_async(running)
 
-    async def stop(self, timeout: float | None = None) -> None:
+    async def stop(self, timeout: Span | None = None) -> None:
         """Let the handlers finish the messages they handle, and release all others; after `timeout` seconds those
         messages too. A handler that calls this only asks for it, since it cannot wait for itself."""
-        await run_async(self._handlers.stop(timeout))
+        await run_async(self._handlers.stop(span_s(timeout, "timeout")))
 
     async def subscriptions(self) -> list[SubscriptionInfo]:
         """All durable subscriptions with their settings, position and lag."""
@@ -685,6 +740,7 @@ class AsyncLog(AsyncOnly):
         handlers = self._handlers.health()
         return {**health, "handlers": handlers} if handlers else health
 
+    @hinted("retain")
     async def retain(
         self,
         pattern: str,

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from headwater.api.received import Received
+from headwater.arguments import no_attribute
 from headwater.broker.deliveries import Claimed
 from headwater.broker.flow import Completion, Flow, complete, run_async, run_blocking
 from headwater.broker.handlers import Worker
@@ -106,7 +107,10 @@ def opening(function: Callable[P, Coroutine[Any, Any, Opened]]) -> Callable[P, O
     return open
 
 
-if TYPE_CHECKING:  # a type checker refuses the wrong statement by itself
+if TYPE_CHECKING:  # a type checker refuses the wrong statement, and a name that is not there, by itself
+
+    class Hinting:
+        _kind: str
 
     class AsyncOnly: ...
 
@@ -117,6 +121,18 @@ if TYPE_CHECKING:  # a type checker refuses the wrong statement by itself
     class SyncOnlyLoop: ...
 
 else:
+
+    class Hinting:
+        """Names that other systems have, and copies for other processes, are refused with what to write instead."""
+
+        def __getattr__(self, name: str) -> NoReturn:
+            no_attribute(self, self._kind, name)
+
+        def __reduce__(self) -> NoReturn:
+            raise TypeError(
+                f"{self!r} belongs to this process and cannot be pickled or copied: "
+                "open the log in the other process, with headwater.open(…)"
+            )
 
     class AsyncOnly:
         """What the asyncio API says to the statements of the synchronous one."""
@@ -166,13 +182,23 @@ def _defaults(kind: type, function: Callable[..., Any]) -> list[tuple[str, Any]]
     return [(name, defaults[name]) for name in kind.__annotations__ if name in defaults]
 
 
-def check_takes(function: Callable[..., Any], noun: str, *, where: str) -> None:
-    """Refuse a function that cannot be called with one argument, its message or occurrence."""
+def check_takes(function: Callable[..., Any], noun: str, *, where: str, is_async: bool) -> None:
+    """Refuse a function that cannot be called with one argument, its message or occurrence, or whose body a call would
+    not run."""
     if not callable(function):
         raise InvalidOptionError(
             f"a function that takes the {noun} is declared here, not {function!r}",
             where=where,
             next=f"Write def handle({noun})",
+        )
+    name = getattr(function, "__qualname__", None) or repr(function)
+    if not is_async and inspect.iscoroutinefunction(function):
+        raise InvalidOptionError(f"{name} is a coroutine function", where=where, next="Use headwater.open_async()")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidOptionError(
+            f"{name} is a generator function, and a call of it runs none of its code",
+            where=where,
+            next="Write it without yield",
         )
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # it is the wrapper that is called
@@ -181,7 +207,6 @@ def check_takes(function: Callable[..., Any], noun: str, *, where: str) -> None:
     try:
         signature.bind(None)
     except TypeError:
-        name = getattr(function, "__qualname__", None) or repr(function)
         try:
             signature.bind()
         except TypeError:

@@ -19,6 +19,7 @@ import msgspec
 
 from headwater.api._runtime import given
 from headwater.api._sync import Log
+from headwater.arguments import check_whole
 from headwater.broker.consumer import Consumer
 from headwater.broker.deliveries import Claimed, Failure
 from headwater.broker.flow import run_blocking
@@ -67,7 +68,6 @@ from headwater.errors import (
     UnreachableError,
 )
 from headwater.formats import Span, span_ms
-from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.transport import Transport, buffers, check_transport, logs_fed_by
 from headwater.topics import Dialect

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from headwater.arguments import no_attribute
 from headwater.broker.deliveries import Claimed
 from headwater.message import Message
 
@@ -20,6 +21,11 @@ class Received(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
     declined: bool = False  # nacked or rejected
     _decoded: Any = msgspec.UNSET
     _ack: Any = None  # the completion of an ack whose caller was cancelled while it waited
+
+    if not TYPE_CHECKING:  # a type checker refuses a name that is not there by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            no_attribute(self, "message", name)
 
     def __repr__(self) -> str:
         return f"<message {self.seq} on {self.topic}, attempt {self.attempt}>"

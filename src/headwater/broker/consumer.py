@@ -22,12 +22,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from headwater.arguments import check_whole
 from headwater.broker.deliveries import Claimed, Failure, taken_over
 from headwater.broker.flow import Completion, Flow, WaitFor, complete
 from headwater.broker.logger import logger
 from headwater.broker.wakeups import Waiter
 from headwater.errors import ClosedError, HeadwaterError, LeaseLostError
-from headwater.message import check_whole
 from headwater.ports.records import Gap, SubscriptionSpec
 
 FETCH_MAX = 10_000

@@ -11,16 +11,17 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import msgspec
 
+from headwater.arguments import INT64_MAX, check_choice, check_optional_text, check_whole
 from headwater.broker.deliveries import Failure, dead_letter, dead_letters_by_id, replace
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
 from headwater.broker.publish import draft_of
 from headwater.broker.subscribe import check_subscription_id
 from headwater.delivery.filters import parse_regex
-from headwater.delivery.retry import Reason
-from headwater.errors import HeadwaterError, InvalidDataError, UnknownDeadLetterError
+from headwater.delivery.retry import REASONS, Reason
+from headwater.errors import HeadwaterError, InvalidDataError, InvalidOptionError, UnknownDeadLetterError
 from headwater.formats import iso, ms_of_iso
-from headwater.message import Message, MessageDocument, check_limits, check_whole, from_document, to_document
+from headwater.message import Message, MessageDocument, check_limits, from_document, to_document
 from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow, LetterColumn, letter_value
 from headwater.ports.store import SEQ_MAX, Reader, Writer
 from headwater.topics import check_topic, parse_pattern
@@ -81,16 +82,23 @@ class LetterStatistics(msgspec.Struct, frozen=True):
 
 
 def make_query(given: LetterFilter) -> DeadLetterQuery:
-    error = given.get("error")
-    topic, ids = given.get("topic"), given.get("ids")
+    topic, ids, reason = given.get("topic"), given.get("ids"), given.get("reason")
+    error = check_optional_text("error", given.get("error"))
     return DeadLetterQuery(
-        ids=None if ids is None else tuple(ids),
-        subscription=given.get("subscription"),
+        ids=None if ids is None else _check_ids(ids),
+        subscription=check_optional_text("subscription", given.get("subscription")),
         topic=None if topic is None else parse_pattern(topic),
-        type=given.get("type"),
-        reason=given.get("reason"),
+        type=check_optional_text("type", given.get("type")),
+        reason=None if reason is None else check_choice("reason", reason, REASONS),
         error=None if error is None else parse_regex(error, "error"),
     )
+
+
+def _check_ids(ids: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(check_whole("the id of a dead letter", id, 1, INT64_MAX) for id in ids)
+    except TypeError:
+        raise InvalidOptionError(f"ids must be a list of numbers, not {ids!r:.80}", next="Write ids=[1, 2]") from None
 
 
 class DeadLetters:
@@ -101,6 +109,8 @@ class DeadLetters:
 
     def find(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> Flow[list[DeadLetter]]:
         query = make_query(given)
+        check_whole("after", after, 0, INT64_MAX)
+        check_whole("limit", limit, 0, INT64_MAX)
         found: list[DeadLetter] = []
         while len(found) < limit:
             asked = limit - len(found)

@@ -102,9 +102,9 @@ def load_held(reader: Reader, id: str, owner: str, fence: int, created_ms: int |
 
 def taken_over(id: str) -> LeaseLostError:
     return LeaseLostError(
-        f"subscription '{id}' has been taken over",
+        f"subscription '{id}' has been taken over, or was closed here",
         where=id,
-        next="Subscribe again; what was in flight here is delivered to its new consumer",
+        next="Subscribe again; what was in flight here is delivered to its next consumer",
     )
 
 

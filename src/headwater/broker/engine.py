@@ -52,8 +52,8 @@ class Engine:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.wakeups = Wakeups()
         self.timings = Timings(clock)
-        with store.read() as reader:
-            self.wakeups.announced = self.wakeups.last_known = reader.last_seq()
+        last_seq = self.read_now(lambda reader: reader.last_seq(), Interruption())
+        self.wakeups.announced = self.wakeups.last_known = last_seq
         self.committer = Committer(store, clock, dedupe, self.wakeups)
         self.readers = FairThreadPool(READERS_MAX, "headwater-reader")
         self.statistics = FairThreadPool(STATISTICS_MAX, "headwater-statistics")
@@ -170,9 +170,13 @@ class Engine:
 
     def look_for_news(self) -> None:
         """Another process has written: wake the readers of its topics."""
-        with self.store.read() as reader:
+
+        def look(reader: Reader) -> tuple[int, int, set[str] | None]:
             last, known = reader.last_seq(), self.wakeups.announced
-            topics = set(reader.topics_between(known, last)) if 0 < last - known <= TOPICS_ANNOUNCED_MAX else None
+            is_few = 0 < last - known <= TOPICS_ANNOUNCED_MAX
+            return last, known, set(reader.topics_between(known, last)) if is_few else None
+
+        last, known, topics = self.read_now(look, Interruption())
         if last <= known:  # no message, so an ack, a nack or a lease that changed hands
             self.wakeups.settled()
         elif topics is None:

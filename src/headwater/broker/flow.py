@@ -279,19 +279,19 @@ def _block_on(step: Step) -> Any:
 
 async def run_async(flow: Pending[T]) -> T:
     if isinstance(flow, Completion):
-        await flow.wait_async()
+        if not flow.done:  # in place, for it is the hot path: a publish waiting for its commit
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+            flow._waiters.append((loop, future))
+            if not flow.done:
+                await future
         return flow.result()
     try:
         step = next(flow)
         while True:
             try:
-                if type(step) is Completion:  # in place, for it is the hot path: a publish waiting for its commit
-                    if not step.done:
-                        loop = asyncio.get_running_loop()
-                        future: asyncio.Future[None] = loop.create_future()
-                        step._waiters.append((loop, future))
-                        if not step.done:
-                            await future
+                if type(step) is Completion:
+                    await step.wait_async()
                     outcome = step.result()
                 else:
                     outcome = await _await(step)

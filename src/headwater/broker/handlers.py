@@ -91,12 +91,16 @@ class Registration(NamedTuple):
     id: str
     pattern: str
     handler: Handler
-    concurrency: int | None  # None: one, or what a worker is told
+    concurrency: int | None  # None: one, or what the worker's flag says
     auto_ack: bool
     on_gap: Callable[[Gap], None] | None
     dedupe: DedupeQueue | None
     options: SubscribeOptions
     receiving: Callable[[Consumer], Callable[[Claimed], Received]]
+
+    @property
+    def described(self) -> str:
+        return f"the handler {self.id!r}"
 
     def make_running(
         self, log: LogVerbs, spawn: Spawn, failed: Callable[[], None], former: Running | None
@@ -112,6 +116,9 @@ class Declared(Protocol):
 
     @property
     def pattern(self) -> str: ...
+
+    @property
+    def described(self) -> str: ...
 
     def make_running(
         self, log: LogVerbs, spawn: Spawn, failed: Callable[[], None], former: Running | None
@@ -136,24 +143,24 @@ class Handlers:
         id, running = registration.id, self._running.get(registration.id)
         if id in self._declared and (running is None or not running.has_ended):
             raise InvalidStateError(
-                f"'{id}' is declared already",
+                f"{registration.described} is declared already",
                 where=registration.pattern,
-                next="Give this one another id; to do more at a time, raise concurrency",
+                next="Give this one another id; concurrency says how many messages one handles at a time",
             )
         self._running.pop(id, None)
         self._declared[id] = registration
         if self._started:
             self._add(registration).start_by_itself()
 
-    def declared(self) -> list[Registration]:
-        """For `headwater.testing`, which runs handlers itself."""
+    def declared(self) -> list[Declared]:
+        """For `headwater.testing`, which runs handlers and schedules itself."""
         if any(not running.has_ended for running in self._running.values()):
             raise InvalidStateError(
                 "the handlers run in the background already",
                 where=self._log.name,
                 next="Stop them first, or do not start them",
             )
-        return [each for each in self._declared.values() if isinstance(each, Registration)]
+        return list(self._declared.values())
 
     @property
     def has_declared(self) -> bool:
@@ -192,7 +199,7 @@ class Handlers:
         """Until asked to stop, or until a handler fails: then its error comes out of here. It is asked from this call
         on, also before the flow begins."""
         if not self._declared:
-            raise InvalidStateError("there is no handler to run", next="Declare one with the decorator log.on first")
+            raise InvalidStateError("there is no handler to run", next="Declare one with @log.on or @log.every first")
         if self._over.done:
             self._over = Completion()
         return self._run(timeout_s)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headwater.arguments import INT64_MAX, check_callable, check_whole, hinted
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Call, Completion, Flow, WaitFor, complete, run_async, run_blocking
 from headwater.broker.logger import logger
@@ -78,13 +79,17 @@ class LiveVerbs(Protocol):
         dialect: Dialect = "nats",
         queue_max: int = QUEUE_MAX,
         on_dropped: OnDropped | None = None,
-    ) -> bool: ...
+    ) -> bool:
+        """Call `callback` with each new message. Return False if the id has a callback for the pattern already."""
 
-    def unsubscribe(self, id: str, pattern: str) -> bool: ...
+    def unsubscribe(self, id: str, pattern: str) -> bool:
+        """End one callback. Return whether there was one."""
 
-    def unsubscribe_all(self, id: str) -> int: ...
+    def unsubscribe_all(self, id: str) -> int:
+        """End all callbacks of an id and return their number."""
 
-    def counts(self, id: str) -> LiveCounts: ...
+    def counts(self, id: str) -> LiveCounts:
+        """How many messages the callbacks of an id got, and how many were dropped."""
 
 
 class Listeners(ABC):
@@ -101,6 +106,7 @@ class Listeners(ABC):
         self._rested = threading.Condition(self._lock)
         self._closed = False
 
+    @hinted("live.subscribe")
     def subscribe(
         self,
         id: str,
@@ -112,8 +118,8 @@ class Listeners(ABC):
         on_dropped: OnDropped | None = None,
     ) -> bool:
         parsed = parse_pattern(pattern, dialect)
-        if not callable(callback) or queue_max < 1:
-            raise InvalidOptionError("a live subscription needs a callback and a queue of at least 1", where=id)
+        check_callable("callback", callback, where=id)
+        check_whole("queue_max", queue_max, 1, INT64_MAX)
         if self.loop is None and any(map(inspect.iscoroutinefunction, (callback, on_dropped))):
             raise InvalidOptionError(
                 "a coroutine function needs an event loop", where=id, next="Use headwater.open_async()"

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
+from headwater.arguments import check_flag, check_whole
 from headwater.broker import history, maintenance, schedules, statistics
 from headwater.broker.background import PeriodicTask
 from headwater.broker.committer import TransactionHooks, bytes_of
@@ -42,12 +43,11 @@ from headwater.delivery.schedule import Schedule
 from headwater.delivery.window import WindowState
 from headwater.errors import (
     HeadwaterError,
-    InvalidOptionError,
     InvalidStateError,
     ReadOnlyError,
 )
 from headwater.formats import Span, span_ms
-from headwater.message import PublishOptions, check_whole, make_draft
+from headwater.message import PublishOptions, make_draft
 from headwater.ports.clock import Clock
 from headwater.ports.records import (
     RetentionPolicy,
@@ -138,8 +138,7 @@ class LocalLog:
         start: Start = options.pop("start", "new" if options.get("mode") == "ephemeral" else "first")
         timeout_s = options.pop("timeout", 0.0)
         takeover = options.pop("takeover", False)
-        if not isinstance(takeover, bool):
-            raise InvalidOptionError(f"takeover is True or False, not {takeover!r}", where=id)
+        check_flag("takeover", takeover, where=id)
         spec = spec_of(id, pattern, options)
         subscriber: DurableConsumer | TailConsumer
         if spec.mode == "ephemeral":
@@ -315,6 +314,7 @@ class LocalLog:
         for name, limit in (("max_count", max_count), ("max_bytes", max_bytes)):
             if limit is not None:
                 check_whole(name, limit, 0, INT64_MAX)
+        check_flag("keep_unacked", keep_unacked)
         limits = Limits(None if max_age is None else span_ms(max_age, "max_age"), max_count, max_bytes, keep_unacked)
         policy = RetentionPolicy(parse_pattern(pattern, dialect).text, limits, dialect)
         if policy not in (yield from self.retention()):  # so that a server starts on a full disk

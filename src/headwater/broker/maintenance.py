@@ -81,7 +81,7 @@ def _round(engine: Engine, report: MaintenanceReport) -> Flow[None]:
     for policy in policies:
         yield from _enforce(engine, policy, report)
     if report.gaps:
-        engine.wakeups.wake_all()  # so that readers are told now, not with their next message
+        engine.wakeups.wake_all()  # so that readers see the gaps now, not with their next message
     report.expired_subscriptions = yield from engine.write(partial(_drop_idle_subscriptions, engine))
     while True:
         forgotten = yield from engine.write(

@@ -57,7 +57,12 @@ def submit_drafts(
 
 
 def make_drafts(messages: Iterable[Outgoing], now_ms: int) -> list[Draft]:
-    batch = list(messages)
+    try:
+        batch = list(messages)
+    except TypeError:
+        raise InvalidOptionError(
+            f"expected a list of messages, not {messages!r:.80}", next="Write [(topic, data), …]"
+        ) from None
     if len(batch) > BATCH_MESSAGES_MAX:
         raise TooLargeError(f"more than {BATCH_MESSAGES_MAX} messages in one batch", next="Publish it in parts")
     return _plain_drafts(batch) or _drafts_one_by_one(batch, now_ms)
@@ -76,7 +81,7 @@ def _plain_drafts(batch: list[Outgoing]) -> list[Draft] | None:
         return None
     if encoded is None:
         return None
-    return list(map(Draft, map(checked.__getitem__, topics), *encoded))
+    return list(map(Draft, map(checked.__getitem__, topics), map(bytes.decode, encoded), map(len, encoded)))
 
 
 def _drafts_one_by_one(batch: list[Outgoing], now_ms: int) -> list[Draft]:
@@ -108,8 +113,8 @@ def parts_of(message: Outgoing) -> tuple[str, Any, PublishOptions]:
         options = dict(message[2]) if len(message) == 3 else {}
         return message[0], message[1], cast(PublishOptions, options)
     raise InvalidOptionError(
-        f"a {type(message).__name__} is no message",
-        next="Pass (topic, data), (topic, data, options) or a mapping",
+        f"expected (topic, data), not {message!r:.80}",
+        next="A batch is a list of (topic, data), (topic, data, options) or mappings",
     )
 
 

@@ -11,6 +11,7 @@ publisher and the schedule as JSON, and a row of `sinks`, whose batch is the las
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +25,7 @@ from headwater.broker.handlers import PASSING_ERRORS, RETRY_S, Running, Spawn
 from headwater.broker.logger import logger
 from headwater.delivery.lease import Lease, release, renew, take
 from headwater.delivery.schedule import Schedule, local_time, next_after, plan
-from headwater.errors import InvalidOptionError
+from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import datetime_of, iso
 from headwater.message import make_draft
 from headwater.ports.store import Reader, Writer
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from headwater.broker.verbs import LogVerbs
 
 PREFIX = "schedule:"
-LEASE_MS = 60_000  # that a function may take before another process tries
+LEASE_MS = 10_000  # after which another process tries, if this one is killed
+RENEWALS_PER_LEASE = 3  # while a function runs
 SCHEDULES_MAX = 1_000  # of one log
 LOOK_S = 60.0  # a clock that was set is noticed after this time
 BUSY_S = 1.0  # until a lease of another process is looked at again
@@ -45,11 +47,12 @@ Allow = Callable[[Schedule], None]
 
 
 class Occurrence(msgspec.Struct, frozen=True):
-    """What the function of a schedule gets: the schedule's id, and the time that it is called for, in the time zone of
-    the schedule."""
+    """What the function of a schedule gets."""
 
     schedule: str
+    """The schedule's id."""
     at: datetime
+    """The time that the function is called for, in the time zone of the schedule."""
 
 
 class ScheduleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -158,7 +161,8 @@ def declare_schedule(
 
 
 def take_schedule(engine: Engine, schedule: Schedule, publisher: str, due_ms: int) -> Flow[ScheduleTurn]:
-    """Take the lease of a schedule, if this occurrence is not done and no other process is at it."""
+    """Take the lease of a schedule, if this occurrence is not done and no other process is at it. The holder renews it
+    so."""
     resource, owner = PREFIX + schedule.id, _owner(publisher, schedule)
 
     def work(writer: Writer, hooks: TransactionHooks) -> ScheduleTurn:
@@ -168,7 +172,9 @@ def take_schedule(engine: Engine, schedule: Schedule, publisher: str, due_ms: in
             return ScheduleTurn(is_current=False)
         if last_ms >= due_ms:
             return ScheduleTurn(last_ms)
-        taken = take(lease, owner, engine.clock.now_ms(), LEASE_MS)
+        now_ms = engine.clock.now_ms()
+        is_held = lease.owner == owner and lease.live(now_ms)
+        taken = renew(lease, now_ms, LEASE_MS) if is_held else take(lease, owner, now_ms, LEASE_MS)
         if taken is None:
             return ScheduleTurn(last_ms, busy=True)
         writer.save_lease(resource, taken)
@@ -234,6 +240,10 @@ class ScheduleRegistration(NamedTuple):
     def pattern(self) -> str:
         return self.schedule.topic
 
+    @property
+    def described(self) -> str:
+        return f"the schedule {self.schedule.id!r}"
+
     def make_running(
         self, log: LogVerbs, spawn: Spawn, failed: Callable[[], None], former: Running | None
     ) -> RunningSchedule:
@@ -259,7 +269,7 @@ class RunningSchedule(Running):
 
     def start(self) -> Flow[None]:
         try:
-            turn = yield from self._log.declare_schedule(self._schedule)
+            turn = yield from self.declare()
         except BaseException as exc:
             self._fail(exc)
             yield from self._close()
@@ -275,39 +285,60 @@ class RunningSchedule(Running):
         complete([(self._woken, None, None)])
 
     def _work(self, turn: ScheduleTurn) -> Flow[None]:
-        last_ms = turn.last_ms
+        last_ms, wait_s = turn.last_ms, 0.0
         while not self._stopped.done:
             self._woken = Completion()
-            wait_s = LOOK_S
             try:
-                now_ms = self._log.clock.now_ms()
-                due = plan(self._schedule, last_ms, now_ms)
-                if due.upto_ms is not None:
-                    turn = yield from self._log.take_schedule(self._schedule, due.upto_ms)
-                    if not turn.is_current:
-                        logger.warning(
-                            "schedule %s was deleted or declared anew elsewhere; this process publishes it no more",
-                            self._schedule.id,
-                        )
-                        return
-                    if turn.busy:
-                        wait_s = BUSY_S
-                    elif turn.fence is None:
-                        last_ms = turn.last_ms
-                        continue
-                    else:
-                        last_ms, wait_s = yield from self._publish(turn.last_ms, turn.fence)
-                        if not wait_s:
-                            continue
-                elif due.next_ms is not None:
-                    wait_s = min(LOOK_S, (due.next_ms - now_ms) / 1000)
+                last_ms, wait_s = yield from self.publish_due(last_ms)
                 self._state = "running"
             except PASSING_ERRORS as exc:
                 self._state = "restarting"
                 logger.warning("schedule %s tries again: %s", self._schedule.id, exc)
                 wait_s = RETRY_S
-            if not self._stopped.done:
-                yield WaitFor(self._woken, wait_s)
+            if wait_s == math.inf:
+                return
+            if wait_s and not self._stopped.done:
+                yield WaitFor(self._woken, min(LOOK_S, wait_s))
+
+    def declare(self) -> Flow[ScheduleTurn]:
+        return self._log.declare_schedule(self._schedule)
+
+    def publish_due(self, last_ms: int) -> Flow[tuple[int, float]]:
+        """Publish what is due. Returns the last occurrence that is done, and after how many seconds to look again: 0 if
+        more may be due, infinite if there is nothing more to publish here."""
+        now_ms = self._log.clock.now_ms()
+        due = plan(self._schedule, last_ms, now_ms)
+        if due.upto_ms is None:
+            return last_ms, LOOK_S if due.next_ms is None else (due.next_ms - now_ms) / 1000
+        turn = yield from self._log.take_schedule(self._schedule, due.upto_ms)
+        if not turn.is_current:
+            logger.warning(
+                "schedule %s was deleted or declared anew elsewhere; this process publishes it no more",
+                self._schedule.id,
+            )
+            return last_ms, math.inf
+        if turn.busy:
+            return last_ms, BUSY_S
+        if turn.fence is None:
+            return turn.last_ms, 0.0
+        return (yield from self._publish(turn.last_ms, turn.fence))
+
+    def _call(self, at_ms: int) -> Flow[Any]:
+        """The lease is short, so that the occurrence of a process that is killed is soon another's; it is renewed while
+        the function runs."""
+        returned: Completion[None] = Completion()
+        self._spawn(self._renew(at_ms, returned), f"headwater-{self.id}-renewal")
+        try:
+            return (yield Call(self._function, Occurrence(self._schedule.id, local_time(self._schedule, at_ms))))
+        finally:
+            complete([(returned, None, None)])
+
+    def _renew(self, at_ms: int, returned: Completion[None]) -> Flow[None]:
+        while not (yield WaitFor(returned, LEASE_MS / 1000 / RENEWALS_PER_LEASE)):
+            try:
+                yield from self._log.take_schedule(self._schedule, at_ms)
+            except HeadwaterError as exc:
+                logger.warning("the lease of schedule %s could not be renewed: %s", self._schedule.id, exc)
 
     def _publish(self, last_ms: int, fence: int) -> Flow[tuple[int, float]]:
         """Publish all that is due. Returns the last occurrence that is done, and how long to wait after a failure."""
@@ -318,7 +349,7 @@ class RunningSchedule(Running):
         upto_ms = due.upto_ms or last_ms
         for at_ms in due.publish:
             try:
-                data = yield Call(self._function, Occurrence(schedule.id, local_time(schedule, at_ms)))
+                data = yield from self._call(at_ms)
                 done = yield from self._log.publish_occurrence(schedule, fence, at_ms, data, at_ms == upto_ms)
             except PASSING_ERRORS:
                 raise

@@ -36,42 +36,59 @@ _ANYTHING = Selection(_ALL)
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True):
-    """`lag` is all that matches and is not settled: not yet delivered, in flight, or waiting for another attempt.
-    `lag_is_least`: counting stopped at LAG_LOOKED_AT_MAX messages, or at this subscription's share of ALL_LOOKED_AT_MAX
-    where all are described, so the lag may be greater. `consumers` are those of a shared subscription, which has no
-    holder."""
+    """A durable subscription and its figures."""
 
     id: str
+    """Its name."""
     pattern: str
+    """The topics that it gets."""
     mode: str
+    """`exclusive` or `shared`."""
     position: int
+    """Everything up to this seq is settled."""
     lag: int
+    """Messages that match and are not settled: not yet delivered, in flight, or waiting for another attempt."""
     lag_is_least: bool
+    """The lag may be greater: counting stopped at LAG_LOOKED_AT_MAX messages, or at this subscription's share of
+    ALL_LOOKED_AT_MAX where all are described."""
     in_flight: int
+    """Messages that are delivered and not settled."""
     waiting: int
+    """Messages that wait for another attempt."""
     oldest_unacked_ms: int | None
     acked: int
+    """Messages acked since the subscription was created."""
     redelivered: int
+    """Deliveries that were not the first of their message."""
     dead: int
+    """Messages that became dead letters."""
     gaps: int
+    """Messages that were deleted before the subscription settled them."""
     holder: str | None
+    """The process that holds it; None if none does, and of a shared one."""
     created_ms: int
     active_ms: int
     owner: str | None = None
+    """The label, or else the id, of the token that created it through a server."""
     problem: str | None = None
+    """Why it cannot deliver, such as a regex that is no longer supported."""
     consumers: list[str] = []
+    """The processes that share it, if it is a shared one."""
     paused_ms: int | None = None
 
     @property
     def created_at(self) -> datetime:
+        """When it was created."""
         return datetime_of(self.created_ms)
 
     @property
     def active_at(self) -> datetime:
+        """When it was last used."""
         return datetime_of(self.active_ms)
 
     @property
     def paused_at(self) -> datetime | None:
+        """When it was paused; None if it delivers."""
         return None if self.paused_ms is None else datetime_of(self.paused_ms)
 
     @property
@@ -81,12 +98,20 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
 
 
 class LogStatistics(msgspec.Struct, frozen=True):
+    """The figures of a log."""
+
     last_seq: int
+    """The seq of the last message, also if it was deleted."""
     messages: int
+    """Messages in the log."""
     bytes: int
+    """Bytes of their data."""
     topics: list[TopicCount]
+    """Each topic with its `count`, `bytes` and `last_seq`."""
     subscriptions: list[SubscriptionInfo]
-    topics_left_out: int = 0  # by a server, of those that it counts: it lists the first ones by name
+    """Each subscription with its figures."""
+    topics_left_out: int = 0
+    """How many topics a server did not list: it lists the first ones by name."""
 
 
 class Waiting(NamedTuple):
@@ -203,10 +228,15 @@ def _first_ms(reader: Reader, selection: Selection, after: int) -> list[int]:
     return []
 
 
-def describe_all(reader: Reader, now_ms: int, limit: int | None = None) -> list[SubscriptionInfo]:
-    """All subscriptions, or the first ones by id. They share ALL_LOOKED_AT_MAX: the smallest lags are counted first,
-    and leave the rest to the larger ones. Those with equal selection and position are counted once."""
-    records = reader.subscriptions()[:limit]
+def describe_all(
+    reader: Reader,
+    now_ms: int,
+    limit: int | None = None,
+    wanted: Callable[[SubscriptionRecord], bool] = lambda record: True,
+) -> list[SubscriptionInfo]:
+    """All subscriptions that are wanted, or the first ones by id. They share ALL_LOOKED_AT_MAX: the smallest lags are
+    counted first, and leave the rest to the larger ones. Those with equal selection and position are counted once."""
+    records = sorted(filter(wanted, reader.subscriptions()), key=lambda record: record.id)[:limit]
     left, last = ALL_LOOKED_AT_MAX, reader.last_seq()
     known: dict[tuple[Selection, int], Waiting] = {}
 

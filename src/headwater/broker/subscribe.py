@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypedDict
 
+from headwater.arguments import check_choice, check_flag, check_number, check_whole, nearest, shown
 from headwater.broker import deliveries
 from headwater.broker.committer import TransactionHooks
 from headwater.broker.deliveries import (
@@ -25,7 +26,7 @@ from headwater.broker.flow import Flow, WaitFor
 from headwater.broker.shared_consumers import renew_consumer
 from headwater.delivery.filters import parse_entity_filter, parse_path, parse_where
 from headwater.delivery.lease import release
-from headwater.delivery.retry import ATTEMPTS_MAX, RetryPolicy
+from headwater.delivery.retry import ATTEMPTS_MAX, FACTOR_MAX, RetryPolicy
 from headwater.delivery.window import WindowState
 from headwater.errors import (
     ClosedError,
@@ -38,7 +39,6 @@ from headwater.errors import (
     TooLargeError,
 )
 from headwater.formats import Span, span_ms, time_ms
-from headwater.message import check_whole
 from headwater.ports.records import (
     Mode,
     Order,
@@ -51,13 +51,12 @@ from headwater.ports.store import Reader, Writer
 from headwater.topics import Dialect, parse_pattern
 
 SUBSCRIPTION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
-SHOWN_CHARS_MAX = 200  # of what was given, in an error
 IN_FLIGHT_MAX = 10_000
 STANDBY_POLL_S = 1.0  # a killed holder, or a lease that was not renewed, sends no wake-up
 Entities = str | list[str] | None
 
 Start = Literal["first", "new"] | int | datetime
-"""Where a new subscription begins: at the oldest message, at the next one, after a seq, or at a time."""
+"""Where a new subscription begins: at the oldest message, at the next one, at the message of a seq, or at a time."""
 
 
 class SubscribeOptions(TypedDict, total=False):
@@ -92,15 +91,10 @@ class SubscribeOptions(TypedDict, total=False):
 def check_subscription_id(id: str) -> str:
     if not isinstance(id, str) or not SUBSCRIPTION_ID.fullmatch(id):
         raise InvalidOptionError(
-            f"{_shown(id)} cannot name a subscription",
+            f"{shown(id)} cannot name a subscription",
             next="Use 1 to 128 letters, digits and . _ : @ / -, beginning with a letter or digit",
         )
     return id
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= SHOWN_CHARS_MAX else f"{shown[:SHOWN_CHARS_MAX]}…"
 
 
 def spec_of(id: str, pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
@@ -112,7 +106,7 @@ def spec_of(id: str, pattern: str, options: Mapping[str, Any]) -> SubscriptionSp
 
 
 def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
-    dialect = _one_of("dialect", options.get("dialect", "nats"), ("nats", "amqp"))
+    dialect = check_choice("dialect", options.get("dialect", "nats"), ("nats", "amqp"))
     entities = parse_entity_filter(
         from_=options.get("from_"), to=options.get("to"), broadcast=options.get("broadcast", False)
     )
@@ -120,10 +114,10 @@ def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
     if order_key is not None:
         if not isinstance(order_key, str):
             raise InvalidOptionError(f"order_key must be text like 'data.customer', not {order_key!r}")
-        parse_path(order_key)
-    dead_letter_expired = options.get("dead_letter_expired", True)
-    if not isinstance(dead_letter_expired, bool):
-        raise InvalidOptionError(f"dead_letter_expired is True or False, not {dead_letter_expired!r}")
+        try:
+            parse_path(order_key)
+        except InvalidWhereError as exc:
+            raise InvalidWhereError(exc.why, where=exc.where.replace("where", "order_key", 1), next=exc.next) from exc
     default = SubscriptionSpec("")
     max_in_flight = check_whole("max_in_flight", options.get("max_in_flight", default.max_in_flight), 1, IN_FLIGHT_MAX)
     inactive = options.get("inactive_timeout")
@@ -132,15 +126,15 @@ def make_spec(pattern: str, options: Mapping[str, Any]) -> SubscriptionSpec:
         dialect=dialect,
         entities=entities.to_json(),
         where=None if where is None else parse_where(where).text,
-        mode=_one_of("mode", options.get("mode", "exclusive"), ("exclusive", "shared", "ephemeral")),
-        order=_one_of("order", options.get("order", "seq"), ("seq", "priority")),
+        mode=check_choice("mode", options.get("mode", "exclusive"), ("exclusive", "shared", "ephemeral")),
+        order=check_choice("order", options.get("order", "seq"), ("seq", "priority")),
         order_key=order_key,
         ack_wait_ms=_positive("ack_wait", options, default.ack_wait_ms),
         extension_ms_max=_positive("extension_max", options, default.extension_ms_max),
         lease_ms=_positive("lease", options, default.lease_ms),
         max_in_flight=max_in_flight,
         inactive_ms=None if inactive is None else _positive("inactive_timeout", options, 0),
-        dead_letter_expired=dead_letter_expired,
+        dead_letter_expired=check_flag("dead_letter_expired", options.get("dead_letter_expired", True)),
         retry=_retry_policy(options),
     )
 
@@ -154,22 +148,10 @@ def _retry_policy(options: Mapping[str, Any]) -> RetryPolicy:
     return RetryPolicy(
         max_attempts=check_whole("max_attempts", options.get("max_attempts", default.max_attempts), 1, ATTEMPTS_MAX),
         base_ms=base_ms,
-        factor=_number("backoff_factor", options.get("backoff_factor", default.factor)),
+        factor=check_number("backoff_factor", options.get("backoff_factor", default.factor), 1, FACTOR_MAX),
         cap_ms=cap_ms,
-        jitter=_number("jitter", options.get("jitter", default.jitter)),
+        jitter=check_number("jitter", options.get("jitter", default.jitter), 0, 1),
     )
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidOptionError(f"{name} must be a number, not {value!r}")
-    return float(value)
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> Any:
-    if value not in allowed:
-        raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-    return value
 
 
 def _positive(name: str, options: Mapping[str, Any], default_ms: int) -> int:
@@ -177,24 +159,33 @@ def _positive(name: str, options: Mapping[str, Any], default_ms: int) -> int:
         return default_ms
     ms = span_ms(options[name], name)
     if ms < 1:
-        raise InvalidOptionError(f"{name} must be longer than 0")
+        raise InvalidOptionError(f"{name} must be longer than 0, not {options[name]!r}")
     return ms
+
+
+def check_start(start: Start) -> None:
+    if start in ("first", "new"):
+        return
+    if isinstance(start, datetime):
+        time_ms(start, "start")
+    elif type(start) is not int or start < 0:
+        near = nearest(start, ("first", "new"))
+        raise InvalidOptionError(
+            f"start must be 'first', 'new', a seq or a datetime, not {shown(start)}",
+            next=f"Did you mean {near!r}?" if near else "A seq is that of the first message to deliver: start=7",
+        )
 
 
 def start_position(reader: Reader, start: Start) -> int:
     """The seq after which a subscription with this start begins."""
+    check_start(start)
     if start == "first":
         return 0
     if start == "new":
         return reader.last_seq()
     if isinstance(start, datetime):
         return reader.seq_before(time_ms(start, "start"))
-    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
-        return min(start, reader.last_seq())
-    raise InvalidOptionError(
-        f"start must be 'first', 'new', a seq or a datetime, not {start!r}",
-        next="A seq is the last one you have",
-    )
+    return min(max(start - 1, 0), reader.last_seq())
 
 
 # --- becoming the holder ----------------------------------------------------------------------------------------------

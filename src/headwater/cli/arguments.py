@@ -55,7 +55,7 @@ _Token = Annotated[
     typer.Option(
         "--token",
         metavar="TOKEN",
-        help="Shown to the server. Better in HEADWATER_TOKEN: other users can see arguments.",
+        help="The token for the server. HEADWATER_TOKEN is safer: other users can see arguments.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -235,14 +235,13 @@ def file_of(path: str) -> str:
 
 
 def parse_start(text: str, name: str = "--start") -> Start:
-    """Where to begin reading: `first`, `new`, the seq of the first message to read, or a time. The library begins after
-    the seq it is given."""
+    """Where to begin reading: `first`, `new`, the seq of the first message to read, or a time."""
     if text == "first":
         return "first"
     if text == "new":
         return "new"
     if text.isascii() and text.isdigit():
-        return max(0, int(text) - 1)
+        return int(text)
     try:
         return parse_time(text, name, datetime.now().astimezone())
     except InvalidOptionError:

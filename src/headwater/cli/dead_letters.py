@@ -29,6 +29,7 @@ from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import plural
 
 if TYPE_CHECKING:
+    import headwater
     from headwater.broker.dead_letters import LetterFilter
     from headwater.ports.records import DeadLetter
 
@@ -199,6 +200,12 @@ def statistics(
             show_table(shown)
 
 
+def _note_unknown(log: headwater.Log, ids: list[int] | None) -> None:
+    known = {letter.id for letter in log.dead_letters.list(ids=ids, limit=len(ids))} if ids else set()
+    for id in sorted(set(ids or ()) - known):
+        note(f"there is no dead letter {id}; headwater dlq ls lists them")
+
+
 @dlq.command("redrive")
 @takes_log
 def redrive(
@@ -217,13 +224,14 @@ def redrive(
 ) -> None:
     """Deliver dead letters again to the subscription they died in.
 
-    Each stays until it is acked.
+    A dead letter stays until its redelivery is acked.
 
     [dim]By error:[/]  headwater dlq redrive events.db -s billing --error Timeout
     """
     chosen = make_filter(ids, subscription, topic, type, reason, error)
     require_choice(chosen, all_of_them)
     with existing_log(path) as log:
+        _note_unknown(log, ids)
         done = log.dead_letters.redrive(to_topic=to_topic, **chosen)
     if as_json:
         write_document(done)
@@ -257,6 +265,7 @@ def purge(
             total = log.dead_letters.statistics(**chosen).total
             if not typer.confirm(f"Delete {plural(total, 'dead letter')} for good?", err=True):
                 raise typer.Exit(1)
+        _note_unknown(log, ids)
         purged = log.dead_letters.purge(**chosen)
     if as_json:
         write_document({"purged": purged})

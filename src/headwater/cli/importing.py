@@ -79,10 +79,18 @@ def _opened(file: str) -> IO[bytes]:
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-class _Batch(NamedTuple):
-    """Lines that are not blank, with their numbers; and the position behind them."""
+class _Line(NamedTuple):
+    """`digest`: of the file up to here."""
 
-    lines: list[tuple[int, bytes]]
+    number: int
+    text: bytes
+    digest: int
+
+
+class _Batch(NamedTuple):
+    """Lines that are not blank, and the position behind them."""
+
+    lines: list[_Line]
     size: int
     after: ImportPosition
 
@@ -130,7 +138,7 @@ class _Lines:
         return position.lines
 
     def batches(self) -> Iterator[_Batch]:
-        lines: list[tuple[int, bytes]] = []
+        lines: list[_Line] = []
         began = self._offset
         while True:
             line = self._readline() if self._first is None else self._first
@@ -140,7 +148,7 @@ class _Lines:
                 self._offset += len(line)
                 self._digest.update(line)
                 if not line.isspace():
-                    lines.append((self._number, line))
+                    lines.append(_Line(self._number, line, self._short_digest()))
             is_full = len(lines) >= BATCH_LINES or self._offset - began >= BATCH_BYTES
             if self._offset > began and (is_full or not line):
                 yield _Batch(lines, self._offset - began, self._position())
@@ -190,7 +198,7 @@ class _Local:
         self.known = run_blocking(core.last_seq())
         self.position = run_blocking(import_position(self._engine, name))
 
-    def prepare(self, number: int, topic: str, data: Any, options: dict[str, Any]) -> Draft:
+    def prepare(self, line: _Line, topic: str, data: Any, options: dict[str, Any]) -> Draft:
         """Raises what a publish would."""
         return make_draft(check_topic(topic), data, cast(PublishOptions, options), self._engine.clock.now_ms())
 
@@ -201,15 +209,16 @@ class _Local:
 
 
 class _Server:
-    """A log behind a server: a line without an id gets one that follows from its number."""
+    """A log behind a server: a line without an id gets one that follows from its number and from all that stands before
+    it, so that only a file that begins alike has the same ids."""
 
     def __init__(self, log: headwater.Log, name: str) -> None:
         self._log, self._name = log, name
         self.known = log.last_seq()
         self.position: ImportPosition | None = None
 
-    def prepare(self, number: int, topic: str, data: Any, options: dict[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-        return topic, data, {"id": f"import-{self._name[:64]}-{number}", **options}
+    def prepare(self, line: _Line, topic: str, data: Any, options: dict[str, Any]) -> tuple[str, Any, dict[str, Any]]:
+        return topic, data, {"id": f"import-{self._name[:64]}-{line.number}-{line.digest:x}", **options}
 
     def store(self, messages: list[Any], after: ImportPosition) -> list[int]:
         return self._log.publish_many(messages)
@@ -255,15 +264,15 @@ def _store(target: _Local | _Server, batch: _Batch, file: str, tally: _Tally) ->
     """All of a batch, or none of it."""
     now = datetime.now().astimezone()
     messages: list[Any] = []
-    for number, line in batch.lines:
+    for line in batch.lines:
         try:
-            messages.append(target.prepare(number, *read_message(line, now)))
+            messages.append(target.prepare(line, *read_message(line.text, now)))
         except InvalidInputError as exc:
-            raise type(exc)(exc.why, where=f"{file}, line {number}", next=exc.next) from exc
+            raise type(exc)(exc.why, where=f"{file}, line {line.number}", next=exc.next) from exc
     try:
         seqs = target.store(messages, batch.after)
     except InvalidInputError as exc:
-        where = f"{file}, lines {batch.lines[0][0]} to {batch.lines[-1][0]}"
+        where = f"{file}, lines {batch.lines[0].number} to {batch.lines[-1].number}"
         raise type(exc)(exc.why, where=f"{where} ({exc.where})" if exc.where else where, next=exc.next) from exc
     target.known = tally.add(seqs, target.known, batch.after.lines)
 

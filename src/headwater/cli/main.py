@@ -43,10 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = getattr(exc, "ctx", None)
         command = context.command_path if context is not None else "headwater"
         if message := str(getattr(exc, "format_message", exc.__str__)()):
-            next = f"{command} --help"
-            if message.startswith("Missing argument 'LOG'"):
-                next = "Name it, like events.db, or set HEADWATER_LOG; " + next
-            _show_error(USAGE_ERROR, message.rstrip("."), "", next, USAGE, as_json)
+            from headwater.cli.hints import explained
+
+            why, instead = explained(message.rstrip("."), context)
+            next = f"{instead}; {command} --help" if instead else f"{command} --help"
+            _show_error(USAGE_ERROR, why, "", next, USAGE, as_json)
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED

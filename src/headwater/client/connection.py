@@ -11,7 +11,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -293,7 +293,7 @@ class Connection:
             self._send_together(publishes)
         self._waiting.extendleft(reversed(not_ready))
 
-    def _send_together(self, publishes: list[Request]) -> None:
+    def _send_together(self, publishes: Sequence[Request]) -> None:
         self._send(publishes[0] if len(publishes) == 1 else gather(publishes))
 
     def _send(self, request: Request) -> None:

@@ -19,13 +19,12 @@ import msgspec
 from headwater.broker.consumer import Consumer
 from headwater.broker.deliveries import Claimed, Failure, taken_over
 from headwater.broker.flow import Completion, Flow, WaitFor, complete
-from headwater.broker.subscribe import Start, SubscribeOptions
+from headwater.broker.subscribe import Start, SubscribeOptions, check_start
 from headwater.broker.wakeups import Waiter
 from headwater.client.connection import Connection
 from headwater.client.outbox import Request
 from headwater.errors import (
     ClosedError,
-    InvalidOptionError,
     LeaseLostError,
     SubscriptionActiveError,
     SubscriptionError,
@@ -62,17 +61,8 @@ def subscribe_params(id: str, pattern: str, options: SubscribeOptions) -> rpc.Su
 
 
 def start_on_the_wire(start: Start) -> str | int:
-    """Refuses the same values as `broker.subscribe.start_position`."""
-    if start in ("first", "new"):
-        return str(start)
-    if isinstance(start, datetime):
-        return iso(time_ms(start, "start"))
-    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
-        return start
-    raise InvalidOptionError(
-        f"start must be 'first', 'new', a seq or a datetime, not {start!r}",
-        next="A seq is the last one you have",
-    )
+    check_start(start)
+    return iso(time_ms(start, "start")) if isinstance(start, datetime) else start
 
 
 _acknowledged = msgspec.json.Decoder(rpc.Acknowledged)
@@ -167,7 +157,7 @@ class RemoteConsumer(Consumer):
 
     def _params_now(self) -> rpc.Subscribe:
         if self.spec.mode == "ephemeral":
-            start = self._last_seq if self._has_begun else self._params.start
+            start = self._last_seq + 1 if self._has_begun else self._params.start
             return msgspec.structs.replace(self._params, start=start)
         resume = rpc.ResumeFrom(self._holder, self._held())
         if not self._has_begun:

@@ -27,7 +27,7 @@ from headwater.broker.dead_letters import (
     make_query,
 )
 from headwater.broker.deliveries import Claimed
-from headwater.broker.flow import Flow, WaitFor, run_async
+from headwater.broker.flow import Completion, Flow, WaitFor, run_async
 from headwater.broker.logger import logger
 from headwater.broker.maintenance import MaintenanceReport
 from headwater.broker.publish import Outgoing, make_drafts, parts_of
@@ -148,18 +148,15 @@ class RemoteLog:
 
     # --- publishing ---------------------------------------------------------------------------------------------
 
-    def publish(self, topic: str, data: Any, options: PublishOptions) -> Flow[int]:
+    def publish(self, topic: str, data: Any, options: PublishOptions) -> Completion[int]:
         """Validated as for a file, so that an invalid message raises the same error at once."""
         check_topic(topic)
         params: rpc.PlainPublish | rpc.Publish
         if options:
             params = _publish_params(make_draft(topic, data, options, self._clock.now_ms()), options)
         else:
-            params = rpc.PlainPublish(topic, Raw(encode(data, topic)[0].encode()))
-        seq: int = yield self._connection.enqueue(
-            Request("rpc.publish", params, _published, count=1, gathers=not options)
-        )
-        return seq
+            params = rpc.PlainPublish(topic, Raw(encode(data, topic)))
+        return self._connection.enqueue(Request("rpc.publish", params, _published, count=1, gathers=not options))
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]:
         batch = list(messages)
@@ -238,7 +235,14 @@ class RemoteLog:
         return self.subscription_info(consumer.id)
 
     def subscription_infos(self) -> Flow[list[SubscriptionInfo]]:
-        return self._ask("rpc.subscriptions", None, _infos)
+        found: list[SubscriptionInfo] = []
+        while len(found) % rpc.SUBSCRIPTIONS_MAX == 0:
+            params = rpc.SubscriptionPage(found[-1].id) if found else None
+            page = yield from self._ask("rpc.subscriptions", params, _infos)
+            if not page:
+                break
+            found += page
+        return found
 
     def subscription_info(self, id: str) -> Flow[SubscriptionInfo]:
         return self._ask("rpc.subscription", rpc.SubscriptionId(id), _info)
@@ -281,13 +285,13 @@ class RemoteLog:
         return self._ask("rpc.retain", rpc.Retain(text, age_s, max_count, max_bytes, keep_unacked, dialect), _nothing)
 
     def delete_retention(self, pattern: str, dialect: Dialect) -> Flow[bool]:
-        return self._ask("rpc.unretain", rpc.Unretain(pattern, dialect), _deleted, again=False)
+        return self._ask("rpc.retention.remove", rpc.RemoveRetention(pattern, dialect), _deleted, again=False)
 
     def retention(self) -> Flow[list[RetentionPolicy]]:
         return self._ask("rpc.retention", None, _retention)
 
     def run_maintenance(self) -> Flow[MaintenanceReport]:
-        return self._ask("rpc.housekeep", None, _report)
+        return self._ask("rpc.maintenance.run", None, _report)
 
     # --- schedules ----------------------------------------------------------------------------------------------
 
@@ -308,7 +312,7 @@ class RemoteLog:
 
     def publish_occurrence(self, schedule: Schedule, fence: int, at_ms: int, data: Any, ends: bool) -> Flow[bool]:
         """One that is sent again after a lost answer is not stored again, and answered with False."""
-        raw = None if data is None else Raw(encode(data, schedule.topic)[0].encode())
+        raw = None if data is None else Raw(encode(data, schedule.topic))
         who = self._schedule_publisher
         params = rpc.PublishOccurrence(msgspec.to_builtins(schedule), who, fence, at_ms, raw, ends)
         return self._ask("rpc.schedule.publish", params, _flag)
@@ -442,7 +446,7 @@ def _plain_messages(batch: list[Outgoing]) -> list[rpc.PlainMessage] | None:
         encoded = encode_all(payloads)
     except (InvalidInputError, TypeError):
         return None
-    return encoded and list(map(rpc.PlainMessage, topics, map(Raw, map(str.encode, encoded[0]))))
+    return None if encoded is None else list(map(rpc.PlainMessage, topics, map(Raw, encoded)))
 
 
 def _publish_params(draft: Draft, options: PublishOptions) -> rpc.Publish:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from headwater.arguments import INT64_MAX, check_choice, check_optional_text, check_whole
 from headwater.errors import HeadwaterError, InvalidOptionError, UnauthorizedError, UnreachableError
 from headwater.formats import Span, redact_url, span_ms
 
@@ -34,12 +35,11 @@ class Backoff(msgspec.Struct, frozen=True):
     attempts: int | None = None
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise InvalidOptionError(f"reconnect is one of {', '.join(STRATEGIES)}, not {self.strategy!r}")
+        check_choice("reconnect", self.strategy, STRATEGIES)
         if not 0 < self.first_s <= self.most_s:
             raise InvalidOptionError("reconnect_min must be more than 0 and at most reconnect_max")
-        if self.attempts is not None and self.attempts < 0:
-            raise InvalidOptionError(f"reconnect_attempts is None or at least 0, not {self.attempts}")
+        if self.attempts is not None:
+            check_whole("reconnect_attempts", self.attempts, 0, INT64_MAX)
 
     def delay_s(self, attempt: int, roll: float) -> float | None:
         """The wait before attempt 1, 2, …; None to stop. `roll` is a random number from 0 to 1."""
@@ -100,7 +100,7 @@ def read_options(url: str, options: RemoteOptions) -> ConnectionSettings:
         raise InvalidOptionError(f"no host and port can be read from it ({exc})", where=where, next=URL_NEXT) from exc
     if not parts.hostname or parts.fragment:
         raise InvalidOptionError("a server is named by host and port", where=where, next=URL_NEXT)
-    token = options.get("token") or os.environ.get(TOKEN_VARIABLE) or None
+    token = check_optional_text("token", options.get("token")) or os.environ.get(TOKEN_VARIABLE) or None
     if token is not None and not (token.isascii() and token.isprintable()):
         raise InvalidOptionError("the token holds characters that no token has", where=where)
 

@@ -22,19 +22,19 @@ const METHODS = {
   "rpc.dead_letters.get": '{"id": 1}',
   "rpc.dead_letters.stats": "",
   "rpc.health": "",
-  "rpc.housekeep": "",
   "rpc.last_seq": "",
+  "rpc.maintenance.run": "",
   "rpc.publish": '{"topic": "orders.new", "data": {"order": 17}}',
   "rpc.publish.batch": '{"messages": [{"topic": "orders.new", "data": 1}, {"topic": "orders.new", "data": 2}]}',
   "rpc.retain": '{"topic": "logs.>", "max_age": 86400}',
   "rpc.retention": "",
+  "rpc.retention.remove": '{"topic": "logs.>"}',
   "rpc.seek": '{"subscription_id": "billing", "start": "first"}',
   "rpc.stats": "",
   "rpc.subscribe": '{"topic": "orders.*"}',
   "rpc.subscribe.persistent": '{"subscription_id": "billing", "topic": "orders.>"}',
   "rpc.subscription": '{"subscription_id": "billing"}',
   "rpc.topic_max_seq": '{"topic": "orders.new"}',
-  "rpc.unretain": '{"topic": "logs.>"}',
 };
 
 // --- the connection --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import { $, ask, button, complain, count, fillTable, make, setText, span, tell, textOf, whole } from "./show.js";
 
 const SUBSCRIPTIONS_MAX = 200; // shown at most
-const STARTS = { first: "the first message", new: "only what comes from now on", seq: "after a seq", time: "a time" };
+const STARTS = { first: "the first message", new: "only what comes from now on", seq: "a seq", time: "a time" };
 
 const byName = (a, b) => (a.id < b.id ? -1 : 1);
 const byLag = (a, b) => b.lag - a.lag;
@@ -45,9 +45,9 @@ export class Subscriptions {
     const atLabel = make("label", { className: "hidden-label", textContent: "Seq or time", htmlFor: "seek-at" });
     kind.onchange = () => {
       at.hidden = !["seq", "time"].includes(kind.value);
-      Object.assign(at, { type: kind.value === "time" ? "datetime-local" : "number", min: "0", required: !at.hidden });
+      Object.assign(at, { type: kind.value === "time" ? "datetime-local" : "number", min: "1", required: !at.hidden });
     };
-    const textContent = "Messages after that point are delivered again, those before it are skipped.";
+    const textContent = "Messages from there on are delivered, again if need be; those before it are skipped.";
     const what = make("p", { textContent });
     const agreed = await ask({
       title: `Move ${id}?`, body: [make("p", { className: "line" }, toLabel, kind, atLabel, at), what], verb: "Seek",

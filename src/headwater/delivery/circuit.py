@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from headwater.arguments import check_whole
 from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import InvalidOptionError
-from headwater.message import check_whole
 
 FAILURES_MAX = 1_000
 SPAN_MS_MAX = 30 * 24 * 3600 * 1000

@@ -8,7 +8,7 @@ _RELEASED = "released by "
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """`fence` grows whenever the lease is taken, so that a late owner can be told from the present one."""
+    """`fence` grows whenever the lease is taken, which sets a late owner apart from the present one."""
 
     owner: str = ""
     fence: int = 0

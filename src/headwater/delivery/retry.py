@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -10,7 +10,9 @@ from headwater.errors import InvalidOptionError
 
 Reason = Literal["processing_error", "timeout", "max_attempts", "expired", "rejected", "circuit_breaker"]
 
+REASONS: tuple[Reason, ...] = get_args(Reason)
 ATTEMPTS_MAX = 1_000
+FACTOR_MAX = 100
 BACKOFF_MS_MAX = 30 * 24 * 3600 * 1000
 
 
@@ -28,7 +30,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidOptionError(f"max_attempts must lie between 1 and {ATTEMPTS_MAX}, not {self.max_attempts}")
         if not 0 <= self.base_ms <= self.cap_ms <= BACKOFF_MS_MAX:
             raise InvalidOptionError("backoff needs 0 ≤ base ≤ cap ≤ 30 days")
-        if not 1.0 <= self.factor <= 100.0 or not 0.0 <= self.jitter <= 1.0:
+        if not 1.0 <= self.factor <= FACTOR_MAX or not 0.0 <= self.jitter <= 1.0:
             raise InvalidOptionError("backoff factor lies between 1 and 100, jitter between 0 and 1")
 
 

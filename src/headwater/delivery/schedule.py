@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from headwater.arguments import check_choice, check_text, check_whole
 from headwater.errors import InvalidOptionError
 from headwater.formats import TIME_MS_MAX, datetime_of, format_duration, iso, time_ms
 
@@ -68,24 +69,27 @@ class Plan(NamedTuple):
 
 def check_schedule(schedule: Schedule) -> Schedule:
     """Refuse what cannot be used, before it is stored or waited for."""
-    id = schedule.id
+    id = check_text("the id of a schedule", schedule.id)
     if not 1 <= len(id) <= SCHEDULE_ID_CHARS_MAX or not id.isprintable() or not id.isascii() or " " in id:
         raise InvalidOptionError(
             f"the id of a schedule has 1 to {SCHEDULE_ID_CHARS_MAX} characters of ASCII, no blanks, not {id[:80]!r}",
             next='Name it like "nightly-report"',
         )
-    if schedule.missed not in MISSED:
-        raise InvalidOptionError(f"missed is {', '.join(map(repr, MISSED))}, not {schedule.missed!r}", where=id)
-    if not 1 <= schedule.missed_max <= MISSED_MAX:
-        raise InvalidOptionError(f"missed_max lies between 1 and {MISSED_MAX:,}, not {schedule.missed_max!r}", where=id)
+    check_choice("missed", schedule.missed, MISSED, where=id)
+    check_whole("missed_max", schedule.missed_max, 1, MISSED_MAX)
     if (schedule.every_ms is None) == (schedule.cron is None):
         raise InvalidOptionError("a schedule has an interval or a cron expression", where=id)
     if schedule.every_ms is not None:
         if schedule.every_ms < EVERY_MS_MIN:
-            raise InvalidOptionError("the interval of a schedule is a second at least", where=id)
+            raise InvalidOptionError(
+                f"the interval of a schedule is a second at least, not {schedule.every_ms} ms",
+                where=id,
+                next='Write it like "10s" or "5m"',
+            )
         return schedule
     assert schedule.cron is not None
-    zone(schedule.tz)
+    check_text("a cron expression", schedule.cron)
+    zone(check_text("tz", schedule.tz))
     if why := _problem(schedule.cron):
         raise InvalidOptionError(
             f"not a cron expression: {schedule.cron[:80]!r} ({why})",
@@ -114,7 +118,7 @@ def zone(name: str) -> tzinfo:
     from zoneinfo import ZoneInfo
 
     try:
-        if not isinstance(name, str) or len(name) > ZONE_CHARS_MAX:
+        if len(name) > ZONE_CHARS_MAX:
             raise ValueError
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):  # LookupError: there is no such zone

@@ -45,7 +45,7 @@ class Window:
         return seq in self.open
 
     def deliver(self, seqs: Sequence[int], scanned_to: int, deadline_ms: int) -> None:
-        """Hand out more; `scanned_to` is how far the log has been looked through, matching or not."""
+        """Add deliveries; the log has been read up to `scanned_to`, including messages that do not match."""
         if not self.open:
             self._first_deadline_ms = deadline_ms
         self._order.extend(seqs)

@@ -7,7 +7,6 @@ from headwater.message.draft import (
     Draft,
     Extras,
     check_limits,
-    check_whole,
     copy_draft,
     make_draft,
 )
@@ -59,7 +58,6 @@ __all__ = [
     "PublishOptions",
     "Time",
     "check_limits",
-    "check_whole",
     "copy_draft",
     "decode",
     "derived_id",

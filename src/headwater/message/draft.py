@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from headwater.arguments import check_whole, unknown_option
 from headwater.errors import InvalidDataError, InvalidOptionError, TooLargeError
 from headwater.formats import Moment, iso, span_ms, time_ms
 from headwater.message.model import (
@@ -76,15 +77,17 @@ _OPTION_OF_HEADER = {field.name: field.option for field in HEADER_FIELDS}
 def make_draft(topic: str, data: Any, options: PublishOptions, now_ms: int) -> Draft:
     """Check and encode one message; `topic` has been checked by the caller. Raises InvalidInputError, changes
     nothing."""
-    data_json, size = encode(data, topic)
+    encoded = encode(data, topic)
+    data_json, size = encoded.decode(), len(encoded)
     if not options:  # the hot path: nothing but topic and data
         return Draft(topic, data_json, size)
     unknown = options.keys() - PublishOptions.__annotations__.keys()
     if unknown:
+        name = sorted(map(str, unknown))[0]
         raise InvalidOptionError(
-            f"unknown publish option {sorted(unknown)[0]!r}",
+            f"unknown publish option {name!r}",
             where=topic,
-            next=f"Known ones: {', '.join(PublishOptions.__annotations__)}",
+            next=unknown_option(name, "publish", list(PublishOptions.__annotations__)),
         )
     given_id = options.get("id")
     if given_id is not None:
@@ -142,7 +145,9 @@ def _make_extras(topic: str, options: Mapping[str, Any], now_ms: int) -> Extras:
 
 def _encode_headers(headers: Mapping[str, Any], topic: str) -> str:
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
-        raise InvalidDataError("headers must be a mapping with text keys", where=topic)
+        raise InvalidDataError(
+            f"headers must be a mapping with text keys, not {headers!r:.80}", where=topic, next='Write {"tenant": "a"}'
+        )
     misplaced = next((name for name in headers if name in _OPTION_OF_HEADER), None)
     if misplaced is not None:
         raise InvalidOptionError(
@@ -150,19 +155,22 @@ def _encode_headers(headers: Mapping[str, Any], topic: str) -> str:
             where=topic,
             next=f"Give it as the option {_OPTION_OF_HEADER[misplaced]}",
         )
-    text, size = encode(dict(headers), f"headers on {topic}")
-    if size > HEADERS_BYTES_MAX:
+    encoded = encode(dict(headers), f"headers on {topic}")
+    if len(encoded) > HEADERS_BYTES_MAX:
         raise TooLargeError(
-            f"headers take {size} bytes, the limit is {HEADERS_BYTES_MAX}",
+            f"headers take {len(encoded)} bytes, the limit is {HEADERS_BYTES_MAX}",
             where=topic,
             next="Put what is large into data",
         )
-    return text
+    return encoded.decode()
 
 
 def _check_name(name: str, value: object, limit: int) -> None:
     if not isinstance(value, str) or not value:
-        raise InvalidOptionError(f"{name} must be non-empty text, not {value!r}")
+        raise InvalidOptionError(
+            f"{name} must be non-empty text, not {value!r}",
+            next="" if value is None or isinstance(value, str) else "Convert it with str(…)",
+        )
     try:
         value.encode()
     except UnicodeEncodeError as exc:
@@ -182,10 +190,3 @@ def check_limits(message: Message) -> None:
         if size > limit:
             raise TooLargeError(f"{name} has a length of {size}, the limit is {limit}")
     check_whole("priority", message.priority, -PRIORITY_MAX, PRIORITY_MAX)
-
-
-def check_whole(name: str, value: object, least: int, most: int) -> int:
-    """A whole number within bounds; True and 3.0 are none."""
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidOptionError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
-    return value

@@ -28,11 +28,21 @@ _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
 _decoder = msgspec.json.Decoder()
 
 
-def encode(data: Any, where: str) -> tuple[str, int]:
-    """JSON text of `data` and its size in bytes, or InvalidDataError/TooLargeError that says where it stood."""
+def encode(data: Any, where: str) -> bytes:
+    """`data` as JSON, or InvalidDataError/TooLargeError that says where it stood."""
     try:
         encoded = _encode(data)
-    except (TypeError, ValueError, RecursionError, OverflowError) as exc:
+    except RecursionError as exc:
+        raise InvalidDataError(
+            "it holds itself, or is nested too deeply for JSON", where=where, next="Send its parts by value"
+        ) from exc
+    except UnicodeEncodeError as exc:
+        raise InvalidDataError(
+            f"text with half a surrogate pair at {exc.start} is not JSON",
+            where=where,
+            next="Replace the lone surrogates; what is not text is sent as base64",
+        ) from exc
+    except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidDataError(str(exc) or type(exc).__name__, where=where, next=_JSON_VALUES) from exc
     size = len(encoded)
     if size > DATA_BYTES_MAX:
@@ -41,30 +51,29 @@ def encode(data: Any, where: str) -> tuple[str, int]:
             where=where,
             next="Store it elsewhere and publish a reference",
         )
-    text = encoded.decode()
     # The encoder writes NaN and infinities as null; refusing them beats changing them silently.
-    if "null" in text:
+    if b"null" in encoded:
         _refuse_non_finite(msgspec.to_builtins(data, enc_hook=_foreign), where)
     if type(data) in _BYTES:
         raise InvalidDataError("bytes are not JSON", where=where, next="Decode them, or send base64 text")
     # It writes sets as arrays, in any order.
-    if "[" in text and _has_set(data):
+    if b"[" in encoded and _has_set(data):
         raise InvalidDataError("a set is not JSON: it has no order", where=where, next="Send a list, like sorted(…)")
-    return text, size
+    return encoded
 
 
-def encode_all(payloads: Sequence[Any]) -> tuple[list[str], list[int]] | None:
-    """The same for many at once: texts and sizes, or None if `encode` has to find out what is wrong with one."""
+def encode_all(payloads: Sequence[Any]) -> list[bytes] | None:
+    """The same for many at once, or None if `encode` has to find out what is wrong with one."""
     try:
         encoded = list(map(_encode, payloads))
     except (TypeError, ValueError, RecursionError, OverflowError):
         return None
-    texts, sizes = [each.decode() for each in encoded], list(map(len, encoded))
-    suspicious = max(sizes) > DATA_BYTES_MAX or "null" in "".join(texts) or not _BYTES.isdisjoint(map(type, payloads))
+    is_large = max(map(len, encoded)) > DATA_BYTES_MAX
+    suspicious = is_large or b"null" in b"".join(encoded) or not _BYTES.isdisjoint(map(type, payloads))
     # A look at each would add a third to the cost of a large batch; its messages are alike as a rule.
-    looked_at = zip(payloads[:LOOKED_AT_MAX], texts, strict=False)
-    suspicious = suspicious or any("[" in text and _has_set(data) for data, text in looked_at)
-    return None if suspicious else (texts, sizes)
+    looked_at = zip(payloads[:LOOKED_AT_MAX], encoded, strict=False)
+    suspicious = suspicious or any(b"[" in each and _has_set(data) for data, each in looked_at)
+    return None if suspicious else encoded
 
 
 _BYTES = frozenset({bytes, bytearray, memoryview})
@@ -73,19 +82,21 @@ _BYTES = frozenset({bytes, bytearray, memoryview})
 _SETS = frozenset({set, frozenset})
 _WITHOUT_PARTS = frozenset({str, int, float, bool, type(None)})
 FEW = 32  # parts up to which a loop is faster than a set of their types
-LOOKED_AT_MAX = 32  # messages of a batch that are looked through for sets
+LOOKED_AT_MAX = 4  # messages of a batch that are looked through for sets
 
 
 def _has_set(value: object) -> bool:
-    """On the way of every message with an array, so written for speed."""
-    if isinstance(value, dict):
-        parts: Collection[object] = value.values()
-    elif isinstance(value, (list, tuple)):
-        parts = value
+    """On the way of every message with an array, so written for speed: types are compared before they are asked."""
+    kind = type(value)
+    parts: Collection[object]
+    if kind is dict or isinstance(value, dict):
+        parts = value.values()  # type: ignore[attr-defined]
+    elif kind is list or isinstance(value, (list, tuple)):
+        parts = value  # type: ignore[assignment]
+        if len(parts) > FEW and set(map(type, parts)) <= _WITHOUT_PARTS:
+            return False
     else:
-        return type(value) in _SETS
-    if len(parts) > FEW and set(map(type, parts)) <= _WITHOUT_PARTS:
-        return False
+        return kind in _SETS
     for part in parts:  # noqa: SIM110
         if type(part) not in _WITHOUT_PARTS and _has_set(part):
             return True

@@ -17,13 +17,21 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from headwater.errors import ConflictError, CorruptError, InvalidOptionError, StoreError
-from headwater.pipeline.storage import DataFile, Storage, TableWriter, sync, write_error, write_errors_translated
+from headwater.formats import iso
+from headwater.pipeline.storage import (
+    DataFile,
+    Storage,
+    TableWriter,
+    read_rows,
+    sync,
+    write_error,
+    write_errors_translated,
+)
 
 APP = "headwater"
 LOG = "_delta_log"
@@ -146,10 +154,8 @@ class Table:
         return pa.concat_tables([schema.empty_table(), *(self.read_file(file, schema) for file in wanted)])
 
     def read_file(self, file: DataFile, schema: pa.Schema) -> pa.Table:
-        with self.storage.filesystem.open_input_file(f"{self.name}/{file.path}") as source:
-            parquet = pq.ParquetFile(source)
-            found = parquet.read([name for name in schema.names if name in parquet.schema_arrow.names])
-        return filled(found, schema, file.day)
+        parts = read_rows(self.storage, f"{self.name}/{file.path}", schema, file.day)
+        return pa.concat_tables([schema.empty_table(), *parts])
 
     def is_intact(self, file: DataFile) -> bool | None:
         """Whether a file is as it was written, by its size and the digest in its name; None if it is gone. Another
@@ -375,19 +381,6 @@ class Table:
         return [] if self._delta is None else list(self._delta.history(limit))
 
 
-def filled(rows: pa.Table, schema: pa.Schema, day: str | None) -> pa.Table:
-    """Rows of a file with all columns of its table: the day is its folder's; an older file lacks what came later."""
-    columns = []
-    for field in schema:
-        if field.name in rows.column_names:
-            columns.append(rows[field.name].cast(field.type))
-        elif field.name == "day" and day is not None:
-            columns.append(pa.repeat(pa.scalar(dt.date.fromisoformat(day), field.type), rows.num_rows))
-        else:
-            columns.append(pa.nulls(rows.num_rows, field.type))
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 def entry_versions(storage: Storage, name: str) -> list[int]:
     """The versions whose entries are in a table's log, ascending."""
     names = storage.names(f"{name}/{LOG}")
@@ -404,19 +397,23 @@ def last_checkpoint(storage: Storage, name: str) -> int | None:
         raise StoreError("_last_checkpoint is damaged") from exc
 
 
+def is_whole_entry(content: bytes) -> bool:
+    """Whether an entry is lines of JSON objects, the last of them complete."""
+    try:
+        for line in content.splitlines():
+            msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return False
+    return content.endswith((b"}", b"}\n"))
+
+
 def rename_torn_entries(storage: Storage, name: str) -> None:
     """After a power loss the newest entries may be empty or cut off. They were not synced, so the log's position has
     not moved on by them, and the run makes them again."""
     for version in reversed(entry_versions(storage, name) if storage.is_local else []):
         path = Path(storage.root, name, LOG, f"{version:020d}.json")
-        content = path.read_bytes()
-        try:
-            for line in content.splitlines():
-                msgspec.json.decode(line)
-            if content.endswith((b"}", b"}\n")):
-                return
-        except msgspec.DecodeError:
-            pass
+        if is_whole_entry(path.read_bytes()):
+            return
         path.rename(path.with_name(f"{path.name}.torn"))
         sync(path.parent)
 
@@ -431,11 +428,10 @@ def _as_of(table: DeltaTable, at: dt.datetime) -> DeltaTable | None:
         table.load_as_version(version)
         return table
     if history and history[-1]["version"] > 0:
-        oldest = dt.datetime.fromtimestamp(history[-1]["timestamp"] / 1000, dt.UTC)
         raise InvalidOptionError(
-            f"the table no longer knows what it was at {at:%Y-%m-%dT%H:%M:%SZ}",
+            f"the table no longer knows what it was at {iso(at_ms)}",
             where=table.table_uri,
-            next=f"The oldest it knows is of {oldest:%Y-%m-%dT%H:%M:%SZ}",
+            next=f"The oldest it knows is of {iso(history[-1]['timestamp'])}",
         )
     return None
 

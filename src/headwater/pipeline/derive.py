@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from headwater.message import derived_id
 from headwater.pipeline.columns import EXPLICIT_IDS_SCHEMA, GOLD_SCHEMAS, QUARANTINE_SCHEMA, TIME, TYPED_SCHEMA
 from headwater.pipeline.logs import derived_ids
-from headwater.pipeline.storage import DataFile, Storage
+from headwater.pipeline.storage import DataFile, Storage, read_rows
 from headwater.pipeline.types import WHOLE, Types, array, check, typed_arrays, typed_columns, typed_schema
 
 PUSH_BYTES_MAX = 1 << 40  # sums of what a publisher invents would leave 64 bits
@@ -179,12 +178,11 @@ _NEW = np.int64(1 << 62)  # ranks what silver has before what is new
 
 
 class Search(NamedTuple):
-    """Rows of some files: those with one of these ids, or at one of these seqs, up to a seq."""
+    """Rows of some files: those with one of these ids, or at one of these seqs."""
 
     storage: Storage
     table: str
     files: tuple[DataFile, ...]
-    upto: int
     ids: pa.Array | None = None
     seqs: pa.Array | None = None
 
@@ -206,15 +204,12 @@ def find_rows(search: Search) -> pa.Table:
     """(id, topic, seq) of the rows."""
     found = [EXPLICIT_IDS_SCHEMA.empty_table()]
     for file in search.files:
-        with search.storage.filesystem.open_input_file(f"{search.table}/{file.path}") as source:
-            for batch in pq.ParquetFile(source).iter_batches(columns=EXPLICIT_IDS_SCHEMA.names):
-                rows = pa.Table.from_batches([batch]).select(EXPLICIT_IDS_SCHEMA.names).cast(EXPLICIT_IDS_SCHEMA)
-                wanted = pc.less_equal(rows["seq"], search.upto)
-                if search.ids is not None:
-                    wanted = pc.and_(wanted, pc.is_in(rows["id"], search.ids))
-                if search.seqs is not None:
-                    wanted = pc.and_(wanted, pc.is_in(rows["seq"], search.seqs))
-                found.append(rows.filter(wanted))
+        for rows in read_rows(search.storage, f"{search.table}/{file.path}", EXPLICIT_IDS_SCHEMA):
+            if search.ids is not None:
+                rows = rows.filter(pc.is_in(rows["id"], search.ids))
+            if search.seqs is not None:
+                rows = rows.filter(pc.is_in(rows["seq"], search.seqs))
+            found.append(rows)
     return pa.concat_tables(found)
 
 

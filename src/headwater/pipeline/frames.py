@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from headwater.pipeline.columns import spark_schema
-from headwater.pipeline.delta import Table, filled
-from headwater.pipeline.storage import DataFile, Storage
+from headwater.pipeline.delta import Table
+from headwater.pipeline.storage import DataFile, Storage, read_rows
 
 SOURCE = "headwater_lake"
 BATCH_ROWS = 16_384
@@ -74,8 +73,5 @@ class LakeReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         day, _, path = partition.value.partition(":")
-        with self._storage.filesystem.open_input_file(path) as source:
-            parquet = pq.ParquetFile(source)
-            have = [name for name in self._schema.names if name in parquet.schema_arrow.names]
-            for batch in parquet.iter_batches(BATCH_ROWS, columns=have):
-                yield from filled(pa.Table.from_batches([batch]), self._schema, day or None).to_batches()
+        for rows in read_rows(self._storage, path, self._schema, day or None, BATCH_ROWS):
+            yield from rows.to_batches()

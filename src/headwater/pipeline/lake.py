@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from headwater.errors import CorruptError, InvalidOptionError, LockedError, ReadOnlyError, StoreError
 from headwater.formats import iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
-from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, filled, rename_torn_entries
-from headwater.pipeline.storage import DataFile, Storage, TableWriter, write_errors_translated
+from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, rename_torn_entries
+from headwater.pipeline.storage import DataFile, Storage, TableWriter, read_rows, write_errors_translated
 from headwater.version import install_hint
 
 BRONZE = "bronze/messages"
@@ -271,7 +270,7 @@ class Lake:
             found.append(
                 {
                     "version": each["version"],
-                    "at": _time_text(committed_at(each)),
+                    "at": iso(each["timestamp"]),
                     "operation": each["operation"],
                     "job": each.get(JOB),
                     "rows": number[ROWS],
@@ -399,10 +398,8 @@ def _rewrite(table: Table, group: Sequence[DataFile]) -> Table:
                     where=storage.uri(path),
                     next="Restore it from a backup; headwater pipeline audit shows more",
                 )
-            with storage.filesystem.open_input_file(path) as source:
-                parquet = pq.ParquetFile(source)
-                for number in range(parquet.num_row_groups):
-                    writer.write(filled(parquet.read_row_group(number), table.schema, file.day))
+            for rows in read_rows(storage, path, table.schema, file.day):
+                writer.write(rows)
         written = writer.finish()
     except BaseException:
         writer.abandon()

@@ -561,11 +561,14 @@ _TOPIC_COUNTS = """
 """
 
 
-def read_table(path: str, table: str, now_ms: int | None = None) -> Iterator[pa.RecordBatch]:
-    """A table other than `messages`, with all its columns. What changes in place is read at one moment, `now_ms`."""
+def read_table(
+    path: str, table: str, now_ms: int | None = None, after: tuple[Any, ...] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """A table other than `messages`, with all its columns. What changes in place is read at one moment, `now_ms`; a
+    table that grows, from a key on."""
     schema = TABLE_SCHEMAS[table]
     if table in _STORED:
-        yield from _stored_table(path, table, schema, *_STORED[table])
+        yield from _stored_table(path, table, schema, *_STORED[table], after)
         return
     observed_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     with open_snapshot(path) as snapshot:
@@ -576,9 +579,9 @@ def read_table(path: str, table: str, now_ms: int | None = None) -> Iterator[pa.
 
 
 def _stored_table(
-    path: str, table: str, schema: pa.Schema, key: tuple[str, ...], page_rows: int
+    path: str, table: str, schema: pa.Schema, key: tuple[str, ...], page_rows: int, after: tuple[Any, ...] | None
 ) -> Iterator[pa.RecordBatch]:
-    after: list[Any] = ["" if schema.field(name).type == pa.string() else -1 for name in key]
+    after = after or tuple("" if schema.field(name).type == pa.string() else -1 for name in key)
     while True:
         with open_snapshot(path) as snapshot:  # a new one for each page: no transaction waits for the consumer
             text = snapshot.dialect.text
@@ -592,7 +595,7 @@ def _stored_table(
             arrays = list(map(_array, zip(*rows, strict=True), schema.types))
             batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
             yield batch
-            after = [batch[name][-1].as_py() for name in key]
+            after = tuple(batch[name][-1].as_py() for name in key)
         if len(rows) < page_rows:
             return
 

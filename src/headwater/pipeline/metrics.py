@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,14 +26,12 @@ from headwater.formats import datetime_of
 from headwater.pipeline.columns import DAY, GOLD_SCHEMAS, TABLE_SCHEMAS, TIME
 from headwater.pipeline.delta import Table
 from headwater.pipeline.logs import open_reader, read_table
-from headwater.ports.records import DeadLetter, DeadLetterQuery
 from headwater.topics import Dialect, TopicTrie, parse_pattern
 
 if TYPE_CHECKING:
     from headwater.pipeline.lake import Lake
 
 KEPT_DAYS = 90
-LETTERS_AT_ONCE = 1_000
 HOUR_MS = 3_600_000
 HOUR, DAYS = dt.timedelta(hours=1), dt.timedelta(days=1)
 STORM_REDELIVERED_MIN = 10
@@ -158,25 +155,9 @@ def _sorted(rows: pa.Table, *columns: str) -> pa.Table:
 
 def _add_dead_letters(table: Table, log: str) -> None:
     """Add new dead letters by their ids, which are never used twice. One that is purged or redriven later stays."""
-    schema = TABLE_SCHEMAS["dead_letters"]
-    table = table.ensure(schema)
-    while True:
-        with open_reader(log) as reader:
-            letters = reader.dead_letters(DeadLetterQuery(), table.transaction(), LETTERS_AT_ONCE)
-        if not letters:
-            return
-        rows = pa.Table.from_pylist([_letter_row(each) for each in letters], schema=schema)
-        table = table.append(rows, transaction=letters[-1].id)
-
-
-def _letter_row(letter: DeadLetter) -> Row:
-    message = letter.message
-    return {
-        **asdict(letter),
-        **{name: getattr(message, name) for name in ("seq", "topic", "type")},
-        "died_at": datetime_of(letter.died_ms),
-        "message": msgspec.json.encode(message.to_json()).decode(),
-    }
+    table = table.ensure(TABLE_SCHEMAS["dead_letters"])
+    for letters in read_table(log, "dead_letters", after=(table.transaction(),)):
+        table = table.append(pa.Table.from_batches([letters]), transaction=letters["id"][-1].as_py())
 
 
 # --- reports --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from headwater.errors import ConflictError, CorruptError, InvalidOptionError, LeaseLostError, StoreError
 from headwater.pipeline.columns import EXPLICIT_IDS_SCHEMA, LAKE_SCHEMA, MESSAGE_SCHEMA, QUARANTINE_SCHEMA
@@ -33,7 +32,7 @@ from headwater.pipeline.logs import Range, backend_of, log_identity, open_snapsh
 from headwater.pipeline.metrics import record_metrics, update_reports
 from headwater.pipeline.position import Position
 from headwater.pipeline.status_file import write_status
-from headwater.pipeline.storage import DataFile, Storage, TableWriter
+from headwater.pipeline.storage import DataFile, Storage, TableWriter, read_rows
 from headwater.pipeline.types import Types, typed_schema
 
 if TYPE_CHECKING:
@@ -83,13 +82,12 @@ class RunResult(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A range of seqs for one task of Spark: read from the log, or from files of bronze."""
+    """A range of seqs for one task of Spark: from the log into bronze too, or from files that bronze has."""
 
     storage: Storage
     range: Range
     log: str | None
     bronze: tuple[DataFile, ...]
-    writes_bronze: bool
     deriver: Deriver | None
 
 
@@ -120,7 +118,7 @@ def run_task(task: Task) -> TaskResult:
     try:
         for batch in _batches(task):
             written.rows += batch.num_rows
-            if task.writes_bronze:
+            if task.log is not None:
                 write(BRONZE, batch, by_day=True)
             if task.deriver is not None:
                 derived = task.deriver.derive(batch)
@@ -148,14 +146,11 @@ def _batches(task: Task) -> Iterator[pa.RecordBatch]:
         yield from read_range(task.log, after, upto, batch_rows=BATCH_ROWS)
         return
     for file in task.bronze:
-        with task.storage.filesystem.open_input_file(f"{BRONZE}/{file.path}") as source:
-            parquet = pq.ParquetFile(source)
-            for number in range(parquet.num_row_groups):
-                rows = parquet.read_row_group(number).select(MESSAGE_SCHEMA.names).cast(MESSAGE_SCHEMA)
-                seqs = rows["seq"].to_numpy()
-                if seqs.min() <= after or seqs.max() > upto:
-                    rows = rows.filter(pa.array((seqs > after) & (seqs <= upto)))
-                yield from rows.combine_chunks().to_batches(BATCH_ROWS)
+        for rows in read_rows(task.storage, f"{BRONZE}/{file.path}", MESSAGE_SCHEMA, batch_rows=BATCH_ROWS):
+            seqs = rows["seq"].to_numpy()
+            if seqs.min() <= after or seqs.max() > upto:
+                rows = rows.filter(pa.array((seqs > after) & (seqs <= upto)))
+            yield from rows.combine_chunks().to_batches()
 
 
 def _ipc(table: pa.Table) -> bytes:
@@ -206,7 +201,7 @@ class Run:
 
     def once(self) -> RunResult:
         """Ingests what the log has now, brings every table up to date, and runs maintenance."""
-        bronze, silver = self._transactions()
+        bronze, silver = self.lake.last_seq, self.lake.table(SILVER).transaction()
         if bronze < self._last_seq or silver != bronze:
             self._spark_for(self._last_seq - silver)
             self.ingest(self._last_seq)
@@ -233,7 +228,9 @@ class Run:
         while True:
             now = monotonic()
             is_due = now - refreshed >= refresh_s
-            self.ingest(self._last_seq_now(), derive=is_due)
+            with open_snapshot(self.log) as snapshot:
+                last_seq = snapshot.reader.last_seq()
+            self.ingest(last_seq, derive=is_due)
             if is_due:
                 if now - measured >= METRICS_S:
                     record_metrics(self.lake, self.log, _now_ms())
@@ -297,7 +294,7 @@ class Run:
         end = min(upto, begin + SLICE_SEQS)
         deriver = None if silver is None else Deriver(self._types, self._salt)
         self._open_position(after).begin(after, end)
-        tasks = [Task(self.lake.storage, part, self.log, (), True, deriver) for part in self._ranges(Range(begin, end))]
+        tasks = [Task(self.lake.storage, part, self.log, (), deriver) for part in self._ranges(Range(begin, end))]
         written = self._run(tasks, done)
         rows = sum(each.rows for each in written)
         bronze.commit(
@@ -329,20 +326,13 @@ class Run:
     def _from_bronze(self, ranges: Iterable[Range], deriver: Deriver) -> list[Task]:
         files = self.lake.table(BRONZE).files
         return [
-            Task(
-                self.lake.storage,
-                part,
-                None,
-                tuple(file for file in files if file.seq_from <= part.upto and file.seq_to > part.after),
-                False,
-                deriver,
-            )
+            Task(self.lake.storage, part, None, tuple(file for file in files if file.overlaps(*part)), deriver)
             for part in ranges
         ]
 
     def _commit_derived(self, written: list[TaskResult], silver: Table, upto: int) -> None:
         after = silver.transaction()
-        repeated = self._repeated(written, after)
+        repeated = self._repeated(written)
         if len(repeated):
             written = self._without(written, repeated)
         note = {TYPES_DIGEST: self._types.digest, JOB: "derive", AFTER: str(after), UPTO: str(upto)}
@@ -379,20 +369,19 @@ class Run:
         self._check_not_taken_over()
         return table.transaction() < upto
 
-    def _repeated(self, written: Sequence[TaskResult], after: int) -> npt.NDArray[np.int64]:
-        """Seqs of this slice whose id is in silver already, or at a lower seq of it. Only explicit ids can repeat;
-        those of a derived table that is ahead must not count, or each would repeat itself."""
+    def _repeated(self, written: Sequence[TaskResult]) -> npt.NDArray[np.int64]:
+        """Seqs of this slice whose id is in silver already, or at a lower seq of it. Only explicit ids can repeat. A
+        table of ids that is ahead has those of this slice at the same seqs, and no message repeats itself."""
         files = _files(written, EXPLICIT_IDS)
         if not files:
             return np.empty(0, np.int64)
-        upto = max(each.upto for each in written)
-        new = self._find(Search(self.lake.storage, EXPLICIT_IDS, tuple(files), upto))
+        new = self._find(Search(self.lake.storage, EXPLICIT_IDS, tuple(files)))
         ids = self.lake.table(EXPLICIT_IDS).files
-        known = self._find(Search(self.lake.storage, EXPLICIT_IDS, tuple(ids), after, ids=pc.unique(new["id"])))
+        known = self._find(Search(self.lake.storage, EXPLICIT_IDS, tuple(ids), ids=pc.unique(new["id"])))
         originals = new.slice(0, 0)
         if len(seqs := named_seqs(new, self._salt)):
             rows = (*self.lake.table(SILVER).files, *_files(written, SILVER))
-            originals = self._find(Search(self.lake.storage, SILVER, rows, upto, seqs=seqs))
+            originals = self._find(Search(self.lake.storage, SILVER, rows, seqs=seqs))
         return repeated_seqs(new, known, originals)
 
     def _find(self, search: Search) -> pa.Table:
@@ -442,9 +431,6 @@ class Run:
 
     # --- state ------------------------------------------------------------------------------------------------------
 
-    def _transactions(self) -> tuple[int, int]:
-        return self.lake.table(BRONZE).transaction(), self.lake.table(SILVER).transaction()
-
     def _derived(self) -> list[Table]:
         """Derived tables but silver, as far as they are there."""
         known = [QUARANTINE, EXPLICIT_IDS, *(f"gold/{name}" for name in GOLD_BY_DAY)]
@@ -474,10 +460,6 @@ class Run:
                 where=self.lake.name,
                 next="Run again: it continues from what the tables have",
             ) from exc
-
-    def _last_seq_now(self) -> int:
-        with open_snapshot(self.log) as snapshot:
-            return snapshot.reader.last_seq()
 
 
 def _files(written: Sequence[TaskResult], table: str) -> list[DataFile]:

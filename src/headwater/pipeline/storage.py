@@ -14,19 +14,20 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from headwater.errors import DiskFullError, InvalidOptionError, ReadOnlyError, StoreError
+from headwater.formats import iso
 
 COPY_BYTES = 8 * 1024 * 1024
 OPEN_FILES_MAX = 64
@@ -218,11 +219,35 @@ class DataFile(msgspec.Struct, frozen=True):
     day: str | None = None
     stats: str = ""
 
+    def overlaps(self, after: int, upto: int) -> bool:
+        """Whether it may hold a seq of (after, upto]."""
+        return self.seq_from <= upto and self.seq_to > after
+
     @property
     def sha256(self) -> str | None:
         """The hash in the name of a file; None for a file that another writer named."""
         words = self.path.rpartition("/")[2].removesuffix(".parquet").split("-")
         return words[2] if len(words) == 4 and len(words[2]) == 64 else None
+
+
+def read_rows(
+    storage: Storage, path: str, schema: pa.Schema, day: str | None = None, batch_rows: int = ROW_GROUP_ROWS
+) -> Iterator[pa.Table]:
+    """Rows of a data file with the columns of a schema: the day is its folder's, and an older file lacks what came
+    later."""
+    with storage.filesystem.open_input_file(path) as source:
+        parquet = pq.ParquetFile(source)
+        have = [name for name in schema.names if name in parquet.schema_arrow.names]
+        for batch in parquet.iter_batches(batch_rows, columns=have):
+            columns = []
+            for field in schema:
+                if field.name in have:
+                    columns.append(batch[field.name].cast(field.type))
+                elif field.name == "day" and day is not None:
+                    columns.append(pa.repeat(pa.scalar(dt.date.fromisoformat(day), field.type), batch.num_rows))
+                else:
+                    columns.append(pa.nulls(batch.num_rows, field.type))
+            yield pa.Table.from_arrays(columns, schema=schema)
 
 
 class TableWriter:
@@ -296,9 +321,6 @@ class _OpenFile:
         self._writer: pq.ParquetWriter | None = None
         self._buffer: list[pa.RecordBatch | pa.Table] = []
         self._buffered_rows = self._buffered_bytes = 0
-        self._rows = 0
-        self._least: dict[str, pa.Scalar] = {}
-        self._greatest: dict[str, pa.Scalar] = {}
 
     @property
     def bytes(self) -> int:
@@ -321,13 +343,6 @@ class _OpenFile:
         if self._writer is None:
             self._writer = open_parquet(self._path, table.schema)
         self._writer.write_table(table, row_group_size=table.num_rows)
-        self._rows += table.num_rows
-        for name in _MEASURED:
-            if name in table.column_names and table[name].null_count < table.num_rows:
-                found = pc.min_max(table[name])
-                least, greatest = self._least.get(name), self._greatest.get(name)
-                self._least[name] = found["min"] if least is None else min(least, found["min"], key=_value)
-                self._greatest[name] = found["max"] if greatest is None else max(greatest, found["max"], key=_value)
 
     def finish(self) -> DataFile:
         self._flush()
@@ -335,18 +350,14 @@ class _OpenFile:
         self._writer.close()
         with self._path.open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
-        seqs = [int(bound["seq"].as_py()) if "seq" in bound else 0 for bound in (self._least, self._greatest)]
-        name = f"{seqs[0]:012d}-{seqs[1]:012d}-{digest}-{secrets.token_hex(4)}.parquet"
+        rows, bounds = _measured(self._path)
+        first, last = bounds.get("seq", (0, 0))
+        name = f"{first:012d}-{last:012d}-{digest}-{secrets.token_hex(4)}.parquet"
         size = self._path.stat().st_size
         self._storage.put(self._path, f"{self._folder}/{name}")
         self._held.__exit__(None, None, None)
         path = name if self._day is None else f"day={self._day}/{name}"
-        return DataFile(path, size, self._rows, seqs[0], seqs[1], self._day, self._stats())
-
-    def _stats(self) -> str:
-        bounds = [{name: _plain(value) for name, value in each.items()} for each in (self._least, self._greatest)]
-        stats = {"numRecords": self._rows, "minValues": bounds[0], "maxValues": bounds[1], "nullCount": {}}
-        return msgspec.json.encode(stats).decode()
+        return DataFile(path, size, rows, first, last, self._day, _delta_stats(rows, bounds))
 
     def abandon(self) -> None:
         if self._writer is not None:
@@ -355,15 +366,28 @@ class _OpenFile:
         self._held.__exit__(None, None, None)
 
 
-def _value(scalar: pa.Scalar) -> int:
-    return int(scalar.cast(pa.int64()).as_py())
+def _measured(path: Path) -> tuple[int, dict[str, tuple[int, int]]]:
+    """The number of rows of a file; and of its measured columns the least and the greatest value, times in µs."""
+    metadata = pq.read_metadata(path)
+    bounds = {}
+    for name in _MEASURED:
+        if name in metadata.schema.names:
+            column = metadata.schema.names.index(name)
+            groups = [metadata.row_group(at).column(column).statistics for at in range(metadata.num_row_groups)]
+            if known := [each for each in groups if each is not None and each.has_min_max]:
+                bounds[name] = min(each.min_raw for each in known), max(each.max_raw for each in known)
+    return metadata.num_rows, bounds
 
 
-def _plain(scalar: pa.Scalar) -> int | str:
-    """A value as the log of a Delta table spells it. The log's times are whole milliseconds, so nothing is cut off."""
-    if not pa.types.is_timestamp(scalar.type):
-        return int(scalar.as_py())
-    return str(scalar.as_py().strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]) + "Z"
+def _delta_stats(rows: int, bounds: Mapping[str, tuple[int, int]]) -> str:
+    """As the log of a Delta table spells them. The log's times are whole milliseconds, so nothing is cut off."""
+    values: list[dict[str, Any]] = [{name: each[side] for name, each in bounds.items()} for side in (0, 1)]
+    for each in values:
+        if "published_at" in each:
+            each["published_at"] = iso(each["published_at"] // 1000)
+    return msgspec.json.encode(
+        {"numRecords": rows, "minValues": values[0], "maxValues": values[1], "nullCount": {}}
+    ).decode()
 
 
 def open_parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:

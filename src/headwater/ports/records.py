@@ -168,17 +168,28 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A message that will not be delivered to this subscription again unless it is redriven. `id` 0: not stored yet."""
 
     id: int
+    """Its number in the log."""
     subscription: str
+    """The id of the subscription that gave the message up."""
     message: Message
+    """The whole message. Retention does not delete it here."""
     reason: Reason
+    """Why it was given up: `max_attempts`, `rejected`, `expired`, …"""
     attempts: int
+    """How often it was delivered."""
     died_ms: int
     error: str | None = None
+    """The last error of the handler, or the reason that `reject` named."""
     stack: str | None = None
+    """The end of the handler's stack trace."""
     handler: str | None = None
+    """The name of the handler."""
     redrives: int = 0
+    """How often it was redriven."""
     redriving: bool = False
+    """Whether it was redriven and is not settled yet."""
     redrive_error: str | None = None
+    """Why the last redrive failed."""
 
     @property
     def died_at(self) -> datetime:
@@ -218,10 +229,15 @@ class Gap(msgspec.Struct, frozen=True):
     """Messages a subscription can never get: deleted before it settled them."""
 
     subscription: str
+    """The id of the subscription that misses them."""
     from_seq: int
+    """The first seq of the range."""
     to_seq: int
+    """The last seq of the range."""
     count: int
+    """How many messages of the range matched the subscription."""
     why: str
+    """What deleted them, such as a retention limit."""
     at_ms: int
 
     @property

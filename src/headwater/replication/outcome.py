@@ -19,8 +19,12 @@ class Progress(NamedTuple):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a push, a pull or a copy did."""
+
     kind: Literal["push", "pull", "copy"]
+    """What was done."""
     local: str
+    """The file of this machine; of a copy: the source."""
     remote: str
     """Of a copy: the target."""
     version: int | None
@@ -28,14 +32,23 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     is_new: bool
     """False: nothing had changed."""
     base: int | None
+    """The version that the file was based on; None if it had none."""
     size: int
+    """Bytes of the database."""
     pages: int
+    """Pages of the database."""
     page_size: int
+    """Bytes of a page."""
     sent: int
+    """Bytes sent."""
     received: int
+    """Bytes received."""
     seconds: float
+    """How long it took."""
     changed_pages: int
+    """Pages that differed."""
     dbhash: str | None
+    """The hash of the content; None if it could not be computed."""
     dry: bool
     """Neither database was changed; the pages were transferred and discarded."""
     speedup: float = 0.0

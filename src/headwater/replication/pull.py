@@ -174,7 +174,7 @@ class _Pull:
             return
         why = "it was never synced with this remote"
         if here is None:
-            why = "whether it has changed cannot be told without the functions of its application"
+            why = "a change cannot be detected without the functions of its application"
         elif record.base:
             why = f"it has changed since version {record.base}"
         raise UnsyncedChangesError(

@@ -173,6 +173,7 @@ class PushSubscription(_Subscription):
         self._was_cut_off = False  # the last push: its result is unknown
 
     async def run(self) -> None:
+        """Push until `stop` is called. A permanent error ends it and is raised."""
         loop = asyncio.get_running_loop()
         watcher = self._watch(self._local, lambda: loop.call_soon_threadsafe(self._wrote))
         connecting = asyncio.create_task(self._run_connection(self._connection))

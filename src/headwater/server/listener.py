@@ -614,13 +614,13 @@ class WebSocketTransport(asyncio.Protocol):
         self._dispatch()
         self.on_room()
 
-    def close(self, code: int, reason: str, within_s: float = CLOSE_SECONDS_MAX) -> None:
+    def close(self, code: int, reason: str, within_s: float | None = None) -> None:
         self._socket.close(code, reason)
         self._flush()
         self._messages.clear()
         self._queued_bytes = 0
         self.resume_reading()  # for the answer to the close, which follows data that is under way
-        self._loop.call_later(within_s, self._transport.abort)
+        self._loop.call_later(CLOSE_SECONDS_MAX if within_s is None else within_s, self._transport.abort)
 
     def close_stalled(self, why: str) -> None:
         details = {"address": self._incoming.address, "why": why}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,14 +21,14 @@ from headwater.delivery.schedule import Schedule, check_schedule
 from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
 from headwater.formats import TIME_MS_MAX
 from headwater.message import NAME_CHARS_MAX
-from headwater.ports.records import RetentionPolicy
+from headwater.ports.records import RetentionPolicy, SubscriptionRecord, SubscriptionSpec
 from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
 from headwater.server.auth import Scopes, not_allowed, parse_any_spelling
 from headwater.server.lake import read_lake
 from headwater.server.publish import PUBLISHER_CHARS_MAX, publish, publish_batch
 from headwater.server.registry import Method, Needs
-from headwater.server.subscriptions import OK, seqs_of, start_of
+from headwater.server.subscriptions import OK, Subscriptions, seqs_of, start_of
 from headwater.topics import Dialect, Pattern, check_topic, parse_pattern
 
 if TYPE_CHECKING:
@@ -187,12 +188,14 @@ def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int]]:
 
 
 def pause(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
+    """Deliver nothing until it is resumed; the position is kept."""
     with _hiding(connection, params.subscription_id, "rpc.subscription.pause"):
         yield from connection.core.pause(params.subscription_id, connection.require_use)
     return (yield from connection.core.subscription_info(params.subscription_id))
 
 
 def resume(connection: Connection, params: rpc.SubscriptionId) -> Flow[SubscriptionInfo]:
+    """Deliver again after a pause."""
     with _hiding(connection, params.subscription_id, "rpc.subscription.resume"):
         yield from connection.core.resume(params.subscription_id, connection.require_use)
     return (yield from connection.core.subscription_info(params.subscription_id))
@@ -245,26 +248,30 @@ def _encoded(answer: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(answer))
 
 
-def subscriptions(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
-    """All durable subscriptions that the token may use."""
+def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[msgspec.Raw]:
+    """A page of the durable subscriptions that the token may use, by id. A page with fewer than `limit` is the last."""
+    if not 1 <= params.limit <= rpc.SUBSCRIPTIONS_MAX:
+        why = f"limit lies between 1 and {rpc.SUBSCRIPTIONS_MAX:,}, not {params.limit}"
+        raise TooLargeError(why, next="Page with after")
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
-    def seen(reader: Reader) -> msgspec.Raw:
-        return _encoded(_usable(scopes, owner, describe_all(reader, core.engine.clock.now_ms())))
+    def page(reader: Reader) -> msgspec.Raw:
+        def wanted(record: SubscriptionRecord) -> bool:
+            return record.id > params.after and _may_use(scopes, owner, record.id, record.spec)
 
-    return core.shared_read(("rpc.subscriptions", scopes, owner), seen)
+        return _encoded(describe_all(reader, core.engine.clock.now_ms(), params.limit, wanted))
+
+    if params == rpc.SubscriptionPage():  # what is polled
+        return core.shared_read(("rpc.subscriptions", scopes, owner), page)
+    return core.engine.read(page, core.engine.statistics)
 
 
 def _owner(connection: Connection) -> str | None:
     return None if connection.grant is None else connection.grant.owner
 
 
-def _usable(scopes: Scopes, owner: str | None, found: list[SubscriptionInfo]) -> list[SubscriptionInfo]:
-    return [
-        each
-        for each in found
-        if scopes.may_use(each.id, parse_any_spelling(each.pattern), is_own=each.owner in (None, owner))
-    ]
+def _may_use(scopes: Scopes, owner: str | None, id: str, of: SubscriptionInfo | SubscriptionSpec) -> bool:
+    return scopes.may_use(id, parse_any_spelling(of.pattern), is_own=of.owner in (None, owner))
 
 
 def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
@@ -280,7 +287,7 @@ def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]
                 messages=sum(each.count for each in topics),
                 bytes=sum(each.bytes for each in topics),
                 topics=topics[: rpc.TOPICS_MAX],
-                subscriptions=_usable(scopes, owner, found.subscriptions),
+                subscriptions=[each for each in found.subscriptions if _may_use(scopes, owner, each.id, each)],
                 topics_left_out=max(0, len(topics) - rpc.TOPICS_MAX),
             )
         )
@@ -315,7 +322,7 @@ def health(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
     return connection.core.health()
 
 
-def housekeep(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
+def run_maintenance(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
     """Run maintenance now."""
     return connection.core.run_maintenance()
 
@@ -338,7 +345,7 @@ def retain(connection: Connection, params: rpc.Retain) -> Flow[dict[str, bool]]:
     return OK
 
 
-def unretain(connection: Connection, params: rpc.Unretain) -> Flow[dict[str, bool]]:
+def remove_retention(connection: Connection, params: rpc.RemoveRetention) -> Flow[dict[str, bool]]:
     """Delete the retention of a topic pattern."""
     dialect = _dialect(params.dialect)
     connection.require_manage(parse_pattern(params.topic, dialect))
@@ -520,17 +527,13 @@ def _methods() -> dict[str, Method]:
         "rpc.unsubscribe.persistent.batch": Method(rpc.SubscriptionIds, unsubscribe_batch, HELD),
         "rpc.acknowledge.persistent": Method(rpc.Acknowledge, acknowledge, HELD),
         "rpc.acknowledge.persistent.batch": Method(rpc.AcknowledgeBatch, acknowledge_batch, HELD),
-        "rpc.nack": Method(rpc.Settle, lambda connection, params: connection.subscriptions.nack(params), HELD),
-        "rpc.reject": Method(rpc.Settle, lambda connection, params: connection.subscriptions.reject(params), HELD),
-        "rpc.extend": Method(rpc.Settle, lambda connection, params: connection.subscriptions.extend(params), HELD),
-        "rpc.fetch": Method(rpc.Fetch, lambda connection, params: connection.subscriptions.fetch(params), HELD),
-        "rpc.credit": Method(rpc.Credit, lambda connection, params: connection.subscriptions.give_credit(params), HELD),
-        "rpc.fetch.end": Method(
-            rpc.SubscriptionId, lambda connection, params: connection.subscriptions.end_fetches(params), HELD
-        ),
-        "rpc.release": Method(
-            rpc.Release, lambda connection, params: connection.subscriptions.release_messages(params), HELD
-        ),
+        "rpc.nack": Method(rpc.Settle, _of_connection(Subscriptions.nack), HELD),
+        "rpc.reject": Method(rpc.Settle, _of_connection(Subscriptions.reject), HELD),
+        "rpc.extend": Method(rpc.Settle, _of_connection(Subscriptions.extend), HELD),
+        "rpc.fetch": Method(rpc.Fetch, _of_connection(Subscriptions.fetch), HELD),
+        "rpc.credit": Method(rpc.Credit, _of_connection(Subscriptions.give_credit), HELD),
+        "rpc.fetch.end": Method(rpc.SubscriptionId, _of_connection(Subscriptions.end_fetches), HELD),
+        "rpc.release": Method(rpc.Release, _of_connection(Subscriptions.release_messages), HELD),
         "rpc.subscription": Method(rpc.SubscriptionId, subscription, OWN),
         "rpc.subscription.remove": Method(rpc.SubscriptionId, remove_subscription, OWN, audited=True),
         "rpc.subscription.pause": Method(rpc.SubscriptionId, pause, OWN, audited=True),
@@ -539,14 +542,14 @@ def _methods() -> dict[str, Method]:
         "rpc.topic_max_seq": Method(rpc.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
         "rpc.last_seq": Method(rpc.Nothing, last_seq, Needs(("read", "manage"), "anything")),
         "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
-        "rpc.subscriptions": Method(rpc.Nothing, subscriptions, LIST_OWN),
+        "rpc.subscriptions": Method(rpc.SubscriptionPage, subscriptions, LIST_OWN),
         "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
         "rpc.stats.history": Method(rpc.HistorySpan, history, WATCH),
         "rpc.lake": Method(rpc.Nothing, lake, WATCH),
         "rpc.health": Method(rpc.Nothing, health, ADMIN),
-        "rpc.housekeep": Method(rpc.Nothing, housekeep, ADMIN),
+        "rpc.maintenance.run": Method(rpc.Nothing, run_maintenance, ADMIN),
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),
-        "rpc.unretain": Method(rpc.Unretain, unretain, MANAGE, audited=True),
+        "rpc.retention.remove": Method(rpc.RemoveRetention, remove_retention, MANAGE, audited=True),
         "rpc.retention": Method(rpc.Nothing, retention, Needs(("manage",), "what is shown: nothing else is")),
         "rpc.schedules": Method(
             rpc.Nothing, schedules, Needs(("publish", "read", "manage"), "what is shown: nothing else is")
@@ -571,10 +574,20 @@ def _methods() -> dict[str, Method]:
     return methods
 
 
+def _of_connection(run: Callable[[Subscriptions, Any], Any]) -> Callable[[Connection, Any], Any]:
+    """A method that the subscriptions of the connection carry out, with their docstring."""
+    return wraps(run)(lambda connection, params: run(connection.subscriptions, params))
+
+
+# Former names, which clients of earlier versions send.
+RENAMED = {"rpc.housekeep": "rpc.maintenance.run", "rpc.unretain": "rpc.retention.remove"}
+
+
 def _other_spellings(methods: dict[str, Method]) -> dict[str, Method]:
-    """The names with underscores, as some clients write them; there the params of a batch are a bare array."""
+    """Former names, and the names with underscores, as some clients write them; there the params of a batch are a bare
+    array."""
     verbs = {"subscribe": "subscribe", "acknowledge": "ack", "unsubscribe": "unsubscribe"}
-    spelled: dict[str, Method] = {}
+    spelled = {old: methods[new] for old, new in RENAMED.items()}
     for dotted, short in verbs.items():
         spelled[f"rpc.{short}_persistent"] = methods[f"rpc.{dotted}.persistent"]
         batch = methods[f"rpc.{dotted}.persistent.batch"]
@@ -588,6 +601,7 @@ def _from_array(method: Method) -> Callable[[Connection, Any], Any]:
     assert params is not None
     [name] = params.__struct_fields__
 
+    @wraps(method.run)
     def run(connection: Connection, given: list[Any]) -> Any:
         # An array of one array is the array by position.
         items = given[0] if len(given) == 1 and isinstance(given[0], list) else given

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from headwater.arguments import check_whole
 from headwater.broker.flow import Completion, Flow
 from headwater.broker.publish import PublisherBatch, submit_drafts
 from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError
@@ -22,7 +23,6 @@ from headwater.message import (
     NAMED_HEADERS,
     Draft,
     PublishOptions,
-    check_whole,
     make_draft,
 )
 from headwater.protocol.jsonrpc import Call, Fault, params_of

@@ -109,12 +109,14 @@ class Server:
 
     @property
     def port(self) -> int:
+        """The port that the server listens on."""
         if not self._is_running:
             raise InvalidStateError("the server is not running", next="Use it inside `async with server:`")
         return self.acceptor.port
 
     @property
     def url(self) -> str:
+        """The address for `headwater.open`."""
         scheme = "wss" if self.settings.server.tls_certificate else "ws"
         host = self.settings.server.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
@@ -122,6 +124,7 @@ class Server:
     # --- starting -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        """Open the log and listen; returns when clients can connect."""
         settings = self.settings.server
         self._certificates = Certificates.read(settings)
         known: dict[str, Token] = {}
@@ -171,6 +174,7 @@ class Server:
             ) from exc
 
     async def _retain_later(self, core: LocalLog) -> None:
+        """Apply the retention of the settings as soon as the disk, which was full at the start, has room."""
         while True:
             await asyncio.sleep(RETAIN_AGAIN_S)
             with contextlib.suppress(DiskFullError):
@@ -404,6 +408,7 @@ class Server:
         await self.stop()
 
     def ask_to_stop(self) -> None:
+        """Begin to stop, and return at once."""
         if self._stop_asked is not None:
             self._stop_asked.set()
 

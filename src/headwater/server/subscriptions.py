@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from msgspec import UNSET
 
+from headwater.arguments import check_whole
 from headwater.broker.consumer import FETCH_MAX
 from headwater.broker.deliveries import Claimed, Failure, Resume, drop_payloads
 from headwater.broker.durable_consumer import DurableConsumer
@@ -32,7 +33,6 @@ from headwater.errors import (
     UnknownSubscriptionError,
 )
 from headwater.formats import iso, span_ms
-from headwater.message import check_whole
 from headwater.ports.records import Gap, selection_of
 from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
@@ -399,6 +399,7 @@ class Subscriptions:
         return OK
 
     async def fetch(self, params: rpc.Fetch) -> Any:
+        """Up to `count` messages; if there are none, wait for the first up to `wait` seconds."""
         connection = self._connection
         held = self._find(params.subscription_id)
         wait_s = min(max(0.0, params.wait), connection.context.limits.fetch_wait)
@@ -460,6 +461,7 @@ class Subscriptions:
         return sorted({*late, *(seq for seq in seqs if seq not in known)})
 
     def nack(self, params: rpc.Settle) -> Flow[dict[str, bool]]:
+        """The messages failed: deliver them again after `delay`, or dead-letter those without attempts left."""
         subscriber, claimed = yield from self._claimed(params)
         delay_ms = None if params.delay is None else span_ms(params.delay, "delay")
         failure = Failure("processing_error", params.reason, params.stack, params.handler)
@@ -469,6 +471,7 @@ class Subscriptions:
         return OK
 
     def reject(self, params: rpc.Settle) -> Flow[dict[str, bool]]:
+        """Dead-letter the messages now, whatever attempts are left."""
         subscriber, claimed = yield from self._claimed(params)
         reason: Reason = "processing_error" if params.failed else "rejected"
         for each in claimed:
@@ -477,6 +480,7 @@ class Subscriptions:
         return OK
 
     def extend(self, params: rpc.Settle) -> Flow[dict[str, bool]]:
+        """Postpone the redelivery of messages that are still being processed. `lenient` skips those not in flight."""
         if params.lenient:
             yield from self.find(params.subscription_id).extend_in_flight(params.sequence_ids or [])
             return OK
@@ -676,7 +680,7 @@ def check_holder(name: str) -> str:
 
 
 def start_of(given: str | int) -> Start:
-    """`first`, `new`, a seq, or a time in ISO 8601."""
+    """`first`, `new`, the seq of the first message, or a time in ISO 8601."""
     if isinstance(given, int) or given in ("first", "new"):
         return cast(Start, given)
     try:

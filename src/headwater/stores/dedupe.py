@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from headwater.arguments import check_whole
 from headwater.errors import ClosedError, ConflictError, InvalidOptionError
 from headwater.formats import Span, span_ms, url_text
-from headwater.message import check_whole
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.dedupe import (
     DEDUPE_AGE_S,

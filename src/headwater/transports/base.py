@@ -42,7 +42,9 @@ class HasMessage(Protocol):
 
 class BaseTransport(ABC):
     name: str
+    """The target, without passwords."""
     recognises_ids: bool
+    """Whether the target drops a message that it has already, by its id."""
     read_instead: ClassVar[str] = "Subscribe to the log it is fed from"
     """What a publish-only transport recommends to a caller of `subscribe`."""
     client_options: ClassVar[frozenset[str]] = frozenset()

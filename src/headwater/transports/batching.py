@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from headwater.arguments import check_whole
 from headwater.errors import (
     HeadwaterError,
     InvalidInputError,
@@ -24,7 +25,7 @@ from headwater.errors import (
     UnsentError,
 )
 from headwater.formats import Span, span_ms
-from headwater.message import BATCH_MESSAGES_MAX, Message, check_whole
+from headwater.message import BATCH_MESSAGES_MAX, Message
 from headwater.ports.clock import Clock
 from headwater.ports.transport import Transport
 from headwater.transports.base import HasMessage, WrappingTransport

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from headwater.arguments import check_whole
 from headwater.errors import (
     ClosedError,
     HeadwaterError,
@@ -30,7 +31,7 @@ from headwater.errors import (
     TransportFailedError,
 )
 from headwater.formats import Span, span_ms
-from headwater.message import Message, MessageDocument, check_whole, from_document, to_document
+from headwater.message import Message, MessageDocument, from_document, to_document
 from headwater.ports.clock import Clock
 from headwater.transports.base import BaseTransport
 

@@ -8,8 +8,9 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Literal
 
+from headwater.arguments import check_whole
 from headwater.errors import InvalidOptionError, TransportFailedError
-from headwater.message import Message, check_whole
+from headwater.message import Message
 from headwater.ports.transport import Handle
 from headwater.topics import Pattern, parse_pattern
 from headwater.transports.base import BaseTransport

@@ -20,9 +20,9 @@ from obstore.exceptions import (
 )
 from obstore.store import LocalStore, ObjectStore, S3Store
 
+from headwater.arguments import check_whole
 from headwater.errors import CorruptError, InvalidOptionError, TransportFailedError
 from headwater.formats import span_ms, split_url
-from headwater.message import check_whole
 from headwater.transports.base import read_options
 from headwater.transports.object_manifest import LIST_PAGE
 

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from headwater.arguments import check_whole
 from headwater.errors import CorruptError, InvalidDataError, InvalidOptionError, TransportFailedError
 from headwater.formats import Span, span_ms
-from headwater.message import Message, check_whole
+from headwater.message import Message
 from headwater.ports.clock import Clock, SystemClock
 from headwater.transports.base import BaseTransport
 from headwater.transports.file import from_line

@@ -25,9 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+from headwater.arguments import check_whole
 from headwater.errors import InvalidOptionError, InvalidTopicError, TransportFailedError
 from headwater.formats import Span, redact_url, span_ms, split_url
-from headwater.message import NAME_CHARS_MAX, Message, check_whole
+from headwater.message import NAME_CHARS_MAX, Message
 from headwater.ports.transport import Handle
 from headwater.topics import parse_pattern
 from headwater.transports.base import BaseTransport

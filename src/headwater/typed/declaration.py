@@ -103,6 +103,9 @@ def declare(name: str, given: Mapping[str, Any], inherited: Mapping[str, Any], f
     )
 
 
+# --- the check of each keyword: the value as declared, or InvalidOptionError ------------------------------------------
+
+
 def _type(value: object, where: str) -> str:
     if not isinstance(value, str) or not _TYPE.fullmatch(value):
         raise InvalidOptionError(

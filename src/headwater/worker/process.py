@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headwater.api._async import AsyncLog
+from headwater.api._runtime import Opening
 from headwater.api._sync import Log
 from headwater.broker.handlers import Handlers, Registration
 from headwater.errors import (
@@ -70,7 +71,17 @@ PASSING_ERRORS = (
     CallError,
     TransportError,
 )
-LASTING_ERRORS = (HeadwaterError, ImportError, SyntaxError, NameError)
+# Of the program, as long as no process has been ready.
+LASTING_ERRORS = (
+    HeadwaterError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 REPORT_S = 1.0
 FILES_MAX = 10_000
@@ -95,15 +106,16 @@ class ProcessOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`state`: starting, running or failed. `where`, `error` and `next`: where and why it failed, and what to do.
-    `files`: what has been imported and is the application's own, with its time of change then; only if there are more
-    than before."""
+    """`state`: starting, running or failed. `is_ending`: it is to end soon. `where`, `error` and `next`: where and why
+    it failed, and what to do. `files`: what has been imported and is the application's own, with its time of change
+    then; only if there are more than before."""
 
     state: str
     tasks: int = 0
     memory: int = 0
     handlers: dict[str, str] = {}
     recycling: str = ""
+    is_ending: bool = False
     where: str = ""
     error: str = ""
     next: str = ""
@@ -149,7 +161,16 @@ def make_context(target: str, found: Any) -> Any:
             "an asyncio log belongs to the event loop that opened it", where=target, next=ASYNC_HELP
         )
     if not isinstance(found, Log) and callable(found):
+        name = target.partition(":")[2]
+        _refuse_arguments(target, name, found)
         found = found()
+        if isinstance(found, Opening):
+            found.close()
+            raise InvalidOptionError(
+                f"{name} returns headwater.open_async(…) without await: there is no log yet that could have handlers",
+                where=target,
+                next=ASYNC_HELP,
+            )
     if inspect.iscoroutine(found) or hasattr(found, "__aenter__") or hasattr(found, "__enter__"):
         return found
     raise InvalidOptionError(
@@ -157,6 +178,21 @@ def make_context(target: str, found: Any) -> Any:
         where=target,
         next="Name a log from headwater.open(), or a function without arguments that returns one",
     )
+
+
+def _refuse_arguments(target: str, name: str, factory: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        raise InvalidOptionError(
+            f"{name}{signature} needs arguments, and a worker has none to give",
+            where=target,
+            next="Name a function without arguments that returns the log; its settings may come from the environment",
+        ) from None
 
 
 def _checked(target: str, log: Any, kind: type[Opened]) -> Opened:
@@ -208,6 +244,7 @@ class WorkerProcess:
         self._handlers: Handlers | None = None
         self._stop: Callable[[], object] | None = None
         self._is_asked = False
+        self._is_ending = False
         self._lock = threading.Lock()
         self._reporting = threading.Lock()
         self._files: dict[str, int] = {}
@@ -248,7 +285,7 @@ class WorkerProcess:
         is_unusable = self._state == "starting" and is_lasting
         if not isinstance(exc, HeadwaterError):
             logger.error("the worker failed", exc_info=exc)
-        self._state = "failed"
+        self._state, self._is_ending = "failed", True
         self._report(exc)
         return UNUSABLE if is_unusable else FAILED
 
@@ -256,7 +293,10 @@ class WorkerProcess:
         with context as opened:
             log: Log = _checked(self._options.target, opened, Log)
             self._prepare(log._handlers, log._handlers.ask_to_stop)
-            log.run(self._options.shutdown_timeout_s)
+            try:
+                log.run(self._options.shutdown_timeout_s)
+            finally:
+                self._is_ending = True
 
     async def _run_async(self, context: Any) -> None:
         if inspect.iscoroutine(context) and not hasattr(context, "__aenter__"):
@@ -272,7 +312,10 @@ class WorkerProcess:
                     loop.call_soon_threadsafe(ask_to_stop)
 
             self._prepare(log._handlers, stop)
-            await log.run(self._options.shutdown_timeout_s)
+            try:
+                await log.run(self._options.shutdown_timeout_s)
+            finally:
+                self._is_ending = True  # threads of the application may keep it from that
 
     def _prepare(self, handlers: Handlers, stop: Callable[[], object]) -> None:
         handlers.change_registrations(self._as_worker)
@@ -352,6 +395,7 @@ class WorkerProcess:
                 memory=memory_bytes(),
                 handlers={id: health["state"] for id, health in states.items()},
                 recycling=self._recycling,
+                is_ending=self._is_ending or bool(self._recycling),
                 where=where,
                 error=error,
                 next=next,

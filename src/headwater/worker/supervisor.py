@@ -89,6 +89,7 @@ class Slot:
         self.failures = 0
         self.began_s = self.heard_s = time.monotonic()
         self.is_wanted_anew = False
+        self.killing: asyncio.TimerHandle | None = None  # it is to end, and has so long for it
 
     def stop(self) -> None:
         if self.control is not None:
@@ -183,7 +184,7 @@ class Supervisor:
                 if not self._options.reload:
                     self._unusable = slot.report
                     break
-                logger.error("the module cannot be run: %s; waiting for a change of its files", _told(slot.report))
+                logger.error("the module cannot be run: %s; waiting for a change of its files", _describe(slot.report))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken(changed), delay_s)
         slot.state = "stopped"
@@ -208,7 +209,7 @@ class Supervisor:
             logger.info("process %d (pid %d) is started anew: %s", slot.number, pid, report.recycling)
             return 0.0
         slot.failures = 1 if ran_s >= STEADY_S else slot.failures + 1
-        why = f": {told}" if (told := _told(report)) else ""
+        why = f": {text}" if (text := _describe(report)) else ""
         if code == UNUSABLE and report.error and (self._options.reload or not self._is_ready):
             return None
         delay_s = restart_delay_s(slot.failures)
@@ -256,6 +257,9 @@ class Supervisor:
             slot.stop()
         reading = asyncio.create_task(self._read_reports(slot, reports))
         code = await process.wait()
+        if slot.killing is not None:
+            slot.killing.cancel()
+            slot.killing = None
         with contextlib.suppress(TimeoutError):  # a program that a handler started may have kept the pipe
             await asyncio.wait_for(reading, 1.0)
         slot.stop()
@@ -271,6 +275,8 @@ class Supervisor:
                 slot.report = _report.decode(line)
                 slot.heard_s = time.monotonic()
                 slot.files = slot.files if slot.report.files is None else slot.report.files
+                if slot.report.is_ending:
+                    self._kill_later(slot)
                 if slot.report.state == "running" and slot.state == "starting":
                     slot.state = "running"
                     logger.info("process %d (pid %d) runs", slot.number, slot.process.pid if slot.process else 0)
@@ -305,6 +311,16 @@ class Supervisor:
             slot.state = "stopping"
             slot.stop()
 
+    def _kill_later(self, slot: Slot) -> None:
+        """A process that ends, though the worker does not, may hang like any other: then no message is handled."""
+        if slot.killing is None:
+            after_s = self._options.shutdown_timeout_s + KILL_AFTER_S
+            slot.killing = asyncio.get_running_loop().call_later(after_s, self._kill_late, slot)
+
+    def _kill_late(self, slot: Slot) -> None:
+        if slot.kill():
+            logger.error("process %d did not end in time and is killed: its messages are delivered again", slot.number)
+
     def _kill_all(self) -> None:
         for slot in self._slots:
             slot.kill()
@@ -323,6 +339,8 @@ class Supervisor:
                     slot.files = seen.copy()  # until the next process says what it has imported
                     slot.is_wanted_anew = slot.state in ("starting", "running")
                     slot.stop()
+                    if slot.is_wanted_anew:
+                        self._kill_later(slot)
                 woken.set()
 
     # --- health -------------------------------------------------------------------------------------------------------
@@ -387,7 +405,7 @@ class Supervisor:
 _report = msgspec.json.Decoder(Report)
 
 
-def _told(report: Report) -> str:
+def _describe(report: Report) -> str:
     """The whole text of an error."""
     text = f"{report.where}: {report.error}" if report.where else report.error
     return f"{text}. {report.next}" if report.next else text

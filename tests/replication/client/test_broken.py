@@ -135,7 +135,7 @@ def test_no_server_listens(make: Any, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("after_pages", [False, True])
-def test_an_abort(make: Any, misbehaving: Any, abort: str, kind: type[Exception], after_pages: bool) -> None:
+async def test_an_abort(make: Any, misbehaving: Any, abort: str, kind: type[Exception], after_pages: bool) -> None:
     database = make()
 
     async def answer(connection: ServerConnection) -> None:
@@ -145,14 +145,11 @@ def test_an_abort(make: Any, misbehaving: Any, abort: str, kind: type[Exception]
             await connection.recv()
         await connection.send(f"ABORT={abort}")
 
-    async def session() -> None:
-        async with misbehaving(answer) as remote:
-            with pytest.raises(kind) as raised:
-                await push(database.path, remote, PUSH)
-            assert is_partial(raised.value) == after_pages
-            assert getattr(raised.value, "newest", 4) == 4
-
-    asyncio.run(session())
+    async with misbehaving(answer) as remote:
+        with pytest.raises(kind) as raised:
+            await push(database.path, remote, PUSH)
+        assert is_partial(raised.value) == after_pages
+        assert getattr(raised.value, "newest", 4) == 4
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -262,22 +259,19 @@ def test_a_cancelled_push_leaves_no_process_and_no_file(make: Any, misbehaving: 
 
 
 @pytest.mark.parametrize("abort", ["FAILED:boo\x1b]0;title\x07\nERROR: fake", "x" * 100_000, "\x1b[2J:"])
-def test_an_abort_with_an_odd_text_is_fit_for_a_terminal(make: Any, misbehaving: Any, abort: str) -> None:
+async def test_an_abort_with_an_odd_text_is_fit_for_a_terminal(make: Any, misbehaving: Any, abort: str) -> None:
     async def answer(connection: ServerConnection) -> None:
         await connection.recv()
         await connection.send(f"ABORT={abort}")
 
-    async def session() -> None:
-        async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailedError) as raised:
-                await push(make().path, remote, PUSH)
-            assert str(raised.value).isprintable()
-            assert len(str(raised.value)) < 2 * WHY_CHARS_MAX
-
-    asyncio.run(session())
+    async with misbehaving(answer) as remote:
+        with pytest.raises(ReplicationFailedError) as raised:
+            await push(make().path, remote, PUSH)
+        assert str(raised.value).isprintable()
+        assert len(str(raised.value)) < 2 * WHY_CHARS_MAX
 
 
-def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving: Any) -> None:
+async def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving: Any) -> None:
     database = make()
 
     async def answer(connection: ServerConnection) -> None:
@@ -293,12 +287,9 @@ def test_an_answer_without_a_version_is_no_version(make: Any, misbehaving: Any) 
         await end.gone()
         await connection.send("CONFIG={}")
 
-    async def session() -> None:
-        async with misbehaving(answer) as remote:
-            with pytest.raises(ReplicationFailedError, match="not as expected"):
-                await asyncio.wait_for(push(database.path, remote, PUSH), 20)
-
-    asyncio.run(session())
+    async with misbehaving(answer) as remote:
+        with pytest.raises(ReplicationFailedError, match="not as expected"):
+            await asyncio.wait_for(push(database.path, remote, PUSH), 20)
 
 
 @pytest.mark.parametrize("says", [None, READY])

@@ -145,7 +145,7 @@ def test_a_server_that_never_says_good_bye_is_left(
     assert SyncState(copy).load(remote).base == 1
 
 
-def test_a_server_that_does_not_listen_is_left(misbehaving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_listen_is_left(misbehaving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_connection, "SILENCE_S_MAX", 0.2)
 
     async def deaf(connection: ServerConnection) -> None:
@@ -161,12 +161,9 @@ def test_a_server_that_does_not_listen_is_left(misbehaving: Any, monkeypatch: py
             finally:
                 sending.cancel()
 
-    async def session() -> None:
-        async with misbehaving(deaf, close_timeout=0.1) as remote:
-            with pytest.raises(UnreachableError, match="has not read"):
-                await asyncio.wait_for(say(remote), PATIENCE_S)
-
-    asyncio.run(session())
+    async with misbehaving(deaf, close_timeout=0.1) as remote:
+        with pytest.raises(UnreachableError, match="has not read"):
+            await asyncio.wait_for(say(remote), PATIENCE_S)
 
 
 @pytest.mark.parametrize("name", ["日本", "jürgens rechner", "tab\tbed"])

@@ -157,24 +157,19 @@ def test_a_cancelled_join_leaves_no_process(make: Any, tmp_path: Any) -> None:
         assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_an_end_that_exits_releases_its_own_waiters_only(make: Any, tmp_path: Any) -> None:
-    async def session() -> None:
-        origin, gone = await RsyncProcess.origin(make()), await RsyncProcess.replica(str(tmp_path / "gone.db"))
-        waiting = asyncio.create_task(gone.read())
-        await asyncio.sleep(0)
-        gone.kill()
-        next = await RsyncProcess.replica(
-            str(tmp_path / "next.db")
-        )  # its pipes have the numbers of those that were closed
-        reading = asyncio.create_task(next.read())
-        await asyncio.sleep(0)
-        assert await asyncio.wait_for(waiting, 60) == b""
-        await next.write(await origin.read())
-        assert await asyncio.wait_for(reading, 60)
-        for end in (origin, gone, next):
-            await end.gone()
-
-    asyncio.run(session())
+async def test_an_end_that_exits_releases_its_own_waiters_only(make: Any, tmp_path: Any) -> None:
+    origin, gone = await RsyncProcess.origin(make()), await RsyncProcess.replica(str(tmp_path / "gone.db"))
+    waiting = asyncio.create_task(gone.read())
+    await asyncio.sleep(0)
+    gone.kill()
+    next = await RsyncProcess.replica(str(tmp_path / "next.db"))  # its pipes have the numbers of those that were closed
+    reading = asyncio.create_task(next.read())
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(waiting, 60) == b""
+    await next.write(await origin.read())
+    assert await asyncio.wait_for(reading, 60)
+    for end in (origin, gone, next):
+        await end.gone()
 
 
 def test_an_end_that_writes_nothing_but_newlines_complains_too(make: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fault_lane import Direction
 from fault_proxy import FaultProxy
-from followed import PATIENCE_S, Database, Follow, names_in
+from followed import PATIENCE_S, SECOND, Database, Follow, names_in
 from served import RunningServer
 from server_process import ServerProcess
 
@@ -38,7 +38,7 @@ async def test_it_pushes_at_the_start_and_after_each_quiet_second(
 ) -> None:
     database.write("first")
     remote = f"{server.url}/shop/app.db"
-    async with follow(database.path, remote, message="by hand") as running:
+    async with follow(database.path, remote, timers=SECOND, message="by hand") as running:
         assert (await running.next()).version == 1
         for number in (2, 3):
             before_s = time.monotonic()
@@ -56,7 +56,7 @@ async def test_writes_in_a_row_are_one_push(
     server: RunningServer, database: Database, follow: Follow, tmp_path: Path
 ) -> None:
     remote = f"{server.url}/shop/app.db"
-    async with follow(database.path, remote) as running:
+    async with follow(database.path, remote, timers=SECOND) as running:
         await running.next()
         last_s, longest_pause_s = time.monotonic(), 0.0
         for number in range(3):

@@ -86,24 +86,20 @@ async def new(pushing: Running) -> int:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_pushes_and_pulls_leave_nothing(
+async def test_pushes_and_pulls_leave_nothing(
     server: RunningServer, database: Database, follow: Follow, tmp_path: Path, at_once: Timers, rounds: int
 ) -> None:
     remote = f"{server.url}/shop/app.db"
+    async with follow(database.path, remote, timers=at_once, coordinate=True) as pushing:
+        await pushing.next()
+        async with follow(remote, tmp_path / "copy.db") as pulling:
+            await pulling.next()
 
-    async def session() -> None:
-        async with follow(database.path, remote, timers=at_once, coordinate=True) as pushing:
-            await pushing.next()
-            async with follow(remote, tmp_path / "copy.db") as pulling:
-                await pulling.next()
+            async def turn(number: int) -> None:
+                database.write(str(number))
+                await pulling.reached(await new(pushing))
 
-                async def turn(number: int) -> None:
-                    database.write(str(number))
-                    await pulling.reached(await new(pushing))
-
-                await steady(tmp_path, rounds, turn)
-
-    asyncio.run(session())
+            await steady(tmp_path, rounds, turn)
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)

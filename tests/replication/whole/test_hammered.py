@@ -16,7 +16,7 @@ import headwater
 from headwater.replication import snapshot
 from headwater.replication.names import ReplicaName
 
-PUSHES = 6  # of the large ones; the others have half as many
+PUSHES = 4  # of the large ones; the others have half as many
 WAIT_S_MAX = 10.0  # a shared machine is slow at times; a writer that is locked out for good waits for 30 s
 
 NAME = ReplicaName("shop", "books.db")
@@ -45,8 +45,8 @@ def wait_for_a_write(path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "megabytes", "setting"),
     [
-        ("wal", 20, None),
-        ("delete", 12, None),
+        ("wal", 8, None),
+        ("delete", 6, None),
         ("delete", 3, as_a_large_one),
         ("wal", 3, without_a_copy),
     ],

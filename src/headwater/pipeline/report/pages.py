@@ -57,7 +57,7 @@ def render_report(report: Report) -> str:
         title="Report",
         subject=lake,
         made=f"made {m.full(report.made_at)} UTC",
-        verdict=_report_verdict(report, shlex.join(["headwater", "pipeline", "audit", "--log", log, "--lake", lake])),
+        verdict=_report_verdict(report, shlex.join(["headwater", "pipeline", "audit", log, "--lake", lake])),
         tiles=_tiles(report),
         sections=sections,
         foot=f"Made by headwater pipeline report from {lake}, of the log {log}, up to seq {report.lake_seq:,}.",
@@ -105,7 +105,7 @@ def _report_verdict(report: Report, again: str) -> dict[str, Any]:
         text = "This lake has not been compared with its log."
         return {"state": "unknown", "text": text, "failed": [], "facts": [], "commands": [("Audit it:", again)]}
     audit = _NOT_READ | dict(report.audit)
-    commands = [] if audit["whole"] else [("Ranges and files:", f"{again} --page audit.html")]
+    commands = [] if audit["whole"] else [("Ranges and files:", f"{again} --out audit.html")]
     grown = report.lake_seq - audit["lake_seq"]
     if grown > 0:
         commands.append((f"The lake has grown by {grown:,} seqs since. Audit it again:", again))
@@ -144,7 +144,8 @@ def _tiles(report: Report) -> list[tuple[str, str, str, bool]]:
     snapshots = m.grouped(lag, "subscription").values()
     behind = sum(max(rows, key=lambda row: row["observed_at"])["lag"] for rows in snapshots)
     days = [row["day"] for row in volume]
-    extent = f"{m.day(min(days))} to {m.day(max(days))} {max(days).year}" if days else ""
+    first = f"{m.day(min(days))} to " if days and min(days) < max(days) else ""
+    extent = f"{first}{m.day(max(days))} {max(days).year}" if days else ""
     each = f"{format_size(report.bytes / report.messages)} each" if report.messages else ""
     return [
         ("Messages", f"{report.messages:,}", f"up to seq {report.lake_seq:,}", False),

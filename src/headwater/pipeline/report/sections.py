@@ -19,6 +19,7 @@ PANELS_DRAWN = 6  # subscriptions with charts of their latency
 ROWS_SHOWN = 20  # of any table
 ENTITIES_SHOWN = 9  # on each side of the heat map; the others are summed
 STORMS_DRAWN, LANES_MAX = 400, 8
+SNAPSHOTS_DRAWN = 120  # of the lag; of more, the greatest of each hour, day or week
 SPARK_DAYS = 14
 ERROR_CHARS_MAX, SIGNATURE_CHARS_MAX = 600, 160
 STEADY = 0.5  # dead letters a day more or less that are no trend
@@ -128,9 +129,12 @@ def _latency(rows: Sequence[Row], report: Report) -> Facts:
             cells.append([cut(key[0]), STAGES[key[1]], f"{sum(row['count'] for row in found):,}", *spans])
     columns = ["~Subscription", " Stage", ">Messages", ">Usual p50", ">Worst p99", ">Slowest"]
     table, drawn = PageTable(columns, cells, len(stages), "rows, by messages"), []
+    # A subscription that was measured in one column only would be a panel with a dot.
+    has_line = {key for key, found in m.grouped(rows, "subscription").items() if len(_columns(found, step)) > 1}
+    shown = m.labels(m.ranked({key: weights[key] for key in has_line}, PANELS_DRAWN))
     panels = {
         (subscription, stage): f"{label} · {text}"
-        for subscription, label in m.labels(m.ranked(weights, PANELS_DRAWN)).items()
+        for subscription, label in shown.items()
         for stage, text in STAGES.items()
     }
     for (key, panel), (column, _, colour) in itertools.product(panels.items(), PERCENTILES):
@@ -143,16 +147,20 @@ def _latency(rows: Sequence[Row], report: Report) -> Facts:
             run += at - step not in worst  # a line breaks where nothing was measured
             point = {"panel": panel, "at": at, "value": worst[at]}
             drawn.append(point | {"colour": charts.SERIES[colour], "run": run})
-    if len({row["at"] for row in drawn}) < 2:
+    if not drawn:
         return {"text": f"All times are of one {m.unit(step)}; the chart begins with the next.", "table": table}
-    most = f" Drawn: the {PANELS_DRAWN} of {len(weights)} subscriptions with the most messages."
+    most = f" Drawn: {len(shown)} of {len(weights)} subscriptions, those with the most messages over time."
     return {
         "note": f"worst hour of each {m.unit(step)}, UTC" if step > m.HOUR else "by hour, UTC",
         "legend": {label: charts.SERIES[colour] for _, label, colour in PERCENTILES},
         "chart": charts.latency_panels("Latency by subscription and time", drawn, [*panels.values()]),
-        "caption": f"All charts have the same logarithmic scale.{most if len(weights) > PANELS_DRAWN else ''}",
+        "caption": f"All charts have the same logarithmic scale.{most if len(weights) > len(shown) else ''}",
         "table": table,
     }
+
+
+def _columns(rows: Sequence[Row], step: timedelta) -> set[datetime]:
+    return {m.column_of(row["hour"], step) for row in rows}
 
 
 def _lag(rows: Sequence[Row], report: Report) -> Facts:
@@ -169,13 +177,15 @@ def _lag(rows: Sequence[Row], report: Report) -> Facts:
     times = {row["observed_at"] for row in rows}
     if len(times) == 1:
         return {"text": "One snapshot so far: each run adds one, and the second begins the chart.", "table": table}
-    step, drawn = m.step_of(times), []
+    step = m.step_of(times) if len(times) > SNAPSHOTS_DRAWN else None  # else each is drawn as it was seen
+    drawn = []
     labels = m.labels(m.ranked(peaks, len(charts.SERIES)))
     legend = dict(zip(labels.values(), charts.SERIES, strict=False))
     for subscription, label in labels.items():
         highest: dict[datetime, tuple[int, datetime]] = {}
         for row in by_subscription[subscription]:
-            column, found = m.column_of(row["observed_at"], step), (row["lag"], row["observed_at"])
+            at, found = row["observed_at"], (row["lag"], row["observed_at"])
+            column = at if step is None else m.column_of(at, step)
             highest[column] = max(found, highest.get(column, found))
         for lag, at in sorted(highest.values()):
             tip = f"{m.brief(at)}: {plural(lag, 'message')}, {label}"

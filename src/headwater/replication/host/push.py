@@ -197,7 +197,7 @@ class PushSession:
         except asyncio.CancelledError:
             asyncio.get_running_loop().call_later(STOP_S, self._stop.set)
             await wait_out(finishing)
-            finishing.exception()  # retrieved: the client is told that the server stops
+            finishing.exception()  # retrieved: the client receives that the server stops
             raise
 
     async def _accept_and_answer(self, scratch: Scratch, facts: PushFacts) -> None:

@@ -20,7 +20,6 @@ from headwater.delivery.filters import (
     And,
     Compare,
     EntityFilter,
-    Matcher,
     Not,
     OneOf,
     Operator,
@@ -31,21 +30,21 @@ from headwater.delivery.filters import (
     Where,
 )
 from headwater.ports.records import DeadLetterQuery, Selection
+from headwater.stores.conditions import (
+    EVERYTHING,
+    Condition,
+    all_of,
+    entities_condition,
+    joined,
+    term_condition,
+    topics_condition,
+)
 from headwater.stores.postgres.connection import SQL, array_of
-from headwater.stores.sql import SMALL_BYTES_MAX, first_text_after
+from headwater.stores.sql import SMALL_BYTES_MAX
 from headwater.topics import Pattern
 
-Param = str | int | float | Decimal | list[str] | list[float] | list[Decimal]
+__all__ = ["EVERYTHING", "Condition"]
 
-
-class Condition(NamedTuple):
-    """Goes into a WHERE clause; `params` are in the order of the `%s`."""
-
-    sql: str
-    params: tuple[Param, ...] = ()
-
-
-EVERYTHING = Condition("TRUE")
 NOTHING = Condition("FALSE")
 
 _TEXT_COMPARISONS: dict[Operator, str] = {
@@ -89,7 +88,7 @@ def where_condition(where: Where) -> tuple[Condition, bool]:
     """The condition, and whether it is exact; if not, `where.holds` must check what it lets through."""
     if _names_nul(where.term):
         return EVERYTHING, False  # PostgreSQL has no such text, not even as a parameter
-    return _term_condition(where.term), True
+    return term_condition(where.term, _leaf_condition), True
 
 
 def reads_json(where: Where) -> bool:
@@ -98,23 +97,18 @@ def reads_json(where: Where) -> bool:
 
 
 def entity_condition(filter: EntityFilter) -> tuple[Condition, bool]:
-    """The condition, and whether it is exact; if not, `filter.keeps` must check what it lets through."""
-    senders = EVERYTHING if filter.from_ is None else _matchers_condition('"from"', filter.from_)
-    return all_of(senders, _receivers_condition(filter)), not filter.has_regex
+    """See `entities_condition`."""
+
+    def is_one_of(column: str, names: list[str]) -> Condition:
+        possible = [name for name in names if "\0" not in name]  # no stored text has a NUL
+        return Condition(f"{column} = ANY(%s::text[])", (possible,))
+
+    return entities_condition(filter, is_one_of)
 
 
 def topic_condition(pattern: Pattern) -> tuple[Condition, bool]:
-    """The condition, and whether it is exact; if not, `pattern.matches` must check what it lets through."""
-    if pattern.is_all:
-        return EVERYTHING, True
-    if pattern.is_exact:
-        return Condition("topic = %s", (pattern.text,)), True
-    return _prefix_condition(pattern.literal_prefix), pattern.exact_prefix_only
-
-
-def all_of(*parts: Condition) -> Condition:
-    telling = [part for part in parts if part != EVERYTHING]
-    return _joined(" AND ", telling) if telling else EVERYTHING
+    """See `topics_condition`."""
+    return topics_condition(pattern, "%s")
 
 
 # --- where --------------------------------------------------------------------------------------------------
@@ -140,23 +134,15 @@ def _names_nul(term: Term) -> bool:
     return False
 
 
-def _term_condition(term: Term) -> Condition:
-    match term:
-        case OneOf(path, values):
-            return _one_of_in_json(path, values) if path.field in JSON_FIELDS else _one_of_in_column(path.field, values)
-        case Compare(path, operator, value):
-            if path.field in JSON_FIELDS:
-                return _comparison_in_json(path, operator, value)
-            return _comparison_in_column(path.field, operator, value)
-        case Not(inner):
-            sql, params = _term_condition(inner)
-            return Condition(f"(NOT {sql})", params)
-        case And(terms):
-            return _joined(" AND ", [_term_condition(each) for each in terms])
-        case Or(terms):
-            return _joined(" OR ", [_term_condition(each) for each in terms])
-        case _:
-            assert_never(term)
+def _leaf_condition(leaf: OneOf | Compare) -> Condition:
+    path = leaf.path
+    if isinstance(leaf, OneOf) and path.field in JSON_FIELDS:
+        return _one_of_in_json(path, leaf.values)
+    if isinstance(leaf, OneOf):
+        return _one_of_in_column(path.field, leaf.values)
+    if path.field in JSON_FIELDS:
+        return _comparison_in_json(path, leaf.operator, leaf.value)
+    return _comparison_in_column(path.field, leaf.operator, leaf.value)
 
 
 def _one_of_in_json(path: Path, values: tuple[Scalar, ...]) -> Condition:
@@ -223,7 +209,7 @@ def _one_of_in_column(field: str, values: tuple[Scalar, ...]) -> Condition:
             choices.append(Condition(f"coalesce({column}::numeric = ANY(%s::numeric[]), FALSE)", (exact,)))
     elif texts := _texts(values):
         choices.append(Condition(f"coalesce({column} = ANY(%s::text[]), FALSE)", (texts,)))
-    return _joined(" OR ", choices) if choices else NOTHING
+    return joined(" OR ", choices) if choices else NOTHING
 
 
 def _comparison_in_column(field: str, operator: Operator, value: str | int | float) -> Condition:
@@ -266,33 +252,7 @@ def _nearest_double(operator: Operator, number: int) -> float:
     return near if int(near) <= number else math.nextafter(near, -math.inf)
 
 
-# --- entities and topics ------------------------------------------------------------------------------------
-
-
-def _receivers_condition(filter: EntityFilter) -> Condition:
-    if filter.to is None:
-        return Condition('"to" IS NULL') if filter.broadcast else EVERYTHING
-    receivers = _matchers_condition('"to"', filter.to)
-    return _joined(" OR ", [receivers, Condition('"to" IS NULL')]) if filter.broadcast else receivers
-
-
-def _matchers_condition(column: str, matchers: tuple[Matcher, ...]) -> Condition:
-    if any(matcher.regex for matcher in matchers):
-        return Condition(f"{column} IS NOT NULL")
-    names = [matcher.spelling for matcher in matchers if "\0" not in matcher.spelling]  # no stored text has a NUL
-    return Condition(f"{column} = ANY(%s::text[])", (names,))
-
-
-def _prefix_condition(prefix: str) -> Condition:
-    after = first_text_after(prefix)
-    if after is None:
-        return Condition("topic >= %s", (prefix,))
-    return Condition("(topic >= %s AND topic < %s)", (prefix, after))
-
-
-def _joined(word: str, conditions: list[Condition]) -> Condition:
-    params = tuple(param for condition in conditions for param in condition.params)
-    return Condition(f"({word.join(condition.sql for condition in conditions)})", params)
+# --- selections ---------------------------------------------------------------------------------------------
 
 
 class Wanted(NamedTuple):

@@ -195,25 +195,31 @@ def translated(where: str) -> Iterator[None]:
         raise translate(exc, where) from exc
 
 
-# libpq's own words, where there is no code.
+# libpq's own words, where there is no code. Trying again does not help.
 _REFUSED = (
     ("password authentication failed", "Check the user and the password"),
     ("no password supplied", "Give a password: in the url, in PGPASSWORD or in ~/.pgpass"),
     ("does not exist", "Check the name; a database is made with createdb NAME, a role with createuser NAME"),
     ("does not support SSL", "Take sslmode=require out of the url, or switch the server's ssl on"),
     ("no pg_hba.conf entry", "Let this host and user in: pg_hba.conf of the server"),
-    ("could not translate host name", "Check the host's name"),
 )
+_UNREACHABLE = (("could not translate host name", "Check the host's name"),)
 
 
 def translate(exc: psycopg.Error, where: str) -> HeadwaterError:
     why = (exc.diag.message_primary or str(exc).strip() or type(exc).__name__).splitlines()[0]
     for foreign, own, advice in _TRANSLATIONS:
         if isinstance(exc, foreign):
+            if own is UnavailableError and (refused := _advice(exc, _REFUSED)):
+                return StoreError(why, where=where, next=refused)
             if own is UnavailableError:
-                advice = next((known for words, known in _REFUSED if words in str(exc)), advice)
+                advice = _advice(exc, _UNREACHABLE) or advice
             return own(why, where=where, next=advice)
     return StoreError(f"{type(exc).__name__}: {why}", where=where)
+
+
+def _advice(exc: psycopg.Error, known: tuple[tuple[str, str], ...]) -> str | None:
+    return next((advice for words, advice in known if words in str(exc)), None)
 
 
 def is_broken(connection: psycopg.Connection, exc: psycopg.Error) -> bool:
@@ -270,7 +276,7 @@ class Pool:
                 if connection is not None and not is_broken(connection, exc):
                     self._put(connection)
                     raise
-                if time.monotonic() + pause_s > until:
+                if time.monotonic() + pause_s > until or _advice(exc, _REFUSED):
                     raise
             except BaseException:
                 if connection is not None:

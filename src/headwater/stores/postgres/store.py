@@ -144,8 +144,9 @@ class PostgresStore:
         """Connect, make or upgrade the tables, and return the salt. An unreachable server is an error at
         once; a connection that breaks on the way is tried again."""
         with translated(self.name):
-            self._connection = self.connect("writer")
+            self._connection = self._connect("writer")
             try:
+                self._set_up(self._connection, "writer")
                 self._refuse_old_server()
                 self._compare_clocks(self._connection.ask(f"SELECT NULL, {_XID_AND_TIME}"))
                 if not create:
@@ -153,6 +154,7 @@ class PostgresStore:
                 return prepare(self._connection, self.place.schema, self.name)
             except psycopg.OperationalError as exc:
                 if not is_broken(self._connection, exc) or tries == 1:
+                    self._connection.close()
                     raise
             except BaseException:
                 self._connection.close()
@@ -160,16 +162,22 @@ class PostgresStore:
         return self._open(create, tries - 1)
 
     def connect(self, purpose: str) -> PipelinedConnection:
-        connection = connect(self.place, application=f"headwater {purpose}", prepare=not self._poll_only)
-        if not self._poll_only:
-            try:
-                connection.execute(self._settings.encode(), prepare=False)
-                if purpose == "writer":
-                    connection.started = connection.ask(_STARTED).value()
-            except BaseException:
-                connection.close()
-                raise
+        connection = self._connect(purpose)
+        try:
+            self._set_up(connection, purpose)
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _connect(self, purpose: str) -> PipelinedConnection:
+        return connect(self.place, application=f"headwater {purpose}", prepare=not self._poll_only)
+
+    def _set_up(self, connection: PipelinedConnection, purpose: str) -> None:
+        if not self._poll_only:
+            connection.execute(self._settings.encode(), prepare=False)
+            if purpose == "writer":
+                connection.started = connection.ask(_STARTED).value()
 
     def _refuse_old_server(self) -> None:
         version = self._connection.info.server_version

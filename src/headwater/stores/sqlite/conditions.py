@@ -10,37 +10,24 @@ object SQLite reads the first and Python the last, and of a float SQLite reads 1
 from __future__ import annotations
 
 import json
-from typing import NamedTuple, assert_never
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from headwater.delivery.filters import (
-    JSON_FIELDS,
-    And,
-    Compare,
-    EntityFilter,
-    Matcher,
-    Not,
-    OneOf,
-    Operator,
-    Or,
-    Path,
-    Scalar,
-    Term,
-    Where,
+from headwater.delivery.filters import JSON_FIELDS, Compare, EntityFilter, OneOf, Operator, Path, Scalar, Where
+from headwater.stores.conditions import (
+    EVERYTHING,
+    Condition,
+    entities_condition,
+    joined,
+    term_condition,
+    topics_condition,
 )
-from headwater.stores.sql import first_text_after
 from headwater.topics import Pattern
+
+__all__ = ["EVERYTHING", "Condition"]
 
 Param = str | int | float
 
-
-class Condition(NamedTuple):
-    """Goes into a WHERE clause; `params` are in the order of the question marks."""
-
-    sql: str
-    params: tuple[Param, ...] = ()
-
-
-EVERYTHING = Condition("TRUE")
 
 _COMPARISONS: dict[Operator, str] = {
     "<": "{value} < ?",
@@ -55,22 +42,17 @@ _IS_TEXT = "{kind} = 'text'"
 
 
 def where_condition(where: Where) -> Condition:
-    return _term_condition(where.term)
+    return term_condition(where.term, _leaf_condition)
 
 
 def entity_condition(filter: EntityFilter) -> tuple[Condition, bool]:
-    """The condition, and whether it is exact; if not, `filter.keeps` must check what it lets through."""
-    senders = EVERYTHING if filter.from_ is None else _matchers_condition('"from"', filter.from_)
-    return _all_of(senders, _receivers_condition(filter)), not filter.has_regex
+    """See `entities_condition`."""
+    return entities_condition(filter, lambda column, names: Condition(f"{column} IN ({_marks(names)})", tuple(names)))
 
 
 def topic_condition(pattern: Pattern) -> tuple[Condition, bool]:
-    """The condition, and whether it is exact; if not, `pattern.matches` must check what it lets through."""
-    if pattern.is_all:
-        return EVERYTHING, True
-    if pattern.is_exact:
-        return Condition("topic = ?", (pattern.text,)), True
-    return _prefix_condition(pattern.literal_prefix), pattern.exact_prefix_only
+    """See `topics_condition`."""
+    return topics_condition(pattern, "?")
 
 
 # --- where --------------------------------------------------------------------------------------------------
@@ -87,22 +69,11 @@ class _Operand(NamedTuple):
     params: tuple[Param, ...]
 
 
-def _term_condition(term: Term) -> Condition:
-    match term:
-        case OneOf(path, values):
-            return _one_of_condition(_operand(path), values)
-        case Compare(path, operator, value):
-            test = _IS_TEXT if isinstance(value, str) else _IS_NUMBER
-            return _two_valued(_typed(_operand(path), test, _COMPARISONS[operator], (value,)))
-        case Not(inner):
-            sql, params = _term_condition(inner)
-            return Condition(f"(NOT {sql})", params)
-        case And(terms):
-            return _joined(" AND ", [_term_condition(each) for each in terms])
-        case Or(terms):
-            return _joined(" OR ", [_term_condition(each) for each in terms])
-        case _:
-            assert_never(term)
+def _leaf_condition(leaf: OneOf | Compare) -> Condition:
+    if isinstance(leaf, OneOf):
+        return _one_of_condition(_operand(leaf.path), leaf.values)
+    test = _IS_TEXT if isinstance(leaf.value, str) else _IS_NUMBER
+    return _two_valued(_typed(_operand(leaf.path), test, _COMPARISONS[leaf.operator], (leaf.value,)))
 
 
 def _operand(path: Path) -> _Operand:
@@ -130,7 +101,7 @@ def _one_of_condition(operand: _Operand, values: tuple[Scalar, ...]) -> Conditio
         choices.append(_typed(operand, _IS_TEXT, f"{{value}} IN ({_marks(texts)})", texts))
     if numbers := tuple(value for value in values if isinstance(value, int | float) and not isinstance(value, bool)):
         choices.append(_typed(operand, _IS_NUMBER, f"{{value}} IN ({_marks(numbers)})", numbers))
-    return _two_valued(_joined(" OR ", choices))
+    return _two_valued(joined(" OR ", choices))
 
 
 def _typed(operand: _Operand, kind_test: str, value_test: str, values: tuple[Param, ...]) -> Condition:
@@ -143,40 +114,5 @@ def _two_valued(condition: Condition) -> Condition:
     return Condition(f"({condition.sql} IS TRUE)", condition.params)
 
 
-# --- entities and topics ------------------------------------------------------------------------------------
-
-
-def _receivers_condition(filter: EntityFilter) -> Condition:
-    if filter.to is None:
-        return Condition('"to" IS NULL') if filter.broadcast else EVERYTHING
-    receivers = _matchers_condition('"to"', filter.to)
-    return _joined(" OR ", [receivers, Condition('"to" IS NULL')]) if filter.broadcast else receivers
-
-
-def _matchers_condition(column: str, matchers: tuple[Matcher, ...]) -> Condition:
-    if any(matcher.regex for matcher in matchers):
-        return Condition(f"{column} IS NOT NULL")
-    names = tuple(matcher.spelling for matcher in matchers)
-    return Condition(f"{column} IN ({_marks(names)})", names)
-
-
-def _prefix_condition(prefix: str) -> Condition:
-    after = first_text_after(prefix)
-    if after is None:
-        return Condition("topic >= ?", (prefix,))
-    return Condition("topic >= ? AND topic < ?", (prefix, after))
-
-
-def _all_of(left: Condition, right: Condition) -> Condition:
-    if left == EVERYTHING:
-        return right
-    return left if right == EVERYTHING else _joined(" AND ", [left, right])
-
-
-def _joined(word: str, conditions: list[Condition]) -> Condition:
-    params = tuple(param for condition in conditions for param in condition.params)
-    return Condition(f"({word.join(condition.sql for condition in conditions)})", params)
-
-
-def _marks(values: tuple[Param, ...]) -> str:
+def _marks(values: Sequence[Param]) -> str:
     return ", ".join("?" * len(values))
