@@ -117,12 +117,14 @@ function route() {
   const links = [...$("pages").querySelectorAll("a")];
   const wanted = links.find((each) => each.hash === location.hash && each.checkVisibility());
   const current = wanted ?? links.find((each) => each.checkVisibility()) ?? links[0];
+  const isNew = !current.hasAttribute("aria-current");
   for (const each of links) {
     const isCurrent = each === current;
     if (isCurrent) each.setAttribute("aria-current", "page");
     else each.removeAttribute("aria-current");
     $(`page-${each.hash.slice(1)}`).hidden = !isCurrent;
   }
+  if (isNew) $("pages").scrollLeft = current.offsetLeft - $("pages").clientWidth / 3; // on a phone not all fit
   const name = current.hash.slice(1) === FIRST_PAGE ? "" : `${current.firstChild.textContent} · `;
   document.title = `${name}${$("log").textContent || "Headwater"} · Headwater`;
 }

@@ -359,9 +359,9 @@ def lake(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
     """What the last run and the last audit of the pipeline found; null if the server is given no lake."""
     if not connection.scopes.may_watch:
         raise not_allowed("admin, or manage", ">")
-    folder = connection.context.lake
+    folder, salt = connection.context.lake, connection.core.engine.store.salt
     read = yield Blocking(
-        lambda: _encoded(None if folder is None else read_lake(folder)), connection.core.engine.statistics
+        lambda: _encoded(None if folder is None else read_lake(folder, salt)), connection.core.engine.statistics
     )
     return cast(msgspec.Raw, read)
 
