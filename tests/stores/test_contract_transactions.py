@@ -340,7 +340,7 @@ def test_the_users_sql_may_not_touch_the_log_nor_end_the_transaction(store: Stor
 @pytest.mark.parametrize("table", sorted(OWN_TABLES))
 @pytest.mark.parametrize("statement", ["DELETE FROM {}", "DROP TABLE {}", "INSERT INTO {} SELECT * FROM {}"])
 def test_no_table_of_the_log_is_the_users(store: Store, statement: str, table: str) -> None:
-    with pytest.raises(SqlError, match="the log's own tables|other objects depend"), store.write() as writer:
+    with pytest.raises(SqlError, match=r"the log's own tables|other objects depend"), store.write() as writer:
         writer.execute(statement.replace("{}", table))
 
 
