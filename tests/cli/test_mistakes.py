@@ -106,6 +106,51 @@ MISTAKES: list[tuple[str, int, str, str]] = [
         "",
         "",
     ),
+    (
+        "tail localhost:8765",
+        2,
+        "localhost:8765 is a host and a port",
+        "Write ws://localhost:8765; a file of that name is ./localhost:8765",
+    ),
+    ("publish a.db a 1 --countdown 5", 2, "No such option: --countdown", "Write --delay; headwater publish --help"),
+    ("subscribe a.db s > --group g", 2, "No such option: --group", "Use the argument ID; headwater subscribe --help"),
+    (
+        "subscribe a.db s > --from-beginning",
+        2,
+        "No such option: --from-beginning",
+        "Write --start first; headwater subscribe --help",
+    ),
+    ("tail a.db --limit 5", 2, "No such option: --limit", "Write --last N; headwater tail --help"),
+    ("worker -A app", 2, "No such option: -A", "Use the argument MODULE:LOG; headwater worker --help"),
+    (
+        "worker app:log --concurrency 4",
+        2,
+        "No such option: --concurrency",
+        "Write --threads N or --processes N; headwater worker --help",
+    ),
+    ("consume a.db", 2, "No such command 'consume'", "Write headwater subscribe; headwater --help"),
+    ("seek a.db billing first", 2, "No such command 'seek'", "Write headwater subscriptions seek; headwater --help"),
+    ("dlq retry a.db", 2, "No such command 'retry'", "Write headwater dlq redrive; headwater dlq --help"),
+    (
+        "subscriptions delete a.db x",
+        2,
+        "No such command 'delete'",
+        "Write headwater subscriptions rm; headwater subscriptions --help",
+    ),
+    (
+        "subscribe a.db billing",
+        2,
+        "Missing argument 'PATTERN'",
+        "Write headwater subscribe LOG ID PATTERN; headwater subscribe --help",
+    ),
+    ("tail a.db -n x", 2, "Invalid value for '--last' / '-n': 'x' is not a whole number", "headwater tail --help"),
+    ("tail a.db -n -4", 2, "Invalid value for '--last' / '-n': -4 must be at least 0", "headwater tail --help"),
+    (
+        "worker a:b --processes 0",
+        2,
+        "Invalid value for '--processes': 0 must lie between 1 and 256",
+        "headwater worker --help",
+    ),
 ]
 
 

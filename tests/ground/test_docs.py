@@ -1,7 +1,6 @@
 """The docs point at things that exist, their code runs, and their numbers are those of the code."""
 
 import importlib
-import os
 import re
 import socket
 import subprocess
@@ -10,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from command_line import shell_environment
 
 import headwater
 from headwater import testing, wiring
@@ -259,14 +259,7 @@ def runnable_blocks() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment with `headwater` and `python` on its path."""
-    tools = tmp_path_factory.mktemp("bin")
-    (tools / "python").symlink_to(sys.executable)
-    (tools / "headwater").write_text(
-        f"#!{sys.executable}\nimport sys\nfrom headwater.cli import main\nsys.exit(main())\n"
-    )
-    (tools / "headwater").chmod(0o755)
-    return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return shell_environment(tmp_path_factory.mktemp("shell") / "bin")
 
 
 def run_block(kind: str, block: str, directory: Path, environment: dict[str, str]) -> str:
@@ -275,7 +268,10 @@ def run_block(kind: str, block: str, directory: Path, environment: dict[str, str
     block = block.replace("headwater serve events.db", f"headwater serve events.db --port {port}").replace("8765", port)
     # A reader goes on when the server says that it serves.
     block = re.sub(
-        r"^(headwater serve .*)$", rf"\1\nuntil : < /dev/tcp/127.0.0.1/{port}; do sleep 0.05; done", block, flags=re.MULTILINE
+        r"^(headwater serve .*)$",
+        rf"\1\nuntil : < /dev/tcp/127.0.0.1/{port}; do sleep 0.05; done",
+        block,
+        flags=re.MULTILINE,
     )
     words = (
         [sys.executable, "-c", block]

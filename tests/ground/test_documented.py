@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 import headwater
@@ -134,6 +135,11 @@ def undocumented_methods(text: str) -> set[str]:
 
 def test_every_rpc_method_is_in_the_reference() -> None:
     assert undocumented_methods(page("server.md")) == set()
+    described = sections(page("reference/wire.md"))
+    for name, method in METHODS.items():
+        is_object = isinstance(method.params, type) and issubclass(method.params, msgspec.Struct)
+        params = {each.encode_name for each in msgspec.structs.fields(method.params)} if is_object else set()
+        assert {each for each in params if f"| `{each}` |" not in described[name]} == set(), name
 
 
 def undocumented_settings(text: str) -> Iterator[str]:

@@ -201,6 +201,41 @@ def test_a_publisher_that_died_at_work_is_followed_by_another(
     assert stored(log) == [(at("14T23:00"), "second")]
 
 
+def test_the_lease_is_renewed_while_the_function_runs(
+    open_scheduler: Callable[[], Log], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "RENEWALS_PER_LEASE", 10_000)  # as time passes, not as the clock is moved
+    log, other = open_scheduler(), open_scheduler()
+    began, may_end = threading.Event(), threading.Event()
+
+    @log.every("1h", id="s", topic="t")
+    def slow(occurrence: Occurrence) -> str:
+        began.set()
+        assert may_end.wait(30)
+        return "first"
+
+    log.start()
+    clock.advance(HOUR_S)
+    assert began.wait(30)
+    schedule = schedules.Schedule("s", "t", every_ms=3_600_000)
+    due_ms = clock.now_ms() // 3_600_000 * 3_600_000
+    for _ in range(3):
+        renewed = threading.Event()
+        take = log._core.take_schedule
+
+        def watched(*given: Any, take: Any = take, renewed: threading.Event = renewed) -> Any:
+            turn = yield from take(*given)
+            renewed.set()
+            return turn
+
+        clock.advance(schedules.LEASE_MS / 1000 * 0.9)
+        monkeypatch.setattr(log._core, "take_schedule", watched)
+        assert renewed.wait(30)
+        assert run_blocking(other._core.take_schedule(schedule, due_ms)).busy
+    may_end.set()
+    eventually(lambda: stored(log), [(at("14T23:00"), "first")])
+
+
 def test_an_occurrence_that_is_sent_again_is_stored_once(open_log: Callable[[], Log], clock: ManualClock) -> None:
     log = open_log()
     schedule = schedules.Schedule("s", "t", every_ms=3_600_000)

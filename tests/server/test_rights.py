@@ -91,6 +91,7 @@ PARAMS: dict[str, Any] = {
     "rpc.subscriptions": {},
     "rpc.stats": {},
     "rpc.stats.history": {},
+    "rpc.lake": {},
     "rpc.health": {},
     "rpc.maintenance.run": {},
     "rpc.retain": {"topic": "a", "max_count": 1},

@@ -255,3 +255,71 @@ def test_typed_messages(log: Log) -> None:
     assert drain(log).handled == 1
     assert seen == [Paid(order=17)]
     testing.assert_published(log, "orders.paid", data=Paid(order=17))
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_schedules_run_at_their_times_within_a_drain(log: Log) -> None:
+    times: list[Any] = []
+
+    @log.cron("0 3 * * *", id="nightly", topic="reports.due", tz="Europe/Berlin")
+    def nightly(occurrence: headwater.Occurrence) -> str:
+        times.append(occurrence.at.isoformat())
+        return str(occurrence.at.date())
+
+    seen = recording(log, "reports.>", id="reports")
+    drained = drain(log, within="3d")
+    assert (drained.occurrences, drained.handled, drained.elapsed) == (3, 3, timedelta(days=3))
+    assert seen == ["2023-11-15", "2023-11-16", "2023-11-17"]
+    assert times[0] == "2023-11-15T03:00:00+01:00"
+    assert drain(log, within="3h").occurrences == 0
+    assert drain(log, within="12h").occurrences == 1
+
+
+def test_two_schedules_and_their_handlers_take_turns_by_the_clock(log: Log) -> None:
+    seen = recording(log, "t", id="all")
+    log.every("10m", id="ten", topic="t")(lambda occurrence: f"ten {occurrence.at:%M}")
+    log.every("15m", id="fifteen", topic="t")(lambda occurrence: f"fifteen {occurrence.at:%M}")
+    clock_of(log).advance(46 * 60 + 40)  # 23:00:00, when both begin
+    assert drain(log, within="30m").occurrences == 5
+    assert seen == ["ten 10", "fifteen 15", "ten 20", "ten 30", "fifteen 30"]
+
+
+def test_without_a_limit_of_time_schedules_do_not_run(log: Log) -> None:
+    log.every("1h", id="s", topic="t")(lambda occurrence: 1)
+    with pytest.raises(InvalidStateError, match=r'drain\(log, within="1h"\)'):
+        drain(log)
+    seen = recording(log, "t", id="all")
+    assert drain(log).occurrences == 0
+    assert seen == []
+
+
+def test_an_error_of_a_schedule_is_raised(log: Log) -> None:
+    @log.every("1h", id="s", topic="t")
+    def fails(occurrence: Any) -> None:
+        raise KeyError("no such report")
+
+    with pytest.raises(KeyError, match="no such report"):
+        drain(log, within="1h")
+    assert testing.published(log, "t") == []
+
+
+def test_a_schedule_of_asyncio_runs_in_a_drain() -> None:
+    async def main() -> None:
+        async with testing.open_log_async() as log:
+
+            @log.every("1h", id="s", topic="t")
+            async def hourly(occurrence: Any) -> int:
+                await asyncio.sleep(0)
+                return int(occurrence.at.hour)
+
+            assert (await drain(log, within="2h")).occurrences == 2
+            assert [message.data for message in await testing.published(log)] == [23, 0]
+
+    asyncio.run(main())
+
+
+def test_a_log_without_handlers_is_refused(log: Log) -> None:
+    with pytest.raises(InvalidStateError, match="no handler is declared on this log"):
+        drain(log)

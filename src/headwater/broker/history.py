@@ -15,7 +15,7 @@ from headwater.broker.flow import Flow
 from headwater.broker.statistics import describe_all
 from headwater.errors import InvalidOptionError
 from headwater.ports.records import DeadLetterQuery, Sample, SubscriptionSample
-from headwater.ports.store import COUNTERS, Reader, Store, Writer
+from headwater.ports.store import COUNTERS, Reader, Writer
 
 MINUTE_MS = 60_000
 SAMPLE_S = 30.0  # half of the shortest step, so that no step is left without one
@@ -57,23 +57,18 @@ class History(msgspec.Struct, frozen=True):
 
 def take_sample(engine: Engine) -> Flow[None]:
     """The commit is not synced to disk by itself: a power cut loses the figures of a moment."""
-    sizes = yield from engine.look(lambda _: _sizes(engine.store), engine.statistics)
-    sample = yield from engine.read(partial(_sample, engine.clock.now_ms(), *sizes), engine.statistics)
+    sample = yield from engine.read(partial(_sample, engine), engine.statistics)
     yield from engine.write(partial(_save, sample), touching=COUNTERS, synced=False)
 
 
-def _sizes(store: Store) -> tuple[int, int]:
-    """Not asked for inside a read: a store in memory has one connection, and reads by it take turns."""
-    return store.file_bytes(), store.journal_bytes()
-
-
-def _sample(now_ms: int, file_bytes: int, journal_bytes: int, reader: Reader) -> Sample:
+def _sample(engine: Engine, reader: Reader) -> Sample:
+    now_ms = engine.clock.now_ms()
     return Sample(
         at_ms=now_ms,
         last_seq=reader.last_seq(),
         dead_letters=sum(reader.count_dead_letters(DeadLetterQuery(), "reason", REASONS_MAX).values()),
-        file_bytes=file_bytes,
-        journal_bytes=journal_bytes,
+        file_bytes=reader.file_bytes(),
+        journal_bytes=engine.store.journal_bytes(),
         subscriptions={
             info.id: SubscriptionSample(info.lag, info.acked)
             for info in describe_all(reader, now_ms, SUBSCRIPTIONS_MAX)

@@ -2,6 +2,7 @@
 
 import { DeadLetters } from "./dead_letters.js";
 import { Connection, Refusal } from "./connection.js";
+import { Lake } from "./lake.js";
 import { OverTime } from "./over_time.js";
 import { NEWS, Replicas } from "./replicas.js";
 import { Subscriptions } from "./subscriptions.js";
@@ -62,6 +63,7 @@ const connection = new Connection(address, {
     }
     replicas.begin();
     overTime.begin();
+    lake.begin();
     if (connection.may("read")) listen(connection.may("read-all") || pattern !== ">" ? pattern : firstReadable());
     look();
   },
@@ -84,7 +86,7 @@ const connection = new Connection(address, {
 });
 
 const letters = new DeadLetters(connection), replicas = new Replicas(connection);
-const overTime = new OverTime(connection);
+const overTime = new OverTime(connection), lake = new Lake(connection);
 const subscriptions = new Subscriptions(connection, () => look());
 
 // --- pages -----------------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ async function look() {
       const statistics = await connection.call("rpc.stats");
       showStatistics(statistics);
       if (connection.may("manage-all")) await letters.lookIfDue(statistics);
-      if (connection.may("watch")) await overTime.lookIfDue();
+      if (connection.may("watch")) await Promise.all([overTime.lookIfDue(), lake.lookIfDue(statistics)]);
       if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
     }
     complain("overview-problem");

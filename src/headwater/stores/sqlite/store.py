@@ -258,9 +258,6 @@ class SqliteStore:
             self._refuse_closed()
             return self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
-    def file_bytes(self) -> int:
-        return os.stat(self.path).st_size
-
     def journal_bytes(self) -> int:
         try:
             return os.stat(f"{self.path}-wal").st_size
@@ -345,11 +342,6 @@ class MemoryStore(SqliteStore):
 
     def is_gone(self, name: str) -> bool:
         return False
-
-    def file_bytes(self) -> int:
-        with self.read() as reader:
-            pragma = reader._connection.execute
-            return int(pragma("PRAGMA page_size").get * pragma("PRAGMA page_count").get)
 
     def journal_bytes(self) -> int:
         return 0
