@@ -430,11 +430,12 @@ def _may_see(connection: Connection, topic: str) -> bool:
 def declare_schedule(connection: Connection, params: rpc.DeclareSchedule) -> Flow[ScheduleTurn]:
     """A schedule of a topic that the token may not publish to is not replaced by another of its id."""
     schedule, publisher = _schedule_of(connection, params)
-    return connection.core.declare_schedule(schedule, publisher, lambda stored: _allow(connection, stored))
 
+    def allow(stored: Schedule) -> None:
+        if not connection.may_publish(stored.topic):
+            raise not_allowed("publish", schedule.id)  # without the topic, which the token may not know
 
-def _allow(connection: Connection, stored: Schedule) -> None:
-    connection.require_publish(stored.topic)
+    return connection.core.declare_schedule(schedule, publisher, allow)
 
 
 def take_schedule(connection: Connection, params: rpc.TakeSchedule) -> Flow[ScheduleTurn]:
@@ -459,9 +460,12 @@ def publish_occurrence(connection: Connection, params: rpc.PublishOccurrence) ->
 
 def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict[str, bool]]:
     """Delete a schedule."""
-    removed = yield from connection.core.delete_schedule(
-        params.schedule_id, lambda stored: connection.require_manage(parse_pattern(stored.topic))
-    )
+
+    def allow(stored: Schedule) -> None:
+        if not connection.scopes.manages(stored.topic):
+            raise not_allowed("manage", params.schedule_id)  # without the topic, which the token may not know
+
+    removed = yield from connection.core.delete_schedule(params.schedule_id, allow)
     return {"removed": removed}
 
 
