@@ -87,6 +87,8 @@ PARAMS: dict[str, Any] = {
     "rpc.seek": {**ID, "start": 0},
     "rpc.topic_max_seq": {"topic": "a"},
     "rpc.last_seq": {},
+    "rpc.messages": {},
+    "rpc.message": {"sequence_id": 1},
     "rpc.topics": {},
     "rpc.subscriptions": {},
     "rpc.stats": {},
@@ -105,6 +107,7 @@ PARAMS: dict[str, Any] = {
     "rpc.dead_letters": {},
     "rpc.dead_letters.get": {"id": 1},
     "rpc.dead_letters.stats": {},
+    "rpc.dead_letters.groups": {},
     "rpc.dead_letters.redrive": {},
     "rpc.dead_letters.purge": {},
     "rpc.dead_letters.export": {},
@@ -732,3 +735,28 @@ async def test_a_synchronous_method_may_use_its_call(serve: Serve) -> None:
         assert (heard["method"], heard["params"], question["method"]) == ("heard", {"name": "x"}, "describe")
         await client.send({"jsonrpc": "2.0", "id": question["id"], "result": "an x"})
         assert await client.answer(asked) == ["ask_back", "an x"]
+
+
+async def test_messages_are_read_and_their_deliveries_seen_by_right(serve_tokens: Serve, make: Make) -> None:
+    async with serve_tokens() as server, connect(server, **bearer(make("all", EVERYTHING))) as client:
+        await client.subscribe("s", "a.>")
+        for topic in ("a.b", "secret"):
+            await client.publish(topic, {"n": 1})
+        await client.delivery()
+        await client.call("rpc.reject", {"subscription_id": "s", "sequence_id": 1})
+        async with connect(server, **bearer(make("reader", read=["a.>"]))) as reader:
+            assert await reader.code("rpc.messages", {}) == UNAUTHORIZED
+            assert await reader.code("rpc.messages", {"topic": "secret"}) == UNAUTHORIZED
+            found = await reader.call("rpc.messages", {"topic": "a.>"})
+            assert [each["seq"] for each in found["messages"]] == [1]
+            seen = await reader.call("rpc.message", {"sequence_id": 1})
+            assert (seen["message"]["data"], seen["deliveries"], seen["dead_letters"]) == ({"n": 1}, [], [])
+            assert (await reader.call("rpc.message", {"sequence_id": 2}))["message"] is None
+        async with connect(server, **bearer(make("manager", read=["a.>"], manage=["a.>"]))) as manager:
+            seen = await manager.call("rpc.message", {"sequence_id": 1})
+            assert [each["state"] for each in seen["deliveries"]] == ["dead"]
+            assert len(seen["dead_letters"]) == 1
+        await client.release("s")
+        async with connect(server, **bearer(make("mover", manage=["a.>"]))) as mover:
+            would = await mover.call("rpc.seek", {"subscription_id": "s", "start": "first", "dry_run": True})
+            assert [(each["seq"], each.get("preview")) for each in would["next"]] == [(1, None)]  # not to be read

@@ -22,6 +22,8 @@ from headwater.message import EXTRA_FIELDS, Draft, Message, MessageDocument, fro
 from headwater.ports.records import (
     DeadLetter,
     DeadLetterQuery,
+    Found,
+    LetterGroup,
     Selection,
     SubscriptionRecord,
     SubscriptionSpec,
@@ -61,6 +63,7 @@ _TimedCandidate = tuple[int, int, str, str | None, str | None]  # seq, time of p
 TIMES = msgspec.json.Decoder(list[tuple[int, int]])
 CANDIDATES = msgspec.json.Decoder(list[_TimedCandidate])
 LETTER_COUNTS = msgspec.json.Decoder(list[tuple[str | int, int]])
+LETTER_GROUPS = msgspec.json.Decoder(list[LetterGroup])
 
 SMALL_BYTES_MAX = 4_096  # of data; up to here the database is asked whether a condition holds
 SIFT_BYTES_MAX = 1024 * 1024  # of messages that were found or looked into
@@ -400,6 +403,21 @@ def sift(
         if len(found) >= limit or weight >= SIFT_BYTES_MAX or time.monotonic() > until_s:
             return Sifted(found, each.seq)
     return Sifted(found, None)
+
+
+def search_bounds(after: int, upto: int, seqs_max: int, newest_first: bool) -> tuple[int, int, int]:
+    """The part (low, high] of a range that one search looks at, and the end of it where the next one goes on."""
+    if newest_first:
+        low = max(after, upto - seqs_max)
+        return low, upto, low
+    high = min(upto, after + seqs_max)
+    return after, high, high
+
+
+def found_of(sifted: Sifted, end: int, newest_first: bool) -> Found:
+    """Downwards, the message at which the sifting stopped is the last one that was looked at."""
+    seqs, stopped_at = sifted
+    return Found(seqs, end if stopped_at is None else stopped_at - 1 if newest_first else stopped_at)
 
 
 def _holds(where: Where, candidate: Candidate, log: object, load: Callable[[int], Message | None]) -> bool:
