@@ -189,6 +189,20 @@ def format_number(number: float) -> str:
     return f"{number:.{decimals}f}".rstrip("0").rstrip(".")
 
 
+def storable(text: str) -> str:
+    """Text as every store takes it: UTF-8 has no half of a surrogate pair, PostgreSQL no NUL."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+def error_text(exc: BaseException) -> str:
+    """The class and the text of an exception, storable."""
+    try:
+        text = str(exc)
+    except Exception as unreadable:  # written by a user, it may fail in any way
+        text = f"its text is not readable ({type(unreadable).__name__})"
+    return storable(f"{type(exc).__name__}: {text}")
+
+
 def plural(number: int, noun: str, nouns: str = "") -> str:
     """`1 message`, `2,000 messages`."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"

@@ -44,6 +44,7 @@ from headwater.errors import (
     StoreError,
     SubscriptionActiveError,
 )
+from headwater.formats import error_text
 from headwater.ports.dedupe import DEDUPE_ID_CHARS_MAX, Begun, DedupeQueue
 from headwater.ports.records import Gap
 
@@ -500,7 +501,7 @@ class RunningHandler(Running):
     def _failure(self, exc: BaseException) -> Failure:
         stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
         reason: Reason = "rejected" if isinstance(exc, Reject) else "processing_error"
-        return Failure(reason, f"{type(exc).__name__}: {exc}", stack, self._name)
+        return Failure(reason, error_text(exc), stack, self._name)
 
 
 # --- handling once ----------------------------------------------------------------------------------------------------
