@@ -297,7 +297,7 @@ def test_each_block_of_the_readme_runs_alone(number: int, tmp_path: Path, shell:
     assert wanted[number] in printed
 
 
-@pytest.mark.timeout(400)  # some seventy processes
+@pytest.mark.timeout(600)  # some seventy processes
 def test_the_blocks_of_the_readme_may_be_repeated(
     tmp_path: Path, shell: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
