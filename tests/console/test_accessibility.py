@@ -7,7 +7,7 @@ from steps import dead_letter, go, listening, publish, push
 
 from headwater import Log
 
-PAGES = ("overview", "messages", "subscriptions", "dead-letters", "replicas", "api")
+PAGES = ("overview", "messages", "subscriptions", "dead-letters", "replicas", "lake", "api")
 FAINT = """
 (() => {
   const rgb = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
@@ -46,7 +46,15 @@ def fill_the_page(page: Page, log: Log) -> None:
     page.until("document.querySelector('#letter-list summary')")
     page.click("#tail summary")
     page.click("#letter-list summary")
+    page.until("document.querySelector('#letter-list .letter')")
+    page.click("#letter-list .letter summary")
+    page.click("#letter-list .letter input")
     publish(page, "orders.new", "{nope")
+    page.click("#find-form button")
+    page.until("document.querySelectorAll('#found-rows tr').length >= 3")
+    page.click("#find-form .more summary")
+    page.click("#found-rows tr:last-child button")
+    page.until("document.querySelector('#message-body .deliveries')")
     page.until(
         "!document.getElementById('publish-problem').hidden && document.querySelectorAll('details pre').length >= 4"
     )

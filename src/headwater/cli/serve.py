@@ -151,6 +151,10 @@ def serve(
     console_pages: Annotated[
         bool | None, _running("--console/--no-console", help="Serve the console for browsers at /.")
     ] = None,
+    lake: Annotated[
+        str | None,
+        _running("--lake", metavar="DIR", envvar="HEADWATER_LAKE", help="The lake that the console shows."),
+    ] = None,
     tracing: Annotated[bool | None, _running("--tracing", help="Record OpenTelemetry spans.")] = None,
     log_format: Annotated[
         str | None, _logging("--log-format", metavar="FORMAT", help="text, or json: one object a line.")

@@ -23,8 +23,10 @@ from headwater.ports.records import (
     DeliveryCounts,
     DeliveryRow,
     Due,
+    Found,
     Gap,
     LetterColumn,
+    LetterGroup,
     Order,
     RetentionPolicy,
     Sample,
@@ -93,6 +95,11 @@ class Reader(Protocol):
     def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
         """Like `scan`, but only when each message was published; no payload is loaded to tell."""
 
+    def find(self, selection: Selection, after: int, upto: int, limit: int, *, newest_first: bool = False) -> Found:
+        """The seqs of the first `limit` matching messages in (after, upto], or of the last ones, newest first. Looks at
+        a bounded number of rows, for a bounded time: if fewer are found, and `looked_to` is not the end, call again
+        from there. Large payloads that do not match are not all loaded by one call."""
+
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         """The messages of these seqs, as far as they exist."""
 
@@ -151,7 +158,8 @@ class Reader(Protocol):
     def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
         """The deliveries that were claimed under this token."""
 
-    def delivery_counts(self, subscription: str) -> DeliveryCounts: ...
+    def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
+        """Of the delivery rows up to a seq."""
 
     def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
         """Seqs in [low, high] that some subscription holds under a live lease."""
@@ -165,6 +173,10 @@ class Reader(Protocol):
         """How many dead letters match, for the most frequent `limit` values of a column, the most frequent first. A
         missing value counts as "", of errors the first ERROR_LINE_CHARS characters of the first line count. No letter
         is loaded; the query has no `error` and no topic with wildcards."""
+
+    def group_dead_letters(self, query: DeadLetterQuery, limit: int) -> list[LetterGroup]:
+        """The largest `limit` groups of dead letters by subscription, reason, handler and the first ERROR_LINE_CHARS
+        characters of the error's first line, the largest first. No letter is loaded; the query is as above."""
 
     def gaps(self, subscription: str) -> list[Gap]:
         """Gaps not yet reported to the subscription, oldest first."""
@@ -185,6 +197,9 @@ class Reader(Protocol):
 
     def timings(self, since_ms: int = 0) -> list[Timing]:
         """How long deliveries took in the hours from this one on, by subscription, hour, stage and bucket."""
+
+    def file_bytes(self) -> int:
+        """How much space the log takes, without the journal."""
 
     def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
         """The figures over time that were saved with this step and taken at this time or later, the oldest first."""
@@ -356,9 +371,6 @@ class Store(Protocol):
 
     def reclaim_space(self, pages: int) -> bool:
         """Give back some free disk space without holding writers up for long; True while there is more to give."""
-
-    def file_bytes(self) -> int:
-        """How much disk space the log takes, without the journal; of a log in memory, how much memory."""
 
     def journal_bytes(self) -> int:
         """How much of what was written waits to be moved to its place; cheap enough to ask every second."""
