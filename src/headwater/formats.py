@@ -40,7 +40,7 @@ def time_ms(at: Moment, name: str = "time") -> int:
     else:
         raise InvalidOptionError(
             f"{name} must be a datetime or seconds since 1970, not {at!r}",
-            next="Write datetime(2030, 1, 31, 12, tzinfo=UTC), or for a time from now a duration: delay, ttl",
+            next="Give a date and time with its zone; a time from now is a duration: delay, ttl",
         )
     if not 0 <= ms <= TIME_MS_MAX:
         raise InvalidOptionError(

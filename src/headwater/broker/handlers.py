@@ -200,7 +200,9 @@ class Handlers:
         """Until asked to stop, or until a handler fails: then its error comes out of here. It is asked from this call
         on, also before the flow begins."""
         if not self._declared:
-            raise InvalidStateError("there is no handler to run", next="Declare one with @log.on or @log.every first")
+            raise InvalidStateError(
+                "there is no handler to run", next="Declare one with the decorator log.on or log.every"
+            )
         if self._over.done:
             self._over = Completion()
         return self._run(timeout_s)
