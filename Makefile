@@ -72,7 +72,7 @@ bench: .venv/ready-for-tests
 docs: .venv/ready
 	$(BIN)/uv sync --quiet --frozen --inexact --group docs
 	$(BIN)/python tools/generate_reference.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 lock: .venv/ready

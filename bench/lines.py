@@ -8,6 +8,7 @@ systems beside them, `beside.py` another checkout. Written for the API of both.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 import os
@@ -158,18 +159,21 @@ async def in_batches(pipes: int, count: int, url: str, pids: list[int]) -> Measu
         return await rate_async(count, work(), pids)
 
 
-async def delivered(count: int, url: str, pids: list[int]) -> Measured:
+async def delivered(count: int, confirmed: bool, url: str, pids: list[int]) -> Measured:
+    """`confirmed`: each batch of acks is awaited; otherwise it travels with the next fetch."""
     async with open_async(url) as log:
         for _ in range(count // 1_000):
             await log.publish_many([(TOPIC, MESSAGE)] * 1_000)
         subscription = await log.subscribe("reader", TOPIC)
+        name = "confirm" if "confirm" in inspect.signature(subscription.ack_many).parameters else "wait"
 
         async def work() -> None:
             done = 0
             while done < count:
                 messages = await subscription.fetch(1_000)
-                await subscription.ack_many(messages)
+                await subscription.ack_many(messages, **{name: confirmed})
                 done += len(messages)
+            await subscription.close()
 
         return await rate_async(count, work(), pids)
 
@@ -201,7 +205,8 @@ LINES: dict[str, Callable[[str, list[int]], Any]] = {
     "server: publish one by one": partial(by_tasks, 1, 1_500),
     "server: publish, 1,000 tasks": partial(by_tasks, 1_000, 60_000),
     "server: publish_many of 1,000, four at a time": partial(in_batches, 4, 100_000),
-    "server: deliver and ack in 1,000s": partial(delivered, 60_000),
+    "server: deliver and ack in 1,000s": partial(delivered, 60_000, True),
+    "server: deliver and ack in 1,000s, acks with the next fetch": partial(delivered, 60_000, False),
     "postgres: fetch and ack, 1 at a time, exclusive": partial(fetch_and_ack, "exclusive", 1, 500),
     "postgres: fetch and ack, 1 at a time, shared": partial(fetch_and_ack, "shared", 1, 500),
     "postgres: fetch and ack, 10 at a time, exclusive": partial(fetch_and_ack, "exclusive", 10, 4_000),

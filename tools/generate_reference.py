@@ -15,7 +15,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "reference"
@@ -60,6 +64,13 @@ METRICS_INTRO = """# Metrics
 A server answers `/metrics` in the text format of Prometheus. On a server with tokens, a scrape needs a token with the
 right `admin`, or `manage` of `>`, unless `metrics_need_token` is false. [Endpoints](../server.md#endpoints) says what
 a scrape costs and how it is cached. Metrics of subscriptions cover the first 1,000 by id.
+
+"""
+WIRE_INTRO = """# Methods on the wire
+
+Every method of a server with its params and the right that it needs, from the code.
+[Server and wire](../server.md#methods) says what each method does and returns, and has the notifications and the
+error codes. Durations are seconds, times are ISO 8601. An unknown param is an error.
 
 """
 SCHEMA_INTRO = """# Schema
@@ -409,6 +420,59 @@ def metrics_page() -> str:
     return METRICS_INTRO + table(["metric", "type", "labels", "meaning"], rows)
 
 
+# --- the wire ---------------------------------------------------------------------------------------------------------
+
+
+def type_name(wanted: Any) -> str:
+    """A type as people write it in JSON."""
+    if get_origin(wanted) is Annotated:
+        return type_name(get_args(wanted)[0])
+    if isinstance(wanted, UnionType) or get_origin(wanted) is Union:
+        return " or ".join(dict.fromkeys(type_name(each) for each in get_args(wanted) if each is not UnsetType))
+    if get_origin(wanted) in (list, tuple):
+        return f"list of {type_name(get_args(wanted)[0])}"
+    if get_origin(wanted) is Literal:
+        return " or ".join(f'"{each}"' for each in get_args(wanted))
+    names = {
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "boolean",
+        type(None): "null",
+        Raw: "JSON",
+        Any: "JSON",
+    }
+    if wanted in names:
+        return names[wanted]
+    if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
+        return f"object ({', '.join(each.encode_name for each in msgspec.structs.fields(wanted))})"
+    return "object"
+
+
+def wire_page() -> str:
+    from headwater.server.methods import METHODS
+
+    text = WIRE_INTRO
+    for name, method in METHODS.items():
+        rights = " or ".join(f"`{right}`" for right in method.needs.rights)
+        needs = f"Needs {rights} for: {method.needs.of}." if rights else "Open to clients that have not authenticated."
+        text += f"## `{name}`\n\n{needs}\n\n"
+        rows = []
+        if get_origin(method.params):
+            text += f"The params are a {type_name(method.params)}.\n\n"
+            continue
+        for each in msgspec.structs.fields(method.params) if method.params else ():
+            if each.required:
+                default = "required"
+            elif each.default in (None, UNSET) or each.default is msgspec.NODEFAULT:
+                default = ""
+            else:
+                default = code(msgspec.json.encode(each.default).decode())
+            rows.append([code(each.encode_name), type_name(each.type), default])
+        text += table(["param", "type", "default"], rows) if rows else "No params.\n\n"
+    return text
+
+
 # --- the schema -------------------------------------------------------------------------------------------------------
 
 
@@ -454,6 +518,7 @@ MAKERS = {
     "cli.md": cli_page,
     "configuration.md": configuration_page,
     "metrics.md": metrics_page,
+    "wire.md": wire_page,
     "schema.md": schema_page,
 }
 

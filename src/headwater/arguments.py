@@ -239,7 +239,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "headwater.testing.published(log)": "published",
         "headwater.testing.assert_published(log, pattern)": "assert_published",
         "headwater.testing.clock_of(log).advance(seconds)": "advance",
-        "log.retain(pattern, max_count=0) and log.run_maintenance()": "purge",
+        'log.seek(id, "new"), which skips what waits': "purge",
         "log.statistics()": "stats",
         "log.dead_letters": "dlq",
     },
@@ -281,6 +281,7 @@ def hinted(verb: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            __tracebackhide__ = True  # in pytest
             try:
                 return function(*args, **kwargs)
             except TypeError as exc:

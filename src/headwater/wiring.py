@@ -140,6 +140,7 @@ def serve(
     console: bool | None = None,
     tracing: bool | None = None,
     audit: str | None = None,
+    lake: str | None = None,
     limits_frame_bytes: int | str | None = None,
     limits_batch_calls: int | None = None,
     limits_connections: int | None = None,

@@ -15,6 +15,7 @@ import apsw
 import pytest
 
 import headwater
+from headwater.cli import hints
 from headwater.cli.arguments import Command, default_lake, default_log
 from headwater.cli.commands import TARGETS, load_command
 from headwater.errors import InvalidConfigurationError
@@ -105,6 +106,27 @@ def test_help_fits_eighty_columns_and_names_no_type_of_python(name: str) -> None
     assert max(map(len, lines)) <= 80
     assert not re.search(r"<(bool|str|int|float|path)>", shown.stdout)
     assert (ALL[name].help or "").splitlines()[0].endswith(".")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_help_uses_plain_words(name: str) -> None:
+    command = ALL[name]
+    texts = [command.help or "", *(getattr(each, "help", None) or "" for each in command.params)]
+    for text in texts:
+        assert not re.search(r"\b(told|whoever|who|nobody|somebody|anew|so long|so many)\b", text), text
+        assert not re.search(r"(?<!dead )(?<!Dead )\bletters?\b", text), text
+
+
+def test_what_the_hints_name_is_there() -> None:
+    commands = set(ALL)
+    assert {each for each in hints._COMMANDS if not each.startswith("--")} <= commands | {
+        name.split()[0] for name in ALL
+    }
+    for others in hints._COMMANDS.values():
+        assert not set(others.split()) & commands
+    flags = {flag for command in ALL.values() for each in command.params for flag in [*each.opts, each.metavar or ""]}
+    for here in hints._OPTIONS:
+        assert here.removeprefix("the argument ").split(" ")[0] in flags, here
 
 
 # --- the default of LOG ---------------------------------------------------------------------------------------------

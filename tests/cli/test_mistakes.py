@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import headwater
 from headwater.errors import InvalidDataError, InvalidOptionError, UnknownSubscriptionError
 from headwater.pipeline.sql import sql_error
 from headwater.version import install_hint
+from headwater.wiring import open_read_only
 
 # The arguments of a command, in a directory without a log; the code it ends with, the error, and the next step.
 MISTAKES: list[tuple[str, int, str, str]] = [
@@ -105,6 +107,51 @@ MISTAKES: list[tuple[str, int, str, str]] = [
         2,
         "",
         "",
+    ),
+    (
+        "tail localhost:8765",
+        2,
+        "localhost:8765 is a host and a port",
+        "Write ws://localhost:8765; a file of that name is ./localhost:8765",
+    ),
+    ("publish a.db a 1 --countdown 5", 2, "No such option: --countdown", "Write --delay; headwater publish --help"),
+    ("subscribe a.db s > --group g", 2, "No such option: --group", "Use the argument ID; headwater subscribe --help"),
+    (
+        "subscribe a.db s > --from-beginning",
+        2,
+        "No such option: --from-beginning",
+        "Write --start first; headwater subscribe --help",
+    ),
+    ("tail a.db --limit 5", 2, "No such option: --limit", "Write --last N; headwater tail --help"),
+    ("worker -A app", 2, "No such option: -A", "Use the argument MODULE:LOG; headwater worker --help"),
+    (
+        "worker app:log --concurrency 4",
+        2,
+        "No such option: --concurrency",
+        "Write --threads N or --processes N; headwater worker --help",
+    ),
+    ("consume a.db", 2, "No such command 'consume'", "Write headwater subscribe; headwater --help"),
+    ("seek a.db billing first", 2, "No such command 'seek'", "Write headwater subscriptions seek; headwater --help"),
+    ("dlq retry a.db", 2, "No such command 'retry'", "Write headwater dlq redrive; headwater dlq --help"),
+    (
+        "subscriptions delete a.db x",
+        2,
+        "No such command 'delete'",
+        "Write headwater subscriptions rm; headwater subscriptions --help",
+    ),
+    (
+        "subscribe a.db billing",
+        2,
+        "Missing argument 'PATTERN'",
+        "Write headwater subscribe LOG ID PATTERN; headwater subscribe --help",
+    ),
+    ("tail a.db -n x", 2, "Invalid value for '--last' / '-n': 'x' is not a whole number", "headwater tail --help"),
+    ("tail a.db -n -4", 2, "Invalid value for '--last' / '-n': -4 must be at least 0", "headwater tail --help"),
+    (
+        "worker a:b --processes 0",
+        2,
+        "Invalid value for '--processes': 0 must lie between 1 and 256",
+        "headwater worker --help",
     ),
 ]
 
@@ -326,6 +373,34 @@ def test_reading_while_another_user_writes(run: Any, public_directory: Path) -> 
         log.publish("orders.paid", 2)  # is in the write-ahead log alone
         shown = printed_without_rights(lambda: headwater_main(["topics", str(path)]))
     assert "orders.paid" in shown
+
+
+def test_a_writer_that_comes_later_is_noticed(run: Any, public_directory: Path) -> None:
+    """While none has the log open, it is read as a file that does not change."""
+    path = public_directory / "events.db"
+    with headwater.open(path) as log:
+        log.publish("orders.new", 1)
+    path.chmod(0o644)
+    run("tail", path)  # and all is imported
+    has_read, reads = os.pipe()
+
+    def follow() -> list[Any]:
+        with open_read_only(str(path)) as log, log.subscribe("s", ">", mode="ephemeral", start="first") as reader:
+            found = [message.data for message in reader.fetch()]
+            os.write(reads, b"r")
+            return found + [message.data for message in reader.fetch(timeout=20)]
+
+    def write() -> None:
+        os.read(has_read, 1)
+        with headwater.open(path) as log:
+            log.publish("orders.paid", 2)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    told = printed_without_rights(follow)
+    os.write(reads, b"r")  # if it did not come so far
+    writer.join(20)
+    assert told == "ended with [1, 2]\n"
 
 
 def test_writing_says_what_is_missing(run: Any, public_directory: Path) -> None:

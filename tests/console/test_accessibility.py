@@ -7,7 +7,7 @@ from steps import dead_letter, go, listening, publish, push
 
 from headwater import Log
 
-PAGES = ("overview", "messages", "subscriptions", "dead-letters", "replicas", "api")
+PAGES = ("overview", "messages", "subscriptions", "dead-letters", "replicas", "lake", "api")
 FAINT = """
 (() => {
   const rgb = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);

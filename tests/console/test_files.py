@@ -32,6 +32,7 @@ TYPES = {
     "/console/console.js": "text/javascript; charset=utf-8",
     "/console/dead_letters.js": "text/javascript; charset=utf-8",
     "/console/connection.js": "text/javascript; charset=utf-8",
+    "/console/lake.js": "text/javascript; charset=utf-8",
     "/console/messages.js": "text/javascript; charset=utf-8",
     "/console/over_time.js": "text/javascript; charset=utf-8",
     "/console/replicas.js": "text/javascript; charset=utf-8",

@@ -107,7 +107,7 @@ def test_without_tokens_there_is_nothing_to_sign_out_of(page: Page) -> None:
 
 
 SEEN = "[...document.querySelectorAll('#pages a')].filter((each) => each.checkVisibility()).map((each) => each.hash)"
-ALL = ["#overview", "#messages", "#subscriptions", "#dead-letters", "#api"]
+ALL = ["#overview", "#messages", "#subscriptions", "#dead-letters", "#lake", "#api"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ ALL = ["#overview", "#messages", "#subscriptions", "#dead-letters", "#api"]
         (EVERYTHING, ALL, []),
         (Scopes(publish=(">",)), ["#messages", "#api"], ["live"]),
         (Scopes(read=("orders.>",)), ["#overview", "#messages", "#api"], ["letter-tile", "publish"]),
-        (Scopes(manage=(">",)), ["#overview", "#subscriptions", "#dead-letters", "#api"], []),
+        (Scopes(manage=(">",)), ["#overview", "#subscriptions", "#dead-letters", "#lake", "#api"], []),
         (Scopes(manage=("orders.>",)), ["#overview", "#subscriptions", "#api"], ["letter-tile"]),
         (Scopes(call=(">",)), ["#api"], []),
     ],

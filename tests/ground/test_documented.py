@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 import headwater
@@ -134,6 +135,11 @@ def undocumented_methods(text: str) -> set[str]:
 
 def test_every_rpc_method_is_in_the_reference() -> None:
     assert undocumented_methods(page("server.md")) == set()
+    described = sections(page("reference/wire.md"))
+    for name, method in METHODS.items():
+        is_object = isinstance(method.params, type) and issubclass(method.params, msgspec.Struct)
+        params = {each.encode_name for each in msgspec.structs.fields(method.params)} if is_object else set()
+        assert {each for each in params if f"| `{each}` |" not in described[name]} == set(), name
 
 
 def undocumented_settings(text: str) -> Iterator[str]:
@@ -215,3 +221,21 @@ def test_what_is_missing_is_noticed(kind: str) -> None:
         case "text":
             without = re.sub(r"(### `headwater.sync`\n\n```python.*?```\n).*?(?=\n#)", r"\1", api, flags=re.DOTALL)
             assert list(undocumented_names(without)) == ["sync"]
+
+
+def test_flags_that_the_docs_use_exist() -> None:
+    """Every `headwater COMMAND … --flag` in code, anywhere in the docs."""
+    described = sections(page("reference/cli.md"))
+    unknown = []
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        used = re.sub(r"\\\n\s*", "", path.read_text())
+        for line in re.findall(r"(?:^|`)headwater ([a-z][^`\n#|;&]*)", used, re.MULTILINE):
+            words = line.split()
+            name = next((each for n in (2, 1) if (each := f"headwater {' '.join(words[:n])}") in described), None)
+            if name and path.name != "cli.md":
+                own = described[name] + described[f"headwater {words[0]}"]
+                spelled = {
+                    re.sub(r"(?<=[a-z])([A-Z])", r"-\1", flag).lower() for flag in re.findall(r"(?<=\s)--[\w-]+", line)
+                }
+                unknown += [f"{path.name}: {name} {flag}" for flag in spelled - {"--help"} if f"`{flag}`" not in own]
+    assert unknown == []

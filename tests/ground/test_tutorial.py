@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import shell_environment
 
 ROOT = Path(__file__).parents[2]
 STEP = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -49,16 +48,9 @@ def pattern(shown: str) -> str:
 @pytest.mark.timeout(400)  # a dozen processes, two sessions of Spark
 @pytest.mark.xdist_group("spark")
 def test_every_step_prints_what_the_page_says(tmp_path: Path) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "python").symlink_to(sys.executable)
-    (tools / "headwater").write_text(
-        f"#!{sys.executable}\nimport sys\nfrom headwater.cli import main\nsys.exit(main())\n"
-    )
-    (tools / "headwater").chmod(0o755)
     folder = tmp_path / "first-hour"
     folder.mkdir()
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = shell_environment(tmp_path / "bin")
     with socket.create_server(("127.0.0.1", 0)) as free:
         script = as_shell(folder, str(free.getsockname()[1]))
     ran = subprocess.run(

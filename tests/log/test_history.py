@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+import headwater
 from headwater import Log, ManualClock
 from headwater.broker import history
 from headwater.broker.flow import run_blocking
@@ -157,3 +158,11 @@ def test_a_clock_that_was_set_back_gives_no_rate(log: Log, clock: ManualClock) -
 def test_an_unknown_span_is_refused(log: Log) -> None:
     with pytest.raises(InvalidOptionError, match="hour, day, week"):
         read(log, "year")
+
+
+def test_a_log_in_memory_is_not_locked_by_its_own_sample(clock: ManualClock) -> None:
+    """It has one connection: a second read inside the first would wait for the busy timeout, and fail."""
+    with headwater.open("memory:", clock=clock, maintenance_interval=None, busy_timeout=0.1) as log:
+        log.publish("a", 1)
+        take(log)
+        assert read(log).file_bytes[-1]

@@ -93,6 +93,25 @@ def test_a_waiting_retry_survives_reopening(open_log: Any, mode: Any, clock: Man
         assert attempts(subscription.fetch()) == [(1, 2)]
 
 
+def test_a_retry_that_was_acked_stays_acked_after_a_crash(open_log: Any, mode: Any, clock: ManualClock) -> None:
+    vanished = open_log()
+    vanished.publish_many([("a", number) for number in range(1, 6)])
+    before = vanished.subscribe("s", "a", mode=mode, lease=10, ack_wait=60)
+    messages = before.fetch()
+    messages[2].nack(0)
+    [again] = before.fetch()
+    assert (again.seq, again.attempt) == (3, 2)
+    again.ack()
+    messages[3].ack()
+    clock.advance(3_600)
+    left = []
+    with open_log().subscribe("s", "a", mode=mode, ack_wait=60) as after:
+        while found := after.fetch():
+            left += [message.seq for message in found]
+            after.ack_many(found)
+    assert sorted(left) == [1, 2, 5]
+
+
 # --- the end of attempts ------------------------------------------------------------------------------------------
 
 

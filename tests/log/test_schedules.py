@@ -201,6 +201,80 @@ def test_a_publisher_that_died_at_work_is_followed_by_another(
     assert stored(log) == [(at("14T23:00"), "second")]
 
 
+def test_of_functions_that_take_longer_than_the_lease_the_first_to_end_is_stored(
+    open_scheduler: Callable[[], Log], clock: ManualClock
+) -> None:
+    """While one is at work, the other takes over, and so on: neither may wait for the other."""
+    one, other = open_scheduler()._core, open_scheduler()._core
+    schedule = schedules.Schedule("s", "t", every_ms=3_600_000)
+    run_blocking(one.declare_schedule(schedule))
+    clock.advance(HOUR_S)
+    due_ms = clock.now_ms() // 3_600_000 * 3_600_000
+    slow = run_blocking(one.take_schedule(schedule, due_ms)).fence
+    assert slow is not None
+    clock.advance(schedules.LEASE_MS / 1000)
+    late = run_blocking(other.take_schedule(schedule, due_ms)).fence
+    assert late is not None
+    assert run_blocking(one.publish_occurrence(schedule, slow, due_ms, "first", True)) is True
+    assert run_blocking(other.publish_occurrence(schedule, late, due_ms, "second", True)) is False
+    assert stored(open_scheduler()) == [(at("14T23:00"), "first")]
+
+
+def test_a_schedule_that_was_deleted_or_changed_publishes_no_more(
+    open_scheduler: Callable[[], Log], clock: ManualClock
+) -> None:
+    log = open_scheduler()
+    core = log._core
+    schedule = schedules.Schedule("s", "t", every_ms=3_600_000)
+    for change in (
+        lambda: core.delete_schedule("s"),
+        lambda: core.declare_schedule(schedules.Schedule("s", "t", every_ms=1_800_000)),
+    ):
+        run_blocking(core.declare_schedule(schedule))
+        clock.advance(HOUR_S)
+        due_ms = clock.now_ms() // 3_600_000 * 3_600_000
+        fence = run_blocking(core.take_schedule(schedule, due_ms)).fence
+        assert fence is not None
+        run_blocking(change())  # type: ignore[no-untyped-call]
+        assert run_blocking(core.publish_occurrence(schedule, fence, due_ms, 1, True)) is False
+    assert stored(log) == []
+
+
+def test_the_lease_is_renewed_while_the_function_runs(
+    open_scheduler: Callable[[], Log], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "RENEWALS_PER_LEASE", 10_000)  # as time passes, not as the clock is moved
+    log, other = open_scheduler(), open_scheduler()
+    began, may_end = threading.Event(), threading.Event()
+
+    @log.every("1h", id="s", topic="t")
+    def slow(occurrence: Occurrence) -> str:
+        began.set()
+        assert may_end.wait(30)
+        return "first"
+
+    log.start()
+    clock.advance(HOUR_S)
+    assert began.wait(30)
+    schedule = schedules.Schedule("s", "t", every_ms=3_600_000)
+    due_ms = clock.now_ms() // 3_600_000 * 3_600_000
+    for _ in range(3):
+        renewed = threading.Event()
+        take = log._core.take_schedule
+
+        def watched(*given: Any, take: Any = take, renewed: threading.Event = renewed) -> Any:
+            turn = yield from take(*given)
+            renewed.set()
+            return turn
+
+        clock.advance(schedules.LEASE_MS / 1000 * 0.9)
+        monkeypatch.setattr(log._core, "take_schedule", watched)
+        assert renewed.wait(30)
+        assert run_blocking(other._core.take_schedule(schedule, due_ms)).busy
+    may_end.set()
+    eventually(lambda: stored(log), [(at("14T23:00"), "first")])
+
+
 def test_an_occurrence_that_is_sent_again_is_stored_once(open_log: Callable[[], Log], clock: ManualClock) -> None:
     log = open_log()
     schedule = schedules.Schedule("s", "t", every_ms=3_600_000)

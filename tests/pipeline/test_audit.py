@@ -18,8 +18,9 @@ from lake_world import RunHere
 from pyspark.sql import SparkSession
 
 import headwater
+from headwater.delivery.retention import merged
 from headwater.errors import ReadOnlyError
-from headwater.pipeline.audit import BUCKET_SEQS, SeqRange, audit, count_of, in_both, joined, spans_held, without
+from headwater.pipeline.audit import BUCKET_SEQS, SeqRange, audit, count_of, in_both, spans_held, without
 from headwater.pipeline.columns import MESSAGE_SCHEMA
 from headwater.pipeline.delta import LOG
 from headwater.pipeline.lake import BRONZE, QUARANTINE, SILVER, Lake
@@ -346,7 +347,7 @@ def seqs_of(found: list[SeqRange]) -> set[int]:
 
 @given(spans, spans)
 def test_spans_are_subtracted_as_sets_are(some: list[SeqRange], others: list[SeqRange]) -> None:
-    one, other = joined(some), joined(others)
+    one, other = merged(some), merged(others)
     assert seqs_of(without(one, other)) == seqs_of(some) - seqs_of(others)
     assert seqs_of(in_both(one, other)) == seqs_of(some) & seqs_of(others)
     assert all(high + 1 < low for (_, high), (low, _) in pairwise(one))

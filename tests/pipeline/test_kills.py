@@ -15,18 +15,19 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
-from lake_world import ORDER, assert_derived
+from lake_world import ORDER, World, assert_derived
 from pyspark.sql import SparkSession
 from s3_server import S3Server
 
 import headwater
+from headwater.pipeline import run as running
 from headwater.pipeline.audit import audit
 from headwater.pipeline.delta import UPTO
 from headwater.pipeline.lake import BRONZE, QUARANTINE, SILVER, Lake
 from headwater.pipeline.logs import log_identity, open_reader
-from headwater.pipeline.run import Run
+from headwater.pipeline.run import Run, RunResult
 from headwater.pipeline.storage import Storage
-from headwater.pipeline.types import load_types
+from headwater.pipeline.types import Types, load_types
 
 WRITER = Path(__file__).with_name("log_writer.py")
 KILL_S_MAX = 120.0
@@ -96,6 +97,12 @@ def kill_when_new(command: list[str], storage: Storage, stage: str) -> None:
         process.communicate()
 
 
+def run_on(spark: SparkSession, lake: Lake, log: str, types: Types) -> RunResult:
+    with Run(lake, log, types, lambda short: nullcontext(spark)) as run:  # type: ignore[arg-type,return-value]
+        run.ingest(run._last_seq)
+        return run.result
+
+
 def assert_whole_after_kills(
     spark: SparkSession, folder: Path, lake: str, kills: int, say: Say, stages: Sequence[str] = STAGES
 ) -> None:
@@ -112,8 +119,8 @@ def assert_whole_after_kills(
                 print(f"{kill + 1} of {kills} runs killed in {time.monotonic() - began:.0f} s", flush=True)
         wait_for_growth(log)
     opened = Lake.open(lake)
-    with opened.lock(), Run(opened, str(log), load_types(types), lambda short: nullcontext(spark)) as run:  # type: ignore[arg-type,return-value]
-        run.ingest(run._last_seq)
+    with opened.lock():
+        run_on(spark, opened, str(log), load_types(types))
     document = audit(spark, opened, str(log))
     assert document["whole"], document["checks"]
     assert document["not_yet"] == 0
@@ -157,6 +164,23 @@ def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 # States that a kill can leave: files without a commit, bronze ahead of the log's position, sums ahead of silver. After
 # silver's commit a run is complete; the long tests kill there too, and `test_run` after every commit, without Spark.
+
+
+def test_a_run_on_spark_continues_one_that_was_killed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "SLICE_SEQS", 12)
+    monkeypatch.setattr(running, "TASK_SEQS_MIN", 5)
+    world = World(tmp_path)
+    world.register({"order@1": ORDER})
+    world.publish_all_kinds()
+    world.publish_all_kinds()
+    assert run_on(spark, world.lake, world.log, world.types).messages == 45
+    world.assert_exact()
+    world.publish_all_kinds()
+    assert world.killed_run(3)
+    assert run_on(spark, world.lake, world.log, world.types).messages == 22 - 12
+    world.assert_exact()
 
 
 def test_runs_killed_on_a_disk(spark: SparkSession, tmp_path: Path) -> None:

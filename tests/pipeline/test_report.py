@@ -354,6 +354,24 @@ def test_a_chart_of_one_point_is_a_sentence() -> None:
     assert "One snapshot so far" in text
 
 
+def test_two_snapshots_of_the_lag_are_a_line_even_a_minute_apart() -> None:
+    (row,) = one_row_each()["lag"]
+    later = row | {"observed_at": row["observed_at"] + timedelta(minutes=1), "lag": 7}
+    page = render_report(report_of({"lag": [row, later]}))
+    assert page.count('class="chart"') == 1
+    assert "14 Nov 09:00: 1 message" in page
+    assert "14 Nov 09:01: 7 messages" in page
+
+
+def test_latency_is_drawn_of_subscriptions_that_were_measured_more_than_once() -> None:
+    rows = [*two_hours("mailer")["latency"], *one_row_each("visitor")["latency"]]
+    text = text_of(render_report(report_of({"latency": rows})))
+    assert "mailer · published to acked" in text
+    assert "visitor ·" not in text
+    assert "Drawn: 1 of 2 subscriptions" in text
+    assert "0.01 s" in text  # an axis has the spelling of the tables
+
+
 def test_rows_without_values_cost_no_page() -> None:
     nulls: Tables = {table: [dict.fromkeys(schema.names)] for table, schema in GOLD_SCHEMAS.items()}
     assert render_report(report_of(nulls)).count('class="empty"') == len(SECTIONS)

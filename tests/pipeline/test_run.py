@@ -7,18 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from lake_world import ORDER, STRICT, RunHere, World
-from pyspark.sql import SparkSession
 
 from headwater.errors import ConflictError, CorruptError, InvalidOptionError
 from headwater.pipeline import run as running
 from headwater.pipeline.lake import BRONZE, SILVER
-from headwater.pipeline.run import Run, RunResult
 
 
 @pytest.fixture(autouse=True)
@@ -351,24 +348,3 @@ def test_bronze_behind_silver_is_refused(world: World) -> None:
         Path(world.lake_path, BRONZE, "_delta_log", f"{version:020d}.json").unlink()
     with pytest.raises(CorruptError, match="silver has messages up to 23, and bronze only up to 12"):
         world.run()
-
-
-# --- on Spark ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_on_spark(world: World, spark: SparkSession) -> None:
-    world.register({"order@1": ORDER})
-    world.publish_all_kinds()
-    world.publish_all_kinds()
-
-    def run() -> RunResult:
-        with Run(world.lake, world.log, world.types, lambda short: nullcontext(spark)) as begun:  # type: ignore[arg-type,return-value]
-            begun.ingest(begun._last_seq)
-            return begun.result
-
-    assert run().messages == 45
-    world.assert_exact()
-    world.publish_all_kinds()
-    world.killed_run(3)
-    assert run().messages == 22 - 12
-    world.assert_exact()

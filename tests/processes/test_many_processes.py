@@ -66,7 +66,7 @@ def last_word(consumer: Child) -> list[tuple[int, int, int, int]]:
     return word
 
 
-@pytest.mark.parametrize(("creators", "rounds"), [(2, 12), (8, 6)])
+@pytest.mark.parametrize(("creators", "rounds"), [(2, 4), (8, 2)])
 def test_creating_one_log_at_the_same_time(
     tmp_path: Path, spawn: Callable[..., Child], creators: int, rounds: int
 ) -> None:

@@ -22,6 +22,7 @@ PYTHON = re.compile(
 SOURCES = ("broker", "delivery", "message", "topics", "ports", "protocol", "server")
 # What these refuse, they refuse to a program in Python: one that uses the library, or that sets up a server.
 OF_THE_LIBRARY = {
+    "broker/handlers.py",
     "broker/live.py",
     "broker/publish.py",
     "broker/transaction.py",

@@ -106,6 +106,24 @@ async def test_subscriptions_as_they_are(serve: Serve) -> None:
         assert await client.code("rpc.subscription", {"subscription_id": "x"}) == -32002
 
 
+async def test_subscriptions_are_listed_in_pages(serve: Serve) -> None:
+    ids = [f"s{number:04}" for number in range(rpc.SUBSCRIPTIONS_MAX + 3)]
+    async with serve() as server, connect(server) as client, connect(server) as other:
+        one = {"topic": "a", "mode": "shared"}
+        for each, part in ((client, ids[:500]), (client, ids[500:1000]), (other, ids[1000:])):
+            params = {"subscriptions": [{"subscription_id": id, **one} for id in part]}
+            await each.call("rpc.subscribe.persistent.batch", params)
+        page = await client.call("rpc.subscriptions")
+        assert [each["id"] for each in page] == ids[:1000]
+        page = await client.call("rpc.subscriptions", {"after": ids[999]})
+        assert [each["id"] for each in page] == ids[1000:]
+        page = await client.call("rpc.subscriptions", {"after": "s0001", "limit": 2})
+        assert [each["id"] for each in page] == ["s0002", "s0003"]
+        assert await client.code("rpc.subscriptions", {"limit": 1001}) == -32005
+        async with headwater.open_async(f"ws://127.0.0.1:{server.port}") as log:
+            assert [info.id for info in await log.subscriptions()] == ids
+
+
 async def test_removing_a_subscription_forgets_it(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.publish_many("a", 2)

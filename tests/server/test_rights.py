@@ -93,6 +93,7 @@ PARAMS: dict[str, Any] = {
     "rpc.subscriptions": {},
     "rpc.stats": {},
     "rpc.stats.history": {},
+    "rpc.lake": {},
     "rpc.health": {},
     "rpc.maintenance.run": {},
     "rpc.retain": {"topic": "a", "max_count": 1},
@@ -208,6 +209,26 @@ async def test_rights_hold_for_what_their_patterns_cover(serve_tokens: Serve, ma
         await other.call("rpc.retain", {"topic": "stock.>", "max_count": 9})
         assert [each["pattern"] for each in await client.call("rpc.retention")] == ["orders.new"]
         assert len(await other.call("rpc.retention")) == 2
+
+
+async def test_the_topic_of_a_schedule_that_is_not_ones_own_is_not_told(serve_tokens: Serve, make: Make) -> None:
+    token = make("shop", manage=["orders.>"], publish=["orders.*"])
+    theirs, mine = ({"id": "s", "topic": topic, "every_ms": 60_000} for topic in ("secret.merger", "orders.new"))
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(make("all", EVERYTHING))) as other,
+        connect(server, **bearer(token)) as client,
+    ):
+        await other.call("rpc.schedule.declare", {"schedule": theirs, "publisher": "p"})
+        for method, params in (
+            ("rpc.schedule.declare", {"schedule": mine, "publisher": "p"}),
+            ("rpc.schedule.remove", {"schedule_id": "s"}),
+        ):
+            error = await client.refusal(method, params)
+            assert (error["code"], error["data"]["where"]) == (UNAUTHORIZED, "s")
+            assert "secret" not in json.dumps(error)
+        assert await client.call("rpc.schedules") == []
+        assert [each["schedule"]["topic"] for each in await other.call("rpc.schedules")] == ["secret.merger"]
 
 
 async def test_a_name_that_may_not_be_consumed_is_refused(serve_tokens: Serve, make: Make) -> None:

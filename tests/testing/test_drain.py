@@ -56,6 +56,31 @@ def test_the_clock_moves_to_what_is_due_and_no_further(log: Log) -> None:
     assert seen == ["now", "late"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mode": "shared"}, {"mode": "shared", "order_key": "type"}, {"mode": "shared", "order": "priority"}],
+    ids=["exclusive", "shared", "keyed", "by priority"],
+)
+def test_a_delayed_message_alone_is_waited_for(log: Log, options: dict[str, Any]) -> None:
+    seen = recording(log, "a", id="all", **options)
+    log.publish("a", 1, delay=3600, type="t")
+    assert drain(log).elapsed == timedelta(hours=1)
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, pytest.fail.Exception])
+def test_what_ends_a_test_ends_the_drain(log: Log, ends: type[BaseException]) -> None:
+    @log.on("a", id="all")
+    def handle(message: Any) -> None:
+        raise ends
+
+    log.publish("a", 1)
+    with pytest.raises(ends):
+        drain(log)
+    with log.subscribe("all", "a"):  # it was released
+        pass
+
+
 def test_acks_under_way_do_not_move_the_clock(log: Log) -> None:
     """The deadline of a message that is being acked is no time to wait for."""
     recording(log, ">", id="all")
@@ -255,3 +280,71 @@ def test_typed_messages(log: Log) -> None:
     assert drain(log).handled == 1
     assert seen == [Paid(order=17)]
     testing.assert_published(log, "orders.paid", data=Paid(order=17))
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_schedules_run_at_their_times_within_a_drain(log: Log) -> None:
+    times: list[Any] = []
+
+    @log.cron("0 3 * * *", id="nightly", topic="reports.due", tz="Europe/Berlin")
+    def nightly(occurrence: headwater.Occurrence) -> str:
+        times.append(occurrence.at.isoformat())
+        return str(occurrence.at.date())
+
+    seen = recording(log, "reports.>", id="reports")
+    drained = drain(log, within="3d")
+    assert (drained.occurrences, drained.handled, drained.elapsed) == (3, 3, timedelta(days=3))
+    assert seen == ["2023-11-15", "2023-11-16", "2023-11-17"]
+    assert times[0] == "2023-11-15T03:00:00+01:00"
+    assert drain(log, within="3h").occurrences == 0
+    assert drain(log, within="12h").occurrences == 1
+
+
+def test_two_schedules_and_their_handlers_take_turns_by_the_clock(log: Log) -> None:
+    seen = recording(log, "t", id="all")
+    log.every("10m", id="ten", topic="t")(lambda occurrence: f"ten {occurrence.at:%M}")
+    log.every("15m", id="fifteen", topic="t")(lambda occurrence: f"fifteen {occurrence.at:%M}")
+    clock_of(log).advance(46 * 60 + 40)  # 23:00:00, when both begin
+    assert drain(log, within="30m").occurrences == 5
+    assert seen == ["ten 10", "fifteen 15", "ten 20", "ten 30", "fifteen 30"]
+
+
+def test_without_a_limit_of_time_schedules_do_not_run(log: Log) -> None:
+    log.every("1h", id="s", topic="t")(lambda occurrence: 1)
+    with pytest.raises(InvalidStateError, match=r'drain\(log, within="1h"\)'):
+        drain(log)
+    seen = recording(log, "t", id="all")
+    assert drain(log).occurrences == 0
+    assert seen == []
+
+
+def test_an_error_of_a_schedule_is_raised(log: Log) -> None:
+    @log.every("1h", id="s", topic="t")
+    def fails(occurrence: Any) -> None:
+        raise KeyError("no such report")
+
+    with pytest.raises(KeyError, match="no such report"):
+        drain(log, within="1h")
+    assert testing.published(log, "t") == []
+
+
+def test_a_schedule_of_asyncio_runs_in_a_drain() -> None:
+    async def main() -> None:
+        async with testing.open_log_async() as log:
+
+            @log.every("1h", id="s", topic="t")
+            async def hourly(occurrence: Any) -> int:
+                await asyncio.sleep(0)
+                return int(occurrence.at.hour)
+
+            assert (await drain(log, within="2h")).occurrences == 2
+            assert [message.data for message in await testing.published(log)] == [23, 0]
+
+    asyncio.run(main())
+
+
+def test_a_log_without_handlers_is_refused(log: Log) -> None:
+    with pytest.raises(InvalidStateError, match="no handler is declared on this log"):
+        drain(log)

@@ -324,6 +324,13 @@ def test_a_change_of_a_file_starts_the_processes_anew(module: Module, start: Sta
         ("import elsewhere", "tasks:log", "ModuleNotFoundError: No module named 'elsewhere' (tasks.py:1)"),
         ("log = 5", "tasks:log", "log is no log but int"),
         ("log = lambda: 5", "tasks:log", "log is no log but int"),
+        ("def log(url): ...", "tasks:log", "log(url) needs arguments, and a worker has none to give"),
+        ("def log(): raise KeyError('DATABASE_URL')", "tasks:log", "KeyError: 'DATABASE_URL' (tasks.py:1)"),
+        (
+            "import headwater\ndef log(): return headwater.open_async('tasks.db')",
+            "tasks:log",
+            "log returns headwater.open_async(…) without await: there is no log yet that could have handlers",
+        ),
         ("import io\nlog = io.StringIO", "tasks:log", "the factory returned StringIO, not a log"),
         ("import headwater\nlog = headwater.open('jobs.db')", "tasks:log", "no handlers and no schedules"),
         ("log = oops", "tasks:log", "NameError: name 'oops' is not defined (tasks.py:1)"),

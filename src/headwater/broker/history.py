@@ -62,13 +62,13 @@ def take_sample(engine: Engine) -> Flow[None]:
 
 
 def _sample(engine: Engine, reader: Reader) -> Sample:
-    now_ms, store = engine.clock.now_ms(), engine.store
+    now_ms = engine.clock.now_ms()
     return Sample(
         at_ms=now_ms,
         last_seq=reader.last_seq(),
         dead_letters=sum(reader.count_dead_letters(DeadLetterQuery(), "reason", REASONS_MAX).values()),
-        file_bytes=store.file_bytes(),
-        journal_bytes=store.journal_bytes(),
+        file_bytes=reader.file_bytes(),
+        journal_bytes=engine.store.journal_bytes(),
         subscriptions={
             info.id: SubscriptionSample(info.lag, info.acked)
             for info in describe_all(reader, now_ms, SUBSCRIPTIONS_MAX)

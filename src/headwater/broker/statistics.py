@@ -228,10 +228,15 @@ def _first_ms(reader: Reader, selection: Selection, after: int) -> list[int]:
     return []
 
 
-def describe_all(reader: Reader, now_ms: int, limit: int | None = None) -> list[SubscriptionInfo]:
-    """All subscriptions, or the first ones by id. They share ALL_LOOKED_AT_MAX: the smallest lags are counted first,
-    and leave the rest to the larger ones. Those with equal selection and position are counted once."""
-    records = reader.subscriptions()[:limit]
+def describe_all(
+    reader: Reader,
+    now_ms: int,
+    limit: int | None = None,
+    wanted: Callable[[SubscriptionRecord], bool] = lambda record: True,
+) -> list[SubscriptionInfo]:
+    """All subscriptions that are wanted, or the first ones by id. They share ALL_LOOKED_AT_MAX: the smallest lags are
+    counted first, and leave the rest to the larger ones. Those with equal selection and position are counted once."""
+    records = sorted(filter(wanted, reader.subscriptions()), key=lambda record: record.id)[:limit]
     left, last = ALL_LOOKED_AT_MAX, reader.last_seq()
     known: dict[tuple[Selection, int], Waiting] = {}
 

@@ -55,7 +55,7 @@ _Token = Annotated[
     typer.Option(
         "--token",
         metavar="TOKEN",
-        help="Shown to the server. Better in HEADWATER_TOKEN: other users can see arguments.",
+        help="The token for the server. HEADWATER_TOKEN is safer: other users can see arguments.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -33,7 +33,7 @@ _PANELS = {
     },
     "Inspect": {
         "topics": ("inspect:topics", "List the topics of a log with their counts and sizes."),
-        "subscriptions": ("inspect:subscriptions", "List subscriptions, move or remove one."),
+        "subscriptions": ("inspect:subscriptions", "Subscriptions: list, pause, move or remove them."),
         "lag": ("inspect:lag", "Show how far behind each subscription is."),
         "stats": ("inspect:stats", "Sum up a log: messages, topics, subscriptions, dead letters, disk."),
         "top": ("inspect:top", "Watch a log live: messages per second by topic, lag by subscription."),
@@ -41,7 +41,7 @@ _PANELS = {
     },
     "Operate": {
         "dlq": ("dead_letters:dlq", "Dead letters: messages that a subscription gave up on."),
-        "schedules": ("schedules:schedules", "Schedules: messages that are published on time."),
+        "schedules": ("schedules:schedules", "Schedules: messages that are published at set times."),
         "retention": ("retention:retention", "Retention: how much history is kept, by topic pattern."),
         "replica": ("replica:replica", "Replicas: databases that a server keeps by pages, with their versions."),
         "sync": ("sync:sync", "Make TARGET equal to SOURCE, moving only the pages that differ."),
@@ -52,7 +52,7 @@ _PANELS = {
     "Learn": {
         "demo": ("demo:demo", "Show the whole system in about a minute, with real processes, checked as it goes."),
         "bench": ("bench:bench", "Measure publishing and consuming on this machine, on a temporary log in DIR."),
-        "version": ("demo:version", "Show the version of Headwater and of what it stands on."),
+        "version": ("demo:version", "Show the versions of Headwater and of the libraries it uses."),
     },
 }
 TARGETS = {name: target for commands in _PANELS.values() for name, (target, _) in commands.items()}

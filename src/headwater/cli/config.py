@@ -19,7 +19,9 @@ config = Group(help="The configuration: headwater.toml, HEADWATER_… variables,
 
 ConfigFile = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", help="The file; otherwise HEADWATER_CONFIG or ./headwater.toml."),
+    typer.Option(
+        "--config", metavar="FILE", help="The configuration file. Else HEADWATER_CONFIG, or ./headwater.toml."
+    ),
 ]
 ProfileName = Annotated[
     str | None, typer.Option("--profile", metavar="NAME", help="One of development, test and production.")
@@ -46,8 +48,8 @@ def show(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson =
 def check(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson = False) -> None:
     """Check the configuration; every problem is listed.
 
-    The tables of all profiles are checked, and the whole as the chosen profile has it. Files that settings
-    name, such as tokens and certificates, are not opened.
+    All profiles are checked one by one, and the chosen profile as a whole.
+    Files that settings name, such as tokens and certificates, are not opened.
     """
     settings = _settings(file, profile)
     sources = Counter(each.source for each in settings.explain())

@@ -226,7 +226,7 @@ def redrive(
 ) -> None:
     """Deliver dead letters again to the subscription they died in.
 
-    Each stays until it is acked.
+    A dead letter stays until its redelivery is acked.
 
     [dim]By error:[/]  headwater dlq redrive events.db -s billing --error Timeout
     """

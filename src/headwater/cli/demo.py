@@ -46,7 +46,7 @@ def demo(
 
 
 def version(as_json: AsJson = False) -> None:
-    """Show the version of Headwater and of what it stands on."""
+    """Show the versions of Headwater and of the libraries it uses."""
     if as_json:
         write_document(versions())
     else:

@@ -51,19 +51,19 @@ def doctor(
     context: typer.Context,
     path: LogPath = "",
     lag_max: Annotated[
-        int, typer.Option("--max-lag", metavar="N", min=0, help="A subscription further behind is wrong.")
+        int, typer.Option("--max-lag", metavar="N", min=0, help="Report a subscription that is further behind.")
     ] = 100_000,
     age_max: Annotated[
         str,
-        typer.Option("--max-age", metavar="SPAN", help="A subscription that has waited longer is wrong."),
+        typer.Option("--max-age", metavar="SPAN", help="Report a subscription that has waited longer."),
     ] = "1h",
     as_json: AsJson = False,
 ) -> None:
     """Examine a log and its machine; each finding says what to do next.
 
     Without LOG, only what is installed is examined: SQLite, Spark and Java.
-    Of a server it sees what the server tells; the disk and the processes around
-    the file are seen only on the machine that has it.
+    Of a log behind a server, what the server reports is examined; its disk and
+    processes are examined only on the server's own machine.
 
     Ends with 1 if something is wrong.
     """

@@ -39,7 +39,7 @@ def forward(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="DST",
+            metavar="TARGET",
             help="Where copies go: redis://host/0, s3://bucket/prefix, file:///copy.jsonl, headwater:other.db, …",
         ),
     ],
@@ -47,13 +47,15 @@ def forward(
         str, typer.Option("--topics", metavar="PATTERN", help="Which messages: orders.new, orders.*, orders.>")
     ] = EVERYTHING,
     id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The subscription's name; by default derived from DST.")
+        str | None, typer.Option("--id", metavar="ID", help="The subscription's name; by default derived from TARGET.")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=5_000, help="Send up to N at a time.")] = 100,
     wait: Annotated[
         str, typer.Option("--wait", metavar="SPAN", help=f"How long a batch may wait for more: {DURATION_HELP}.")
     ] = "5s",
-    once: Annotated[bool, typer.Option("--once", help="End when all messages of now are forwarded.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when the messages that are there now are forwarded.")
+    ] = False,
     start: Annotated[
         str, typer.Option("--start", metavar="START", help=f"Where a new one begins: {START_HELP}.")
     ] = "first",
@@ -61,7 +63,7 @@ def forward(
     dialect: Dialect = "nats",
     target_token: Annotated[
         str | None,
-        typer.Option("--target-token", metavar="TOKEN", help="For a DST like ws://host:8765; else HEADWATER_TOKEN."),
+        typer.Option("--target-token", metavar="TOKEN", help="For a TARGET like ws://host:8765. Else HEADWATER_TOKEN."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +73,7 @@ def forward(
     [dim]To files:[/]   headwater forward events.db file:///var/copies/events.jsonl
     [dim]Once:[/]       headwater forward events.db headwater:copy.db --once
 
-    While the target is away, messages wait in the log. A target that
+    While the target is unreachable, messages wait in the log. A target that
     recognises ids stores each message once. A message that the target refuses
     while it accepts others becomes a dead letter. Ctrl-C or SIGTERM ends it
     after the current batch.
@@ -169,7 +171,7 @@ class _Opened:
         if token is not None:
             if not target.startswith(REMOTE):
                 raise InvalidOptionError(
-                    "--target-token is for a server", where="DST", next="Name it like ws://host:8765"
+                    "--target-token is for a server", where="TARGET", next="Name it like ws://host:8765"
                 )
             options["token"] = token
         self._transport = headwater.open_transport(target, **options)

@@ -149,7 +149,7 @@ def size_of(file: str) -> int:
 
 subscriptions = Group(
     cls=ListsByDefault,
-    help="List subscriptions, move or remove one.\n\n[dim]List:[/]  headwater subscriptions events.db",
+    help="Subscriptions: list, pause, move or remove them.\n\n[dim]List:[/]  headwater subscriptions events.db",
 )
 
 # `-1h` is a START, not short options.
@@ -582,7 +582,7 @@ def schema(
     api_version: Annotated[
         str, typer.Option("--api-version", metavar="TEXT", help="Version of an AsyncAPI document.")
     ] = "1.0.0",
-    as_json: Annotated[bool, typer.Option("--json", help="Print which files were written as JSON, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the names of the files as JSON.")] = False,
 ) -> None:
     """Write the message classes of a module as JSON Schemas or as AsyncAPI.
 

@@ -60,7 +60,12 @@ def publish(
         str | None, typer.Option("--file", metavar="FILE", help="Read JSON lines from a file, not stdin.")
     ] = None,
     id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Your own id: stored once on its topic. One message only.")
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="Your own id: a second message with it on the topic is not stored. For one message.",
+        ),
     ] = None,
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A free header; repeatable.")
@@ -69,16 +74,18 @@ def publish(
     to: Annotated[str | None, typer.Option("--to", metavar="RECEIVER", help="The receiver.")] = None,
     reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="TOPIC", help="The topic for answers.")] = None,
     correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", metavar="ID", help="What it belongs to.")
+        str | None, typer.Option("--correlation-id", metavar="ID", help="Connects a reply to its request.")
     ] = None,
-    type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="What kind of message it is.")] = None,
+    type: Annotated[
+        str | None, typer.Option("--type", metavar="TYPE", help="The type of the message, like OrderPlaced.")
+    ] = None,
     priority: Annotated[
         int | None, typer.Option("--priority", metavar="N", help="Higher first, for subscriptions ordered by priority.")
     ] = None,
     delay: Annotated[
         str | None, typer.Option("--delay", metavar="SPAN", help=f"Deliver it this much later: {DURATION_HELP}.")
     ] = None,
-    ttl: Annotated[str | None, typer.Option("--ttl", metavar="SPAN", help="Expires after this long.")] = None,
+    ttl: Annotated[str | None, typer.Option("--ttl", metavar="SPAN", help="Expire it after this long.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a message, or many from JSON lines.
@@ -91,9 +98,9 @@ def publish(
     TOPIC each line is {"topic": "orders.new", "data": {"order": 17}}, and may
     set the other options too (from, ttl, priority, …).
 
-    Lines go in batches of up to 1,000, each all or none. A bad line stops it;
-    what stands before it is published. When the command ends with 0,
-    everything is on disk.
+    Lines are stored in batches of up to 1,000, each all or none. A bad line
+    ends the command; the lines before it are published. When the command ends
+    with 0, everything is on disk.
     """
     if topic is not None and topic_option is not None:
         # With --topic, the place of TOPIC is DATA's.
@@ -458,8 +465,12 @@ STEP_BACK_FACTOR = 8
 PatternArgument = typer.Argument(
     metavar="PATTERN", help="Topics: orders.new, orders.*, orders.>", autocompletion=offering("topic")
 )
-Senders = Annotated[list[str] | None, typer.Option("--from", metavar="SENDER", help="Only from this one; repeatable.")]
-Receivers = Annotated[list[str] | None, typer.Option("--to", metavar="RECEIVER", help="Only to this one; repeatable.")]
+Senders = Annotated[
+    list[str] | None, typer.Option("--from", metavar="SENDER", help="Only from this sender; repeatable.")
+]
+Receivers = Annotated[
+    list[str] | None, typer.Option("--to", metavar="RECEIVER", help="Only to this receiver; repeatable.")
+]
 Where = Annotated[
     str | None,
     typer.Option(
@@ -511,7 +522,7 @@ def subscribe(
 
     Each message is acked when it is printed, so the next run goes on after
     it. Take a few with --count rather than with | head: what is in the pipe
-    counts as printed. Ctrl-C gives the subscription back.
+    counts as printed. Ctrl-C releases the subscription.
     """
     options: SubscribeOptions = {
         "mode": mode,

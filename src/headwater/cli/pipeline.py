@@ -166,7 +166,7 @@ def run(
         ),
     ] = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the derived tables anew, as after a change of the types.")
+        bool, typer.Option("--rebuild", help="Rebuild the derived tables, for example after a change of the types.")
     ] = False,
     trigger: Annotated[
         str, typer.Option("--trigger", metavar="SPAN", help=f"With --continuous, how often to ingest: {DURATION_HELP}.")
@@ -182,7 +182,7 @@ def run(
     """Bring the lake up to date with the log: bronze, silver, gold.
 
     [dim]Once:[/]     headwater pipeline run events.db --lake ./lake
-    [dim]For ever:[/] headwater pipeline run events.db --lake ./lake --continuous
+    [dim]Always:[/]   headwater pipeline run events.db --lake ./lake --continuous
 
     Stop it or kill it at any time: the next run continues where this one
     stopped, and the lake holds every message once. With nothing new it ends
@@ -265,11 +265,13 @@ def replay(
         bool, typer.Option("--dry-run", help="Show what would be published, and publish nothing.")
     ] = False,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", min=0.001, help="At most so many messages a second.")
+        float | None, typer.Option("--rate", metavar="N", min=0.001, help="Publish at most N messages a second.")
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="Of this replay; another one publishes it again."),
+        typer.Option(
+            "--name", metavar="NAME", help="The name of this replay; another name publishes the messages again."
+        ),
     ] = None,
     master: Master = None,
     remote: Remote = None,
@@ -278,11 +280,12 @@ def replay(
 ) -> None:
     """Publish messages from the lake into a log, in their old order.
 
-    [dim]Look first:[/]  headwater pipeline replay events.db --lake ./lake --where "topic = 'orders.new'" --dry-run
+    [dim]Look first:[/]  headwater pipeline replay events.db --where "priority > 5" --dry-run
 
-    The same condition and target are the same replay: stopped, it continues where it stopped; done, it publishes
-    nothing more. The id of each message follows from its old id and the replay, so that none is published twice. The
-    header replayed_seq has its old seq.
+    The condition and the target identify a replay. One that was stopped
+    continues where it stopped; one that is done publishes nothing more. The id
+    of each message follows from its old id and the replay, so that none is
+    published twice. The header replayed_seq has the old seq.
     """
     options = SparkOptions.read(master, remote, conf)
     if is_file(to):
@@ -370,7 +373,7 @@ def report(
             "--out",
             "-o",
             metavar="FILE",
-            help="Where to put it. Default: report.html in the lake; of a url, here.",
+            help="Where to put it. Default: report.html in the lake, or here if the lake is a url.",
         ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
@@ -437,7 +440,7 @@ def history(
     lake: LakeOption = "",
     name: Annotated[str, typer.Option("--table", metavar="NAME", help="Which table.")] = "bronze/messages",
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show so many, the newest first.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N, newest first.")
     ] = HISTORY_MAX,
     as_json: AsJson = False,
 ) -> None:
@@ -497,9 +500,7 @@ def sql(
         ),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most so many rows.")
-    ] = ROWS_MAX,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most N rows.")] = ROWS_MAX,
     master: Master = None,
     remote: Remote = None,
     conf: Conf = None,
@@ -606,7 +607,7 @@ def audit(
             "--out",
             "-o",
             metavar="FILE",
-            help="Where to put its page. Default: audit.html in the lake; of a url, here.",
+            help="Where to put its page. Default: audit.html in the lake, or here if the lake is a url.",
         ),
     ] = None,
     master: Master = None,
@@ -616,8 +617,8 @@ def audit(
 ) -> None:
     """Prove that the lake holds each message of the log once, with the same content.
 
-    A message that is not there must have been deleted by retention before it was ingested, by
-    the log's own record. Ends with 1 if a check failed.
+    A message may be missing only if the log recorded that retention deleted it
+    before it was ingested. Ends with 1 if a check failed.
     """
     options = SparkOptions.read(master, remote, conf)
     source = log_path(log)
@@ -707,7 +708,9 @@ def vacuum(
     lake: LakeOption = "",
     older: Annotated[
         str,
-        typer.Option("--older", metavar="SPAN", help="Keep files that a version of this last time has; at least 24h."),
+        typer.Option(
+            "--older", metavar="SPAN", help="Keep the files of all versions since this long ago; at least 24h."
+        ),
     ] = OLDER,
     force: Annotated[
         bool, typer.Option("--force", help="Allow less than 24h, while no run and no query is active.")

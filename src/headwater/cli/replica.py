@@ -286,9 +286,9 @@ def _pushed_ms(listing: ReplicaListing) -> int:
 def log(
     place: PlaceArgument,
     name: NameArgument = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Show at most N.")] = 100,
     before: Annotated[
-        int | None, typer.Option("--before", metavar="VERSION", min=1, help="Those before this one.")
+        int | None, typer.Option("--before", metavar="VERSION", min=1, help="Only versions before this one.")
     ] = None,
     key: KeyOption = None,
     ca: CaOption = None,
@@ -321,7 +321,7 @@ def log(
 def reports(
     place: DirectoryArgument,
     name: NameArgument = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Show at most N.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the error reports of clients: pushes cut off in the middle, or failing for long."""
@@ -344,7 +344,12 @@ def reports(
 def restore(
     place: PlaceArgument,
     words: Annotated[
-        list[str], typer.Argument(metavar="[NS/NAME[@VERSION]] TARGET", help="Which, and where to.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="[NS/NAME[@VERSION]] TARGET",
+            help="The replica, its version, and the file to write.",
+            show_default=False,
+        ),
     ],
     at: Annotated[
         str | None,
@@ -525,8 +530,9 @@ def verify(
 ) -> None:
     """Prove versions: bytes, integrity, content as it was pushed, and a restore drill.
 
-    All of them, or those of one replica, or a single one; of a URL one, which is pulled.
-    Ends with 1 if something was found, else with 3 if something could not be checked.
+    All versions are verified, or those of one replica, or a single one. From a
+    URL one version is pulled and verified. Ends with 1 if a problem was found,
+    else with 3 if something could not be checked.
     """
     directory, [name] = _directory_first(place, [name], "verify")
     verdicts: list[VersionVerdict] = []
@@ -617,14 +623,15 @@ def _show_verdict(verdict: VersionVerdict, *, every_check: bool) -> None:
 def create_key(
     place: DirectoryArgument,
     name: NameArgument = None,
-    push: Annotated[bool, typer.Option("--push", help="It may push and pull.")] = False,
-    pull: Annotated[bool, typer.Option("--pull", help="It may only pull.")] = False,
+    push: Annotated[bool, typer.Option("--push", help="The key may push and pull.")] = False,
+    pull: Annotated[bool, typer.Option("--pull", help="The key may only pull.")] = False,
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="What it is for.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once: only a hash of it is kept.
 
-    From the first key on, the replica needs one. It need not have been pushed yet.
+    Once a replica has a key, each push and pull needs one. The key may be made
+    before the first push.
     """
     from headwater.replication.host.catalogue import key_id_of
 

@@ -57,10 +57,12 @@ def set_policy(
     path: LogPath,
     pattern: Pattern,
     max_age: Annotated[
-        str | None, typer.Option("--max-age", metavar="SPAN", help=f"{DURATION_HELP.capitalize()}.")
+        str | None, typer.Option("--max-age", metavar="SPAN", help=f"Delete messages older than this: {DURATION_HELP}.")
     ] = None,
-    max_count: Annotated[int | None, typer.Option("--max-count", metavar="N", help="Keep this many messages.")] = None,
-    max_bytes: Annotated[str | None, typer.Option("--max-bytes", metavar="SIZE", help="Like 500MiB or 2GiB.")] = None,
+    max_count: Annotated[int | None, typer.Option("--max-count", metavar="N", help="Keep at most N messages.")] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option("--max-bytes", metavar="SIZE", help="Keep at most this size: like 500MiB or 2GiB.")
+    ] = None,
     keep_unacked: Annotated[
         bool, typer.Option("--keep-unacked", help="Keep messages that a subscription has not settled.")
     ] = False,

@@ -19,7 +19,7 @@ OVERDUE_S = 60.0  # that the next occurrence of a schedule may be late
 
 schedules = Group(
     cls=ListsByDefault,
-    help="Schedules: messages that are published on time.\n\n[dim]List:[/]  headwater schedules events.db",
+    help="Schedules: messages that are published at set times.\n\n[dim]List:[/]  headwater schedules events.db",
 )
 
 
@@ -28,8 +28,8 @@ schedules = Group(
 def list_schedules(path: LogPath, as_json: AsJson = False) -> None:
     """List the schedules of a log, with their last and next occurrence.
 
-    Programs declare them with @log.every and @log.cron. One that is overdue
-    is run by no process.
+    Programs declare them with @log.every and @log.cron. A schedule is overdue
+    if no process runs it.
     """
     with existing_log(path) as log:
         found = log.schedules()

@@ -91,22 +91,24 @@ def serve(
     log: Annotated[
         str | None,
         typer.Argument(
-            metavar="LOG", help="A file, made if it is not there, or memory:. Else HEADWATER_LOG, or events.db."
+            metavar="LOG", help="A file, created if it does not exist, or memory:. Else HEADWATER_LOG, or events.db."
         ),
     ] = None,
     host: Annotated[
-        str | None, _running("--host", metavar="HOST", help="Where to listen, if not on 127.0.0.1.")
+        str | None, _running("--host", metavar="HOST", help="The address to listen on; 127.0.0.1 by default.")
     ] = None,
     port: Annotated[
-        str | None, _running("--port", metavar="PORT", help="And the port, if not 8765; 0: any free one.")
+        str | None, _running("--port", metavar="PORT", help="The port; 8765 by default. 0 picks a free one.")
     ] = None,
     config: ConfigFile = None,
     profile: ProfileName = None,
     tokens: Annotated[
-        str | None, _access("--tokens", metavar="FILE", help="Only with a token of this file: headwater token create.")
+        str | None,
+        _access("--tokens", metavar="FILE", help="Require a token of this file; `headwater token create` makes one."),
     ] = None,
     allow_anonymous: Annotated[
-        bool | None, _access("--allow-anonymous", help="No tokens: every client that can reach it may do everything.")
+        bool | None,
+        _access("--allow-anonymous", help="Require no token: every client that can connect may do everything."),
     ] = None,
     origins: Annotated[
         list[str] | None,
@@ -114,34 +116,46 @@ def serve(
             "--origin",
             "--origins",
             metavar="ORIGIN",
-            help="Web pages of this origin may connect, like https://shop.example; *: any. Can be repeated.",
+            help="Web pages of this origin may connect, like https://shop.example; *: any. Repeatable.",
         ),
     ] = None,
     tls_certificate: Annotated[
-        str | None, _access("--tls-certificate", metavar="FILE", help="PEM; makes it wss:// and https://.")
+        str | None,
+        _access("--tls-certificate", metavar="FILE", help="A PEM file; the server then speaks wss:// and https://."),
     ] = None,
     tls_key: Annotated[
-        str | None, _access("--tls-key", metavar="FILE", help="Its key, if not in the same file.")
+        str | None, _access("--tls-key", metavar="FILE", help="The key, if it is not in the same file.")
     ] = None,
     tls_client_ca: Annotated[
-        str | None, _access("--tls-client-ca", metavar="FILE", help="Only with a certificate of these authorities.")
+        str | None,
+        _access("--tls-client-ca", metavar="FILE", help="Require a client certificate of these authorities."),
     ] = None,
     metrics_need_token: Annotated[
         bool | None,
         _access(
             "--metrics-need-token/--metrics-for-all",
-            help="Whether /metrics wants a token; as long as there are tokens, it does.",
+            help="Whether /metrics requires a token; by default it does if there are tokens.",
         ),
     ] = None,
     audit: Annotated[
         str | None,
-        _access("--audit", metavar="FILE", help="Append refusals and changes with their client, as JSON lines."),
+        _access(
+            "--audit",
+            metavar="FILE",
+            help="Append refusals and changes, with their client, to this file as JSON lines.",
+        ),
     ] = None,
     shutdown_timeout: Annotated[
-        str | None, _running("--shutdown-timeout", metavar="SPAN", help="How long to wait for clients to end; 10s.")
+        str | None, _running("--shutdown-timeout", metavar="SPAN", help="How long clients have to end; 10s by default.")
     ] = None,
-    console_pages: Annotated[bool | None, _running("--console/--no-console", help="Pages for browsers at /.")] = None,
-    tracing: Annotated[bool | None, _running("--tracing", help="OpenTelemetry spans.")] = None,
+    console_pages: Annotated[
+        bool | None, _running("--console/--no-console", help="Serve the console for browsers at /.")
+    ] = None,
+    lake: Annotated[
+        str | None,
+        _running("--lake", metavar="DIR", envvar="HEADWATER_LAKE", help="The lake that the console shows."),
+    ] = None,
+    tracing: Annotated[bool | None, _running("--tracing", help="Record OpenTelemetry spans.")] = None,
     log_format: Annotated[
         str | None, _logging("--log-format", metavar="FORMAT", help="text, or json: one object a line.")
     ] = None,
@@ -150,7 +164,7 @@ def serve(
     ] = None,
     as_json: Annotated[bool, _logging("--json", help="The same as --log-format json.")] = False,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Show it at work: a log of its own with publishers and consumers.")
+        bool, typer.Option("--demo", help="Serve a demo: a log of its own with publishers and consumers.")
     ] = False,
 ) -> None:
     """Serve a log: JSON-RPC over WebSocket, metrics and health, on one port.
@@ -165,7 +179,7 @@ def serve(
 
     Every setting of headwater.toml is a flag too, like --limits-connections 100
     or --log-durability relaxed; `headwater config show` lists them. Ctrl-C or
-    SIGTERM ends it in order, with 0; a second one at once.
+    SIGTERM ends it in order, with 0; a second one ends it at once.
     """
     flags = {f"server.{name}": value for name, value in context.params.items() if name not in _NO_SETTINGS}
     flags["server.console"] = flags.pop("server.console_pages")

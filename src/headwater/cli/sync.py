@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headwater.replication.subscription import PullSubscription, PushSubscription
     from headwater.replication.sync import Sync
 
-_WHEN, _WHO = "Keep at it", "With a server"
+_WHEN, _WHO = "Continuous", "With a server"
 logger = logging.getLogger("headwater")
 SPEEDUP_SHOWN_MIN = 1.5
 SPEEDUP_WHOLE_MIN = 10.0  # from here on without decimals
@@ -62,48 +62,66 @@ File = Annotated[str, _argument(metavar="FILE", help="A SQLite database.")]
 Url = Annotated[str, _argument(metavar="URL", help=f"{_REPLICA}.")]
 VersionUrl = Annotated[str, _argument(metavar="URL", help=f"{_REPLICA}; @3 or @latest-2 names a version.")]
 Message = Annotated[
-    str, typer.Option("--message", "-m", metavar="TEXT", help="Stays with the new version.", show_default=False)
+    str,
+    typer.Option(
+        "--message", "-m", metavar="TEXT", help="A note that is stored with the new version.", show_default=False
+    ),
 ]
 WaitIdle = Annotated[
     str | None,
     _option(
         "--wait-idle",
         metavar="SPAN",
-        help=f"Push after so long without a write, {SPAN_HELP}; {format_duration(WAIT_IDLE_MS_DEFAULT)}.",
+        help=f"Push after this long without a write, {SPAN_HELP}; {format_duration(WAIT_IDLE_MS_DEFAULT)} by default.",
         panel=_WHEN,
     ),
 ]
 MinInterval = Annotated[
     str | None,
-    _option("--min-interval", metavar="SPAN", help="At least so long between pushes; as --wait-idle.", panel=_WHEN),
+    _option(
+        "--min-interval",
+        metavar="SPAN",
+        help="The least time between pushes; by default that of --wait-idle.",
+        panel=_WHEN,
+    ),
 ]
 MaxInterval = Annotated[
     str | None,
     _option(
-        "--max-interval", metavar="SPAN", help="Push so long after the last one, however busy it is; 24h.", panel=_WHEN
+        "--max-interval",
+        metavar="SPAN",
+        help="Push at least this often, however busy the file is; 24h by default.",
+        panel=_WHEN,
     ),
 ]
 Coordinate = Annotated[
-    bool, _option("--coordinate", help="Take turns with others that push this replica.", panel=_WHEN)
+    bool, _option("--coordinate", help="Take turns with other clients that push this replica.", panel=_WHEN)
 ]
-PushOnExit = Annotated[bool, _option("--push-on-exit", help="When it is ended, push once more first.", panel=_WHEN)]
+PushOnExit = Annotated[bool, _option("--push-on-exit", help="Push once more before it ends.", panel=_WHEN)]
 PushKey = Annotated[
     str | None,
-    _option("--push-key", metavar="KEY", help="Lets you push and pull.", panel=_WHO, envvar="HEADWATER_PUSH_KEY"),
+    _option("--push-key", metavar="KEY", help="A key that may push and pull.", panel=_WHO, envvar="HEADWATER_PUSH_KEY"),
 ]
 PullKey = Annotated[
-    str | None, _option("--pull-key", metavar="KEY", help="Lets you pull.", panel=_WHO, envvar="HEADWATER_PULL_KEY")
+    str | None,
+    _option("--pull-key", metavar="KEY", help="A key that may pull.", panel=_WHO, envvar="HEADWATER_PULL_KEY"),
 ]
 Token = Annotated[
     str | None,
-    _option("--token", metavar="TOKEN", help="Of the server, instead of a key.", panel=_WHO, envvar="HEADWATER_TOKEN"),
+    _option(
+        "--token",
+        metavar="TOKEN",
+        help="A token of the server, instead of a key.",
+        panel=_WHO,
+        envvar="HEADWATER_TOKEN",
+    ),
 ]
 Ca = Annotated[
     str | None,
     _option("--ca", metavar="FILE", help="Certificates to trust for wss://, instead of the system's.", panel=_WHO),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; transfer the pages and discard them.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Pull also over changes that were never pushed.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Overwrite changes that were never pushed.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: claims, versions, retries.")]
 
 
@@ -139,8 +157,8 @@ def sync(
     The short way for headwater replica push, pull, copy and follow.
 
     Programs may write the database meanwhile. A push from a version that is
-    not the newest is refused; TARGET@latest says that you mean it all the
-    same. Ctrl-C or SIGTERM ends it in order.
+    not the newest is refused; TARGET@latest pushes it all the same. Ctrl-C or
+    SIGTERM ends the command in order.
     """
     timers = {"wait-idle": wait_idle, "min-interval": min_interval, "max-interval": max_interval}
     given = {name: text for name, text in timers.items() if text is not None}
@@ -179,7 +197,7 @@ def push(
     [dim]Push:[/]  headwater replica push app.db ws://host:8765/ns/app.db -m "before the move"
 
     Programs may write the database meanwhile. A push from a version that is
-    not the newest is refused; URL@latest says that you mean it all the same.
+    not the newest is refused; URL@latest pushes it all the same.
     headwater replica follow pushes whenever the file has changed.
     """
     keys = (push_key, None, token)
@@ -202,7 +220,7 @@ def pull(
 
     [dim]Pull:[/]  headwater replica pull ws://host:8765/ns/app.db@latest-2 old.db
 
-    headwater replica restore makes a file of a version without changing one.
+    headwater replica restore writes a version to a new file instead.
     """
     keys = (None, pull_key, token)
     with _work(url, file, "pull", keys=keys, ca=ca, dry_run=dry_run, overwrite=overwrite, verbose=verbose) as work:
@@ -246,7 +264,7 @@ def follow(
     [dim]Keep:[/]    headwater replica follow app.db ws://host/ns/app.db --wait-idle 10m
     [dim]Mirror:[/]  headwater replica follow ws://host:8765/ns/app.db copy.db
 
-    Ctrl-C or SIGTERM ends it in order.
+    Ctrl-C or SIGTERM ends the command in order.
     """
     timers = {"wait-idle": wait_idle, "min-interval": min_interval, "max-interval": max_interval}
     given = {name: text for name, text in timers.items() if text is not None}

@@ -32,16 +32,16 @@ DEFAULT_FILE = "headwater.tokens"
 def create(
     tokens: TokensPath = DEFAULT_FILE,
     publish: Annotated[
-        Patterns, typer.Option("--publish", metavar="PATTERN", help="Publish to these topics. Can be repeated.")
+        Patterns, typer.Option("--publish", metavar="PATTERN", help="Publish to these topics. Repeatable.")
     ] = None,
     read: Annotated[
         Patterns,
-        typer.Option("--read", metavar="PATTERN", help="Read these topics, live or by consuming. Can be repeated."),
+        typer.Option("--read", metavar="PATTERN", help="Read these topics, live or by consuming. Repeatable."),
     ] = None,
     consume: Annotated[
         Patterns,
         typer.Option(
-            "--consume", metavar="NAME", help="Have durable subscriptions: billing, billing-*, or *. Can be repeated."
+            "--consume", metavar="NAME", help="Have durable subscriptions: billing, billing-*, or *. Repeatable."
         ),
     ] = None,
     manage: Annotated[
@@ -49,12 +49,12 @@ def create(
         typer.Option(
             "--manage",
             metavar="PATTERN",
-            help="Manage these topics: retention, dead letters, subscriptions of other tokens. Can be repeated.",
+            help="Manage these topics: retention, dead letters, subscriptions of other tokens. Repeatable.",
         ),
     ] = None,
     call: Annotated[
         Patterns,
-        typer.Option("--call", metavar="PATTERN", help="Call these methods of the application. Can be repeated."),
+        typer.Option("--call", metavar="PATTERN", help="Call these methods of the application. Repeatable."),
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="Operate the server: health, maintenance, metrics.")] = False,
     label: Annotated[
@@ -66,7 +66,8 @@ def create(
         ),
     ] = "",
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="SPAN", help=f"Good for so long, {DURATION_HELP}. Else for ever.")
+        str | None,
+        typer.Option("--expires", metavar="SPAN", help=f"Expires after this long: {DURATION_HELP}. Never by default."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

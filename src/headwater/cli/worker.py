@@ -35,15 +35,17 @@ def worker(
             min=1,
             max=THREADS_MAX,
             help="How many messages a shared handler handles at a time in each process, unless it declares its own "
-            "concurrency; 1. An exclusive handler runs in one process only, one message at a time.",
+            "concurrency; 1 by default. An exclusive handler runs in one process only, one message at a time.",
         ),
     ] = None,
     max_tasks: Annotated[
-        int | None, typer.Option("--max-tasks", metavar="N", min=1, help="Start a process anew after N messages.")
+        int | None, typer.Option("--max-tasks", metavar="N", min=1, help="Replace a process after N messages.")
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option("--max-memory", metavar="SIZE", help=f"Start a process anew above this size: {SIZE_HELP}."),
+        typer.Option(
+            "--max-memory", metavar="SIZE", help=f"Replace a process that grows above this size: {SIZE_HELP}."
+        ),
     ] = None,
     shutdown_timeout: Annotated[
         str,
@@ -51,10 +53,10 @@ def worker(
     ] = "30s",
     healthz: Annotated[
         str | None,
-        typer.Option("--healthz", metavar="HOST:PORT", help="Answer /healthz there from the state of the processes."),
+        typer.Option("--healthz", metavar="HOST:PORT", help="Serve /healthz there, with the state of the processes."),
     ] = None,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start the processes anew when a file of the program changes.")
+        bool, typer.Option("--reload", help="Replace the processes when a file of the program changes.")
     ] = False,
     log_format: Annotated[
         Literal["text", "json"], typer.Option("--log-format", help="text, or json: one object a line.")
@@ -73,9 +75,9 @@ def worker(
     opens one, declares handlers and returns it; with asyncio, an async function.
     Each process imports the module itself.
 
-    Ctrl-C or SIGTERM lets handlers finish and gives the other messages back; a
+    Ctrl-C or SIGTERM lets handlers finish and releases the other messages; a
     second one kills the processes. A process that crashes is started again, and
-    so is one that cannot start because a log is locked or not reached.
+    so is one that cannot start because its log is locked or unreachable.
     Ends with 0 if all processes ended in order, 1 if one had to be killed, 2 if
     the module cannot be run or its log cannot be used, 130 after a second
     signal.

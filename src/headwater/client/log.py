@@ -235,7 +235,14 @@ class RemoteLog:
         return self.subscription_info(consumer.id)
 
     def subscription_infos(self) -> Flow[list[SubscriptionInfo]]:
-        return self._ask("rpc.subscriptions", None, _infos)
+        found: list[SubscriptionInfo] = []
+        while len(found) % rpc.SUBSCRIPTIONS_MAX == 0:
+            params = rpc.SubscriptionPage(found[-1].id) if found else None
+            page = yield from self._ask("rpc.subscriptions", params, _infos)
+            if not page:
+                break
+            found += page
+        return found
 
     def subscription_info(self, id: str) -> Flow[SubscriptionInfo]:
         return self._ask("rpc.subscription", rpc.SubscriptionId(id), _info)

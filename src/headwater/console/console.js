@@ -1,7 +1,8 @@
 // The page: what the server says into it, what is asked in it to the server.
 
 import { DeadLetters } from "./dead_letters.js";
-import { Connection } from "./connection.js";
+import { Connection, Refusal } from "./connection.js";
+import { Lake } from "./lake.js";
 import { Messages, readField, takesJson } from "./messages.js";
 import { OverTime } from "./over_time.js";
 import { NEWS, Replicas } from "./replicas.js";
@@ -66,6 +67,7 @@ const connection = new Connection(address, {
     }
     replicas.begin();
     overTime.begin();
+    lake.begin();
     if (connection.may("read")) listen(connection.may("read-all") || pattern !== ">" ? pattern : firstReadable());
     messages.lookIfShown();
     look();
@@ -91,7 +93,7 @@ const connection = new Connection(address, {
 
 const messages = new Messages(connection, () => look());
 const letters = new DeadLetters(connection, (seq) => messages.open(seq)), replicas = new Replicas(connection);
-const overTime = new OverTime(connection);
+const overTime = new OverTime(connection), lake = new Lake(connection);
 const subscriptions = new Subscriptions(connection, () => look());
 
 // --- pages -----------------------------------------------------------------------------------------------------------
@@ -115,12 +117,14 @@ function route() {
   const links = [...$("pages").querySelectorAll("a")];
   const wanted = links.find((each) => each.hash === location.hash && each.checkVisibility());
   const current = wanted ?? links.find((each) => each.checkVisibility()) ?? links[0];
+  const isNew = !current.hasAttribute("aria-current");
   for (const each of links) {
     const isCurrent = each === current;
     if (isCurrent) each.setAttribute("aria-current", "page");
     else each.removeAttribute("aria-current");
     $(`page-${each.hash.slice(1)}`).hidden = !isCurrent;
   }
+  if (isNew) $("pages").scrollLeft = current.offsetLeft - $("pages").clientWidth / 3; // on a phone not all fit
   const name = current.hash.slice(1) === FIRST_PAGE ? "" : `${current.firstChild.textContent} · `;
   document.title = `${name}${$("log").textContent || "Headwater"} · Headwater`;
 }
@@ -167,7 +171,7 @@ async function look() {
       const statistics = await connection.call("rpc.stats");
       showStatistics(statistics);
       if (connection.may("manage-all")) await letters.lookIfDue(statistics);
-      if (connection.may("watch")) await overTime.lookIfDue();
+      if (connection.may("watch")) await Promise.all([overTime.lookIfDue(), lake.lookIfDue(statistics)]);
       if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
     }
     complain("overview-problem");

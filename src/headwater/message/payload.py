@@ -40,7 +40,7 @@ def encode(data: Any, where: str) -> bytes:
         raise InvalidDataError(
             f"text with half a surrogate pair at {exc.start} is not JSON",
             where=where,
-            next='Send what is text: text.encode(errors="replace").decode()',
+            next="Replace the lone surrogates; what is not text is sent as base64",
         ) from exc
     except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidDataError(str(exc) or type(exc).__name__, where=where, next=_JSON_VALUES) from exc

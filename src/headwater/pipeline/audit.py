@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headwater.delivery.retention import merged
 from headwater.errors import CorruptError, ReadOnlyError, StoreError
 from headwater.formats import iso
 from headwater.pipeline.columns import LAKE_SCHEMA, MESSAGE_SCHEMA
-from headwater.pipeline.delta import LOG, Table, entry_versions, last_checkpoint
+from headwater.pipeline.delta import LOG, Table, entry_versions, is_whole_entry, last_checkpoint
 from headwater.pipeline.frames import files_frame
 from headwater.pipeline.lake import BRONZE, QUARANTINE, SILVER, Lake
 from headwater.pipeline.logs import log_identity, log_name, open_reader
+from headwater.pipeline.status_file import write_verdict
 from headwater.pipeline.storage import DataFile, Storage
 
 SHOWN_MAX = 100
@@ -113,6 +114,7 @@ def audit(spark: SparkSession, lake: Lake, log: str, on_step: Step = lambda step
     }
     try:
         lake.add_audit(document, now)
+        write_verdict(lake, document)
     except ReadOnlyError:
         return document | {"recorded": False}
     return document | {"recorded": True}
@@ -158,14 +160,9 @@ def _entry_problem(storage: Storage, path: str) -> str | None:
     if storage.size(path) is None:
         return f"{path} is gone"
     content = storage.read(path)
-    if not content.strip():
-        return f"{path} is empty"
-    try:
-        for line in content.splitlines():
-            msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return f"{path} is not whole"
-    return None
+    if is_whole_entry(content):
+        return None
+    return f"{path} is {'not whole' if content.strip() else 'empty'}"
 
 
 def _loaded(lake: Lake, name: str) -> Table | None:
@@ -211,8 +208,8 @@ def _files_with(table: Table, files: Sequence[DataFile], spans: Sequence[SeqRang
 
 
 def _seqs(table: Table, file: DataFile) -> np.ndarray[Any, np.dtype[np.int64]]:
-    parts = table.read_file(file, pa.schema([LAKE_SCHEMA.field("seq")]))
-    return np.concatenate([part["seq"].to_numpy() for part in parts])
+    rows = table.read_file(file, pa.schema([LAKE_SCHEMA.field("seq")]))
+    return np.asarray(rows["seq"].to_numpy())
 
 
 # --- the messages -----------------------------------------------------------------------------------------------------
@@ -231,12 +228,12 @@ def _compare(
     their_prints = fingerprints(theirs) if upto else {}
     with open_reader(log) as snapshot:  # after the log was read: what was pruned meanwhile is in it
         last_seq = snapshot.last_seq()
-        pruned = joined(snapshot.pruned(1, upto)) if upto else []
+        pruned = merged(snapshot.pruned(1, upto)) if upto else []
     on_step("comparing")
     held = _held(our_prints)
     absent = without([(1, upto)], held) if upto else []
     excused = in_both(absent, pruned)
-    missing = joined([*without(absent, excused), *without(_held(their_prints), held)])
+    missing = merged([*without(absent, excused), *without(_held(their_prints), held)])
     return Comparison(
         bronze=bronze,
         position=position,
@@ -293,7 +290,7 @@ def _different(
 def _in_buckets(buckets: Iterable[int]) -> Column:
     """A condition for these buckets: ranges of seqs, by which files and logs can skip."""
     condition = F.lit(False)
-    for low, high in joined((_first_seq(bucket), _first_seq(bucket) + BUCKET_SEQS - 1) for bucket in buckets):
+    for low, high in merged((_first_seq(bucket), _first_seq(bucket) + BUCKET_SEQS - 1) for bucket in buckets):
         condition = condition | F.col("seq").between(low, high)
     return condition
 
@@ -426,7 +423,7 @@ def _held(prints: Mapping[int, Fingerprint]) -> list[SeqRange]:
 
 
 def spans_held(bitmaps: Mapping[int, bytes]) -> list[SeqRange]:
-    return joined(span for bucket in sorted(bitmaps) for span in _spans(bucket, _bits(bitmaps[bucket])))
+    return merged(span for bucket in sorted(bitmaps) for span in _spans(bucket, _bits(bitmaps[bucket])))
 
 
 def _bits(bitmap: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -445,19 +442,8 @@ def _first_seq(bucket: int) -> int:
     return (bucket - 1) * BUCKET_SEQS + 1
 
 
-def joined(spans: Iterable[SeqRange]) -> list[SeqRange]:
-    """The same seqs in as few spans as can be, ascending."""
-    found: list[SeqRange] = []
-    for low, high in sorted(spans):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
-        else:
-            found.append((low, high))
-    return found
-
-
 def without(spans: Sequence[SeqRange], taken: Sequence[SeqRange]) -> list[SeqRange]:
-    """What is in the first and not in the second. Both are joined; it walks through each once."""
+    """What is in the first and not in the second. Both are merged; it walks through each once."""
     left: list[SeqRange] = []
     at = 0
     for low, high in spans:

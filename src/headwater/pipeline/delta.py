@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -151,11 +151,11 @@ class Table:
         wanted = sorted(
             (file for file in self.files if days is None or file.day in days), key=lambda file: file.day or ""
         )
-        parts = (part for file in wanted for part in self.read_file(file, schema))
-        return pa.concat_tables([schema.empty_table(), *parts])
+        return pa.concat_tables([schema.empty_table(), *(self.read_file(file, schema) for file in wanted)])
 
-    def read_file(self, file: DataFile, schema: pa.Schema) -> Iterator[pa.Table]:
-        return read_rows(self.storage, f"{self.name}/{file.path}", schema, file.day)
+    def read_file(self, file: DataFile, schema: pa.Schema) -> pa.Table:
+        parts = read_rows(self.storage, f"{self.name}/{file.path}", schema, file.day)
+        return pa.concat_tables([schema.empty_table(), *parts])
 
     def is_intact(self, file: DataFile) -> bool | None:
         """Whether a file is as it was written, by its size and the digest in its name; None if it is gone. Another
@@ -397,19 +397,23 @@ def last_checkpoint(storage: Storage, name: str) -> int | None:
         raise StoreError("_last_checkpoint is damaged") from exc
 
 
+def is_whole_entry(content: bytes) -> bool:
+    """Whether an entry is lines of JSON objects, the last of them complete."""
+    try:
+        for line in content.splitlines():
+            msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return False
+    return content.endswith((b"}", b"}\n"))
+
+
 def rename_torn_entries(storage: Storage, name: str) -> None:
     """After a power loss the newest entries may be empty or cut off. They were not synced, so the log's position has
     not moved on by them, and the run makes them again."""
     for version in reversed(entry_versions(storage, name) if storage.is_local else []):
         path = Path(storage.root, name, LOG, f"{version:020d}.json")
-        content = path.read_bytes()
-        try:
-            for line in content.splitlines():
-                msgspec.json.decode(line)
-            if content.endswith((b"}", b"}\n")):
-                return
-        except msgspec.DecodeError:
-            pass
+        if is_whole_entry(path.read_bytes()):
+            return
         path.rename(path.with_name(f"{path.name}.torn"))
         sync(path.parent)
 

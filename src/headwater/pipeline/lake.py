@@ -19,7 +19,7 @@ from headwater.errors import CorruptError, InvalidOptionError, LockedError, Read
 from headwater.formats import iso, time_ms
 from headwater.pipeline.columns import AUDITS_SCHEMA, GOLD_SCHEMAS, LAKE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, LOG, RETENTION_DAYS, ROWS, UPTO, Table, rename_torn_entries
-from headwater.pipeline.storage import DataFile, Storage, TableWriter, write_errors_translated
+from headwater.pipeline.storage import DataFile, Storage, TableWriter, read_rows, write_errors_translated
 from headwater.version import install_hint
 
 BRONZE = "bronze/messages"
@@ -41,7 +41,8 @@ AUDITS_KEPT = 100
 SMALL_FILE_BYTES = 16 * 1024 * 1024
 SMALL_FILES_MAX = 32
 """So many small files of a day, or of a table without days, become one."""
-_PAGES = ("report.html", "audit.html")
+STATUS_FILE = "status.json"
+_PAGES = ("report.html", "audit.html", STATUS_FILE)
 
 Moment = int | dt.datetime
 
@@ -390,13 +391,14 @@ def _rewrite(table: Table, group: Sequence[DataFile]) -> Table:
     writer = TableWriter(storage, table.name, by_day=group[0].day is not None)
     try:
         for file in group:
+            path = f"{table.name}/{file.path}"
             if not table.is_intact(file):
                 raise CorruptError(
                     "the file is not as it was written",
-                    where=storage.uri(f"{table.name}/{file.path}"),
+                    where=storage.uri(path),
                     next="Restore it from a backup; headwater pipeline audit shows more",
                 )
-            for rows in table.read_file(file, table.schema):
+            for rows in read_rows(storage, path, table.schema, file.day):
                 writer.write(rows)
         written = writer.finish()
     except BaseException:

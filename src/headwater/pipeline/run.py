@@ -31,6 +31,7 @@ from headwater.pipeline.lake import BRONZE, EXPLICIT_IDS, GOLD_BY_DAY, QUARANTIN
 from headwater.pipeline.logs import Range, backend_of, log_identity, open_snapshot, read_range, seq_after, split
 from headwater.pipeline.metrics import record_metrics, update_reports
 from headwater.pipeline.position import Position
+from headwater.pipeline.status_file import write_status
 from headwater.pipeline.storage import DataFile, Storage, TableWriter, read_rows
 from headwater.pipeline.types import Types, typed_schema
 
@@ -209,6 +210,7 @@ class Run:
         update_reports(self.lake)
         self._progress.step("maintenance")
         self.lake.maintain()
+        write_status(self.lake, _now_ms())
         return self.result
 
     def continuously(
@@ -235,6 +237,7 @@ class Run:
                     measured = now
                 update_reports(self.lake)
                 self.lake.maintain()
+                write_status(self.lake, _now_ms())
                 refreshed = now
             if not wait(trigger_s):
                 return self.result

@@ -198,6 +198,9 @@ class Reader(Protocol):
     def timings(self, since_ms: int = 0) -> list[Timing]:
         """How long deliveries took in the hours from this one on, by subscription, hour, stage and bucket."""
 
+    def file_bytes(self) -> int:
+        """How much space the log takes, without the journal."""
+
     def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
         """The figures over time that were saved with this step and taken at this time or later, the oldest first."""
 
@@ -368,9 +371,6 @@ class Store(Protocol):
 
     def reclaim_space(self, pages: int) -> bool:
         """Give back some free disk space without holding writers up for long; True while there is more to give."""
-
-    def file_bytes(self) -> int:
-        """How much disk space the log takes, without the journal; of a log in memory, how much memory."""
 
     def journal_bytes(self) -> int:
         """How much of what was written waits to be moved to its place; cheap enough to ask every second."""

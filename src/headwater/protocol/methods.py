@@ -18,6 +18,7 @@ Names: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=NAMES_MAX)]
 Seqs: TypeAlias = Annotated[list[T], msgspec.Meta(max_length=SEQS_MAX)]
 Patterns = str | Names[str] | None
 TOPICS_MAX = 10_000  # in one answer
+SUBSCRIPTIONS_MAX = 1_000  # in one answer
 
 
 class Params(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -391,6 +392,13 @@ class TopicPage(Params):
 
     after: str = ""
     limit: int = TOPICS_MAX
+
+
+class SubscriptionPage(Params):
+    """Up to `limit` subscriptions after this one by id; a page with fewer is the last."""
+
+    after: str = ""
+    limit: int = SUBSCRIPTIONS_MAX
 
 
 class HistorySpan(Params):

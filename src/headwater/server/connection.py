@@ -61,7 +61,15 @@ REVOKED_CLOSE_S = 2.0  # for the answer to the close
 TOO_MANY_OF_A_TOKEN = "the token has as many connections as one may have"
 NOT_ITS_OWN = "the token that the connection has now may not have it"
 LARGE = frozenset(  # methods with large answers, of which few are read at a time
-    {"rpc.topics", "rpc.subscriptions", "rpc.stats", "rpc.stats.history", "rpc.dead_letters", "rpc.dead_letters.get"}
+    {
+        "rpc.topics",
+        "rpc.subscriptions",
+        "rpc.stats",
+        "rpc.stats.history",
+        "rpc.lake",
+        "rpc.dead_letters",
+        "rpc.dead_letters.get",
+    }
     | {"rpc.dead_letters.stats", "rpc.dead_letters.export", "rpc.dead_letters.import"}
 )
 LARGE_AT_ONCE_MAX = 2
@@ -85,6 +93,7 @@ class ServerContext:
         self.registry = registry
         self.limits = settings.limits
         self.subscription_timeout = settings.log.subscription_timeout
+        self.lake = settings.server.lake
         self.metrics = metrics
         self.needs_token = authenticate is not None
         self.authenticate = authenticate or (lambda _: None)

@@ -15,7 +15,7 @@ import msgspec
 from headwater.broker import browse, dead_letters, deliveries
 from headwater.broker.browse import FoundMessages, SeekPreview
 from headwater.broker.dead_letters import GroupFilter, LetterStatistics, RedriveResult
-from headwater.broker.flow import Flow, run_async
+from headwater.broker.flow import Blocking, Flow, run_async
 from headwater.broker.history import history as log_history
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
@@ -24,10 +24,11 @@ from headwater.delivery.schedule import Schedule, check_schedule
 from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
 from headwater.formats import TIME_MS_MAX, time_ms
 from headwater.message import NAME_CHARS_MAX
-from headwater.ports.records import RetentionPolicy, Selection, SubscriptionRecord, pattern_of
+from headwater.ports.records import RetentionPolicy, Selection, SubscriptionRecord, SubscriptionSpec, pattern_of
 from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
 from headwater.server.auth import Scopes, not_allowed, parse_any_spelling
+from headwater.server.lake import read_lake
 from headwater.server.publish import PUBLISHER_CHARS_MAX, publish, publish_batch
 from headwater.server.registry import Method, Needs
 from headwater.server.subscriptions import OK, Subscriptions, seqs_of, start_of
@@ -296,26 +297,30 @@ def _encoded(answer: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(answer))
 
 
-def subscriptions(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
-    """All durable subscriptions that the token may use."""
+def subscriptions(connection: Connection, params: rpc.SubscriptionPage) -> Flow[msgspec.Raw]:
+    """A page of the durable subscriptions that the token may use, by id. A page with fewer than `limit` is the last."""
+    if not 1 <= params.limit <= rpc.SUBSCRIPTIONS_MAX:
+        why = f"limit lies between 1 and {rpc.SUBSCRIPTIONS_MAX:,}, not {params.limit}"
+        raise TooLargeError(why, next="Page with after")
     core, scopes, owner = connection.core, connection.scopes, _owner(connection)
 
-    def seen(reader: Reader) -> msgspec.Raw:
-        return _encoded(_usable(scopes, owner, describe_all(reader, core.engine.clock.now_ms())))
+    def page(reader: Reader) -> msgspec.Raw:
+        def wanted(record: SubscriptionRecord) -> bool:
+            return record.id > params.after and _may_use(scopes, owner, record.id, record.spec)
 
-    return core.shared_read(("rpc.subscriptions", scopes, owner), seen)
+        return _encoded(describe_all(reader, core.engine.clock.now_ms(), params.limit, wanted))
+
+    if params == rpc.SubscriptionPage():  # what is polled
+        return core.shared_read(("rpc.subscriptions", scopes, owner), page)
+    return core.engine.read(page, core.engine.statistics)
 
 
 def _owner(connection: Connection) -> str | None:
     return None if connection.grant is None else connection.grant.owner
 
 
-def _usable(scopes: Scopes, owner: str | None, found: list[SubscriptionInfo]) -> list[SubscriptionInfo]:
-    return [
-        each
-        for each in found
-        if scopes.may_use(each.id, parse_any_spelling(each.pattern), is_own=each.owner in (None, owner))
-    ]
+def _may_use(scopes: Scopes, owner: str | None, id: str, of: SubscriptionInfo | SubscriptionSpec) -> bool:
+    return scopes.may_use(id, parse_any_spelling(of.pattern), is_own=of.owner in (None, owner))
 
 
 def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
@@ -331,7 +336,7 @@ def statistics(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]
                 messages=sum(each.count for each in topics),
                 bytes=sum(each.bytes for each in topics),
                 topics=topics[: rpc.TOPICS_MAX],
-                subscriptions=_usable(scopes, owner, found.subscriptions),
+                subscriptions=[each for each in found.subscriptions if _may_use(scopes, owner, each.id, each)],
                 topics_left_out=max(0, len(topics) - rpc.TOPICS_MAX),
             )
         )
@@ -348,6 +353,17 @@ def history(connection: Connection, params: rpc.HistorySpan) -> Flow[msgspec.Raw
         ("rpc.stats.history", params.span),
         lambda reader: _encoded(log_history(reader, params.span, clock.now_ms())),
     )
+
+
+def lake(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
+    """What the last run and the last audit of the pipeline found; null if the server is given no lake."""
+    if not connection.scopes.may_watch:
+        raise not_allowed("admin, or manage", ">")
+    folder, salt = connection.context.lake, connection.core.engine.store.salt
+    read = yield Blocking(
+        lambda: _encoded(None if folder is None else read_lake(folder, salt)), connection.core.engine.statistics
+    )
+    return cast(msgspec.Raw, read)
 
 
 def health(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
@@ -414,11 +430,12 @@ def _may_see(connection: Connection, topic: str) -> bool:
 def declare_schedule(connection: Connection, params: rpc.DeclareSchedule) -> Flow[ScheduleTurn]:
     """A schedule of a topic that the token may not publish to is not replaced by another of its id."""
     schedule, publisher = _schedule_of(connection, params)
-    return connection.core.declare_schedule(schedule, publisher, lambda stored: _allow(connection, stored))
 
+    def allow(stored: Schedule) -> None:
+        if not connection.may_publish(stored.topic):
+            raise not_allowed("publish", schedule.id)  # without the topic, which the token may not know
 
-def _allow(connection: Connection, stored: Schedule) -> None:
-    connection.require_publish(stored.topic)
+    return connection.core.declare_schedule(schedule, publisher, allow)
 
 
 def take_schedule(connection: Connection, params: rpc.TakeSchedule) -> Flow[ScheduleTurn]:
@@ -443,9 +460,12 @@ def publish_occurrence(connection: Connection, params: rpc.PublishOccurrence) ->
 
 def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict[str, bool]]:
     """Delete a schedule."""
-    removed = yield from connection.core.delete_schedule(
-        params.schedule_id, lambda stored: connection.require_manage(parse_pattern(stored.topic))
-    )
+
+    def allow(stored: Schedule) -> None:
+        if not connection.scopes.manages(stored.topic):
+            raise not_allowed("manage", params.schedule_id)  # without the topic, which the token may not know
+
+    removed = yield from connection.core.delete_schedule(params.schedule_id, allow)
     return {"removed": removed}
 
 
@@ -546,6 +566,7 @@ LIST_OWN = Needs(("consume", "manage"), "what is shown: nothing else is")
 MANAGE = Needs(("manage",), "the pattern")
 DEAD = Needs(("manage",), "the topic filter, or every topic without one")
 SCHEDULE = Needs(("publish",), "the topic")
+WATCH = Needs(("manage", "admin"), "`manage` of `>`, or `admin`")
 ADMIN = Needs(("admin",), "the server")
 
 
@@ -586,11 +607,10 @@ def _methods() -> dict[str, Method]:
             Needs(("read",), "its topic; of deliveries and dead letters what the token may use and manage"),
         ),
         "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
-        "rpc.subscriptions": Method(rpc.Nothing, subscriptions, LIST_OWN),
+        "rpc.subscriptions": Method(rpc.SubscriptionPage, subscriptions, LIST_OWN),
         "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
-        "rpc.stats.history": Method(
-            rpc.HistorySpan, history, Needs(("manage", "admin"), "`manage` of `>`, or `admin`")
-        ),
+        "rpc.stats.history": Method(rpc.HistorySpan, history, WATCH),
+        "rpc.lake": Method(rpc.Nothing, lake, WATCH),
         "rpc.health": Method(rpc.Nothing, health, ADMIN),
         "rpc.maintenance.run": Method(rpc.Nothing, run_maintenance, ADMIN),
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),

@@ -153,6 +153,7 @@ class ServerSettings(SettingsTable):
     console: bool = True
     tracing: bool = False
     audit: OptionalText = None
+    lake: OptionalText = None
 
 
 class Limits(SettingsTable):

@@ -297,15 +297,16 @@ def unordered_by(
     drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, last: tuple[int, int], known: Run | None
 ) -> Run | None:
     """The seqs between which the times of the log do not ascend, once these drafts are stored: from the first that is
-    older than one before it to the last that was published with such a time. `last` is the last message so far, with
-    its time. Behind the run all times are those of the log's clock, so `last` is the newest unless it ends the run."""
+    older than one before it, or ahead of now, to the last that was published with such a time. `last` is the last
+    message so far, with its time. Behind the run all times are those of the log's clock, so `last` is the newest unless
+    it ends the run."""
     first, end = known or (0, 0)
     newest_ms = last[1]
     is_inside = known is not None and end >= last[0]
     for draft, seq in zip(drafts, seqs, strict=True):
         if draft.published_ms is None:
             newest_ms, is_inside = max(newest_ms, now_ms), False
-        elif is_inside or draft.published_ms < newest_ms:
+        elif is_inside or not newest_ms <= draft.published_ms <= now_ms:  # what follows one ahead of now may be older
             first, end, is_inside = first or seq, seq, True
         else:
             newest_ms = draft.published_ms

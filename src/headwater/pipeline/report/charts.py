@@ -22,8 +22,10 @@ from headwater.formats import format_seconds
 SERIES = tuple(f"var(--s{number})" for number in range(1, 8))
 OTHER, HELD, BAD = "var(--other)", "var(--held)", "var(--bad)"
 WIDTH, HALF_WIDTH = 1180, 570
-TIMES = {"hours": "%H:%M", "minutes": "%H:%M", "date": "%-d %b", "day": "%-d %b", "week": "%-d %b", "month": "%b %Y",
-         "quarter": "%b %Y", "year": "%Y"}  # fmt: skip
+TIMES = {
+    "milliseconds": "%H:%M:%S", "seconds": "%H:%M:%S", "minutes": "%H:%M", "hours": "%H:%M", "date": "%-d %b",
+    "day": "%-d %b", "week": "%-d %b", "month": "%b %Y", "quarter": "%b %Y", "year": "%Y",
+}  # fmt: skip
 _CONFIG: dict[str, Any] = {
     "background": "transparent",
     "padding": {"left": 24, "right": 12, "top": 5, "bottom": 5},  # the page's font may be wider
@@ -43,7 +45,7 @@ _ATTRIBUTES = frozenset({
 })  # fmt: skip
 _LONG_FRACTION = re.compile(r"(\d+\.\d\d)\d+")
 _COUNTS = alt.Axis(labelExpr="datum.value % 1 ? '' : format(datum.value, '~s')", tickCount=5, domain=False, ticks=False)
-_SECONDS = (0.01, 1, 60, 3_600, 86_400, 8_640_000)
+_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 36_000, 86_400, 864_000, 8_640_000)
 _COLOUR = alt.Color("colour:N", scale=None)  # each row's own, a variable of the page
 
 Rows = Iterable[dict[str, Any]]
@@ -66,7 +68,7 @@ def lines_over_time(title: str, rows: Rows) -> Markup:
 def latency_panels(title: str, rows: Rows, panels: Sequence[str]) -> Markup:
     """Small multiples with one logarithmic scale. Rows: panel, at, value (seconds), colour, run (of a line)."""
     texts = json.dumps({str(value): format_seconds(value) for value in _SECONDS})
-    axis = alt.Axis(values=list(_SECONDS), labelExpr=f"{texts}[toString(datum.value)]")
+    axis = alt.Axis(values=list(_SECONDS), labelSeparation=10, labelExpr=f"{texts}[toString(datum.value)]")
     y = alt.Y("value:Q", title=None, scale=alt.Scale(type="log", nice=True), axis=axis)
     lines = alt.Chart().mark_line().encode(_time(ticks=5), y, _COLOUR, detail=["colour:N", "run:N"])
     facet = alt.Facet("panel:N", title=None, sort=list(panels))

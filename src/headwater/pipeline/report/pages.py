@@ -144,7 +144,8 @@ def _tiles(report: Report) -> list[tuple[str, str, str, bool]]:
     snapshots = m.grouped(lag, "subscription").values()
     behind = sum(max(rows, key=lambda row: row["observed_at"])["lag"] for rows in snapshots)
     days = [row["day"] for row in volume]
-    extent = f"{m.day(min(days))} to {m.day(max(days))} {max(days).year}" if days else ""
+    first = f"{m.day(min(days))} to " if days and min(days) < max(days) else ""
+    extent = f"{first}{m.day(max(days))} {max(days).year}" if days else ""
     each = f"{format_size(report.bytes / report.messages)} each" if report.messages else ""
     return [
         ("Messages", f"{report.messages:,}", f"up to seq {report.lake_seq:,}", False),

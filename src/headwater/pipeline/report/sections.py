@@ -19,6 +19,7 @@ PANELS_DRAWN = 6  # subscriptions with charts of their latency
 ROWS_SHOWN = 20  # of any table
 ENTITIES_SHOWN = 9  # on each side of the heat map; the others are summed
 STORMS_DRAWN, LANES_MAX = 400, 8
+SNAPSHOTS_DRAWN = 120  # of the lag; of more, the greatest of each hour, day or week
 SPARK_DAYS = 14
 ERROR_CHARS_MAX, SIGNATURE_CHARS_MAX = 600, 160
 STEADY = 0.5  # dead letters a day more or less that are no trend
@@ -176,13 +177,15 @@ def _lag(rows: Sequence[Row], report: Report) -> Facts:
     times = {row["observed_at"] for row in rows}
     if len(times) == 1:
         return {"text": "One snapshot so far: each run adds one, and the second begins the chart.", "table": table}
-    step, drawn = m.step_of(times), []
+    step = m.step_of(times) if len(times) > SNAPSHOTS_DRAWN else None  # else each is drawn as it was seen
+    drawn = []
     labels = m.labels(m.ranked(peaks, len(charts.SERIES)))
     legend = dict(zip(labels.values(), charts.SERIES, strict=False))
     for subscription, label in labels.items():
         highest: dict[datetime, tuple[int, datetime]] = {}
         for row in by_subscription[subscription]:
-            column, found = m.column_of(row["observed_at"], step), (row["lag"], row["observed_at"])
+            at, found = row["observed_at"], (row["lag"], row["observed_at"])
+            column = at if step is None else m.column_of(at, step)
             highest[column] = max(found, highest.get(column, found))
         for lag, at in sorted(highest.values()):
             tip = f"{m.brief(at)}: {plural(lag, 'message')}, {label}"

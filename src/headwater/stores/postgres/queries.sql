@@ -273,6 +273,10 @@ DELETE FROM timings WHERE ctid = ANY(ARRAY(
 -- :delete_timings: forget how long a subscription's deliveries took
 DELETE FROM timings WHERE subscription = %s
 
+-- :file_bytes: how much disk space the tables and their indexes take
+SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+WHERE relkind = 'r' AND relnamespace = to_regnamespace(quote_ident(current_schema()))
+
 -- :samples: the figures over time of one step, from a time on
 SELECT '[' || coalesce(string_agg(figures, ',' ORDER BY at), '') || ']' FROM samples WHERE step = %s AND at >= %s
 

@@ -465,6 +465,9 @@ class PostgresReader:
     def timings(self, since_ms: int = 0) -> list[Timing]:
         return TIMINGS.decode(self._value("timings", since_ms))
 
+    def file_bytes(self) -> int:
+        return int(self._value("file_bytes"))
+
     def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
         return SAMPLES.decode(self._value("samples", step_ms, since_ms))
 

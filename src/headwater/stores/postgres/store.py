@@ -79,10 +79,6 @@ _TABLES = """
 SELECT relname, n_live_tup, n_dead_tup, pg_total_relation_size(relid), last_autovacuum::text
 FROM pg_stat_user_tables WHERE schemaname = %s ORDER BY relname
 """
-_BYTES = """
-SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
-WHERE relkind = 'r' AND relnamespace = to_regnamespace(quote_ident(%s))
-"""
 _CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
 _OLDEST = """
 SELECT extract(epoch FROM now() - xact_start)::float8, coalesce(nullif(application_name, ''), 'pid ' || pid)
@@ -405,10 +401,6 @@ class PostgresStore:
                 with contextlib.suppress(psycopg.errors.QueryCanceled):
                     connection.execute(sql.SQL("VACUUM (TRUNCATE FALSE) {}").format(table))
         return False
-
-    def file_bytes(self) -> int:
-        with self.read() as reader, translated(self.name):
-            return int(_value(reader.connection, _BYTES, self.place.schema))
 
     def journal_bytes(self) -> int:
         return 0  # the server's own business

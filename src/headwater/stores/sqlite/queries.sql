@@ -207,6 +207,9 @@ DELETE FROM timings WHERE (subscription, hour, stage, bucket) IN (
 -- :delete_timings: forget how long a subscription's deliveries took
 DELETE FROM timings WHERE subscription = ?
 
+-- :file_bytes: the size of the database file, free pages included
+SELECT page_count * page_size FROM pragma_page_count, pragma_page_size
+
 -- :samples: the figures over time of one step, from a time on
 SELECT json_group_array(json(figures)) FROM (SELECT figures FROM samples WHERE step = ? AND at >= ? ORDER BY at)
 

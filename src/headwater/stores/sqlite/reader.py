@@ -385,6 +385,9 @@ class SqliteReader:
     def timings(self, since_ms: int = 0) -> list[Timing]:
         return _timings.decode(self._value("timings", since_ms))
 
+    def file_bytes(self) -> int:
+        return int(self._value("file_bytes"))
+
     def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
         return _samples.decode(self._value("samples", step_ms, since_ms))
 
