@@ -150,7 +150,7 @@ def _chart(
                 series[at] = row["value"] if known is None else max(known, row["value"])
             else:
                 series[at] = (known or 0) + row["value"]
-    series = [{"name": name[:TEXT_CHARS_MAX], "values": values[name]} for name in names]
+    drawn = [{"name": name[:TEXT_CHARS_MAX], "values": values[name]} for name in names]
     more = len(totals) - len(names)
     title = title.format(step="hour" if step_ms == HOUR_MS else "day")
-    return {"title": title, "unit": unit, "from_ms": first, "step_ms": step_ms, "series": series, "more": more}
+    return {"title": title, "unit": unit, "from_ms": first, "step_ms": step_ms, "series": drawn, "more": more}
