@@ -1,4 +1,5 @@
-"""Which messages a subscription gets: by topic in both dialects, by sender and receiver, by content."""
+"""Which messages a subscription gets: by topic in both dialects, by sender and receiver, by content. Here that options
+reach the store; what patterns and conditions mean is in tests/topics, tests/delivery and tests/stores."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,15 +33,9 @@ def received(log: Log, pattern: str, **options: Any) -> list[Any]:
     [
         ("nats", "orders", [5]),
         ("nats", "orders.>", [0, 1, 2]),
-        ("nats", "orders.*.*", [2]),
         ("nats", "*.*.error.*", [4]),
-        ("nats", ">", [0, 1, 2, 3, 4, 5, 6]),
         ("amqp", "orders.#", [0, 1, 2, 5]),
-        ("amqp", "orders.electronics.#", [0, 1]),
         ("amqp", "#.premium", [0, 6]),
-        ("amqp", "#", [0, 1, 2, 3, 4, 5, 6]),
-        ("amqp", "orders.*.*", [2]),
-        ("amqp", "orders.*.*.*.budget", []),
     ],
 )
 def test_topics(log: Log, mode: Any, dialect: Any, pattern: str, expected: list[int]) -> None:
@@ -52,14 +47,10 @@ def test_topics(log: Log, mode: Any, dialect: Any, pattern: str, expected: list[
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, [0, 1, 2, 3, 4]),
         ({"broadcast": True}, [2, 4]),
-        ({"to": "orders"}, [0]),
         ({"to": "orders", "broadcast": True}, [0, 2, 4]),
         ({"from_": "admin", "to": "mine"}, [1]),
-        ({"from_": "/^payment-.*/"}, [3]),
         ({"from_": ["admin", "/^pay/"]}, [1, 2, 3]),
-        ({"from_": "nobody"}, []),
     ],
     ids=str,
 )
@@ -80,13 +71,9 @@ def test_senders_and_receivers(log: Log, options: dict[str, Any], expected: list
     ("where", "expected"),
     [
         ("data.total > 100", [1, 2]),
-        ("data.country == 'CH'", [0, 2]),
         ("data.total > 100 and data.country == 'CH'", [2]),
-        ("not data.country == 'CH'", [1, 3]),
         ("priority >= 5 or data.vip", [1, 3]),
         ("headers.tenant == 'acme'", [3]),
-        ("data.lines[0] == 'x'", [2]),
-        ("type starts with 'Order'", [0]),
     ],
 )
 def test_content(log: Log, where: str, expected: list[int]) -> None:

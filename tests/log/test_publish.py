@@ -137,7 +137,7 @@ def test_publish_many_takes_any_iterable(log: Log) -> None:
     assert [message.data for message in fetch_all(log)] == list(range(500))
 
 
-# --- idempotent publish -------------------------------------------------------------------------------------------
+# --- idempotent publish: what the store must do about ids is in tests/stores/test_contract_messages.py -------------
 
 
 def test_the_same_id_is_stored_once_and_gets_the_first_seq(log: Log) -> None:
@@ -146,20 +146,6 @@ def test_the_same_id_is_stored_once_and_gets_the_first_seq(log: Log) -> None:
     assert log.publish("a", "second", id="x") == 1
     assert [message.data for message in fetch_all(log)] == ["first", "other"]
     assert log.publish("a", None) == 3, "a repeat takes no seq"
-
-
-def test_the_same_id_on_two_topics_is_two_messages(log: Log) -> None:
-    assert log.publish("a.x", "another's", id="order-17") == 1
-    assert log.publish("orders.new", "ours", id="order-17") == 2
-    assert log.publish_many([(topic, None, {"id": "order-17"}) for topic in ("orders.new", "b", "a.x")]) == [2, 3, 1]
-    assert [message.data for message in fetch_all(log)] == ["another's", "ours", None]
-
-
-def test_the_same_id_twice_in_one_batch_is_stored_once(log: Log) -> None:
-    batch = [("a", 1, {"id": "x"}), ("a", 2), ("a", 3, {"id": "x"})]
-    assert log.publish_many(batch) == [1, 2, 1]
-    assert log.publish_many(batch) == [1, 3, 1]
-    assert [message.data for message in fetch_all(log)] == [1, 2, 2]
 
 
 def test_an_id_is_forgotten_when_its_time_is_over(open_log: Any, clock: ManualClock) -> None:
@@ -189,14 +175,6 @@ def test_maintenance_forgets_ids_outside_the_window_only(open_log: Any, clock: M
     assert log.run_maintenance().forgotten_ids == 1
     assert log.publish("a", 3, id="new") == 2
     assert log.publish("a", 4, id="old") == 3
-
-
-def test_an_id_is_remembered_though_its_message_was_deleted(log: Log) -> None:
-    log.publish("a", 1, id="x")
-    log.retain(">", max_count=0)
-    log.run_maintenance()
-    assert log.publish("a", 2, id="x") == 1
-    assert log.last_seq() == 1
 
 
 def test_ids_and_seqs_survive_reopening(open_log: Any) -> None:

@@ -14,7 +14,6 @@ import headwater
 from headwater import ManualClock
 from headwater.delivery.publishing import DedupeWindow
 from headwater.delivery.retention import Kept
-from headwater.errors import SqlError
 from headwater.message import make_draft
 from headwater.ports.store import Reader, Store, Writer
 from headwater.stores.postgres import PostgresStore
@@ -158,13 +157,6 @@ def test_they_survive_the_store(tmp_path: Path, postgres_schema_url: str) -> Non
         with after.read() as reader:
             assert reader.sink_batch("s") == 4
         after.close()
-
-
-@pytest.mark.parametrize("table", ["pruned", "sinks", "timings", "samples"])
-@pytest.mark.parametrize("statement", ["DELETE FROM {}", "DROP TABLE {}", "INSERT INTO {} SELECT * FROM {}"])
-def test_the_users_sql_may_not_touch_them(store: Store, statement: str, table: str) -> None:
-    with pytest.raises(SqlError, match="the log's own tables"), store.write() as writer:
-        writer.execute(statement.replace("{}", table))
 
 
 # --- all that was ever given out is stored or pruned --------------------------------------------------------

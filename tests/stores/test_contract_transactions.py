@@ -23,6 +23,7 @@ from headwater.ports.records import (
     SubscriptionSpec,
 )
 from headwater.ports.store import Reader, Store, Writer
+from headwater.stores.sql import OWN_TABLES
 from headwater.stores.sqlite import MemoryStore
 from headwater.topics import parse_pattern
 
@@ -324,7 +325,7 @@ def test_the_users_sql_shares_the_transaction(store: Store) -> None:
 
 @pytest.mark.parametrize(
     "sql",
-    ["DELETE FROM messages", "UPDATE messages SET topic = 'x'", "DROP TABLE messages", "COMMIT", "ROLLBACK"],
+    ["DELETE FROM messages", "UPDATE messages SET topic = 'x'", "COMMIT", "ROLLBACK"],
 )
 def test_the_users_sql_may_not_touch_the_log_nor_end_the_transaction(store: Store, sql: str) -> None:
     with store.write() as writer:
@@ -334,6 +335,13 @@ def test_the_users_sql_may_not_touch_the_log_nor_end_the_transaction(store: Stor
 
     with store.read() as reader:
         assert [message.data for message in reader.scan(EVERYTHING, 0, 10).messages] == [1]
+
+
+@pytest.mark.parametrize("table", sorted(OWN_TABLES))
+@pytest.mark.parametrize("statement", ["DELETE FROM {}", "DROP TABLE {}", "INSERT INTO {} SELECT * FROM {}"])
+def test_no_table_of_the_log_is_the_users(store: Store, statement: str, table: str) -> None:
+    with pytest.raises(SqlError, match=r"the log's own tables|other objects depend"), store.write() as writer:
+        writer.execute(statement.replace("{}", table))
 
 
 # --- the store's own life -----------------------------------------------------------------------------------
