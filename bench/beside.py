@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,13 +49,20 @@ def main() -> None:
     with postgres_ground.prepared(0) as ground:
         for name in LINES:
             if name.startswith(tuple(asked.prefixes)):
-                rounds: dict[str, list[Measured]] = {sys.executable: [], str(other): []}
-                for _ in range(asked.rounds):
-                    for python, found in rounds.items():
-                        found.append(measured(python, name, ground))
-                lines.append(line_of(name, *rounds.values()))
+                try:
+                    lines.append(compared(name, str(other), asked.rounds, ground))
+                except (RuntimeError, subprocess.SubprocessError) as exc:  # the other lines are measured all the same
+                    lines.append(Line(name, "failed", str(exc)))
                 print("  ".join(filter(None, (lines[-1].what, lines[-1].ours, lines[-1].other))), flush=True)
     show(f"Beside {asked.checkout}", lines)
+
+
+def compared(name: str, other: str, rounds: int, ground: postgres_ground.Ground) -> Line:
+    found: dict[str, list[Measured]] = {sys.executable: [], other: []}
+    for _ in range(rounds):
+        for python, each in found.items():
+            each.append(measured(python, name, ground))
+    return line_of(name, *found.values())
 
 
 def measured(python: str, name: str, ground: postgres_ground.Ground) -> Measured:

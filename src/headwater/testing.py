@@ -13,6 +13,7 @@ assertions on what was published.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import inspect
@@ -238,9 +239,16 @@ class _Drain:
             calls = self._calls
             while (yield from running.handle_next(consumer)):
                 self._step()
+                self._raise_what_ends_the_test()
             yield from consumer.flush_acks()  # what is acked may make room, or be the first of its key
             if self._calls == calls:
                 return
+
+    def _raise_what_ends_the_test(self) -> None:
+        """A Ctrl-C, or `pytest.fail()` in a handler, is no error of the handler's, though one on a thread would be."""
+        for failed in self._errors[-1:]:
+            if not isinstance(failed.error, Exception | SystemExit | asyncio.CancelledError):
+                raise failed.error
 
     def _publish_due(self, registration: ScheduleRegistration) -> Flow[None]:
         schedule = self._schedules.get(registration.id)

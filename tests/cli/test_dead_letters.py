@@ -66,6 +66,16 @@ def test_redrive(run, dead_lettered, path: Path):
     assert run("dlq", path).out == "no dead letters\n"
 
 
+def test_a_dry_run_changes_nothing(run, dead_lettered, path: Path):
+    assert run("dlq", "redrive", path, "--all", "--dry-run").out == "3 dead letters would be redriven\n"
+    assert run("dlq", "purge", path, "--reason", "rejected", "--dry-run").out == "would delete 2 dead letters\n"
+    dead_lettered.delete_subscription("notes")
+    result = run("dlq", "redrive", path, 3, "--dry-run")
+    assert (result.code, result.out) == (1, "0 dead letters would be redriven\n")
+    assert result.err == "dead letter 3 would stay: subscription 'notes' is gone\n"
+    assert [letter["redrives"] for letter in run("dlq", path, "--json").items] == [0, 0, 0]
+
+
 def test_redrive_that_fails_is_a_finding(run, dead_lettered, path: Path):
     dead_lettered.delete_subscription("notes")
     result = run("dlq", "redrive", path, "--all")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import headwater
 from headwater.errors import InvalidDataError, InvalidOptionError, UnknownSubscriptionError
 from headwater.pipeline.sql import sql_error
 from headwater.version import install_hint
+from headwater.wiring import open_read_only
 
 # The arguments of a command, in a directory without a log; the code it ends with, the error, and the next step.
 MISTAKES: list[tuple[str, int, str, str]] = [
@@ -371,6 +373,34 @@ def test_reading_while_another_user_writes(run: Any, public_directory: Path) -> 
         log.publish("orders.paid", 2)  # is in the write-ahead log alone
         shown = printed_without_rights(lambda: headwater_main(["topics", str(path)]))
     assert "orders.paid" in shown
+
+
+def test_a_writer_that_comes_later_is_noticed(run: Any, public_directory: Path) -> None:
+    """While none has the log open, it is read as a file that does not change."""
+    path = public_directory / "events.db"
+    with headwater.open(path) as log:
+        log.publish("orders.new", 1)
+    path.chmod(0o644)
+    run("tail", path)  # and all is imported
+    has_read, reads = os.pipe()
+
+    def follow() -> list[Any]:
+        with open_read_only(str(path)) as log, log.subscribe("s", ">", mode="ephemeral", start="first") as reader:
+            found = [message.data for message in reader.fetch()]
+            os.write(reads, b"r")
+            return found + [message.data for message in reader.fetch(timeout=20)]
+
+    def write() -> None:
+        os.read(has_read, 1)
+        with headwater.open(path) as log:
+            log.publish("orders.paid", 2)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    told = printed_without_rights(follow)
+    os.write(reads, b"r")  # if it did not come so far
+    writer.join(20)
+    assert told == "ended with [1, 2]\n"
 
 
 def test_writing_says_what_is_missing(run: Any, public_directory: Path) -> None:

@@ -58,3 +58,17 @@ def push(page: Page, name: str, message: str = "", token: str | None = None) -> 
         database.execute("INSERT INTO orders DEFAULT VALUES")
     host = page.evaluate("location.host")
     headwater.sync("app.db", f"ws://{host}/{name}", message=message, token=token)
+
+
+def press(page: Page, selector: str, text: str) -> None:
+    """Click the button with this text."""
+    page.evaluate(
+        f"[...document.querySelectorAll({json.dumps(selector + ' button')})]"
+        f".find((each) => each.textContent === {json.dumps(text)}).click()"
+    )
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    return list(
+        page.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)")
+    )

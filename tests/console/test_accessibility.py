@@ -46,7 +46,15 @@ def fill_the_page(page: Page, log: Log) -> None:
     page.until("document.querySelector('#letter-list summary')")
     page.click("#tail summary")
     page.click("#letter-list summary")
+    page.until("document.querySelector('#letter-list .letter')")
+    page.click("#letter-list .letter summary")
+    page.click("#letter-list .letter input")
     publish(page, "orders.new", "{nope")
+    page.click("#find-form button")
+    page.until("document.querySelectorAll('#found-rows tr').length >= 3")
+    page.click("#find-form .more summary")
+    page.click("#found-rows tr:last-child button")
+    page.until("document.querySelector('#message-body .deliveries')")
     page.until(
         "!document.getElementById('publish-problem').hidden && document.querySelectorAll('details pre').length >= 4"
     )

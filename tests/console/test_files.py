@@ -33,6 +33,7 @@ TYPES = {
     "/console/dead_letters.js": "text/javascript; charset=utf-8",
     "/console/connection.js": "text/javascript; charset=utf-8",
     "/console/lake.js": "text/javascript; charset=utf-8",
+    "/console/messages.js": "text/javascript; charset=utf-8",
     "/console/over_time.js": "text/javascript; charset=utf-8",
     "/console/replicas.js": "text/javascript; charset=utf-8",
     "/console/subscriptions.js": "text/javascript; charset=utf-8",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ def status(**changes: Any) -> dict[str, Any]:
     return {
         "version": 1,
         "ran_at": "2023-11-14T22:13:20.000Z",
-        "log": "events.db",
+        "log": 7,
         "last_seq": 2,
         "derived_to": 2,
         "messages": 1_234,
@@ -60,6 +62,8 @@ def lake(tmp_path: Path) -> Path:
 def page(lake: Path, serve: Callable[..., Running], open_page: Callable[[str], Page]) -> Page:
     with headwater.open(lake.parent / "events.db") as log:
         log.publish_many([("orders.new", number) for number in range(5)])
+    with closing(sqlite3.connect(lake.parent / "events.db")) as database, database:
+        database.execute("UPDATE headwater SET value = 7 WHERE name = 'salt'")
     opened = open_page(serve(lake=str(lake)).page)
     opened.until("main.dataset.sight === 'all'")
     return opened
@@ -83,6 +87,12 @@ def test_a_run_is_shown_with_how_far_the_lake_is_behind_the_log(page: Page, lake
     assert page.text("#lake-quarantined") == "5"
     assert page.text("#lake-audit") == "none"
     assert "headwater pipeline audit" in page.text("#lake-verdict code")
+
+
+def test_the_lake_of_another_log_is_refused(page: Page, lake: Path) -> None:
+    write(lake, status(log=8))
+    open_lake(page)
+    assert "This is the lake of another log" in page.text("#lake-problem")
 
 
 def test_the_gold_charts_are_drawn_and_their_names_are_text(page: Page, lake: Path) -> None:

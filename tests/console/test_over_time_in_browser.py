@@ -157,4 +157,4 @@ def test_a_new_log_says_when_there_will_be_something(
     said = json.dumps("No figures yet: the server records them every minute.")
     page.until(f"{chart('Published per second')}.querySelector('.no-data').textContent === {said}")
     assert page.evaluate(f"{chart('Published per second')}.querySelector('.no-data').checkVisibility()")
-    page.until(f"{chart('Size of the log')}.querySelector('polyline')")  # a sample was taken at the start
+    page.until(f"{chart('Size of the log')}.querySelector('circle, polyline')")  # a sample was taken at the start

@@ -170,3 +170,35 @@ def test_a_token_for_some_topics_shows_those(
         publish(page, "orders.new", "1")
         page.until("document.querySelector('#tail strong').textContent === 'orders.new'")
         assert page.evaluate("document.querySelectorAll('#tail li').length") == 1
+
+
+def test_messages_and_subscriptions_show_what_the_token_may(
+    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+) -> None:
+    server = serve(tokens=str(tmp_path / "tokens.json"))
+    everything = tokens.create("everything", EVERYTHING, now_ms=0)
+    with headwater.open(server.url, token=everything) as log:
+        log.publish_many([("mails.new", 1), ("orders.new", 2), ("orders.paid", 3)])
+        with log.subscribe("billing", "orders.*") as billing:
+            billing.fetch(1)[0].reject("no")
+        reader = signed_in(open_page(server.page), tokens.create("reader", Scopes(read=("orders.>",)), now_ms=0))
+        go(reader, "messages")
+        reader.until("document.querySelectorAll('#found-rows tr').length === 2")  # those of its pattern
+        reader.click("#found-rows tr:last-child button")
+        reader.until("document.querySelector('#message-body pre')")
+        assert reader.evaluate("document.getElementById('message-copy').checkVisibility()") is False
+        assert reader.evaluate("document.querySelector('.deliveries, #message-body .items')") is None
+        reader.fill("find-topic", "mails.new")
+        reader.click("#find-form button")
+        reader.until("document.getElementById('find-problem').textContent.includes('read right')")
+        assert reader.evaluate("document.querySelectorAll('#found-rows tr').length") == 0
+        scopes = Scopes(read=("orders.>",), publish=("orders.>",), manage=("orders.>",))
+        manager = signed_in(open_page(server.page), tokens.create("manager", scopes, now_ms=0))
+        go(manager, "messages")
+        manager.until("document.querySelectorAll('#found-rows tr').length === 2")
+        manager.click("#found-rows tr:last-child button")
+        manager.until("document.querySelector('.deliveries .badge')?.textContent === 'dead letter'")
+        assert manager.evaluate("document.getElementById('message-copy').checkVisibility()") is True
+        assert manager.text("#message-body .items summary code") == "no"
+        go(manager, "subscriptions")
+        manager.until("document.querySelector('#subscription-rows .actions')?.checkVisibility()")

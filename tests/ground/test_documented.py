@@ -221,3 +221,21 @@ def test_what_is_missing_is_noticed(kind: str) -> None:
         case "text":
             without = re.sub(r"(### `headwater.sync`\n\n```python.*?```\n).*?(?=\n#)", r"\1", api, flags=re.DOTALL)
             assert list(undocumented_names(without)) == ["sync"]
+
+
+def test_flags_that_the_docs_use_exist() -> None:
+    """Every `headwater COMMAND … --flag` in code, anywhere in the docs."""
+    described = sections(page("reference/cli.md"))
+    unknown = []
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        used = re.sub(r"\\\n\s*", "", path.read_text())
+        for line in re.findall(r"(?:^|`)headwater ([a-z][^`\n#|;&]*)", used, re.MULTILINE):
+            words = line.split()
+            name = next((each for n in (2, 1) if (each := f"headwater {' '.join(words[:n])}") in described), None)
+            if name and path.name != "cli.md":
+                own = described[name] + described[f"headwater {words[0]}"]
+                spelled = {
+                    re.sub(r"(?<=[a-z])([A-Z])", r"-\1", flag).lower() for flag in re.findall(r"(?<=\s)--[\w-]+", line)
+                }
+                unknown += [f"{path.name}: {name} {flag}" for flag in spelled - {"--help"} if f"`{flag}`" not in own]
+    assert unknown == []

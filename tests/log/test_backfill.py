@@ -60,6 +60,17 @@ def test_what_is_no_time_of_the_past_is_refused(log: Log, given: Any, complaint:
     assert log.last_seq() == 0
 
 
+def test_a_time_that_is_a_little_ahead_is_found_too(log: Log, clock: ManualClock) -> None:
+    """The clocks of two machines differ: what the log's own clock stamps next is older."""
+    began = now_of(clock)
+    log.publish("a", 0, published_at=began + timedelta(seconds=50))
+    for number in range(1, 21):
+        clock.advance(1)
+        log.publish("a", number)
+    assert len(everything(log, start=began + timedelta(seconds=15))) == 21
+    assert [message.data for message in everything(log, start=began + timedelta(seconds=51))] == []
+
+
 def test_an_id_is_remembered_from_when_it_came_not_from_its_time(log: Log, clock: ManualClock) -> None:
     at = now_of(clock) - YEAR
     assert log.publish("a", 1, id="x", published_at=at) == log.publish("a", 1, id="x", published_at=at) == 1

@@ -6,6 +6,7 @@ import pytest
 
 from headwater import Log, ManualClock
 from headwater.broker.deliveries import ERROR_CHARS_MAX
+from headwater.broker.flow import run_blocking
 from headwater.errors import InvalidFilterError, InvalidPatternError, UnknownDeadLetterError
 from headwater.ports.store import LETTERS_BYTES_MAX
 
@@ -209,3 +210,39 @@ def test_many_dead_letters_at_once_are_not_as_many_lines(
     assert len(log.dead_letters.list(limit=1000)) == 250
     assert 100 < len(lines) < 110
     assert lines[-1].endswith("more messages are dead-lettered in subscription s")
+
+
+@pytest.mark.usefixtures("engine_here")
+def test_letters_that_failed_alike_are_one_group_which_can_be_selected(log: Log) -> None:
+    errors = [
+        "KeyError: 'order 17'\nin line 3",
+        "KeyError: 'order 1804'",
+        "no row 0190163d-8694-739b-aea5-966c26f8ad91",
+        "no row 0190163d-8694-739b-aea5-966c26f8ad92",
+        "KeyError: 'customer'",
+        None,
+    ]
+    log.publish_many([("a", n) for n in range(len(errors))])
+    with log.subscribe("s", "a", max_attempts=1) as subscription:
+        for message, error in zip(subscription.fetch(10), errors, strict=True):
+            message.nack(error=error)
+    letters: Any = log._core.dead_letters  # type: ignore[attr-defined]
+    groups = run_blocking(letters.groups())
+    assert {(each.error, each.count) for each in groups} == {
+        ("KeyError: 'order #'", 2),
+        ("no row #", 2),
+        ("KeyError: 'customer'", 1),
+        ("", 1),
+    }
+    assert [each.count for each in groups] == [2, 2, 1, 1]
+    assert run_blocking(letters.groups(topic="*")) == groups, "also where the database cannot tell alone what matches"
+    assert run_blocking(letters.groups(error="order")) == [each for each in groups if "order" in each.error]
+    for group in groups:
+        chosen = {"subscription": "s", "reason": group.reason, "handler": group.handler, "error_kind": group.error}
+        found = run_blocking(letters.find(**chosen))
+        assert (len(found), found[-1].id) == (group.count, group.last_id)
+        assert run_blocking(letters.statistics(**chosen)).total == group.count
+        assert run_blocking(letters.redrive(dry_run=True, **chosen)).redriven == group.count
+    assert run_blocking(letters.purge(error_kind="")) == 1
+    assert run_blocking(letters.purge(error_kind="no row #")) == 2
+    assert [each.error for each in log.dead_letters.list()] == [errors[0], errors[1], errors[4]]

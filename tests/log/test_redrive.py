@@ -200,3 +200,31 @@ def test_statistics_know_what_is_redriving(log: Log, mode: Any) -> None:
     statistics = log.dead_letters.statistics()
     assert (statistics.total, statistics.redriving) == (3, 2)
     assert log.subscription("s").waiting == 2
+
+
+def test_a_dry_run_says_what_would_be_redriven_and_changes_nothing(log: Log, mode: Any) -> None:
+    with dead(log, mode, 3) as subscription:
+        before = log.dead_letters.list()
+        assert log.dead_letters.redrive(dry_run=True).redriven == 3
+        assert log.dead_letters.redrive(2, dry_run=True).redriven == 1
+        assert log.dead_letters.redrive(type="T0", dry_run=True).redriven == 1
+        assert log.dead_letters.redrive(to_topic="again", dry_run=True).redriven == 3
+        assert log.dead_letters.purge(dry_run=True, type="T1") == 2
+        assert log.dead_letters.list() == before
+        assert (subscription.fetch(), log.last_seq()) == ([], 3)
+        log.dead_letters.redrive(1)
+        assert log.dead_letters.redrive(dry_run=True).redriven == 2, "one is on its way already"
+    log.delete_subscription("s")
+    refused = log.dead_letters.redrive(dry_run=True)
+    assert (refused.redriven, {*refused.failed.values()}) == (0, {"subscription 's' is gone"})
+    assert refused == log.dead_letters.redrive()
+
+
+def test_of_two_letters_of_one_delivery_one_is_redriven(log: Log, mode: Any) -> None:
+    """As after an import of letters that are still there."""
+    with dead(log, mode) as subscription:
+        log.dead_letters.import_([*log.dead_letters.export()])
+        dry = log.dead_letters.redrive(dry_run=True)
+        assert (dry.redriven, dry.failed) == (1, {2: "the message is being delivered already"})
+        assert log.dead_letters.redrive() == dry
+        assert drain(subscription) == [(1, 1)]

@@ -201,6 +201,45 @@ def test_a_publisher_that_died_at_work_is_followed_by_another(
     assert stored(log) == [(at("14T23:00"), "second")]
 
 
+def test_of_functions_that_take_longer_than_the_lease_the_first_to_end_is_stored(
+    open_scheduler: Callable[[], Log], clock: ManualClock
+) -> None:
+    """While one is at work, the other takes over, and so on: neither may wait for the other."""
+    one, other = open_scheduler()._core, open_scheduler()._core
+    schedule = schedules.Schedule("s", "t", every_ms=3_600_000)
+    run_blocking(one.declare_schedule(schedule))
+    clock.advance(HOUR_S)
+    due_ms = clock.now_ms() // 3_600_000 * 3_600_000
+    slow = run_blocking(one.take_schedule(schedule, due_ms)).fence
+    assert slow is not None
+    clock.advance(schedules.LEASE_MS / 1000)
+    late = run_blocking(other.take_schedule(schedule, due_ms)).fence
+    assert late is not None
+    assert run_blocking(one.publish_occurrence(schedule, slow, due_ms, "first", True)) is True
+    assert run_blocking(other.publish_occurrence(schedule, late, due_ms, "second", True)) is False
+    assert stored(open_scheduler()) == [(at("14T23:00"), "first")]
+
+
+def test_a_schedule_that_was_deleted_or_changed_publishes_no_more(
+    open_scheduler: Callable[[], Log], clock: ManualClock
+) -> None:
+    log = open_scheduler()
+    core = log._core
+    schedule = schedules.Schedule("s", "t", every_ms=3_600_000)
+    for change in (
+        lambda: core.delete_schedule("s"),
+        lambda: core.declare_schedule(schedules.Schedule("s", "t", every_ms=1_800_000)),
+    ):
+        run_blocking(core.declare_schedule(schedule))
+        clock.advance(HOUR_S)
+        due_ms = clock.now_ms() // 3_600_000 * 3_600_000
+        fence = run_blocking(core.take_schedule(schedule, due_ms)).fence
+        assert fence is not None
+        run_blocking(change())  # type: ignore[no-untyped-call]
+        assert run_blocking(core.publish_occurrence(schedule, fence, due_ms, 1, True)) is False
+    assert stored(log) == []
+
+
 def test_the_lease_is_renewed_while_the_function_runs(
     open_scheduler: Callable[[], Log], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

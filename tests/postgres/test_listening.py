@@ -11,6 +11,7 @@ import pytest
 from postgres_server import PostgresServer
 
 import headwater
+from headwater.broker import consumer
 from headwater.stores.postgres import PostgresListener, PostgresStore
 from headwater.stores.postgres import listener as listening
 
@@ -53,6 +54,23 @@ def test_a_publish_of_another_process_wakes_by_notification(
         other.publish("a", 1)
         thread.join(PATIENCE_S)
         assert found == [1]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_resume_of_another_process_wakes_by_notification(
+    postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(listening, "FALLBACK_POLL_S", 3600.0)
+    monkeypatch.setattr(consumer, "FALLBACK_POLL_S", 3600.0)
+    with headwater.open(postgres_url) as log, headwater.open(postgres_url) as other:
+        log.subscribe("s", "a", mode=mode).close()  # type: ignore[arg-type]
+        other.pause("s")
+        other.publish("a", 1)
+        thread, found = fetching(log, mode=mode)
+        wait_until(lambda: listeners(postgres, postgres_url) == 1, "no session listens")
+        other.resume("s")
+        thread.join(PATIENCE_S / 2)
+        assert found == [1]  # and not only when the fetch has waited long enough
 
 
 def test_what_is_published_while_the_listener_is_cut_off_is_found_after_it(

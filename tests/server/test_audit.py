@@ -326,3 +326,16 @@ async def test_a_refused_token_is_a_line_at_info_and_a_refused_right_a_warning(
                 await client.code("rpc.retain", {"topic": "b", "max_count": 1})
     logged = [(each.getMessage(), each.levelname) for each in caplog.records if each.getMessage().startswith("audit")]
     assert logged == [("audit: authentication.refused", "INFO"), ("audit: right.refused", "WARNING")]
+
+
+async def test_a_dry_run_is_no_change(serve_tokens: Serve, tokens: TokenFile, clock: ManualClock, path: Path) -> None:
+    token = tokens.create("operator", EVERYTHING, now_ms=clock.now_ms())
+    async with serve_tokens(audit=str(path)) as server, connect(server, **bearer(token)) as client:
+        await dead_letter(client)
+        before = lines(path)
+        await client.call("rpc.seek", {"subscription_id": "s", "start": "first", "dry_run": True})
+        await client.call("rpc.dead_letters.redrive", {"dry_run": True})
+        await client.call("rpc.dead_letters.purge", {"dry_run": True})
+        await client.call("rpc.dead_letters.purge")
+        eventually(lambda: len(lines(path)) > len(before), True)
+        assert [each["event"] for each in lines(path)[len(before) :]] == ["rpc.dead_letters.purge"]

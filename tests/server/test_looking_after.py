@@ -276,3 +276,64 @@ async def test_dead_letters_travel_as_lines(serve: Serve) -> None:
         after = await client.call("rpc.dead_letters")
         assert [letter["message"]["data"] for letter in after] == [letter["message"]["data"] for letter in before]
         assert await client.code("rpc.dead_letters.import", {"lines": ["nonsense"]}) == -32602
+
+
+async def test_messages_are_searched_in_pages(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        for n in range(5):
+            params = {"topic": "a.b" if n % 2 else "c", "data": {"n": n}, "headers": {"n": str(n)}}
+            await client.call("rpc.publish", params)
+        page = await client.call("rpc.messages", {"limit": 2})
+        assert ([each["seq"] for each in page["messages"]], page["looked_to"], page["more"]) == ([5, 4], 3, True)
+        assert page["messages"][0]["preview"] == '{"n": 4}'
+        page = await client.call("rpc.messages", {"topic": "a.*", "order": "oldest"})
+        assert ([each["seq"] for each in page["messages"]], page["more"]) == ([2, 4], False)
+        page = await client.call("rpc.messages", {"where": "headers.n == '3'"})
+        assert [each["seq"] for each in page["messages"]] == [4]
+        found = await client.call("rpc.messages", {"since": "2000-01-01T00:00:00Z", "until": "2000-01-01T00:00:01Z"})
+        assert (found["messages"], found["more"]) == ([], False)
+        assert await client.code("rpc.messages", {"limit": 0}) == -32005
+        assert await client.code("rpc.messages", {"limit": 501}) == -32005
+        assert await client.code("rpc.messages", {"order": "random"}) == -32602
+        assert await client.code("rpc.messages", {"since": "yesterday"}) == -32602
+        assert await client.code("rpc.messages", {"where": "data.n ="}) == -32602
+        assert await client.code("rpc.messages", {"topic": "a..b"}) == -32004
+
+
+async def test_one_message_comes_with_its_deliveries_and_dead_letters(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.subscribe("s", "a")
+        seq = await client.publish("a", {"n": 1})
+        await client.delivery()
+        found = await client.call("rpc.message", {"sequence_id": seq})
+        assert (found["message"]["data"], found["message"]["topic"]) == ({"n": 1}, "a")
+        [state] = found["deliveries"]
+        assert (state["subscription"], state["state"], state["attempts"]) == ("s", "in_flight", 1)
+        await client.call("rpc.reject", {"subscription_id": "s", "sequence_id": seq, "reason": "no"})
+        found = await client.call("rpc.message", {"sequence_id": seq})
+        assert [each["state"] for each in found["deliveries"]] == ["dead"]
+        assert [each["error"] for each in found["dead_letters"]] == ["no"]
+        [group] = await client.call("rpc.dead_letters.groups")
+        assert (group["subscription"], group["reason"], group["error"], group["count"]) == ("s", "rejected", "no", 1)
+        chosen = {"subscription": "s", "handler": group["handler"], "error_kind": group["error"], "dry_run": True}
+        assert await client.call("rpc.dead_letters.redrive", chosen) == {"redriven": 1, "failed": {}}
+        assert await client.call("rpc.dead_letters.purge", chosen) == 1
+        assert len(await client.call("rpc.dead_letters")) == 1
+        gone = await client.call("rpc.message", {"sequence_id": 99})
+        assert gone == {"message": None, "pruned": False, "deliveries": [], "dead_letters": []}
+
+
+async def test_a_seek_is_previewed(serve: Serve) -> None:
+    async with serve() as server, connect(server) as client:
+        await client.subscribe("s", "a")
+        await client.publish_many("a", 3)
+        await client.call(
+            "rpc.acknowledge.persistent",
+            {"subscription_id": "s", "sequence_id": (await client.delivery())["sequence_id"]},
+        )
+        assert await client.code("rpc.seek", {"subscription_id": "s", "start": "first", "dry_run": True}) == -32001
+        await client.release("s")
+        would = await client.call("rpc.seek", {"subscription_id": "s", "start": "new", "dry_run": True})
+        assert (would["sequence_id"], would["again"], would["skipped"]) == (3, 0, 2)
+        assert [each["seq"] for each in would["first_skipped"]] == [2, 3]
+        assert (await client.call("rpc.subscription", {"subscription_id": "s"}))["lag"] == 2

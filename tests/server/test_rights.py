@@ -87,6 +87,8 @@ PARAMS: dict[str, Any] = {
     "rpc.seek": {**ID, "start": 0},
     "rpc.topic_max_seq": {"topic": "a"},
     "rpc.last_seq": {},
+    "rpc.messages": {},
+    "rpc.message": {"sequence_id": 1},
     "rpc.topics": {},
     "rpc.subscriptions": {},
     "rpc.stats": {},
@@ -105,6 +107,7 @@ PARAMS: dict[str, Any] = {
     "rpc.dead_letters": {},
     "rpc.dead_letters.get": {"id": 1},
     "rpc.dead_letters.stats": {},
+    "rpc.dead_letters.groups": {},
     "rpc.dead_letters.redrive": {},
     "rpc.dead_letters.purge": {},
     "rpc.dead_letters.export": {},
@@ -206,6 +209,26 @@ async def test_rights_hold_for_what_their_patterns_cover(serve_tokens: Serve, ma
         await other.call("rpc.retain", {"topic": "stock.>", "max_count": 9})
         assert [each["pattern"] for each in await client.call("rpc.retention")] == ["orders.new"]
         assert len(await other.call("rpc.retention")) == 2
+
+
+async def test_the_topic_of_a_schedule_that_is_not_ones_own_is_not_told(serve_tokens: Serve, make: Make) -> None:
+    token = make("shop", manage=["orders.>"], publish=["orders.*"])
+    theirs, mine = ({"id": "s", "topic": topic, "every_ms": 60_000} for topic in ("secret.merger", "orders.new"))
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(make("all", EVERYTHING))) as other,
+        connect(server, **bearer(token)) as client,
+    ):
+        await other.call("rpc.schedule.declare", {"schedule": theirs, "publisher": "p"})
+        for method, params in (
+            ("rpc.schedule.declare", {"schedule": mine, "publisher": "p"}),
+            ("rpc.schedule.remove", {"schedule_id": "s"}),
+        ):
+            error = await client.refusal(method, params)
+            assert (error["code"], error["data"]["where"]) == (UNAUTHORIZED, "s")
+            assert "secret" not in json.dumps(error)
+        assert await client.call("rpc.schedules") == []
+        assert [each["schedule"]["topic"] for each in await other.call("rpc.schedules")] == ["secret.merger"]
 
 
 async def test_a_name_that_may_not_be_consumed_is_refused(serve_tokens: Serve, make: Make) -> None:
@@ -712,3 +735,28 @@ async def test_a_synchronous_method_may_use_its_call(serve: Serve) -> None:
         assert (heard["method"], heard["params"], question["method"]) == ("heard", {"name": "x"}, "describe")
         await client.send({"jsonrpc": "2.0", "id": question["id"], "result": "an x"})
         assert await client.answer(asked) == ["ask_back", "an x"]
+
+
+async def test_messages_are_read_and_their_deliveries_seen_by_right(serve_tokens: Serve, make: Make) -> None:
+    async with serve_tokens() as server, connect(server, **bearer(make("all", EVERYTHING))) as client:
+        await client.subscribe("s", "a.>")
+        for topic in ("a.b", "secret"):
+            await client.publish(topic, {"n": 1})
+        await client.delivery()
+        await client.call("rpc.reject", {"subscription_id": "s", "sequence_id": 1})
+        async with connect(server, **bearer(make("reader", read=["a.>"]))) as reader:
+            assert await reader.code("rpc.messages", {}) == UNAUTHORIZED
+            assert await reader.code("rpc.messages", {"topic": "secret"}) == UNAUTHORIZED
+            found = await reader.call("rpc.messages", {"topic": "a.>"})
+            assert [each["seq"] for each in found["messages"]] == [1]
+            seen = await reader.call("rpc.message", {"sequence_id": 1})
+            assert (seen["message"]["data"], seen["deliveries"], seen["dead_letters"]) == ({"n": 1}, [], [])
+            assert (await reader.call("rpc.message", {"sequence_id": 2}))["message"] is None
+        async with connect(server, **bearer(make("manager", read=["a.>"], manage=["a.>"]))) as manager:
+            seen = await manager.call("rpc.message", {"sequence_id": 1})
+            assert [each["state"] for each in seen["deliveries"]] == ["dead"]
+            assert len(seen["dead_letters"]) == 1
+        await client.release("s")
+        async with connect(server, **bearer(make("mover", manage=["a.>"]))) as mover:
+            would = await mover.call("rpc.seek", {"subscription_id": "s", "start": "first", "dry_run": True})
+            assert [(each["seq"], each.get("preview")) for each in would["next"]] == [(1, None)]  # not to be read

@@ -56,6 +56,31 @@ def test_the_clock_moves_to_what_is_due_and_no_further(log: Log) -> None:
     assert seen == ["now", "late"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mode": "shared"}, {"mode": "shared", "order_key": "type"}, {"mode": "shared", "order": "priority"}],
+    ids=["exclusive", "shared", "keyed", "by priority"],
+)
+def test_a_delayed_message_alone_is_waited_for(log: Log, options: dict[str, Any]) -> None:
+    seen = recording(log, "a", id="all", **options)
+    log.publish("a", 1, delay=3600, type="t")
+    assert drain(log).elapsed == timedelta(hours=1)
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, pytest.fail.Exception])
+def test_what_ends_a_test_ends_the_drain(log: Log, ends: type[BaseException]) -> None:
+    @log.on("a", id="all")
+    def handle(message: Any) -> None:
+        raise ends
+
+    log.publish("a", 1)
+    with pytest.raises(ends):
+        drain(log)
+    with log.subscribe("all", "a"):  # it was released
+        pass
+
+
 def test_acks_under_way_do_not_move_the_clock(log: Log) -> None:
     """The deadline of a message that is being acked is no time to wait for."""
     recording(log, ">", id="all")

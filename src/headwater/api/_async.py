@@ -338,6 +338,7 @@ class AsyncDeadLetters(Hinting):
         self,
         *letters: int,
         to_topic: str | None = None,
+        dry_run: bool = False,
         ids: Iterable[int] | None = None,
         subscription: str | None = None,
         topic: str | None = None,
@@ -346,14 +347,15 @@ class AsyncDeadLetters(Hinting):
         error: str | None = None,
     ) -> RedriveResult:
         """Deliver them again to the subscription they died in, or publish them on another topic. Without ids or a
-        filter: all of them."""
+        filter: all of them. `dry_run`: only tell what would be redriven."""
         chosen = _with_ids(letters, given(LetterFilter, AsyncDeadLetters.redrive, locals()))
-        return await run_async(self._inner.redrive(to_topic, **chosen))
+        return await run_async(self._inner.redrive(to_topic, dry_run, **chosen))
 
     @hinted("dead letters")
     async def purge(
         self,
         *letters: int,
+        dry_run: bool = False,
         ids: Iterable[int] | None = None,
         subscription: str | None = None,
         topic: str | None = None,
@@ -361,9 +363,9 @@ class AsyncDeadLetters(Hinting):
         reason: str | None = None,
         error: str | None = None,
     ) -> int:
-        """Delete them. Without ids or a filter: all of them."""
+        """Delete them. Without ids or a filter: all of them. `dry_run`: only tell how many there are."""
         chosen = _with_ids(letters, given(LetterFilter, AsyncDeadLetters.purge, locals()))
-        return await run_async(self._inner.purge(**chosen))
+        return await run_async(self._inner.purge(dry_run, **chosen))
 
     @hinted("dead letters")
     def export(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
@@ -22,13 +22,23 @@ from headwater.delivery.retry import REASONS, Reason
 from headwater.errors import HeadwaterError, InvalidDataError, InvalidOptionError, UnknownDeadLetterError
 from headwater.formats import iso, ms_of_iso
 from headwater.message import Message, MessageDocument, check_limits, from_document, to_document
-from headwater.ports.records import DeadLetter, DeadLetterQuery, DeliveryRow, LetterColumn, letter_value
+from headwater.ports.records import (
+    DeadLetter,
+    DeadLetterQuery,
+    DeliveryRow,
+    LetterColumn,
+    LetterGroup,
+    error_kind,
+    letter_value,
+)
 from headwater.ports.store import SEQ_MAX, Reader, Writer
 from headwater.topics import check_topic, parse_pattern
 
 PAGE = 500
 COUNTED_MAX = 1_000  # values of one column that are listed with their counts, the most frequent first
 ERRORS_COUNTED_MAX = 50
+LINES_GROUPED_MAX = 10_000  # different first lines of errors; rarer ones are in no group
+GROUPS_MAX = 1_000
 REDRIVEN_AT_ONCE = 100  # letters of one transaction, so that no publish waits for long
 SEARCH_S = 0.1  # how long one look searches errors
 IMPORT_BYTES = 1024 * 1024  # of lines that are brought back in one transaction
@@ -45,8 +55,16 @@ class LetterFilter(TypedDict, total=False):
     error: str
 
 
+class GroupFilter(LetterFilter, total=False):
+    """Also by group, as `groups` names them; "" for none."""
+
+    handler: str
+    error_kind: str
+
+
 class RedriveResult(msgspec.Struct, frozen=True):
-    """What a redrive did: how many are on their way again, and which could not be, with the reason."""
+    """What a redrive did, or in a dry run would do: how many are on their way again, and which could not be, with the
+    reason."""
 
     redriven: int
     failed: dict[int, str]
@@ -81,7 +99,7 @@ class LetterStatistics(msgspec.Struct, frozen=True):
     by_error: dict[str, int]
 
 
-def make_query(given: LetterFilter) -> DeadLetterQuery:
+def make_query(given: Mapping[str, Any]) -> DeadLetterQuery:
     topic, ids, reason = given.get("topic"), given.get("ids"), given.get("reason")
     error = check_optional_text("error", given.get("error"))
     return DeadLetterQuery(
@@ -91,6 +109,8 @@ def make_query(given: LetterFilter) -> DeadLetterQuery:
         type=check_optional_text("type", given.get("type")),
         reason=None if reason is None else check_choice("reason", reason, REASONS),
         error=None if error is None else parse_regex(error, "error"),
+        handler=given.get("handler"),
+        error_kind=given.get("error_kind"),
     )
 
 
@@ -107,21 +127,21 @@ class DeadLetters:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def find(self, after: int = 0, limit: int = 100, **given: Unpack[LetterFilter]) -> Flow[list[DeadLetter]]:
+    def find(self, after: int = 0, limit: int = 100, **given: Unpack[GroupFilter]) -> Flow[list[DeadLetter]]:
         query = make_query(given)
         check_whole("after", after, 0, INT64_MAX)
         check_whole("limit", limit, 0, INT64_MAX)
         found: list[DeadLetter] = []
         while len(found) < limit:
             asked = limit - len(found)
-            page = yield from self._page(query, after, asked if query.error is None else max(asked, 100))
+            page = yield from self._page(query, after, max(asked, 100) if query.is_left_to_broker else asked)
             found += page.letters
             if page.looked_to is None:
                 break
             after = page.looked_to
         return found[:limit]
 
-    def page(self, after: int, limit: int, **given: Unpack[LetterFilter]) -> Flow[LettersPage]:
+    def page(self, after: int, limit: int, **given: Unpack[GroupFilter]) -> Flow[LettersPage]:
         """So many that they take LETTERS_BYTES_MAX, for an answer that must not become too large."""
         query = make_query(given)
         while True:
@@ -137,7 +157,7 @@ class DeadLetters:
     def get(self, id: int) -> Flow[DeadLetter]:
         return self._engine.read(lambda reader: _one(reader, id), self._engine.statistics)
 
-    def statistics(self, **given: Unpack[LetterFilter]) -> Flow[LetterStatistics]:
+    def statistics(self, **given: Unpack[GroupFilter]) -> Flow[LetterStatistics]:
         query = make_query(given)
         return self._engine.read(lambda reader: _statistics(reader, query), self._engine.statistics)
 
@@ -147,11 +167,19 @@ class DeadLetters:
             lambda reader: reader.count_dead_letters(every, "reason", COUNTED_MAX), self._engine.statistics
         )
 
-    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[RedriveResult]:
+    def groups(self, **given: Unpack[GroupFilter]) -> Flow[list[LetterGroup]]:
+        """The largest groups of letters that failed alike, the largest first; `error` is the kind of their errors."""
+        query = make_query(given)
+        return self._engine.read(lambda reader: _groups(reader, query), self._engine.statistics)
+
+    def redrive(
+        self, to_topic: str | None = None, dry_run: bool = False, **given: Unpack[GroupFilter]
+    ) -> Flow[RedriveResult]:
         """Deliver again, to the subscription they died in, or as new messages on another topic.
 
         A hundred at most are one transaction. A letter stays until its redelivery is acked; if that fails again, or
-        cannot be begun (the subscription is gone), it stays for good with its count one higher.
+        cannot be begun (the subscription is gone), it stays for good with its count one higher. A dry run
+        changes nothing.
         """
         query = make_query(given)
         if to_topic is not None:
@@ -162,43 +190,41 @@ class DeadLetters:
             page: LettersPage = yield from self._page(query, after, REDRIVEN_AT_ONCE)
             after = page.looked_to
             ids = [letter.id for letter in page.letters]
-            if ids:
+            if dry_run:
+                checked = yield from self._engine.read(partial(_refusals, page.letters, to_topic), self._engine.filters)
+                bad = {letter.id: why for letter, why in checked if why is not None}
+                redriven += len(checked) - len(bad)
+                failed.update(bad)
+            elif ids:
                 done, bad = yield from self._engine.write(
                     lambda writer, hooks, ids=ids: self._redrive(writer, ids, to_topic)  # type: ignore[misc]
                 )
                 redriven += done
                 failed.update(bad)
-        self._engine.wakeups.wake_all()
+        if not dry_run:
+            self._engine.wakeups.wake_all()
         return RedriveResult(redriven, failed)
 
     def _redrive(self, writer: Writer, ids: Sequence[int], to_topic: str | None) -> tuple[int, dict[int, str]]:
         now_ms = self._engine.clock.now_ms()
-        letters = [letter for letter in dead_letters_by_id(writer, ids) if not letter.redriving]
         failed: dict[int, str] = {}
-        for letter in letters:
+        letters = _refusals(dead_letters_by_id(writer, ids), to_topic, writer)
+        for letter, why in letters:
             counted = replace(letter, redrives=letter.redrives + 1)
-            try:
-                if to_topic is not None:
-                    self._republish(writer, letter, to_topic, now_ms)
-                    continue
-                _refuse_unwanted(writer, letter)
-                _refuse_foreign(writer, letter)
-                if writer.deliveries(letter.subscription, [letter.message.seq]):
-                    raise UnknownDeadLetterError("the message is being delivered already")
-            except HeadwaterError as exc:
-                failed[letter.id] = exc.why
-                writer.save_dead_letters([replace(counted, redrive_error=exc.why)])
-                continue
-            writer.save_dead_letters([replace(counted, redriving=True, redrive_error=None)])
-            row = DeliveryRow(letter.message.seq, 0, now_ms, 0, letter.message.priority, None, letter.id)
-            writer.put_deliveries(letter.subscription, [row])
+            if why is not None:
+                failed[letter.id] = why
+                writer.save_dead_letters([replace(counted, redrive_error=why)])
+            elif to_topic is not None:
+                writer.append([draft_of(letter.message, to_topic)], now_ms, self._engine.dedupe)
+                writer.remove_dead_letters([letter.id])
+            else:
+                writer.save_dead_letters([replace(counted, redriving=True, redrive_error=None)])
+                row = DeliveryRow(letter.message.seq, 0, now_ms, 0, letter.message.priority, None, letter.id)
+                writer.put_deliveries(letter.subscription, [row])
         return len(letters) - len(failed), failed
 
-    def _republish(self, writer: Writer, letter: DeadLetter, topic: str, now_ms: int) -> None:
-        writer.append([draft_of(letter.message, topic)], now_ms, self._engine.dedupe)
-        writer.remove_dead_letters([letter.id])
-
-    def purge(self, **given: Unpack[LetterFilter]) -> Flow[int]:
+    def purge(self, dry_run: bool = False, **given: Unpack[GroupFilter]) -> Flow[int]:
+        """Returns how many are deleted; of a dry run, how many would be."""
         query = make_query(given)
         purged = 0
         after: int | None = 0
@@ -206,14 +232,14 @@ class DeadLetters:
             page: LettersPage = yield from self._page(query, after, PAGE)
             after = page.looked_to
             ids = [letter.id for letter in page.letters]
-            if ids:
+            if ids and not dry_run:
                 yield from self._engine.write(
                     lambda writer, hooks, ids=ids: writer.remove_dead_letters(ids)  # type: ignore[misc]
                 )
             purged += len(ids)
         return purged
 
-    def export(self, after: int = 0, limit: int = PAGE, **given: Unpack[LetterFilter]) -> Flow[Exported]:
+    def export(self, after: int = 0, limit: int = PAGE, **given: Unpack[GroupFilter]) -> Flow[Exported]:
         """A page of JSON documents, one per letter, oldest first."""
         query = make_query(given)
 
@@ -360,6 +386,32 @@ def _letter_of(line: str, number: int, first: int) -> DeadLetter:
         ) from exc
 
 
+def _refusals(
+    letters: Iterable[DeadLetter], to_topic: str | None, reader: Reader
+) -> list[tuple[DeadLetter, str | None]]:
+    """For each letter that is not on its way already, why it cannot be redriven; None if it can."""
+    found: list[tuple[DeadLetter, str | None]] = []
+    going: set[tuple[str, int]] = set()
+    for letter in letters:
+        if letter.redriving:
+            continue
+        try:
+            if to_topic is not None:
+                draft_of(letter.message, to_topic)
+            else:
+                _refuse_unwanted(reader, letter)
+                _refuse_foreign(reader, letter)
+                delivery = (letter.subscription, letter.message.seq)
+                if delivery in going or reader.deliveries(letter.subscription, [letter.message.seq]):
+                    raise UnknownDeadLetterError("the message is being delivered already")
+                going.add(delivery)
+        except HeadwaterError as exc:
+            found.append((letter, exc.why))
+        else:
+            found.append((letter, None))
+    return found
+
+
 def _refuse_unwanted(reader: Reader, letter: DeadLetter) -> None:
     """A letter may be imported with any topic; its subscription gets it only if it could have got it by a publish."""
     record = reader.subscription(letter.subscription)
@@ -390,13 +442,13 @@ def unknown(id: int) -> UnknownDeadLetterError:
 
 def _page(reader: Reader, query: DeadLetterQuery, after: int, limit: int) -> LettersPage:
     letters = reader.dead_letters(query, after, limit)
-    if not letters or query.error is None:
+    if not letters or not query.is_left_to_broker:
         return LettersPage(letters, letters[-1].id if letters else None)
     found: list[DeadLetter] = []
     until_s = time.monotonic() + SEARCH_S
     for letter in letters:
         after = letter.id
-        if letter.error is not None and query.error.finds(letter.error):
+        if query.fits(letter):
             found.append(letter)
         if time.monotonic() > until_s:
             break
@@ -412,7 +464,7 @@ def _all(reader: Reader, query: DeadLetterQuery) -> Iterable[DeadLetter]:
 
 def _statistics(reader: Reader, query: DeadLetterQuery) -> LetterStatistics:
     count: Callable[[LetterColumn, int], dict[str, int]]
-    if query.error is None and (query.topic is None or query.topic.is_exact):
+    if _is_for_store(query):
         count = partial(reader.count_dead_letters, query)
     else:
         count = _counted_one_by_one(_all(reader, query))
@@ -425,6 +477,45 @@ def _statistics(reader: Reader, query: DeadLetterQuery) -> LetterStatistics:
         count("topic", COUNTED_MAX),
         count("type", COUNTED_MAX),
         count("error", ERRORS_COUNTED_MAX),
+    )
+
+
+def _is_for_store(query: DeadLetterQuery) -> bool:
+    """Whether the database can tell alone which letters match."""
+    return not query.is_left_to_broker and (query.topic is None or query.topic.is_exact)
+
+
+def _groups(reader: Reader, query: DeadLetterQuery) -> list[LetterGroup]:
+    """The lines of errors differ by numbers; what is left of them without is one group."""
+    merged: dict[tuple[str, str, str, str], LetterGroup] = {}
+    lines: Iterable[LetterGroup] = (
+        reader.group_dead_letters(query, LINES_GROUPED_MAX)
+        if _is_for_store(query)
+        else map(_group_of_one, _all(reader, query))
+    )
+    for line in lines:
+        kind = error_kind(line.error)
+        key = (line.subscription, line.reason, line.handler, kind)
+        known = merged.get(key)
+        merged[key] = replace(line, error=kind) if known is None else _joined(known, line)
+    return sorted(merged.values(), key=lambda group: (-group.count, -group.last_id))[:GROUPS_MAX]
+
+
+def _group_of_one(letter: DeadLetter) -> LetterGroup:
+    at_ms, line = letter.died_ms, letter_value(letter, "error")
+    return LetterGroup(
+        letter.subscription, letter.reason, letter.handler or "", line, 1, letter.redriving, at_ms, at_ms, letter.id
+    )
+
+
+def _joined(group: LetterGroup, other: LetterGroup) -> LetterGroup:
+    return replace(
+        group,
+        count=group.count + other.count,
+        redriving=group.redriving + other.redriving,
+        first_ms=min(group.first_ms, other.first_ms),
+        last_ms=max(group.last_ms, other.last_ms),
+        last_id=max(group.last_id, other.last_id),
     )
 
 

@@ -110,7 +110,8 @@ class DurableConsumer(Consumer):
             place = (plan.scanned_from, plan.saved_to)
             is_stuck = place == last_place and not claim.look_again  # all that is left waits behind others of its key
             last_place = place
-            if claim.found or is_stuck or (plan.at_end and not claim.look_again):
+            is_parked = bool(plan.fresh) and not claim.found  # the next plan knows when the first of them is due
+            if claim.found or is_stuck or (plan.at_end and not claim.look_again and not is_parked):
                 if is_due and not claim.found and due_ms is not None:  # an external transaction is settling it
                     due_ms = max(due_ms, now_ms + LOCKED_RETRY_MS)
                 return due_ms

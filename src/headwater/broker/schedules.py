@@ -3,7 +3,7 @@
 Each process that declares a schedule computes its occurrences. When one is due, a lease in the log lets one process
 call the schedule's function; its message is stored in the transaction that notes the occurrence as done. So a process
 that is killed, or outlives its lease, neither loses an occurrence nor stores it twice, and an idle schedule writes
-nothing.
+nothing. The lease only saves calls of the function: the note decides.
 
 The state of a schedule is in two tables that exist anyway, under `schedule:ID`: a row of `leases`, whose owner is the
 publisher and the schedule as JSON, and a row of `sinks`, whose batch is the last occurrence in milliseconds.
@@ -187,7 +187,8 @@ def publish_occurrence(
     engine: Engine, schedule: Schedule, publisher: str, fence: int, at_ms: int, data: Any, *, ends: bool
 ) -> Flow[bool]:
     """Store the message, unless its data is None, and note the occurrence as done, in one transaction. `ends`: there
-    are no more, so the lease is released. False if the lease was lost."""
+    are no more, so the lease is released. False if it is done already, or the schedule has changed. A lease that was
+    lost meanwhile is no obstacle: the first process whose function ends stores the message."""
     resource, owner = PREFIX + schedule.id, _owner(publisher, schedule)
     now_ms = engine.clock.now_ms()
     drafts = []
@@ -198,9 +199,11 @@ def publish_occurrence(
 
     def work(writer: Writer, hooks: TransactionHooks) -> bool:
         lease = writer.lease(resource)
-        if not lease.held_by(owner, fence) or (writer.sink_batch(resource) or 0) >= at_ms:
+        stored, last_ms = _stored(lease), writer.sink_batch(resource)
+        if stored is None or last_ms is None or not stored.schedule.is_same_timetable(schedule) or last_ms >= at_ms:
             return False
-        writer.save_lease(resource, release(lease) if ends else renew(lease, now_ms, LEASE_MS))
+        if lease.held_by(owner, fence):
+            writer.save_lease(resource, release(lease) if ends else renew(lease, now_ms, LEASE_MS))
         writer.save_sink_batch(resource, at_ms, now_ms)
         if drafts:
             append(writer, hooks, drafts, now_ms, engine.dedupe)
@@ -350,7 +353,8 @@ class RunningSchedule(Running):
         for at_ms in due.publish:
             try:
                 data = yield from self._call(at_ms)
-                done = yield from self._log.publish_occurrence(schedule, fence, at_ms, data, at_ms == upto_ms)
+                ends = at_ms == upto_ms or self._stopped.done
+                done = yield from self._log.publish_occurrence(schedule, fence, at_ms, data, ends)
             except PASSING_ERRORS:
                 raise
             except Exception:
@@ -360,7 +364,7 @@ class RunningSchedule(Running):
                 return last_ms, wait_s
             self._failures = 0
             if not done:
-                logger.warning("schedule %s took too long; another process publishes it", schedule.id)
+                logger.warning("schedule %s took too long; another process has published it", schedule.id)
                 return last_ms, BUSY_S
             last_ms = at_ms
             if self._stopped.done:

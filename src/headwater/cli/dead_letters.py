@@ -49,6 +49,7 @@ Reason = Annotated[
     str | None, typer.Option("--reason", "-r", metavar="REASON", help="Like max_attempts, rejected or expired.")
 ]
 Error = Annotated[str | None, typer.Option("--error", "-e", metavar="REGEX", help="With an error text that matches.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; tell what would be done.")]
 All = Annotated[bool, typer.Option("--all", help="All of them; needed if nothing else selects.")]
 
 
@@ -220,6 +221,7 @@ def redrive(
     reason: Reason = None,
     error: Error = None,
     all_of_them: All = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Deliver dead letters again to the subscription they died in.
@@ -232,13 +234,14 @@ def redrive(
     require_choice(chosen, all_of_them)
     with existing_log(path) as log:
         _note_unknown(log, ids)
-        done = log.dead_letters.redrive(to_topic=to_topic, **chosen)
+        done = log.dead_letters.redrive(to_topic=to_topic, dry_run=dry_run, **chosen)
     if as_json:
         write_document(done)
     else:
-        say(f"{plural(done.redriven, 'dead letter')} on the way again")
+        number = plural(done.redriven, "dead letter")
+        say(f"{number} would be redriven" if dry_run else f"{number} on the way again")
         for id, why in done.failed.items():
-            note(f"dead letter {id} stays: {why}")
+            note(f"dead letter {id} {'would stay' if dry_run else 'stays'}: {why}")
     if done.failed:
         raise typer.Exit(1)
 
@@ -255,22 +258,23 @@ def purge(
     error: Error = None,
     all_of_them: All = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete dead letters for good."""
     chosen = make_filter(ids, subscription, topic, type, reason, error)
     require_choice(chosen, all_of_them)
     with existing_log(path) as log:
-        if not yes and sys.stdin.isatty():
-            total = log.dead_letters.statistics(**chosen).total
+        if not (yes or dry_run) and sys.stdin.isatty():
+            total = log.dead_letters.purge(dry_run=True, **chosen)
             if not typer.confirm(f"Delete {plural(total, 'dead letter')} for good?", err=True):
                 raise typer.Exit(1)
         _note_unknown(log, ids)
-        purged = log.dead_letters.purge(**chosen)
+        purged = log.dead_letters.purge(dry_run=dry_run, **chosen)
     if as_json:
         write_document({"purged": purged})
     else:
-        say(f"deleted {plural(purged, 'dead letter')}")
+        say(f"{'would delete' if dry_run else 'deleted'} {plural(purged, 'dead letter')}")
 
 
 @dlq.command("export")

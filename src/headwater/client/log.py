@@ -410,11 +410,14 @@ class RemoteDeadLetters:
     def statistics(self, **given: Unpack[LetterFilter]) -> Flow[LetterStatistics]:
         return self._ask("rpc.dead_letters.stats", _filter(given), _dead_letter_statistics)
 
-    def redrive(self, to_topic: str | None = None, **given: Unpack[LetterFilter]) -> Flow[RedriveResult]:
-        return self._ask("rpc.dead_letters.redrive", _filter(given, to_topic=to_topic), _redriven, again=False)
+    def redrive(
+        self, to_topic: str | None = None, dry_run: bool = False, **given: Unpack[LetterFilter]
+    ) -> Flow[RedriveResult]:
+        params = _filter(given, to_topic=to_topic, dry_run=dry_run)
+        return self._ask("rpc.dead_letters.redrive", params, _redriven, again=dry_run)
 
-    def purge(self, **given: Unpack[LetterFilter]) -> Flow[int]:
-        return self._ask("rpc.dead_letters.purge", _filter(given), _count, again=False)
+    def purge(self, dry_run: bool = False, **given: Unpack[LetterFilter]) -> Flow[int]:
+        return self._ask("rpc.dead_letters.purge", _filter(given, dry_run=dry_run), _count, again=dry_run)
 
     def export(self, after: int = 0, limit: int = PAGE, **given: Unpack[LetterFilter]) -> Flow[Exported]:
         return self._ask("rpc.dead_letters.export", _filter(given, after=after, limit=limit), _exported)

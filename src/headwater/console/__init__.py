@@ -12,6 +12,7 @@ _FILES = {
     "/console/console.js": ("console.js", "text/javascript; charset=utf-8"),
     "/console/dead_letters.js": ("dead_letters.js", "text/javascript; charset=utf-8"),
     "/console/lake.js": ("lake.js", "text/javascript; charset=utf-8"),
+    "/console/messages.js": ("messages.js", "text/javascript; charset=utf-8"),
     "/console/over_time.js": ("over_time.js", "text/javascript; charset=utf-8"),
     "/console/replicas.js": ("replicas.js", "text/javascript; charset=utf-8"),
     "/console/subscriptions.js": ("subscriptions.js", "text/javascript; charset=utf-8"),

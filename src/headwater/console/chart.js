@@ -41,7 +41,7 @@ export function timeTicks(fromMs, untilMs, widthPx) {
   return ticks.map((at) => ({ at, text: stepMs >= DAY_MS / 2 ? dayOf(new Date(at)) : minuteOf(at) }));
 }
 
-/** Parts of a line between gaps; a value alone is drawn as a short dash. */
+/** Parts of a line between gaps; a value alone is drawn as a dot. */
 function parts(values) {
   const found = [];
   values.forEach((value, at) => {
@@ -120,7 +120,8 @@ export class Chart {
   }
 
   #x(at) {
-    return LEFT + ((this.#width - LEFT - RIGHT) * at) / Math.max(1, this.#steps - 1);
+    const width = this.#width - LEFT - RIGHT;
+    return this.#steps > 1 ? LEFT + (width * at) / (this.#steps - 1) : LEFT + width / 2;
   }
 
   #stepAt(x) {
@@ -155,7 +156,10 @@ export class Chart {
       const group = draw("g", { class: `series ${colour}` });
       for (const part of parts(values)) {
         const points = part.map(([at, value]) => `${this.#x(at).toFixed(1)},${y(value).toFixed(1)}`);
-        if (part.length === 1) points.push(`${(this.#x(part[0][0]) + 2).toFixed(1)},${y(part[0][1]).toFixed(1)}`);
+        if (part.length === 1) {
+          group.append(draw("circle", { cx: this.#x(part[0][0]), cy: y(part[0][1]), r: 2.5 }));
+          continue;
+        }
         const ends = [part.at(-1)[0], part[0][0]].map((at) => `${this.#x(at).toFixed(1)},${y(0)}`);
         if (this.isFilled) group.append(draw("polygon", { points: [...points, ...ends].join(" ") }));
         group.append(draw("polyline", { points: points.join(" ") }));

@@ -3,12 +3,13 @@
 import { DeadLetters } from "./dead_letters.js";
 import { Connection, Refusal } from "./connection.js";
 import { Lake } from "./lake.js";
+import { Messages, readField, takesJson } from "./messages.js";
 import { OverTime } from "./over_time.js";
 import { NEWS, Replicas } from "./replicas.js";
 import { Subscriptions } from "./subscriptions.js";
 import {
-  $, Growth, ago, bytes, clock, complain, count, facts, fillTable, make, numberOf, perSecond, pretty, preview, readJson,
-  setText, textOf, titled, unfolding, whole,
+  $, Growth, ago, bytes, clock, complain, facts, fillTable, make, numberOf, perSecond, pretty, preview, setText, textOf,
+  titled, unfolding, whole,
 } from "./show.js";
 
 const LOOK_MS = 2_000, LOOK_MS_MAX = 10_000; // between two looks at the statistics
@@ -20,10 +21,13 @@ const TAIL_MAX = 200, TOPICS_MAX = 100; // shown at most
 const METHODS = {
   "rpc.dead_letters": '{"limit": 10}',
   "rpc.dead_letters.get": '{"id": 1}',
+  "rpc.dead_letters.groups": "",
   "rpc.dead_letters.stats": "",
   "rpc.health": "",
   "rpc.last_seq": "",
   "rpc.maintenance.run": "",
+  "rpc.message": '{"sequence_id": 1}',
+  "rpc.messages": '{"topic": "orders.>", "where": "data.order == 17"}',
   "rpc.publish": '{"topic": "orders.new", "data": {"order": 17}}',
   "rpc.publish.batch": '{"messages": [{"topic": "orders.new", "data": 1}, {"topic": "orders.new", "data": 2}]}',
   "rpc.retain": '{"topic": "logs.>", "max_age": 86400}',
@@ -65,9 +69,11 @@ const connection = new Connection(address, {
     overTime.begin();
     lake.begin();
     if (connection.may("read")) listen(connection.may("read-all") || pattern !== ">" ? pattern : firstReadable());
+    messages.lookIfShown();
     look();
   },
   token(error) {
+    messages.clear();
     $("token").hidden = false;
     $("signed-in").hidden = true;
     $("tail").replaceChildren(); // what the next token may not read
@@ -85,7 +91,8 @@ const connection = new Connection(address, {
   },
 });
 
-const letters = new DeadLetters(connection), replicas = new Replicas(connection);
+const messages = new Messages(connection, () => look());
+const letters = new DeadLetters(connection, (seq) => messages.open(seq)), replicas = new Replicas(connection);
 const overTime = new OverTime(connection), lake = new Lake(connection);
 const subscriptions = new Subscriptions(connection, () => look());
 
@@ -110,18 +117,21 @@ function route() {
   const links = [...$("pages").querySelectorAll("a")];
   const wanted = links.find((each) => each.hash === location.hash && each.checkVisibility());
   const current = wanted ?? links.find((each) => each.checkVisibility()) ?? links[0];
+  const isNew = !current.hasAttribute("aria-current");
   for (const each of links) {
     const isCurrent = each === current;
     if (isCurrent) each.setAttribute("aria-current", "page");
     else each.removeAttribute("aria-current");
     $(`page-${each.hash.slice(1)}`).hidden = !isCurrent;
   }
+  if (isNew) $("pages").scrollLeft = current.offsetLeft - $("pages").clientWidth / 3; // on a phone not all fit
   const name = current.hash.slice(1) === FIRST_PAGE ? "" : `${current.firstChild.textContent} · `;
   document.title = `${name}${$("log").textContent || "Headwater"} · Headwater`;
 }
 
 addEventListener("hashchange", () => {
   route();
+  messages.lookIfShown();
   scrollTo(0, 0);
   look();
 });
@@ -202,6 +212,7 @@ function showStatistics(statistics) {
   }
   gone.forEach((topic) => ofTopics.delete(topic));
   showTopics();
+  messages.note(numberOf(statistics.last_seq));
   subscriptions.show(all);
 }
 
@@ -230,9 +241,10 @@ function topicButton(topic) {
   const onclick = () => {
     $("topic").value = $("pattern").value = topic;
     listen(topic);
+    messages.browse(topic);
     location.hash = "messages";
   };
-  return make("button", { type: "button", className: "link", textContent: topic, title: "Listen to it", onclick });
+  return make("button", { type: "button", className: "link", textContent: topic, title: "Show its messages", onclick });
 }
 
 $("topic-filter").oninput = showTopics;
@@ -302,47 +314,9 @@ $("clear").onclick = () => {
   paint();
 };
 
-// --- publishing and calling ------------------------------------------------------------------------------------------
+// --- calling ---------------------------------------------------------------------------------------------------------
 
-function readField(field) {
-  if (!field.value.trim()) return undefined;
-  try {
-    return readJson(field.value);
-  } catch (error) {
-    throw new Refusal("This is not JSON, so it was not sent.", error.message);
-  }
-}
-
-function markField({ target }) {
-  try {
-    readField(target);
-    target.removeAttribute("aria-invalid");
-  } catch {
-    target.setAttribute("aria-invalid", "true");
-  }
-}
-
-for (const field of [$("data"), $("params")]) {
-  field.oninput = markField;
-  field.onkeydown = (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) field.form.requestSubmit();
-  };
-}
-
-$("publish-form").onsubmit = async (event) => {
-  event.preventDefault();
-  complain("publish-problem");
-  setText($("published"), "");
-  try {
-    const data = readField($("data"));
-    if (data === undefined) throw new Refusal("There is no data.", "Any JSON will do, null too.");
-    const { sequence_id: seq } = await connection.call("rpc.publish", { topic: $("topic").value.trim(), data });
-    setText($("published"), `Stored as seq ${textOf(seq)}`);
-    look();
-  } catch (error) {
-    complain("publish-problem", error);
-  }
-};
+takesJson($("params"));
 
 $("call-form").onsubmit = async (event) => {
   event.preventDefault();

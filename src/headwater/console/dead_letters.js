@@ -1,29 +1,33 @@
-// The dead letters: how many, which, why; and what to do with them, after asking.
+// The dead letters, grouped by what failed alike; and what to do with them, after a dry run says what that would be.
 
-import { Refusal } from "./connection.js";
 import {
-  $, ask, complain, count, facts, make, pretty, preview, setText, tell, textOf, titled, unfolding, whole,
+  $, ask, badge, button, complain, count, facts, make, pretty, preview, setText, tell, textOf, titled, unfolding, when,
+  whole,
 } from "./show.js";
 
 const LOOK_MS = 10_000; // between two looks, unless something says that they have changed
-const PAGE = 50, LETTERS_MAX = 1_000; // the server gives no more at once
+const PAGE = 50; // letters of a group that are loaded at a time
+const GROUPS_MAX = 200; // shown
+const WHYS_MAX = 5, NAMED_MAX = 10; // reasons and subscriptions listed in a dialog
 const EVERY = "All subscriptions";
+
+const keyOf = ({ subscription, reason, handler, error }) => JSON.stringify([subscription, reason, handler, error]);
+const filterOf = ({ subscription, reason, handler, error }) => ({ subscription, reason, handler, error_kind: error });
 
 export class DeadLetters {
   #counts = { total: 0, redriving: 0, by_subscription: {} };
-  #wanted = PAGE;
   #lookedAt = -LOOK_MS;
   #dead = 0;
+  #chosen = new Map(); // the ids of the letters that are ticked, with their boxes
 
-  constructor(connection) {
-    this.connection = connection;
+  constructor(connection, showMessage) {
+    Object.assign(this, { connection, showMessage });
     $("letter-filter").onchange = () => this.#lookNow();
-    $("more-letters").onclick = () => {
-      this.#wanted = Math.min(this.#wanted + PAGE, LETTERS_MAX);
-      this.#lookNow();
-    };
-    $("redrive-all").onclick = () => this.#settleAll("redrive");
-    $("purge-all").onclick = () => this.#settleAll("purge");
+    $("redrive-all").onclick = () => this.#settle("redrive", "all", this.#filter);
+    $("purge-all").onclick = () => this.#settle("purge", "all", this.#filter);
+    $("redrive-chosen").onclick = () => this.#settle("redrive", "the selected", { ids: [...this.#chosen.keys()] });
+    $("purge-chosen").onclick = () => this.#settle("purge", "the selected", { ids: [...this.#chosen.keys()] });
+    $("choose-none").onclick = () => this.#chooseNone();
   }
 
   async lookIfDue({ subscriptions }) {
@@ -39,19 +43,18 @@ export class DeadLetters {
 
   async #look() {
     this.#lookedAt = performance.now();
-    const [counts, letters] = await Promise.all([
+    const [counts, groups] = await Promise.all([
       this.connection.call("rpc.dead_letters.stats"),
-      this.connection.call("rpc.dead_letters", { limit: this.#wanted, ...this.#filter }),
+      this.connection.call("rpc.dead_letters.groups", this.#filter),
     ]);
     this.#counts = counts;
     setText($("letter-count"), whole(counts.total));
     setText($("redriving"), counts.redriving ? `${whole(counts.redriving)} on the way again` : "");
     tell("letter-badge", counts.total ? whole(counts.total) : "");
     $("letter-tile").classList.toggle("alarm", counts.total > 0);
-    $("redrive-all").disabled = $("purge-all").disabled = !letters.length;
-    $("more-letters").hidden = letters.length < this.#wanted || this.#wanted >= LETTERS_MAX;
+    $("redrive-all").disabled = $("purge-all").disabled = !groups.length;
     this.#showChoice(Object.keys(counts.by_subscription).sort());
-    this.#showLetters(letters);
+    this.#showGroups(groups);
   }
 
   get #filter() {
@@ -68,39 +71,121 @@ export class DeadLetters {
     $("letter-filter").value = chosen;
   }
 
+  // --- groups ---
+
   /** What has not changed stays the element it is, open or not. */
-  #showLetters(letters) {
-    const states = letters.map(({ id, redrives, redriving }) => [id, redrives, redriving].join());
-    const old = new Map([...$("letter-list").children].map((item) => [item.dataset.state, item]));
-    if (states.join("\n") === [...old.keys()].join("\n")) return;
-    const items = letters.map((letter, at) => old.get(states[at]) ?? this.#item(letter, states[at]));
-    $("letter-list").replaceChildren(...items);
+  #showGroups(groups) {
+    const total = groups.reduce((sum, each) => sum + each.count, 0);
+    setText($("letters-note"), groups.length ? `${count(total, "letter")} in ${count(groups.length, "group")}` : "");
+    const old = new Map([...$("letter-list").children].map((item) => [item.dataset.key, item]));
+    const items = groups.slice(0, GROUPS_MAX).map((group) => old.get(keyOf(group)) ?? this.#item(group));
+    items.forEach((item, at) => this.#update(item, groups[at]));
+    const isSame = items.length === old.size && items.every((item, at) => $("letter-list").children[at] === item);
+    if (!isSame) $("letter-list").replaceChildren(...items);
+    for (const [id, box] of this.#chosen) if (!box.isConnected) this.#chosen.delete(id);
+    this.#showChosen();
   }
 
-  #item(letter, state) {
-    const { message, redriving, reason } = letter;
+  #item(group) {
+    const summary = make("summary", { className: "group" },
+      make("b", { className: "number" }),
+      make("span", { className: "reason", textContent: group.reason.replaceAll("_", " ") }),
+      make("code", { className: "error", textContent: group.error || "no error was given" }),
+      make("span", { className: "whose" },
+        make("strong", { textContent: group.subscription }), group.handler ? ` · ${group.handler}` : ""),
+      make("span", { className: "quiet" }), make("span"));
+    const list = make("ol", { className: "items letters" });
+    const item = make("li", {}, unfolding(summary, () => this.#groupBody(item, list)));
+    item.dataset.key = keyOf(group);
+    item.letters = list;
+    return item;
+  }
+
+  #update(item, group) {
+    const { count: number, redriving, first_ms: first, last_ms: last } = group;
+    const [total, , , , times, again] = item.querySelector("summary").children;
+    const isChanged = item.group && ["count", "redriving", "last_id"].some((name) => item.group[name] !== group[name]);
+    item.group = group;
+    setText(total, whole(number));
+    setText(times, [...new Set([when(first), when(last)])].join(" to "));
+    again.replaceChildren(...(redriving ? [badge(`${whole(redriving)} redriving`, "busy")] : []));
+    if (isChanged && item.letters.isConnected) this.#load(item);
+  }
+
+  #groupBody(item, list) {
+    const stack = make("div"), more = button("Show more", () => this.#load(item, true));
+    const act = (verb, className) => button(`${verb} group…`, () =>
+      this.#settle(verb.toLowerCase(), "the group", filterOf(item.group)), className);
+    item.more = more;
+    this.#load(item);
+    this.#showStack(item, stack);
+    const actions = make("p", { className: "foot" }, act("Redrive", "small"), act("Purge", "small danger"));
+    actions.dataset.right = "manage";
+    return [actions, stack, ...titled("Letters, oldest first", list), more];
+  }
+
+  async #showStack({ group: { last_id: id } }, place) {
+    try {
+      const { error, stack } = await this.connection.call("rpc.dead_letters.get", { id });
+      const whole = stack ?? error;
+      if (!whole) return;
+      place.replaceChildren(...titled(`${stack ? "Stack" : "Error"} of the newest`,
+        make("pre", { textContent: whole, tabIndex: 0, className: "stack" })));
+    } catch {
+      // It is gone meanwhile: the next look takes the group off, or shows another newest.
+    }
+  }
+
+  /** Load the letters of a group that are shown, or a page more of them. */
+  async #load(item, isMore = false) {
+    const known = [...item.letters.children];
+    const limit = PAGE * Math.max(1, Math.ceil(known.length / PAGE));
+    const page = isMore ? { after: Number(known.at(-1).dataset.id), limit: PAGE } : { limit };
+    try {
+      const letters = await this.connection.call("rpc.dead_letters", { ...filterOf(item.group), ...page });
+      const old = new Map(known.map((each) => [each.dataset.state, each]));
+      const items = letters.map((letter) => old.get(stateOf(letter)) ?? this.#letter(letter));
+      if (isMore) item.letters.append(...items);
+      else item.letters.replaceChildren(...items);
+      item.more.hidden = item.letters.children.length >= item.group.count || !letters.length;
+    } catch (error) {
+      complain("letters-problem", error);
+    }
+  }
+
+  // --- letters ---
+
+  #letter(letter) {
+    const { id, message, redriving, died_ms: at, attempts } = letter;
+    const what = `${message.topic} #${textOf(message.seq)}`;
+    const box = make("input", { type: "checkbox", ariaLabel: `Select letter ${id}, ${what}` });
+    box.onchange = () => {
+      if (box.checked) this.#chosen.set(id, box);
+      else this.#chosen.delete(id);
+      this.#showChosen();
+    };
     const summary = make("summary", {},
-      make("span", { className: "reason", textContent: redriving ? "redriving" : reason.replaceAll("_", " ") }),
-      make("strong", { textContent: letter.subscription }),
-      make("span", { className: "seq", textContent: `${message.topic} #${textOf(message.seq)}` }),
-      make("code", { textContent: preview(letter.error ?? "no error was given") }));
-    const item = make("li", {}, unfolding(summary, () => this.#body(letter)));
-    item.dataset.state = state;
+      make("time", { textContent: when(at), title: new Date(at).toISOString() }),
+      make("strong", { textContent: message.topic }),
+      ...(redriving ? [badge("redriving", "busy")] : []),
+      make("span", { className: "seq", textContent: `${count(attempts, "attempt")} · #${textOf(message.seq)}` }),
+      make("code", { textContent: preview(JSON.stringify(message.data)) }));
+    const item = make("li", { className: "letter" }, box, unfolding(summary, () => this.#body(letter)));
+    Object.assign(item.dataset, { state: stateOf(letter), id });
     return item;
   }
 
   #body({ id, message, stack, error, subscription, ...letter }) {
-    const { data, headers, seq, topic, ...rest } = message;
-    const what = `letter ${id}, ${topic} #${textOf(seq)} of ${subscription}`;
-    const button = (textContent, className, verb) => {
-      const onclick = () => this.#settle(verb, what, { ids: [id] });
-      return make("button", { type: "button", className, textContent, onclick });
-    };
-    const buttons = [button("Redrive…", "small", "redrive"), button("Purge…", "small danger", "purge")];
+    const { data, headers, seq, topic, unreadable, ...rest } = message;
+    const act = (verb, className) => button(`${verb}…`, () =>
+      this.#settle(verb.toLowerCase(), `letter ${id}, ${topic} #${textOf(seq)} of ${subscription}`, { ids: [id] }),
+    className);
+    const toMessage = button("Show message", () => this.showMessage(seq));
+    toMessage.dataset.right = "read";
     return [
-      make("p", { className: "foot" }, ...buttons),
+      make("p", { className: "foot" }, act("Redrive", "small"), act("Purge", "small danger"), toMessage),
       facts({
-        died: new Date(letter.died_ms).toISOString(), attempts: letter.attempts, handler: letter.handler,
+        letter: id, died: new Date(letter.died_ms).toISOString(), attempts: letter.attempts, handler: letter.handler,
         redrives: letter.redrives, "last redrive": letter.redrive_error, ...rest,
       }),
       ...(error ? titled("Error", make("pre", { textContent: error, tabIndex: 0 })) : []),
@@ -110,31 +195,70 @@ export class DeadLetters {
     ];
   }
 
-  #settleAll(verb) {
-    const { subscription } = this.#filter;
-    const { total, by_subscription: by } = this.#counts;
-    const number = subscription === undefined ? total : (by[subscription] ?? 0);
-    this.#settle(verb, `${count(number, "dead letter")} of ${subscription ?? "all subscriptions"}`, this.#filter);
+  #chooseNone() {
+    this.#chosen.forEach((box) => (box.checked = false));
+    this.#chosen.clear();
+    this.#showChosen();
   }
 
+  #showChosen() {
+    $("chosen").hidden = !this.#chosen.size;
+    setText($("chosen-note"), `${count(this.#chosen.size, "letter")} selected`);
+  }
+
+  // --- settling ---
+
+  /** What would be done is asked for first, and shown; then the same is done. */
   async #settle(verb, what, filter) {
-    const isPurge = verb === "purge";
-    const agreed = isPurge
-      ? await ask({ title: `Purge ${what}?`, body: ["It cannot be undone."], verb: "Purge", className: "danger" })
-      : await ask({
-        title: `Redrive ${what}?`, body: ["What is delivered again stays here until it is acked."], verb: "Redrive",
-      });
-    if (!agreed) return;
+    const isPurge = verb === "purge", method = `rpc.dead_letters.${verb}`;
     complain("letters-problem");
     tell("letters-done", "");
     try {
-      const done = await this.connection.call(`rpc.dead_letters.${verb}`, filter);
-      tell("letters-done", isPurge ? `${count(done, "letter")} purged` : `${count(done.redriven, "letter")} redriven`);
-      const whys = Object.values(done.failed ?? {});
-      if (whys.length) throw new Refusal(`${count(whys.length, "letter")} could not be redriven: ${whys[0]}`);
+      const [would, { by_subscription: by }] = await Promise.all([
+        this.connection.call(method, { ...filter, dry_run: true }),
+        this.connection.call("rpc.dead_letters.stats", filter),
+      ]);
+      const agreed = await (isPurge ? askPurge(what, would, by) : askRedrive(what, would, by));
+      if (!agreed) return;
+      const done = await this.connection.call(method, filter);
+      tell("letters-done", isPurge ? `${count(done, "letter")} purged` : redriveOutcome(done));
+      this.#chooseNone();
     } catch (error) {
       complain("letters-problem", error);
     }
     await this.#lookNow();
   }
+}
+
+function askPurge(what, number, bySubscription) {
+  const textContent = `${count(number, "dead letter")} would be deleted. It cannot be undone.`;
+  const body = [make("p", { textContent }), ofWhich(bySubscription)];
+  return ask({ title: `Purge ${what}?`, body, verb: `Purge ${whole(number)}`, className: "danger" });
+}
+
+function askRedrive(what, { redriven, failed }, bySubscription) {
+  const textContent = `${count(redriven, "dead letter")} would be delivered again. Each stays here until it is acked.`;
+  const body = [make("p", { textContent }), ofWhich(bySubscription)], whys = new Map();
+  Object.values(failed).forEach((why) => whys.set(why, (whys.get(why) ?? 0) + 1));
+  for (const [why, number] of [...whys].slice(0, WHYS_MAX)) {
+    body.push(make("p", { className: "stays", textContent: `${count(number, "letter")} would stay: ${why}` }));
+  }
+  const title = `Redrive ${what}?`;
+  if (redriven) return ask({ title, body, verb: `Redrive ${whole(redriven)}` });
+  return ask({ title, body, verb: "Nothing to redrive", isOver: true, no: "Close" });
+}
+
+/** The letters chosen, by subscription. */
+function ofWhich(bySubscription) {
+  const named = Object.entries(bySubscription).slice(0, NAMED_MAX);
+  const rest = Object.keys(bySubscription).length - named.length;
+  return facts({ ...Object.fromEntries(named.map(([name, number]) => [name, whole(number)])),
+    ...(rest ? { "…": `${count(rest, "more subscription")}` } : {}) });
+}
+
+const stateOf = ({ id, redrives, redriving }) => [id, redrives, redriving].join();
+
+function redriveOutcome({ redriven, failed }) {
+  const stay = Object.keys(failed).length;
+  return `${count(redriven, "letter")} redriven${stay ? `, ${count(stay, "letter")} stayed` : ""}`;
 }

@@ -34,7 +34,9 @@ export class OverTime {
     if (performance.now() - this.#lookedAt < LOOK_MS || !$("over-time").checkVisibility()) return;
     this.#lookedAt = performance.now();
     const span = this.#span, found = await this.connection.call("rpc.stats.history", { span });
-    if (span === this.#span) this.#show(found);
+    if (span !== this.#span) return;
+    this.#show(found);
+    if (!found.file_bytes.some(Boolean)) this.begin(); // the server has just started: its first sample comes soon
   }
 
   async #zoom(span) {

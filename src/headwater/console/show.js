@@ -72,6 +72,12 @@ export const bytes = (amount) => inUnits(amount, BYTES);
 export const span = (ms) => inUnits(ms, SPANS);
 export const clock = (moment) => new Date(moment).toLocaleTimeString("en-GB");
 
+/** A moment as short as it can be told: without the day if it is today. */
+export function when(moment) {
+  const at = new Date(moment), time = at.toLocaleTimeString("en-GB");
+  return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("en-CA")} ${time}`;
+}
+
 /** To the second, minute, hour or day: more changes while one reads it. */
 export function ago(ms) {
   const passedMs = Date.now() - ms;
@@ -92,13 +98,13 @@ export function complain(id, error) {
 }
 
 /** Ask before something is done. `body` are elements or texts; a `form` in it is checked before a yes. The promise is
- * true after a yes, and false after Cancel or Escape. */
-export function ask({ title, body = [], verb, className = "primary", no = "Cancel" }) {
+ * true after a yes, and false after Cancel or Escape. `isOver`: there is nothing to say yes to. */
+export function ask({ title, body = [], verb, className = "primary", no = "Cancel", isOver = false }) {
   const dialog = $("ask");
   setText($("ask-title"), title);
   $("ask-text").replaceChildren(...body);
   complain("ask-problem");
-  Object.assign($("ask-yes"), { textContent: verb, className, disabled: false });
+  Object.assign($("ask-yes"), { textContent: verb, className, disabled: isOver });
   setText($("ask-no"), no);
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {

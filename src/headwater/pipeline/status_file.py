@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from headwater.formats import iso
 from headwater.pipeline.columns import GOLD_SCHEMAS
-from headwater.pipeline.lake import QUARANTINE, STATUS_FILE, Lake
+from headwater.pipeline.lake import BRONZE, LOG_PROPERTY, QUARANTINE, STATUS_FILE, Lake
 from headwater.pipeline.storage import write_errors_translated
 
 VERSION = 1
@@ -58,7 +58,7 @@ def lake_document(lake: Lake, now_ms: int) -> dict[str, Any]:
     return {
         "version": VERSION,
         "ran_at": iso(now_ms),
-        "log": found["log"],
+        "log": _salt(lake),
         "last_seq": found["last_seq"],
         "derived_to": found["derived_to"],
         "messages": rows.get("bronze/messages", 0),
@@ -68,6 +68,11 @@ def lake_document(lake: Lake, now_ms: int) -> dict[str, Any]:
         "audit": None if found["audit"] is None else _audit(found["audit"]),
         "charts": [chart for chart in (_volume(lake), _latency(lake), _letters(lake)) if chart is not None],
     }
+
+
+def _salt(lake: Lake) -> int:
+    """Of the log, by which a server knows whether it is its own."""
+    return int(lake.table(BRONZE).properties[LOG_PROPERTY].split("-")[0])
 
 
 def _audit(document: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +93,7 @@ def _audit(document: dict[str, Any]) -> dict[str, Any]:
 
 def _volume(lake: Lake) -> dict[str, Any] | None:
     rows = _gold(lake, "volume", "hour", ["topic"], "messages", "sum")
-    return _chart("Messages by topic", "count", rows, 0)
+    return _chart("Messages per {step}", "count", rows, 0)
 
 
 def _latency(lake: Lake) -> dict[str, Any] | None:
@@ -99,7 +104,7 @@ def _latency(lake: Lake) -> dict[str, Any] | None:
 
 def _letters(lake: Lake) -> dict[str, Any] | None:
     rows = _gold(lake, "dead_letters", "day", ["subscription"], "letters", "sum")
-    return _chart("Dead letters by day", "count", rows, 0, step_ms=DAY_MS)
+    return _chart("Dead letters per {step}", "count", rows, 0, step_ms=DAY_MS)
 
 
 def _gold(lake: Lake, name: str, at: str, by: Sequence[str], column: str, how: str) -> list[dict[str, Any]]:
@@ -147,4 +152,5 @@ def _chart(
                 series[at] = (known or 0) + row["value"]
     drawn = [{"name": name[:TEXT_CHARS_MAX], "values": values[name]} for name in names]
     more = len(totals) - len(names)
+    title = title.format(step="hour" if step_ms == HOUR_MS else "day")
     return {"title": title, "unit": unit, "from_ms": first, "step_ms": step_ms, "series": drawn, "more": more}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -152,6 +153,14 @@ class Scan(NamedTuple):
     scanned_to: int
 
 
+class Found(NamedTuple):
+    """`seqs` is all that matches between where the search began and `looked_to`, which it includes only if the search
+    runs upwards: in (after, looked_to], or newest first in (looked_to, upto]."""
+
+    seqs: list[int]
+    looked_to: int
+
+
 class Times(NamedTuple):
     """`found` is the seq and the time of publishing of all that matches in (after, scanned_to]."""
 
@@ -212,9 +221,32 @@ def letter_value(letter: DeadLetter, column: LetterColumn) -> str:
             return str(getattr(letter, column))
 
 
+class LetterGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Dead letters of one subscription that failed alike. `error` is the first line of their errors, "" if they have
+    none; `last_id` is the newest letter."""
+
+    subscription: str
+    reason: str
+    handler: str
+    error: str
+    count: int
+    redriving: int
+    first_ms: int
+    last_ms: int
+    last_id: int
+
+
+_NUMBERS = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F-]{8,}\b|\d+")
+
+
+def error_kind(error: str | None) -> str:
+    """The first line of an error without the numbers in it, which differ from message to message."""
+    return _NUMBERS.sub("#", (error or "").split("\n", 1)[0][:ERROR_LINE_CHARS])
+
+
 class DeadLetterQuery(msgspec.Struct, frozen=True):
-    """All given conditions hold together. `error` is searched in the error text, by the broker: it may take its time,
-    which is no store's."""
+    """All given conditions hold together. `error` is searched in the error text and `error_kind` compared with it, by
+    the broker: it may take its time, which is no store's. A `handler` of "" is none."""
 
     ids: tuple[int, ...] | None = None
     subscription: str | None = None
@@ -223,6 +255,18 @@ class DeadLetterQuery(msgspec.Struct, frozen=True):
     reason: str | None = None
     error: Regex | None = None
     seqs: tuple[int, ...] | None = None
+    handler: str | None = None
+    error_kind: str | None = None
+
+    def fits(self, letter: DeadLetter) -> bool:
+        """What stores leave to the broker."""
+        return (self.error is None or (letter.error is not None and self.error.finds(letter.error))) and (
+            self.error_kind is None or error_kind(letter.error) == self.error_kind
+        )
+
+    @property
+    def is_left_to_broker(self) -> bool:
+        return self.error is not None or self.error_kind is not None
 
 
 class Gap(msgspec.Struct, frozen=True):

@@ -23,8 +23,10 @@ from headwater.ports.records import (
     DeliveryCounts,
     DeliveryRow,
     Due,
+    Found,
     Gap,
     LetterColumn,
+    LetterGroup,
     Order,
     RetentionPolicy,
     Sample,
@@ -93,6 +95,11 @@ class Reader(Protocol):
     def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
         """Like `scan`, but only when each message was published; no payload is loaded to tell."""
 
+    def find(self, selection: Selection, after: int, upto: int, limit: int, *, newest_first: bool = False) -> Found:
+        """The seqs of the first `limit` matching messages in (after, upto], or of the last ones, newest first. Looks at
+        a bounded number of rows, for a bounded time: if fewer are found, and `looked_to` is not the end, call again
+        from there. Large payloads that do not match are not all loaded by one call."""
+
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         """The messages of these seqs, as far as they exist."""
 
@@ -151,7 +158,8 @@ class Reader(Protocol):
     def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
         """The deliveries that were claimed under this token."""
 
-    def delivery_counts(self, subscription: str) -> DeliveryCounts: ...
+    def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
+        """Of the delivery rows up to a seq."""
 
     def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
         """Seqs in [low, high] that some subscription holds under a live lease."""
@@ -165,6 +173,10 @@ class Reader(Protocol):
         """How many dead letters match, for the most frequent `limit` values of a column, the most frequent first. A
         missing value counts as "", of errors the first ERROR_LINE_CHARS characters of the first line count. No letter
         is loaded; the query has no `error` and no topic with wildcards."""
+
+    def group_dead_letters(self, query: DeadLetterQuery, limit: int) -> list[LetterGroup]:
+        """The largest `limit` groups of dead letters by subscription, reason, handler and the first ERROR_LINE_CHARS
+        characters of the error's first line, the largest first. No letter is loaded; the query is as above."""
 
     def gaps(self, subscription: str) -> list[Gap]:
         """Gaps not yet reported to the subscription, oldest first."""

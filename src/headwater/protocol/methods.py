@@ -292,8 +292,29 @@ class Credit(Params):
 
 
 class Seek(Params):
+    """`dry_run`: nothing is moved; the result says what a seek would do."""
+
     subscription_id: str
     start: str | int
+    dry_run: bool = False
+
+
+class FindMessages(Params):
+    """Which messages: by pattern, by seq in (`after`, `upto`], published from `since` on and before `until` (ISO 8601),
+    by `where`. `order`: newest or oldest first."""
+
+    topic: str = ">"
+    where: str | None = None
+    after: Int64 = 0
+    upto: Int64 = 2**63 - 1
+    since: str | None = None
+    until: str | None = None
+    order: str = "newest"
+    limit: int = 50
+
+
+class MessageSeq(Params):
+    sequence_id: Int64
 
 
 class Retain(Params):
@@ -341,7 +362,8 @@ class ScheduleId(Params):
 
 
 class DeadLetterFilter(Params):
-    """Which dead letters; `after` and `limit` page through a list."""
+    """Which dead letters; `after` and `limit` page through a list. `handler` and `error_kind` are those of a group, ""
+    for none. `dry_run`: a redrive or a purge changes nothing and says what it would do."""
 
     after: Int64 = 0
     limit: int = 100
@@ -351,7 +373,10 @@ class DeadLetterFilter(Params):
     type: str | None = None
     reason: str | None = None
     error: str | None = None
+    handler: str | None = None
+    error_kind: str | None = None
     to_topic: str | None = None
+    dry_run: bool = False
 
 
 class DeadLetterId(Params):

@@ -114,7 +114,10 @@ class Scopes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     def may_look_at(self, topic: str) -> bool:
         """Whether it grants the right to read or to manage it."""
-        return self._matches("read", topic) or self.manages(topic)
+        return self.reads(topic) or self.manages(topic)
+
+    def reads(self, topic: str) -> bool:
+        return self._matches("read", topic)
 
     def may_read(self, pattern: Pattern) -> bool:
         """Whether one allowed pattern covers all topics of `pattern`; several patterns are not combined."""

@@ -515,7 +515,8 @@ class Connection:
             async with asyncio.timeout(seconds):
                 params = call if method.params is None else params_of(call, method.params)
                 audit = self.context.audit
-                with audit.change(call.method, self.identity, **_audited(params)) if method.audited else nullcontext():
+                is_change = method.audited and not getattr(params, "dry_run", False)
+                with audit.change(call.method, self.identity, **_audited(params)) if is_change else nullcontext():
                     outcome = method.run(context if method.params is None else self, params)
                     if isinstance(outcome, GeneratorType):
                         outcome = await run_async(outcome)

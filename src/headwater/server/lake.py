@@ -15,8 +15,8 @@ STATUS_BYTES_MAX = 4 * 1024 * 1024
 RUN = "headwater pipeline run LOG --lake"
 
 
-def read_lake(folder: str) -> dict[str, Any]:
-    """Blocks."""
+def read_lake(folder: str, salt: int) -> dict[str, Any]:
+    """`salt`: of the server's log, of which the lake must be. Blocks."""
     path = os.path.join(folder, STATUS_FILE)
     again = f"{RUN} {folder} writes it anew"
     if "://" in folder:
@@ -37,4 +37,7 @@ def read_lake(folder: str) -> dict[str, Any]:
         raise CorruptError(f"the file is damaged ({exc})", where=path, next=again) from exc
     if len(text) > STATUS_BYTES_MAX or found.get("version") != VERSION:
         raise CorruptError("the file is of another version of Headwater", where=path, next=again)
+    if found.get("log") != salt:
+        next = "Name the lake of this log in server.lake"
+        raise InvalidStateError("this is the lake of another log", where=folder, next=next)
     return found

@@ -5,23 +5,26 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from headwater.broker import dead_letters, deliveries
-from headwater.broker.dead_letters import LetterFilter, LetterStatistics, RedriveResult
+from headwater.broker import browse, dead_letters, deliveries
+from headwater.broker.browse import FoundMessages, SeekPreview
+from headwater.broker.dead_letters import GroupFilter, LetterStatistics, RedriveResult
 from headwater.broker.flow import Blocking, Flow, run_async
 from headwater.broker.history import history as log_history
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.statistics import LogStatistics, SubscriptionInfo, describe_all, log_statistics
+from headwater.delivery.filters import parse_where
 from headwater.delivery.schedule import Schedule, check_schedule
 from headwater.errors import HeadwaterError, InvalidOptionError, TooLargeError, UnauthorizedError
-from headwater.formats import TIME_MS_MAX
+from headwater.formats import TIME_MS_MAX, time_ms
 from headwater.message import NAME_CHARS_MAX
-from headwater.ports.records import RetentionPolicy, SubscriptionRecord, SubscriptionSpec
+from headwater.ports.records import RetentionPolicy, Selection, SubscriptionRecord, SubscriptionSpec, pattern_of
 from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
 from headwater.server.auth import Scopes, not_allowed, parse_any_spelling
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from headwater.server.connection import Connection
 
 DEAD_LETTERS_MAX = 1_000  # dead letters in one answer
+MESSAGES_MAX = 500  # messages in one answer of a search
 
 
 # --- beginning ------------------------------------------------------------------------------------------------------
@@ -179,10 +183,13 @@ def remove_subscription(connection: Connection, params: rpc.SubscriptionId) -> F
     return OK
 
 
-def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int]]:
-    """Move the position of a subscription."""
+def seek(connection: Connection, params: rpc.Seek) -> Flow[dict[str, int] | SeekPreview]:
+    """Move the position of a subscription; or tell what that would do."""
     id, start = params.subscription_id, start_of(params.start)
     with _hiding(connection, id, "rpc.seek"):
+        if params.dry_run:
+            engine, reads = connection.core.engine, connection.scopes.reads
+            return (yield from browse.preview_seek(engine, id, start, connection.require_use, reads))
         position = yield from connection.core.seek(id, start, connection.require_use)
     return {"sequence_id": position}
 
@@ -226,6 +233,48 @@ def last_seq(connection: Connection, params: rpc.Nothing) -> Flow[dict[str, int]
     """The seq of the last message in the log."""
     last = yield from connection.core.last_seq()
     return {"sequence_id": last}
+
+
+def find_messages(connection: Connection, params: rpc.FindMessages) -> Flow[FoundMessages]:
+    """Search messages. A search ends after two seconds, and says how far it looked."""
+    if not 1 <= params.limit <= MESSAGES_MAX:
+        raise TooLargeError(f"limit lies between 1 and {MESSAGES_MAX}, not {params.limit}", next="Go on from looked_to")
+    if params.order not in ("newest", "oldest"):
+        raise InvalidOptionError(f"order is newest or oldest, not {params.order!r}")
+    pattern = parse_any_spelling(params.topic)
+    connection.require_read(pattern)
+    return browse.search(
+        connection.core.engine,
+        Selection(pattern, where=None if params.where is None else parse_where(params.where)),
+        after=max(0, params.after),
+        upto=params.upto,
+        since_ms=_time_of(params.since, "since"),
+        until_ms=_time_of(params.until, "until"),
+        limit=params.limit,
+        newest_first=params.order == "newest",
+    )
+
+
+def _time_of(given: str | None, name: str) -> int | None:
+    try:
+        return None if given is None else time_ms(datetime.fromisoformat(given), name)
+    except ValueError as exc:
+        raise InvalidOptionError(
+            f"{name} is a time in ISO 8601, not {given!r}", next="Write a time like 2030-01-31T12:00:00Z"
+        ) from exc
+
+
+def message(connection: Connection, params: rpc.MessageSeq) -> Flow[Any]:
+    """One message whole, its deliveries to the subscriptions that the token may use, and its dead letters if the token
+    may manage its topic."""
+    scopes = connection.scopes
+
+    def may_use(record: SubscriptionRecord) -> bool:
+        return connection.may_use(record.id, pattern_of(record.spec), record.spec.owner)
+
+    found = yield from browse.inspect(connection.core.engine, params.sequence_id, scopes.reads, may_use, scopes.manages)
+    letters = [dead_letters.to_wire(letter) for letter in found.dead_letters]
+    return {**msgspec.structs.asdict(found), "dead_letters": letters}
 
 
 def topics(connection: Connection, params: rpc.TopicPage) -> Flow[msgspec.Raw]:
@@ -310,9 +359,9 @@ def lake(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
     """What the last run and the last audit of the pipeline found; null if the server is given no lake."""
     if not connection.scopes.may_watch:
         raise not_allowed("admin, or manage", ">")
-    folder = connection.context.lake
+    folder, salt = connection.context.lake, connection.core.engine.store.salt
     read = yield Blocking(
-        lambda: _encoded(None if folder is None else read_lake(folder)), connection.core.engine.statistics
+        lambda: _encoded(None if folder is None else read_lake(folder, salt)), connection.core.engine.statistics
     )
     return cast(msgspec.Raw, read)
 
@@ -381,11 +430,12 @@ def _may_see(connection: Connection, topic: str) -> bool:
 def declare_schedule(connection: Connection, params: rpc.DeclareSchedule) -> Flow[ScheduleTurn]:
     """A schedule of a topic that the token may not publish to is not replaced by another of its id."""
     schedule, publisher = _schedule_of(connection, params)
-    return connection.core.declare_schedule(schedule, publisher, lambda stored: _allow(connection, stored))
 
+    def allow(stored: Schedule) -> None:
+        if not connection.may_publish(stored.topic):
+            raise not_allowed("publish", schedule.id)  # without the topic, which the token may not know
 
-def _allow(connection: Connection, stored: Schedule) -> None:
-    connection.require_publish(stored.topic)
+    return connection.core.declare_schedule(schedule, publisher, allow)
 
 
 def take_schedule(connection: Connection, params: rpc.TakeSchedule) -> Flow[ScheduleTurn]:
@@ -410,9 +460,12 @@ def publish_occurrence(connection: Connection, params: rpc.PublishOccurrence) ->
 
 def remove_schedule(connection: Connection, params: rpc.ScheduleId) -> Flow[dict[str, bool]]:
     """Delete a schedule."""
-    removed = yield from connection.core.delete_schedule(
-        params.schedule_id, lambda stored: connection.require_manage(parse_pattern(stored.topic))
-    )
+
+    def allow(stored: Schedule) -> None:
+        if not connection.scopes.manages(stored.topic):
+            raise not_allowed("manage", params.schedule_id)  # without the topic, which the token may not know
+
+    removed = yield from connection.core.delete_schedule(params.schedule_id, allow)
     return {"removed": removed}
 
 
@@ -452,15 +505,15 @@ def get_dead_letter(connection: Connection, params: rpc.DeadLetterId) -> Flow[An
     return dead_letters.to_wire(found)
 
 
-def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> LetterFilter:
+def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> GroupFilter:
     """Without a topic, the filter is for every topic."""
-    names = ("ids", "subscription", "topic", "type", "reason", "error")
+    names = ("ids", "subscription", "topic", "type", "reason", "error", "handler", "error_kind")
     for name in names:
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
             raise TooLargeError(f"{name} has more than {NAME_CHARS_MAX} characters")
     connection.require_manage(parse_pattern(">" if params.topic is None else params.topic))
-    return cast(LetterFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
+    return cast(GroupFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
 
 
 def dead_letter_statistics(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[LetterStatistics]:
@@ -468,17 +521,23 @@ def dead_letter_statistics(connection: Connection, params: rpc.DeadLetterFilter)
     return connection.core.dead_letters.statistics(**_filter(connection, params))
 
 
+def dead_letter_groups(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[list[dict[str, Any]]]:
+    """The largest groups of dead letters that failed alike: by subscription, reason, handler and kind of error."""
+    found = yield from connection.core.dead_letters.groups(**_filter(connection, params))
+    return [msgspec.structs.asdict(group) for group in found]
+
+
 def redrive(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[RedriveResult]:
-    """Redrive to their subscription without publishing again, or publish them to a topic."""
+    """Redrive to their subscription without publishing again, or publish them to a topic. `dry_run` only counts."""
     chosen = _filter(connection, params)
     if params.to_topic is not None:
         connection.require_publish(params.to_topic)
-    return connection.core.dead_letters.redrive(params.to_topic, **chosen)
+    return connection.core.dead_letters.redrive(params.to_topic, params.dry_run, **chosen)
 
 
 def purge(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[int]:
-    """Delete the dead letters that match."""
-    return connection.core.dead_letters.purge(**_filter(connection, params))
+    """Delete the dead letters that match, or count them."""
+    return connection.core.dead_letters.purge(params.dry_run, **_filter(connection, params))
 
 
 def export(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[dead_letters.Exported]:
@@ -541,6 +600,12 @@ def _methods() -> dict[str, Method]:
         "rpc.seek": Method(rpc.Seek, seek, OWN, audited=True),
         "rpc.topic_max_seq": Method(rpc.Topic, topic_max_seq, Needs(("read", "manage"), "the topic")),
         "rpc.last_seq": Method(rpc.Nothing, last_seq, Needs(("read", "manage"), "anything")),
+        "rpc.messages": Method(rpc.FindMessages, find_messages, Needs(("read",), "the pattern")),
+        "rpc.message": Method(
+            rpc.MessageSeq,
+            message,
+            Needs(("read",), "its topic; of deliveries and dead letters what the token may use and manage"),
+        ),
         "rpc.topics": Method(rpc.TopicPage, topics, LOOK),
         "rpc.subscriptions": Method(rpc.SubscriptionPage, subscriptions, LIST_OWN),
         "rpc.stats": Method(rpc.Nothing, statistics, LOOK),
@@ -561,6 +626,7 @@ def _methods() -> dict[str, Method]:
         "rpc.dead_letters": Method(rpc.DeadLetterFilter, list_dead_letters, DEAD),
         "rpc.dead_letters.get": Method(rpc.DeadLetterId, get_dead_letter, Needs(("manage",), "its topic")),
         "rpc.dead_letters.stats": Method(rpc.DeadLetterFilter, dead_letter_statistics, DEAD),
+        "rpc.dead_letters.groups": Method(rpc.DeadLetterFilter, dead_letter_groups, DEAD),
         "rpc.dead_letters.redrive": Method(
             rpc.DeadLetterFilter, redrive, Needs(("manage",), f"{DEAD.of}; and `publish` of `to_topic`"), audited=True
         ),

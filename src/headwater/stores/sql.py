@@ -23,13 +23,15 @@ from headwater.ports.records import (
     DeadLetter,
     DeadLetterQuery,
     DeliveryCounts,
+    Found,
+    LetterGroup,
     Selection,
     SubscriptionRecord,
     SubscriptionSpec,
     Times,
     TopicCount,
 )
-from headwater.ports.store import LETTERS_BYTES_MAX, Reader
+from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Reader
 
 OWN_TABLES = frozenset(
     [
@@ -63,6 +65,7 @@ _TimedCandidate = tuple[int, int, str, str | None, str | None]  # seq, time of p
 TIMES = msgspec.json.Decoder(list[tuple[int, int]])
 CANDIDATES = msgspec.json.Decoder(list[_TimedCandidate])
 LETTER_COUNTS = msgspec.json.Decoder(list[tuple[str | int, int]])
+LETTER_GROUPS = msgspec.json.Decoder(list[LetterGroup])
 
 SMALL_BYTES_MAX = 4_096  # of data; up to here the database is asked whether a condition holds
 SIFT_BYTES_MAX = 1024 * 1024  # of messages that were found or looked into
@@ -296,15 +299,16 @@ def unordered_by(
     drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, last: tuple[int, int], known: Run | None
 ) -> Run | None:
     """The seqs between which the times of the log do not ascend, once these drafts are stored: from the first that is
-    older than one before it to the last that was published with such a time. `last` is the last message so far, with
-    its time. Behind the run all times are those of the log's clock, so `last` is the newest unless it ends the run."""
+    older than one before it, or ahead of now, to the last that was published with such a time. `last` is the last
+    message so far, with its time. Behind the run all times are those of the log's clock, so `last` is the newest unless
+    it ends the run."""
     first, end = known or (0, 0)
     newest_ms = last[1]
     is_inside = known is not None and end >= last[0]
     for draft, seq in zip(drafts, seqs, strict=True):
         if draft.published_ms is None:
             newest_ms, is_inside = max(newest_ms, now_ms), False
-        elif is_inside or draft.published_ms < newest_ms:
+        elif is_inside or not newest_ms <= draft.published_ms <= now_ms:  # what follows one ahead of now may be older
             first, end, is_inside = first or seq, seq, True
         else:
             newest_ms = draft.published_ms
@@ -401,6 +405,21 @@ def sift(
         if len(found) >= limit or weight >= SIFT_BYTES_MAX or time.monotonic() > until_s:
             return Sifted(found, each.seq)
     return Sifted(found, None)
+
+
+def search_bounds(after: int, upto: int, seqs_max: int, newest_first: bool) -> tuple[int, int, int]:
+    """The part (low, high] of a range that one search looks at, and the end of it where the next one goes on."""
+    if newest_first:
+        low = max(after, upto - seqs_max)
+        return low, upto, low
+    high = min(upto, after + seqs_max)
+    return after, high, high
+
+
+def found_of(sifted: Sifted, end: int, newest_first: bool) -> Found:
+    """Downwards, the message at which the sifting stopped is the last one that was looked at."""
+    seqs, stopped_at = sifted
+    return Found(seqs, end if stopped_at is None else stopped_at - 1 if newest_first else stopped_at)
 
 
 def _holds(where: Where, candidate: Candidate, log: object, load: Callable[[int], Message | None]) -> bool:
@@ -503,8 +522,8 @@ class SqlReader:
     def owned_subscriptions(self, owner: str) -> int:
         return int(self._value("owned_subscriptions", owner))
 
-    def delivery_counts(self, subscription: str) -> DeliveryCounts:
-        return DeliveryCounts(*self._row("delivery_counts", subscription))
+    def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
+        return DeliveryCounts(*self._row("delivery_counts", subscription, upto))
 
     def gap_total(self, subscription: str) -> int:
         return int(self._value("gap_total", subscription))

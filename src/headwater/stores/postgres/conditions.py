@@ -305,4 +305,6 @@ def letters_wanted(query: DeadLetterQuery) -> Condition:
     ):
         if value is not None:
             parts.append(Condition(f"{column} = %s", (value,)))
+    if query.handler is not None:
+        parts.append(Condition("coalesce(handler, '') = %s", (query.handler,)))
     return all_of(*parts)

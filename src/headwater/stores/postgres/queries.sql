@@ -104,7 +104,7 @@ SELECT coalesce(json_agg(json_build_array(seq, published_at, topic, "from", "to"
 
 -- :candidates: messages of a seq range that may be wanted, and whether their content is known to fit
 SELECT seq, topic, "from", "to", {size}, published_at, {judged}
-FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq LIMIT %s
+FROM messages WHERE seq > %s AND seq <= %s AND {condition} ORDER BY seq {direction} LIMIT %s
 
 -- :columns: one message, column by column
 SELECT seq, topic, data::text, published_at, {size}, id, {extras_raw}
@@ -371,7 +371,7 @@ SELECT '[' || string_agg({delivery}, ',') || ']' FROM (
 
 -- :delivery_counts: rows in flight, rows waiting, and the first of them
 SELECT count(*) FILTER (WHERE token > 0), count(*) FILTER (WHERE token = 0), min(seq)
-FROM deliveries WHERE subscription = %s
+FROM deliveries WHERE subscription = %s AND seq <= %s
 
 -- :leased_seqs: seqs of a range under a live lease
 SELECT coalesce(json_agg(DISTINCT seq), '[]')::text FROM deliveries
@@ -443,6 +443,14 @@ SELECT coalesce(json_agg(json_build_array(value, count)), '[]')::text FROM (
     SELECT {column} AS value, count(*) AS count FROM dead_letters WHERE {condition}
     GROUP BY value ORDER BY count DESC, value LIMIT %s
 ) AS counted
+
+-- :group_dead_letters: the largest groups of dead letters that failed alike; {line} is the first line of an error
+SELECT coalesce(json_agg(json_build_array(subscription, reason, handler, line, count, redriving, first, last, id)), '[]')::text
+FROM (
+    SELECT subscription, reason, coalesce(handler, '') AS handler, coalesce({line}, '') AS line, count(*) AS count,
+        sum(redriving::int) AS redriving, min(died_at) AS first, max(died_at) AS last, max(id) AS id
+    FROM dead_letters WHERE {condition} GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC, 9 DESC LIMIT %s
+) AS grouped
 
 -- :remove_dead_letters: remove dead letters by id
 DELETE FROM dead_letters WHERE id = ANY(%s::bigint[])

@@ -20,8 +20,10 @@ from headwater.ports.records import (
     DeadLetterQuery,
     DeliveryRow,
     Due,
+    Found,
     Gap,
     LetterColumn,
+    LetterGroup,
     Order,
     RetentionPolicy,
     Sample,
@@ -46,15 +48,19 @@ from headwater.stores.sql import (
     CANDIDATES,
     CANDIDATES_MAX,
     LETTER_COUNTS,
+    LETTER_GROUPS,
     TIMES,
     Candidate,
+    Sifted,
     SqlReader,
     TopicTail,
     count_by_scanning,
+    found_of,
     kept_times,
     letter_of,
     letters_page,
     record_of,
+    search_bounds,
     sift,
     times_by_scanning,
 )
@@ -127,10 +133,31 @@ class PostgresReader(SqlReader):
     def _sift(self, selection: Selection, wanted: Wanted, after: int, end: int, limit: int, upto: int | None) -> Scan:
         last = self.last_seq()  # what is there by now is seen by the next statement, too
         self._seen_last, end = last, max(after, min(end, last))
+        (seqs, stopped_at), is_empty = self._sifted(selection, wanted, after, end, limit)
+        if stopped_at is None:
+            stopped_at = end
+            if is_empty and stopped_at < last:
+                stopped_at = self._quiet_to(wanted, after, stopped_at, last if upto is None else end)
+        messages = self.messages(seqs)
+        return Scan([messages[seq] for seq in seqs if seq in messages], stopped_at)
+
+    def find(self, selection: Selection, after: int, upto: int, limit: int, *, newest_first: bool = False) -> Found:
+        upto = min(upto, self.last_seq())
+        if upto <= after or limit < 1:
+            return Found([], upto if newest_first else after)
+        low, high, end = search_bounds(after, upto, SCAN_SEQS_MAX, newest_first)
+        sifted, _ = self._sifted(selection, wanted_by(selection), low, high, limit, newest_first)
+        return found_of(sifted, end, newest_first)
+
+    def _sifted(
+        self, selection: Selection, wanted: Wanted, after: int, end: int, limit: int, newest_first: bool = False
+    ) -> tuple[Sifted, bool]:
+        """And whether there was nothing to sift."""
         most = min(CANDIDATES_MAX, max(limit, 100))
 
         def ask(condition: Condition) -> list[Candidate]:
             sql = _with(SQL["candidates"], condition).replace("{judged}", judged)
+            sql = sql.replace("{direction}", "DESC" if newest_first else "")
             statement = self._execute(sql, (after, end, *condition.params, most))
             return [Candidate(*row) for row in statement.rows()]
 
@@ -142,12 +169,7 @@ class PostgresReader(SqlReader):
             judged = "FALSE"
             rows = ask(wanted.without_where)
         seqs, stopped_at = sift(selection, rows, limit, self._topics, lambda seq: self.messages([seq]).get(seq))
-        if stopped_at is None:
-            stopped_at = rows[-1].seq if len(rows) == most else end
-            if not rows and stopped_at < last:
-                stopped_at = self._quiet_to(wanted, after, stopped_at, last if upto is None else end)
-        messages = self.messages(seqs)
-        return Scan([messages[seq] for seq in seqs if seq in messages], stopped_at)
+        return Sifted(seqs, rows[-1].seq if stopped_at is None and len(rows) == most else stopped_at), not rows
 
     def _quiet_to(self, wanted: Wanted, after: int, scanned_to: int, most: int) -> int:
         """Far behind, and nothing here: perhaps nothing for long."""
@@ -380,6 +402,11 @@ class PostgresReader(SqlReader):
         sql = _with(SQL["count_dead_letters"].replace("{column}", column), condition)
         found = LETTER_COUNTS.decode(self._execute(sql, (*condition.params, limit)).text() or b"[]")
         return {str(value): count for value, count in found}
+
+    def group_dead_letters(self, query: DeadLetterQuery, limit: int) -> list[LetterGroup]:
+        condition = letters_wanted(query)
+        sql = _with(SQL["group_dead_letters"].replace("{line}", _LETTER_COLUMNS["error"]), condition)
+        return LETTER_GROUPS.decode(self._execute(sql, (*condition.params, limit)).text() or b"[]")
 
     def gaps(self, subscription: str) -> list[Gap]:
         return [Gap(*row) for row in self._execute(SQL["gaps"], (subscription,)).rows()]

@@ -290,6 +290,7 @@ class PostgresWriter(PostgresReader):
             self._later(
                 "save_subscription", (record.id, spec.pattern, spec.mode, _json(spec), record.created_ms, *moved)
             )
+            self.has_news = known is not None or self.has_news  # it may be paused, or resumed
         self._locked[record.id] = self.saved[record.id] = record
         if spec.mode != "shared" and lease.until_ms == 0:
             self.has_news = True  # it is free to be taken

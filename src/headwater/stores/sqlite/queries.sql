@@ -42,7 +42,7 @@ SELECT json_group_array(json_array(seq, published_at, topic, "from", "to")) FROM
 
 -- :candidates: messages of a seq range that may be wanted, and whether their content is known to fit
 SELECT seq, CAST(topic AS BLOB), CAST("from" AS BLOB), CAST("to" AS BLOB), octet_length(data), published_at, {judged}
-FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq LIMIT ?
+FROM messages WHERE seq > ? AND seq <= ? AND {condition} ORDER BY seq {direction} LIMIT ?
 
 -- :columns: one message, column by column, the payload as bytes
 SELECT seq, CAST(topic AS BLOB), CAST(data AS BLOB), published_at, size, coalesce(id, ?), {extras_raw}
@@ -288,7 +288,8 @@ SELECT json_group_array(json_array(seq, attempts, due_at, token, priority, key, 
 WHERE subscription = ? AND token = ?
 
 -- :delivery_counts: rows in flight, rows waiting, and the first of them
-SELECT coalesce(sum(token > 0), 0), coalesce(sum(token = 0), 0), min(seq) FROM deliveries WHERE subscription = ?
+SELECT coalesce(sum(token > 0), 0), coalesce(sum(token = 0), 0), min(seq)
+FROM deliveries WHERE subscription = ? AND seq <= ?
 
 -- :leased_seqs: seqs of a range under a live lease
 SELECT json_group_array(DISTINCT seq) FROM deliveries WHERE seq BETWEEN ? AND ? AND token > 0 AND due_at > ?
@@ -314,6 +315,13 @@ FROM dead_letters WHERE id > ? AND {condition} ORDER BY id
 SELECT json_group_array(json_array(value, count)) FROM (
     SELECT {column} AS value, count(*) AS count FROM dead_letters WHERE {condition}
     GROUP BY value ORDER BY count DESC, value LIMIT ?
+)
+
+-- :group_dead_letters: the largest groups of dead letters that failed alike; {line} is the first line of an error
+SELECT json_group_array(json_array(subscription, reason, handler, line, count, redriving, first, last, id)) FROM (
+    SELECT subscription, reason, coalesce(handler, '') AS handler, coalesce({line}, '') AS line, count(*) AS count,
+        sum(redriving) AS redriving, min(died_at) AS first, max(died_at) AS last, max(id) AS id
+    FROM dead_letters WHERE {condition} GROUP BY 1, 2, 3, 4 ORDER BY 5 DESC, 9 DESC LIMIT ?
 )
 
 -- :save_dead_letter: store a dead letter or replace it

@@ -20,8 +20,10 @@ from headwater.ports.records import (
     DeadLetterQuery,
     DeliveryRow,
     Due,
+    Found,
     Gap,
     LetterColumn,
+    LetterGroup,
     Order,
     RetentionPolicy,
     Sample,
@@ -36,16 +38,20 @@ from headwater.stores.sql import (
     CANDIDATES,
     CANDIDATES_MAX,
     LETTER_COUNTS,
+    LETTER_GROUPS,
     SMALL_BYTES_MAX,
     TIMES,
     Candidate,
+    Sifted,
     SqlReader,
     TopicTail,
     count_by_scanning,
+    found_of,
     kept_times,
     letter_of,
     letters_page,
     record_of,
+    search_bounds,
     sift,
     times_by_scanning,
 )
@@ -120,24 +126,37 @@ class SqliteReader(SqlReader):
         scanned_to = found[-1].seq if len(found) == limit else end
         return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
 
+    def find(self, selection: Selection, after: int, upto: int, limit: int, *, newest_first: bool = False) -> Found:
+        upto = min(upto, self.last_seq())
+        if upto <= after or limit < 1:
+            return Found([], upto if newest_first else after)
+        low, high, end = search_bounds(after, upto, SCAN_SEQS_MAX, newest_first)
+        return found_of(self._sifted(selection, low, high, limit, newest_first), end, newest_first)
+
     def _sift(self, selection: Selection, after: int, end: int, limit: int) -> Scan:
+        seqs, stopped_at = self._sifted(selection, after, end, limit)
+        messages = self.messages(seqs)
+        return Scan([messages[seq] for seq in seqs], end if stopped_at is None else stopped_at)
+
+    def _sifted(self, selection: Selection, after: int, end: int, limit: int, newest_first: bool = False) -> Sifted:
         condition, is_small = _sieve_of(selection)
         most = min(CANDIDATES_MAX, max(limit, 100))
+        direction = "DESC" if newest_first else ""
         try:
-            rows = self._candidates(condition, is_small, after, end, most)
+            rows = self._candidates(condition, is_small, direction, after, end, most)
         except (
             apsw.SQLError
         ):  # a payload that SQLite cannot read as JSON, put in by force: leave it to Python, which can
             condition, _ = _sieve_of(Selection(selection.pattern, selection.entities))
-            rows = self._candidates(condition, "FALSE", after, end, most)
+            rows = self._candidates(condition, "FALSE", direction, after, end, most)
         seqs, stopped_at = sift(selection, rows, limit, self._topics, lambda seq: self.messages([seq]).get(seq))
-        if stopped_at is None:
-            stopped_at = rows[-1].seq if len(rows) == most else end
-        messages = self.messages(seqs)
-        return Scan([messages[seq] for seq in seqs], stopped_at)
+        return Sifted(seqs, rows[-1].seq if stopped_at is None and len(rows) == most else stopped_at)
 
-    def _candidates(self, condition: Condition, is_judged: str, after: int, end: int, limit: int) -> list[Candidate]:
-        sql = SQL["candidates"].replace("{judged}", is_judged).replace("{condition}", condition.sql)
+    def _candidates(
+        self, condition: Condition, is_judged: str, direction: str, after: int, end: int, limit: int
+    ) -> list[Candidate]:
+        sql = SQL["candidates"].replace("{judged}", is_judged).replace("{direction}", direction)
+        sql = sql.replace("{condition}", condition.sql)
         rows = self._connection.execute(sql, (after, end, *condition.params, limit))
         return [
             Candidate(seq, _text(topic) or "", _text(from_), _text(to), size, published_ms, bool(is_judged))
@@ -298,6 +317,11 @@ class SqliteReader(SqlReader):
         text = self._connection.execute(sql, (*condition.params, limit)).get
         return {str(value): count for value, count in LETTER_COUNTS.decode(text)}
 
+    def group_dead_letters(self, query: DeadLetterQuery, limit: int) -> list[LetterGroup]:
+        condition = _letters_condition(query)
+        sql = SQL["group_dead_letters"].replace("{line}", _ERROR_LINE).replace("{condition}", condition.sql)
+        return LETTER_GROUPS.decode(self._connection.execute(sql, (*condition.params, limit)).get)
+
     def gaps(self, subscription: str) -> list[Gap]:
         return [Gap(*row) for row in self._connection.execute(SQL["gaps"], (subscription,))]
 
@@ -367,7 +391,7 @@ def _text(text: bytes | None) -> str | None:
 
 
 def _letters_condition(query: DeadLetterQuery) -> Condition:
-    """Leaves out `error`, and may be wider than `topic`: the caller checks both."""
+    """Leaves out `error` and `error_kind`, and may be wider than `topic`: the caller checks them."""
     parts = [EVERYTHING if query.topic is None else topic_condition(query.topic)[0]]
     if query.ids is not None:
         parts.append(Condition("id IN (SELECT value FROM json_each(?))", (_json(list(query.ids)),)))
@@ -380,6 +404,8 @@ def _letters_condition(query: DeadLetterQuery) -> Condition:
     ):
         if value is not None:
             parts.append(Condition(f"{column} = ?", (value,)))
+    if query.handler is not None:
+        parts.append(Condition("coalesce(handler, '') = ?", (query.handler,)))
     return _all_of(parts)
 
 

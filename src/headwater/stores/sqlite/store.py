@@ -91,7 +91,7 @@ class SqliteStore:
                 else:
                     prepare(self._connection, self.path, adopt=adopt, busy_timeout_ms=busy_timeout_ms)
                 self.salt = int(self._connection.execute(SQL["fact"], ("salt",)).get)
-                self._foreign_version = self._data_version()
+                self._foreign_version = self.data_version(self._connection)
             except BaseException:
                 self._connection.close()
                 raise
@@ -184,7 +184,8 @@ class SqliteStore:
         except apsw.Error:
             connection.close(True)
             raise
-        if self._closed or len(self._idle_readers) >= IDLE_READERS_MAX:
+        # A connection that takes the file for one that does not change would not see that it did.
+        if self._closed or self._read_only or len(self._idle_readers) >= IDLE_READERS_MAX:
             connection.close()
         else:
             self._idle_readers.append(connection)
@@ -204,11 +205,16 @@ class SqliteStore:
         with self._turn, translated(self.path):
             if self._closed:
                 return False
-            before, self._foreign_version = self._foreign_version, self._data_version()
+            before, self._foreign_version = self._foreign_version, self.data_version(self._connection)
             return before != self._foreign_version
 
-    def _data_version(self) -> int:
-        return int(self._connection.execute("PRAGMA data_version").get)
+    def data_version(self, connection: apsw.Connection) -> int:
+        """A number that changes with each commit of other connections than this one. Of a log that may not be written,
+        where a connection may take the file for one that does not change, it changes each second too: a file is written
+        before its commit can be seen."""
+        if not self._read_only:
+            return int(connection.execute("PRAGMA data_version").get)
+        return hash((int(time.monotonic()), *(_written_ns(f"{self.path}{suffix}") for suffix in ("", "-wal"))))
 
     def announce(self) -> str | None:
         """A lock on a file of its own, which the system takes away with the process, however that ends. The file is
@@ -446,6 +452,13 @@ def _locked(file: IO[bytes], *, exclusive: bool) -> bool:
     except OSError:
         return False
     return True
+
+
+def _written_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _size_or_zero(path: str) -> int:

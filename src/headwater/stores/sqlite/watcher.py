@@ -115,7 +115,7 @@ class SqliteWatcher:
                 return
             if events is not None and events in ready and _names_wal(events, wal_name):
                 rechecks = iter(RECHECKS_S)
-            found = _data_version(connection)
+            found = self._data_version(connection)
             if found in (version, _UNKNOWN):
                 continue
             rechecks = iter(RECHECKS_S)  # the event of a commit that follows closely may be used up already
@@ -131,12 +131,11 @@ class SqliteWatcher:
             time.sleep(PAUSE_S if foreign else min(PAUSE_S * own_in_a_row, OWN_PAUSE_S))
             foreign = False
 
-
-def _data_version(connection: apsw.Connection) -> int:
-    try:
-        return int(connection.execute("PRAGMA data_version").get)
-    except apsw.Error:  # a recovery going on, a passing fault: whatever it is, the next look will tell
-        return _UNKNOWN
+    def _data_version(self, connection: apsw.Connection) -> int:
+        try:
+            return self._store.data_version(connection)
+        except apsw.Error:  # a recovery going on, a passing fault: whatever it is, the next look will tell
+            return _UNKNOWN
 
 
 def _names_wal(events: int, wal_name: bytes) -> bool:

@@ -1,0 +1,110 @@
+"""The file that the console of a server reads: what runs and audits write into it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lake_world import World
+
+from headwater.errors import CorruptError, InvalidStateError
+from headwater.pipeline import status_file
+from headwater.pipeline.lake import STATUS_FILE
+from headwater.pipeline.logs import log_identity
+from headwater.pipeline.status_file import DAY_MS, HOUR_MS, _chart, write_verdict
+from headwater.server import lake as reading
+
+AUDIT = {
+    "whole": False,
+    "checked_at": "2026-01-02T03:04:05.000Z",
+    "seconds": 1.5,
+    "lake_seq": 3,
+    "checks": [
+        {"name": "files", "status": "ok", "what": "all there"},
+        {"name": "rows", "status": "failed", "what": "x" * 1_000},
+    ],
+}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def run(world: World) -> None:
+    with world.new_run() as running:
+        running.once()
+
+
+def found(world: World) -> dict[str, Any]:
+    """As a server reads it."""
+    return reading.read_lake(str(world.lake_path), log_identity(world.log)[0])
+
+
+def test_both_sides_mean_the_same_file() -> None:
+    assert (reading.STATUS_FILE, reading.VERSION) == (STATUS_FILE, status_file.VERSION)
+
+
+def test_a_run_writes_how_far_it_came_and_the_charts(world: World) -> None:
+    world.publish_all_kinds()
+    run(world)
+    document = found(world)
+    assert (document["last_seq"], document["messages"], document["audit"]) == (world.lake.last_seq, 23, None)
+    assert document["quarantined"] > 0
+    assert document["ran_at"].endswith("Z")
+    volume, *_ = document["charts"]
+    assert (volume["title"], len(volume["series"][0]["values"])) == ("Messages per hour", 1)  # without that of 2001
+    assert {"orders.0", "orders.new", "mails.new"} <= {each["name"] for each in volume["series"]}
+    [new] = [each["values"] for each in volume["series"] if each["name"] == "orders.new"]
+    assert sum(value or 0 for value in new) == 5
+    with world.open() as log:
+        log.publish("a", 1)
+    assert found(world) == document
+    run(world)
+    assert found(world)["messages"] == 24
+
+
+def test_an_audit_writes_its_verdict_into_the_file_of_the_last_run(world: World) -> None:
+    write_verdict(world.lake, AUDIT)
+    assert not Path(world.lake_path, STATUS_FILE).exists()  # nothing ran yet
+    world.publish_all_kinds()
+    run(world)
+    before = found(world)
+    write_verdict(world.lake, AUDIT)
+    verdict = {"whole": False, "checked_at": AUDIT["checked_at"], "seconds": 1.5, "lake_seq": 3, "checks": 2}
+    assert found(world) == before | {"audit": verdict | {"failed": ["rows: " + 294 * "x"]}}
+
+
+def test_a_server_refuses_what_is_no_such_file(world: World) -> None:
+    salt = log_identity(world.log)[0]
+    with pytest.raises(InvalidStateError, match="no such folder"):
+        reading.read_lake(str(world.folder / "gone"), salt)
+    world.publish_all_kinds()
+    run(world)
+    with pytest.raises(InvalidStateError, match="another log"):
+        reading.read_lake(str(world.lake_path), salt + 1)
+    path = Path(world.lake_path, STATUS_FILE)
+    path.write_text(json.dumps({"version": 1, "padding": "x" * reading.STATUS_BYTES_MAX}))
+    with pytest.raises(CorruptError, match="damaged"):
+        reading.read_lake(str(world.lake_path), salt)
+
+
+def test_a_chart_has_the_greatest_series_and_steps_of_hours_or_days() -> None:
+    rows = [{"at": HOUR_MS * hour, "name": f"t{n}", "value": n} for hour in (10, 12) for n in range(1, 9)]
+    chart = _chart("Messages per {step}", "count", rows, 0)
+    assert chart is not None
+    assert (chart["title"], chart["from_ms"], chart["step_ms"], chart["more"]) == (
+        "Messages per hour",
+        10 * HOUR_MS,
+        HOUR_MS,
+        2,
+    )
+    assert chart["series"][0] == {"name": "t3", "values": [3, 0, 3]}
+    late = [*rows, {"at": 10 * DAY_MS, "name": "t8", "value": 1}]
+    chart = _chart("Messages per {step}", "count", late, None)
+    assert chart is not None
+    assert (chart["title"], len(chart["series"][-1]["values"])) == ("Messages per day", 11)
+    assert chart["series"][-1]["values"][:2] == [8, None]  # a level is not added up
+    assert _chart("x", "count", [], 0) is None
