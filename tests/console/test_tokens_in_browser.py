@@ -118,6 +118,7 @@ ALL = ["#overview", "#messages", "#subscriptions", "#dead-letters", "#lake", "#a
         (Scopes(read=("orders.>",)), ["#overview", "#messages", "#api"], ["letter-tile", "publish"]),
         (Scopes(manage=(">",)), ["#overview", "#subscriptions", "#dead-letters", "#lake", "#api"], []),
         (Scopes(manage=("orders.>",)), ["#overview", "#subscriptions", "#api"], ["letter-tile"]),
+        (Scopes(admin=True), ["#lake", "#api"], []),
         (Scopes(call=(">",)), ["#api"], []),
     ],
 )

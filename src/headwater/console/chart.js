@@ -212,14 +212,3 @@ export class Chart {
     this.#pointAll(Math.min(Math.max(this.#at === null ? at : wanted, 0), last));
   }
 }
-
-/** Rows of one value each, as bars with their names. */
-export function bars(rows, format) {
-  const top = Math.max(1, ...rows.map(({ value }) => value));
-  return make("ul", { className: "bars" }, ...rows.map(({ name, value }) => {
-    const bar = draw("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
-      draw("rect", { width: 100, height: 8, rx: 1, class: "track" }),
-      draw("rect", { width: (100 * value) / top, height: 8, rx: 1, class: "s1" }));
-    return make("li", {}, make("span", { textContent: name }), make("b", { textContent: format(value) }), bar);
-  }));
-}

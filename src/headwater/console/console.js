@@ -167,13 +167,12 @@ async function look() {
   const began = performance.now();
   const watchdog = setTimeout(() => connection.lose("the server does not answer"), ANSWER_MS_MAX);
   try {
-    if (connection.may("read") || connection.may("manage")) {
-      const statistics = await connection.call("rpc.stats");
-      showStatistics(statistics);
-      if (connection.may("manage-all")) await letters.lookIfDue(statistics);
-      if (connection.may("watch")) await Promise.all([overTime.lookIfDue(), lake.lookIfDue(statistics)]);
-      if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
-    }
+    const mayLook = connection.may("read") || connection.may("manage");
+    const statistics = mayLook ? await connection.call("rpc.stats") : null;
+    if (statistics) showStatistics(statistics);
+    if (connection.may("manage-all")) await letters.lookIfDue(statistics);
+    if (connection.may("watch")) await Promise.all([overTime.lookIfDue(), lake.lookIfDue(statistics?.last_seq)]);
+    if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
     complain("overview-problem");
     $("main").dataset.sight = "all";
     route(); // the pages there are depend on what was found

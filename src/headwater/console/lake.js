@@ -19,11 +19,12 @@ export class Lake {
     this.#lookedAt = -LOOK_MS;
   }
 
-  async lookIfDue({ last_seq: lastSeq }) {
+  /** `lastSeq`: of the log, if the token may know it. */
+  async lookIfDue(lastSeq) {
     if (performance.now() - this.#lookedAt < LOOK_MS || $("page-lake").hidden) return;
     this.#lookedAt = performance.now();
     try {
-      this.#show(await this.connection.call("rpc.lake"), numberOf(lastSeq));
+      this.#show(await this.connection.call("rpc.lake"), lastSeq && numberOf(lastSeq));
       complain("lake-problem");
     } catch (error) {
       $("lake").hidden = $("lake-charts").hidden = $("no-lake").hidden = true;
@@ -40,11 +41,12 @@ export class Lake {
       $("lake-commands").replaceChildren(command(run), command(serve));
       return;
     }
-    const behind = Math.max(0, lastSeq - numberOf(found.last_seq)), ranMs = Date.parse(found.ran_at);
+    const ranMs = Date.parse(found.ran_at), upto = `up to seq ${whole(numberOf(found.last_seq))}`;
     setText($("lake-ran"), ago(ranMs));
     setText($("lake-ran-at"), new Date(ranMs).toLocaleString("en-GB"));
-    setText($("lake-behind"), whole(behind));
-    setText($("lake-upto"), `up to seq ${whole(numberOf(found.last_seq))} of ${whole(lastSeq)}`);
+    const isKnown = lastSeq !== undefined;
+    setText($("lake-behind"), isKnown ? whole(Math.max(0, lastSeq - numberOf(found.last_seq))) : "–");
+    setText($("lake-upto"), isKnown ? `${upto} of ${whole(lastSeq)}` : upto);
     setText($("lake-messages"), whole(found.messages));
     setText($("lake-bytes"), `${bytes(found.bytes)} in ${whole(found.tables)} tables`);
     setText($("lake-quarantined"), whole(found.quarantined));
