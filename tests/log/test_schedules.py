@@ -142,9 +142,32 @@ def test_a_new_timetable_begins_anew_and_ends_the_old_one(
     new.start()
     clock.advance(HOUR_S)  # 23:13:20
     eventually(lambda: stored(new), [(at("14T22:30"), "new")])
-    eventually(lambda: old.health()["handlers"]["schedule:s"]["state"], "stopped")
+    eventually(lambda: old.health()["handlers"]["schedule:s"]["state"], "standby")
     assert "declared anew elsewhere" in caplog.text
     assert [info.timetable for info in new.schedules()] == ["30 * * * * UTC"]
+
+
+def test_a_timetable_that_no_process_publishes_is_replaced(
+    open_scheduler: Callable[[], Log], clock: ManualClock
+) -> None:
+    """A former version starts again in the middle of a deployment, so its declaration is the newest. Then it ends."""
+    new, old = open_scheduler(), open_scheduler()
+    new.cron("30 * * * *", id="s", topic="t")(lambda occurrence: "new")
+    new.start()
+    old.every("1h", id="s", topic="t")(lambda occurrence: "old")
+    old.start()
+    clock.advance(HOUR_S)  # 23:13:20
+    eventually(lambda: [data for _, data in stored(new)], ["old"])
+    eventually(lambda: new.health()["handlers"]["schedule:s"]["state"], "standby")
+    old.stop()
+
+    def data_a_minute_later() -> set[str]:
+        clock.advance(schedules.LOOK_S)
+        return {data for _, data in stored(new)}
+
+    eventually(data_a_minute_later, {"old", "new"})
+    assert [info.timetable for info in new.schedules()] == ["30 * * * * UTC"]
+    assert new.health()["handlers"]["schedule:s"]["state"] == "running"
 
 
 def test_a_deleted_schedule_publishes_no_more(open_scheduler: Callable[[], Log], clock: ManualClock) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -38,7 +38,8 @@ PREFIX = "schedule:"
 LEASE_MS = 10_000  # after which another process tries, if this one is killed
 RENEWALS_PER_LEASE = 3  # while a function runs
 SCHEDULES_MAX = 1_000  # of one log
-LOOK_S = 60.0  # a clock that was set is noticed after this time
+LOOK_S = 60.0  # a clock that was set, and a timetable that no process publishes any more, are noticed after this time
+ABANDONED_MS = 120_000  # so late is no occurrence while a process publishes the timetable
 BUSY_S = 1.0  # until a lease of another process is looked at again
 FAILED_S, FAILED_S_MAX = 1.0, 60.0
 
@@ -92,13 +93,13 @@ class ScheduleInfo(msgspec.Struct, frozen=True):
 
 
 class ScheduleTurn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`fence`: this process may publish what is due. `busy`: another process is at it. `is_current` False: the schedule
-    was deleted, or declared anew with another timetable."""
+    """`fence`: this process may publish what is due. `busy`: another process is at it. `stored`: what the log has under
+    the id. The timetable of another process is abandoned if its next occurrence is long due."""
 
     last_ms: int = 0
     fence: int | None = None
     busy: bool = False
-    is_current: bool = True
+    stored: Literal["this", "another", "abandoned", "nothing"] = "this"
 
 
 class _Publisher(msgspec.Struct, frozen=True):
@@ -168,11 +169,15 @@ def take_schedule(engine: Engine, schedule: Schedule, publisher: str, due_ms: in
     def work(writer: Writer, hooks: TransactionHooks) -> ScheduleTurn:
         lease = writer.lease(resource)
         stored, last_ms = _stored(lease), writer.sink_batch(resource)
-        if stored is None or last_ms is None or not stored.schedule.is_same_timetable(schedule):
-            return ScheduleTurn(is_current=False)
+        if stored is None or last_ms is None:
+            return ScheduleTurn(stored="nothing")
+        now_ms = engine.clock.now_ms()
+        if not stored.schedule.is_same_timetable(schedule):
+            next_ms = None if lease.live(now_ms) else next_after(stored.schedule, last_ms)
+            is_abandoned = next_ms is not None and next_ms + ABANDONED_MS < now_ms
+            return ScheduleTurn(stored="abandoned" if is_abandoned else "another")
         if last_ms >= due_ms:
             return ScheduleTurn(last_ms)
-        now_ms = engine.clock.now_ms()
         is_held = lease.owner == owner and lease.live(now_ms)
         taken = renew(lease, now_ms, LEASE_MS) if is_held else take(lease, owner, now_ms, LEASE_MS)
         if taken is None:
@@ -268,6 +273,7 @@ class RunningSchedule(Running):
         self._schedule, self._function = registration
         self._woken: Completion[None] = Completion()
         self._failures = 0
+        self._other: str | None = None  # the timetable that is stored, as it was seen last
         log.clock.on_advance(self._wake)
 
     def start(self) -> Flow[None]:
@@ -293,7 +299,7 @@ class RunningSchedule(Running):
             self._woken = Completion()
             try:
                 last_ms, wait_s = yield from self.publish_due(last_ms)
-                self._state = "running"
+                self._state = "standby" if self._other else "running"
             except PASSING_ERRORS as exc:
                 self._state = "restarting"
                 logger.warning("schedule %s tries again: %s", self._schedule.id, exc)
@@ -314,12 +320,19 @@ class RunningSchedule(Running):
         if due.upto_ms is None:
             return last_ms, LOOK_S if due.next_ms is None else (due.next_ms - now_ms) / 1000
         turn = yield from self._log.take_schedule(self._schedule, due.upto_ms)
-        if not turn.is_current:
-            logger.warning(
-                "schedule %s was deleted or declared anew elsewhere; this process publishes it no more",
-                self._schedule.id,
-            )
+        if turn.stored == "nothing":
+            logger.warning("schedule %s was deleted; this process publishes it no more", self._schedule.id)
             return last_ms, math.inf
+        if turn.stored == "abandoned" and self._other == "abandoned":  # a minute ago, too: its process had the time
+            logger.warning("no process publishes schedule %s as it is stored; this one declares it", self._schedule.id)
+            self._other = None
+            return (yield from self.declare()).last_ms, 0.0
+        if turn.stored != "this":
+            if self._other is None:
+                logger.warning("schedule %s was declared anew elsewhere; this process stands by", self._schedule.id)
+            self._other = turn.stored
+            return last_ms, LOOK_S
+        self._other = None
         if turn.busy:
             return last_ms, BUSY_S
         if turn.fence is None:
