@@ -40,7 +40,7 @@ def time_ms(at: Moment, name: str = "time") -> int:
     else:
         raise InvalidOptionError(
             f"{name} must be a datetime or seconds since 1970, not {at!r}",
-            next="Write datetime(2030, 1, 31, 12, tzinfo=UTC), or for a time from now a duration: delay, ttl",
+            next="Give a date and time with its zone; a time from now is a duration: delay, ttl",
         )
     if not 0 <= ms <= TIME_MS_MAX:
         raise InvalidOptionError(
@@ -187,6 +187,20 @@ def format_number(number: float) -> str:
         return f"{number:,.0f}"
     decimals = 1 if abs(number) >= 9.995 else 2 if abs(number) >= 0.9995 else 3
     return f"{number:.{decimals}f}".rstrip("0").rstrip(".")
+
+
+def storable(text: str) -> str:
+    """Text as every store takes it: UTF-8 has no half of a surrogate pair, PostgreSQL no NUL."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+def error_text(exc: BaseException) -> str:
+    """The class and the text of an exception, storable."""
+    try:
+        text = str(exc)
+    except Exception as unreadable:  # written by a user, it may fail in any way
+        text = f"its text is not readable ({type(unreadable).__name__})"
+    return storable(f"{type(exc).__name__}: {text}")
 
 
 def plural(number: int, noun: str, nouns: str = "") -> str:

@@ -228,7 +228,11 @@ def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, lo
         ([], ["Commands about a log take the LOG first", "worker, schema, sync, replica, token, config and bench"]),
         (
             ["worker"],
-            ["How long handlers have to finish", "An exclusive handler runs in one process only", "concurrency; 1."],
+            [
+                "How long handlers have to finish",
+                "An exclusive handler runs in one process only",
+                "concurrency; 1 by default.",
+            ],
         ),
         (["lag"], ["in flight are delivered and not acked", "wait for their next attempt", "oldest is the age"]),
     ],

@@ -113,7 +113,7 @@ def test_a_search_that_finds_nothing_says_how_far_it_looked_and_goes_on(
 def deliveries(page: Page) -> dict[str, list[str]]:
     rows: Any = page.evaluate(
         "[...document.querySelectorAll('.deliveries tbody tr')]"
-        ".map((row) => [...row.querySelectorAll('strong, .badge, td:nth-child(n + 3)')].map((e) => e.textContent))"
+        ".map((row) => ['strong', '.badge', '.number', '.sub'].map((each) => row.querySelector(each).textContent))"
     )
     return {name: rest for name, *rest in rows}
 

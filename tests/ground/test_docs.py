@@ -269,7 +269,7 @@ def run_block(kind: str, block: str, directory: Path, environment: dict[str, str
     # A reader goes on when the server says that it serves.
     block = re.sub(
         r"^(headwater serve .*)$",
-        rf"\1\nuntil : < /dev/tcp/127.0.0.1/{port}; do sleep 0.05; done",
+        rf"\1\nfor _ in {{1..600}}; do : < /dev/tcp/127.0.0.1/{port} && break; sleep 0.05; done",
         block,
         flags=re.MULTILINE,
     )
@@ -297,7 +297,7 @@ def test_each_block_of_the_readme_runs_alone(number: int, tmp_path: Path, shell:
     assert wanted[number] in printed
 
 
-@pytest.mark.timeout(400)  # some seventy processes
+@pytest.mark.timeout(600)  # some seventy processes
 def test_the_blocks_of_the_readme_may_be_repeated(
     tmp_path: Path, shell: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,3 +112,11 @@ sys.stdout.flush()
 os._exit(0)  # the server runs on another thread
 """
     assert "{'customer': 'c-1', 'name': 'Ada'}" in run(program, tmp_path)
+
+
+@pytest.mark.parametrize("page", ["index.md", "reference.md", "transports.md", "deploying.md"])
+def test_other_pages(page: str, tmp_path: Path) -> None:
+    """Their blocks are one program."""
+    program = "\n".join(blocks(f"../{page}"))
+    assert "headwater" in program
+    run(program, tmp_path)

@@ -27,7 +27,7 @@ def as_shell(folder: Path, port: str) -> str:
     for number, (kind, shown, _) in enumerate(steps()):
         content = re.sub(
             r"^(headwater serve .*&)$",  # a reader goes on when the server says that it serves
-            r"\1\nuntil : < /dev/tcp/127.0.0.1/8765; do sleep 0.05; done 2> /dev/null",
+            r"\1\nfor _ in {1..600}; do : < /dev/tcp/127.0.0.1/8765 && break; sleep 0.05; done 2> /dev/null",
             shown,
             flags=re.MULTILINE,
         ).replace("8765", port)
@@ -45,7 +45,7 @@ def pattern(shown: str) -> str:
     return ".*?".join(re.escape(part) for part in shown.rstrip().split("…"))
 
 
-@pytest.mark.timeout(400)  # a dozen processes, two sessions of Spark
+@pytest.mark.timeout(600)  # a dozen processes, two sessions of Spark
 @pytest.mark.xdist_group("spark")
 def test_every_step_prints_what_the_page_says(tmp_path: Path) -> None:
     folder = tmp_path / "first-hour"
@@ -54,7 +54,7 @@ def test_every_step_prints_what_the_page_says(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         script = as_shell(folder, str(free.getsockname()[1]))
     ran = subprocess.run(
-        ["bash"], input=script, cwd=folder, env=environment, capture_output=True, text=True, timeout=380
+        ["bash"], input=script, cwd=folder, env=environment, capture_output=True, text=True, timeout=580
     )
     assert sum(kind == "sh" for kind, *_ in steps()) >= 10
     for number, (kind, content, shown) in enumerate(steps()):

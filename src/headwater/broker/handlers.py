@@ -44,6 +44,7 @@ from headwater.errors import (
     StoreError,
     SubscriptionActiveError,
 )
+from headwater.formats import error_text
 from headwater.ports.dedupe import DEDUPE_ID_CHARS_MAX, Begun, DedupeQueue
 from headwater.ports.records import Gap
 
@@ -199,7 +200,9 @@ class Handlers:
         """Until asked to stop, or until a handler fails: then its error comes out of here. It is asked from this call
         on, also before the flow begins."""
         if not self._declared:
-            raise InvalidStateError("there is no handler to run", next="Declare one with @log.on or @log.every first")
+            raise InvalidStateError(
+                "there is no handler to run", next="Declare one with the decorator log.on or log.every"
+            )
         if self._over.done:
             self._over = Completion()
         return self._run(timeout_s)
@@ -500,7 +503,7 @@ class RunningHandler(Running):
     def _failure(self, exc: BaseException) -> Failure:
         stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
         reason: Reason = "rejected" if isinstance(exc, Reject) else "processing_error"
-        return Failure(reason, f"{type(exc).__name__}: {exc}", stack, self._name)
+        return Failure(reason, error_text(exc), stack, self._name)
 
 
 # --- handling once ----------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from headwater.broker.publish import Outgoing, parts_of
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import LogVerbs
 from headwater.errors import InvalidOptionError
+from headwater.formats import error_text
 from headwater.message import PublishOptions
 from headwater.version import VERSION
 
@@ -143,7 +144,7 @@ def ending(span: Span) -> Iterator[None]:
     except BaseException as exc:
         span.record_exception(exc)
         span.set_attribute("error.type", type(exc).__qualname__)
-        span.set_status(StatusCode.ERROR, f"{type(exc).__name__}: {exc}")
+        span.set_status(StatusCode.ERROR, error_text(exc))
         raise
     finally:
         span.end()

@@ -254,11 +254,10 @@ export class Messages {
     const isQuiet = ({ state }) => state === "not_matching";
     const row = (each) => make("tr", {},
       make("td", {}, make("strong", { textContent: each.subscription }), make("code", { textContent: each.pattern })),
-      make("td", {}, badge(...STATES[each.state])),
-      make("td", { className: "number", textContent: each.attempts ? whole(each.attempts) : "" }),
-      make("td", { textContent: deliveryNote(each) }));
+      make("td", {}, badge(...STATES[each.state]), make("span", { className: "sub", textContent: deliveryNote(each) })),
+      make("td", { className: "number", textContent: each.attempts ? whole(each.attempts) : "" }));
     const sorted = [...deliveries].sort((a, b) => isQuiet(a) - isQuiet(b));
-    const headings = ["Subscription", "State", "Attempts", ""].map((textContent, at) =>
+    const headings = ["Subscription", "State", "Attempts"].map((textContent, at) =>
       make("th", { textContent, className: at === 2 ? "number" : "" }));
     return make("div", { className: "scroll", tabIndex: 0 }, make("table", { className: "deliveries" },
       make("thead", {}, make("tr", {}, ...headings)), make("tbody", {}, ...sorted.map(row))));

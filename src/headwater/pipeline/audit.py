@@ -230,16 +230,16 @@ def _compare(
         last_seq = snapshot.last_seq()
         pruned = merged(snapshot.pruned(1, upto)) if upto else []
     on_step("comparing")
-    held = _held(our_prints)
+    held, in_log = _held(our_prints), _held(their_prints)
     absent = without([(1, upto)], held) if upto else []
     excused = in_both(absent, pruned)
-    missing = merged([*without(absent, excused), *without(_held(their_prints), held)])
+    missing = merged([*without(absent, excused), *without(in_log, held)])
     return Comparison(
         bronze=bronze,
         position=position,
         last_seq=last_seq,
         rows=sum(each.rows for each in our_prints.values()),
-        compared=sum(each.rows for each in their_prints.values()),
+        compared=count_of(in_both(in_log, held)),
         excused=excused,
         missing=missing,
         repeated=_repeated(ours, our_prints),

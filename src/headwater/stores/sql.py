@@ -22,6 +22,7 @@ from headwater.message import EXTRA_FIELDS, Draft, Message, MessageDocument, fro
 from headwater.ports.records import (
     DeadLetter,
     DeadLetterQuery,
+    DeliveryCounts,
     Found,
     LetterGroup,
     Selection,
@@ -30,7 +31,7 @@ from headwater.ports.records import (
     Times,
     TopicCount,
 )
-from headwater.ports.store import LETTERS_BYTES_MAX, Reader
+from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Reader
 
 OWN_TABLES = frozenset(
     [
@@ -54,6 +55,7 @@ OWN_TABLES = frozenset(
 COUNT_PAGE = 1_000  # messages that are looked at together to be counted
 LOADED_PAGE = 10  # whole messages that are loaded together to be counted
 
+RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 _spec = msgspec.json.Decoder(SubscriptionSpec)
 _settled = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _document = msgspec.json.Decoder(MessageDocument)
@@ -476,3 +478,66 @@ class _DecodedCache:
 
 
 _decoded_cache = _DecodedCache()
+
+
+class SqlReader:
+    """The part of `ports.store.Reader` whose statements have the same names and rows in each store."""
+
+    _topics: TopicTail
+    _keeps_counts = True
+
+    def _value(self, name: str, *bindings: Any) -> Any:
+        """The only column of the first row."""
+        raise NotImplementedError
+
+    def _row(self, name: str, *bindings: Any) -> Any:
+        """The first row, or None."""
+        raise NotImplementedError
+
+    def seq_before(self, at_ms: int) -> int:
+        first, high = self._row("bounds")
+        return seq_before(
+            first,
+            high,
+            at_ms,
+            lambda seq: self._row("at_or_after", seq),
+            self.unordered(),
+            lambda low, high: self._row("first_published_since", low, high, at_ms),
+        )
+
+    def unordered(self) -> Run | None:
+        facts = [self._row("fact", name) for name in UNORDERED_FACTS]
+        return None if None in facts else (int(facts[0][0]), int(facts[1][0]))
+
+    def topic_counts(self) -> list[TopicCount]:
+        return self._topics.topic_counts(self._row, keep=self._keeps_counts)
+
+    def topic_max_seq(self, topic: str) -> int:
+        return self._topics.max_seq(self._row, topic, keep=self._keeps_counts)
+
+    def subscription(self, id: str) -> SubscriptionRecord | None:
+        row = self._row("subscription", id)
+        return None if row is None else record_of(row)
+
+    def owned_subscriptions(self, owner: str) -> int:
+        return int(self._value("owned_subscriptions", owner))
+
+    def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
+        return DeliveryCounts(*self._row("delivery_counts", subscription, upto))
+
+    def gap_total(self, subscription: str) -> int:
+        return int(self._value("gap_total", subscription))
+
+    def pruned(self, low: int, high: int) -> list[Run]:
+        return RUNS.decode(self._value("pruned", low, high))
+
+    def sink_batch(self, sink: str) -> int | None:
+        found = self._value("sink_batch", sink)
+        return None if found is None else int(found)
+
+    def file_bytes(self) -> int:
+        return int(self._value("file_bytes"))
+
+    def lease(self, resource: str) -> Lease:
+        row = self._row("lease", resource)
+        return Lease() if row is None else Lease(*row)

@@ -22,7 +22,7 @@ import redis
 from redis.client import PubSub
 
 from headwater.errors import InvalidDataError
-from headwater.formats import iso
+from headwater.formats import error_text, iso
 from headwater.message import Message, scoped_id
 from headwater.ports.transport import Handle
 from headwater.topics import Pattern
@@ -550,7 +550,7 @@ class GroupConsumer(StreamConsumer):
                 exc,
             )
             if delivery.deliveries >= self._settings.max_deliveries:
-                self._dead_letter(delivery, "failed", f"{type(exc).__name__}: {exc}")
+                self._dead_letter(delivery, "failed", error_text(exc))
         else:
             self._done[delivery.place] = None
 

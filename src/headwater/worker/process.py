@@ -84,6 +84,7 @@ LASTING_ERRORS = (
 )
 
 REPORT_S = 1.0
+ORPHAN_S = 10.0  # that a process which does not end has beyond its shutdown timeout, if its supervisor is gone
 FILES_MAX = 10_000
 ASYNC_HELP = "Name an async function that opens the log, declares its handlers and returns it"
 TARGET_HELP = "Name a module and a log or a factory in it, like shop.tasks:log"
@@ -374,6 +375,8 @@ class WorkerProcess:
             while os.read(self._options.control, 1):
                 pass
         self._ask_to_stop()
+        time.sleep(self._options.shutdown_timeout_s + ORPHAN_S)
+        os._exit(FAILED)  # the supervisor would have killed it by now, so it is gone
 
     def _keep_reporting(self) -> None:
         while True:

@@ -12,13 +12,12 @@ from psycopg import errors
 
 from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import Receipt
-from headwater.delivery.retention import Kept, Limits, Run
+from headwater.delivery.retention import Kept, Limits
 from headwater.message import HEADERS_AT, NO_HEADERS, Message
 from headwater.ports.records import (
     ERROR_LINE_CHARS,
     DeadLetter,
     DeadLetterQuery,
-    DeliveryCounts,
     DeliveryRow,
     Due,
     Found,
@@ -33,7 +32,6 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Times,
     Timing,
-    TopicCount,
 )
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Interruption
 from headwater.stores.postgres.conditions import (
@@ -52,9 +50,9 @@ from headwater.stores.sql import (
     LETTER_COUNTS,
     LETTER_GROUPS,
     TIMES,
-    UNORDERED_FACTS,
     Candidate,
     Sifted,
+    SqlReader,
     TopicTail,
     count_by_scanning,
     found_of,
@@ -63,7 +61,6 @@ from headwater.stores.sql import (
     letters_page,
     record_of,
     search_bounds,
-    seq_before,
     sift,
     times_by_scanning,
 )
@@ -79,7 +76,6 @@ DELIVERIES = msgspec.json.Decoder(list[DeliveryRow])
 KEPT = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 LIMITS = msgspec.json.Decoder(Limits)
 RECEIPTS = msgspec.json.Decoder(list[Receipt])
-RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 SEQS = msgspec.json.Decoder(list[int])
 TEXTS = msgspec.json.Decoder(list[str])
 TIMINGS = msgspec.json.Decoder(list[Timing])
@@ -94,10 +90,8 @@ _Answer = TypeVar("_Answer")
 _LETTER_COLUMNS = {"error": f"left(split_part(error, E'\\n', 1), {ERROR_LINE_CHARS})", "redriving": "redriving::int"}
 
 
-class PostgresReader:
+class PostgresReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
-
-    _keeps_counts = True
 
     def __init__(
         self,
@@ -312,21 +306,6 @@ class PostgresReader:
             after = page[-1].seq
         return found[:limit]
 
-    def seq_before(self, at_ms: int) -> int:
-        first, high = self._row("bounds")
-        return seq_before(
-            first,
-            high,
-            at_ms,
-            lambda seq: self._row("at_or_after", seq),
-            self.unordered(),
-            lambda low, high: self._row("first_published_since", low, high, at_ms),
-        )
-
-    def unordered(self) -> Run | None:
-        facts = [self._row("fact", name) for name in UNORDERED_FACTS]
-        return None if None in facts else (int(facts[0][0]), int(facts[1][0]))
-
     def count(self, selection: Selection, after: int, upto: int) -> int:
         wanted = wanted_by(selection)
         if wanted.exact:
@@ -338,24 +317,11 @@ class PostgresReader:
     def _count(self, condition: Condition, after: int, upto: int) -> int:
         return int(self._execute(_with(SQL["count"], condition), (after, upto, *condition.params)).value())
 
-    def topic_counts(self) -> list[TopicCount]:
-        return self._topics.topic_counts(self._row, keep=self._keeps_counts)
-
-    def topic_max_seq(self, topic: str) -> int:
-        return self._topics.max_seq(self._row, topic, keep=self._keeps_counts)
-
     def topics_between(self, after: int, upto: int) -> list[str]:
         return TEXTS.decode(self._value("distinct_topics", after, upto))
 
-    def subscription(self, id: str) -> SubscriptionRecord | None:
-        row = self._row("subscription", id)
-        return None if row is None else record_of(row)
-
     def subscriptions(self) -> list[SubscriptionRecord]:
         return [record_of(row) for row in self._execute(SQL["subscriptions"]).rows()]
-
-    def owned_subscriptions(self, owner: str) -> int:
-        return int(self._value("owned_subscriptions", owner))
 
     def due(
         self,
@@ -418,9 +384,6 @@ class PostgresReader:
         text = self._execute(SQL["deliveries_by"].replace("{locked}", locked), (subscription, token)).text()
         return DELIVERIES.decode(text) if text else []
 
-    def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
-        return DeliveryCounts(*self._row("delivery_counts", subscription, upto))
-
     def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
         return set(SEQS.decode(self._value("leased_seqs", low, high, now_ms)))
 
@@ -448,25 +411,12 @@ class PostgresReader:
     def gaps(self, subscription: str) -> list[Gap]:
         return [Gap(*row) for row in self._execute(SQL["gaps"], (subscription,)).rows()]
 
-    def gap_total(self, subscription: str) -> int:
-        return int(self._value("gap_total", subscription))
-
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         near = RECEIPTS.decode(self._value("receipts", publisher, first, publisher, first, first + count))
         return [each for each in near if each.number < first + count and each.number + each.length > first]
 
-    def pruned(self, low: int, high: int) -> list[Run]:
-        return RUNS.decode(self._value("pruned", low, high))
-
-    def sink_batch(self, sink: str) -> int | None:
-        found = self._value("sink_batch", sink)
-        return None if found is None else int(found)
-
     def timings(self, since_ms: int = 0) -> list[Timing]:
         return TIMINGS.decode(self._value("timings", since_ms))
-
-    def file_bytes(self) -> int:
-        return int(self._value("file_bytes"))
 
     def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
         return SAMPLES.decode(self._value("samples", step_ms, since_ms))
@@ -476,10 +426,6 @@ class PostgresReader:
             RetentionPolicy(pattern, LIMITS.decode(limits), dialect)
             for pattern, dialect, limits in self._execute(SQL["retention"]).rows()
         ]
-
-    def lease(self, resource: str) -> Lease:
-        row = self._row("lease", resource)
-        return Lease() if row is None else Lease(*row)
 
     def leases(self, prefix: str) -> dict[str, Lease]:
         rows = self._execute(SQL["leases"], (prefix, prefix)).rows()

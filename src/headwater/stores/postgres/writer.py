@@ -33,8 +33,8 @@ from headwater.stores.postgres.conditions import Condition
 from headwater.stores.postgres.connection import SQL, array_of
 from headwater.stores.postgres.external_tx import run_users_sql
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
-from headwater.stores.postgres.reader import LOOK_AHEAD, RUNS, SEQS, PostgresReader
-from headwater.stores.sql import UNORDERED_FACTS, TopicTail, assign_seqs, record_of, scoped_ids, unordered_by
+from headwater.stores.postgres.reader import LOOK_AHEAD, SEQS, PostgresReader
+from headwater.stores.sql import RUNS, UNORDERED_FACTS, TopicTail, assign_seqs, record_of, scoped_ids, unordered_by
 from headwater.topics import Dialect
 
 COPY_BYTES = 4 * 1024 * 1024

@@ -12,13 +12,12 @@ import msgspec
 
 from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import Receipt
-from headwater.delivery.retention import Kept, Limits, Run
+from headwater.delivery.retention import Kept, Limits
 from headwater.message import HEADERS_AT, NO_HEADERS, Message
 from headwater.ports.records import (
     ERROR_LINE_CHARS,
     DeadLetter,
     DeadLetterQuery,
-    DeliveryCounts,
     DeliveryRow,
     Due,
     Found,
@@ -33,7 +32,6 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Times,
     Timing,
-    TopicCount,
 )
 from headwater.ports.store import SEQ_MAX
 from headwater.stores.sql import (
@@ -43,9 +41,9 @@ from headwater.stores.sql import (
     LETTER_GROUPS,
     SMALL_BYTES_MAX,
     TIMES,
-    UNORDERED_FACTS,
     Candidate,
     Sifted,
+    SqlReader,
     TopicTail,
     count_by_scanning,
     found_of,
@@ -54,7 +52,6 @@ from headwater.stores.sql import (
     letters_page,
     record_of,
     search_bounds,
-    seq_before,
     sift,
     times_by_scanning,
 )
@@ -77,7 +74,6 @@ _due = msgspec.json.Decoder(list[tuple[DeliveryRow, Message | None]])
 _rows = msgspec.json.Decoder(list[DeliveryRow])
 _kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
 _limits = msgspec.json.Decoder(Limits)
-RUNS = msgspec.json.Decoder(list[tuple[int, int]])
 _timings = msgspec.json.Decoder(list[Timing])
 _samples = msgspec.json.Decoder(list[Sample])
 
@@ -99,10 +95,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ERROR_LINE = f"substr(error || char(10), 1, min(instr(error || char(10), char(10)) - 1, {ERROR_LINE_CHARS}))"
 
 
-class SqliteReader:
+class SqliteReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
-
-    _keeps_counts = True
 
     def __init__(self, connection: apsw.Connection, salt: int, topics: TopicTail | None = None) -> None:
         self._connection = connection
@@ -247,21 +241,6 @@ class SqliteReader:
             after = page[-1].seq
         return found[:limit]
 
-    def seq_before(self, at_ms: int) -> int:
-        first, high = self._row("bounds")
-        return seq_before(
-            first,
-            high,
-            at_ms,
-            lambda seq: self._row("at_or_after", seq),
-            self.unordered(),
-            lambda low, high: self._row("first_published_since", low, high, at_ms),
-        )
-
-    def unordered(self) -> Run | None:
-        facts = [self._row("fact", name) for name in UNORDERED_FACTS]
-        return None if None in facts else (int(facts[0][0]), int(facts[1][0]))
-
     def count(self, selection: Selection, after: int, upto: int) -> int:
         condition, exact = _condition_of(selection)
         if exact:
@@ -271,25 +250,12 @@ class SqliteReader:
                 return int(self._connection.execute(sql, (after, upto, *condition.params)).get)
         return count_by_scanning(self, selection, after, upto)
 
-    def topic_counts(self) -> list[TopicCount]:
-        return self._topics.topic_counts(self._row, keep=self._keeps_counts)
-
-    def topic_max_seq(self, topic: str) -> int:
-        return self._topics.max_seq(self._row, topic, keep=self._keeps_counts)
-
     def topics_between(self, after: int, upto: int) -> list[str]:
         found: list[str] = msgspec.json.decode(self._value("distinct_topics", after, upto))
         return found
 
-    def subscription(self, id: str) -> SubscriptionRecord | None:
-        row = self._row("subscription", id)
-        return None if row is None else record_of(row)
-
     def subscriptions(self) -> list[SubscriptionRecord]:
         return [record_of(row) for row in self._connection.execute(SQL["subscriptions"])]
-
-    def owned_subscriptions(self, owner: str) -> int:
-        return int(self._value("owned_subscriptions", owner))
 
     def due(
         self,
@@ -335,9 +301,6 @@ class SqliteReader:
     def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
         return list(_rows.decode(self._value("deliveries_by", subscription, token)))
 
-    def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
-        return DeliveryCounts(*self._row("delivery_counts", subscription, upto))
-
     def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
         return set(msgspec.json.decode(self._value("leased_seqs", low, high, now_ms)))
 
@@ -362,9 +325,6 @@ class SqliteReader:
     def gaps(self, subscription: str) -> list[Gap]:
         return [Gap(*row) for row in self._connection.execute(SQL["gaps"], (subscription,))]
 
-    def gap_total(self, subscription: str) -> int:
-        return int(self._value("gap_total", subscription))
-
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         found: list[Receipt] = []
         with contextlib.closing(self._connection.execute(SQL["receipts"], (publisher, first + count))) as rows:
@@ -375,18 +335,8 @@ class SqliteReader:
                     break
         return found[::-1]
 
-    def pruned(self, low: int, high: int) -> list[Run]:
-        return RUNS.decode(self._value("pruned", low, high))
-
-    def sink_batch(self, sink: str) -> int | None:
-        found = self._value("sink_batch", sink)
-        return None if found is None else int(found)
-
     def timings(self, since_ms: int = 0) -> list[Timing]:
         return _timings.decode(self._value("timings", since_ms))
-
-    def file_bytes(self) -> int:
-        return int(self._value("file_bytes"))
 
     def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
         return _samples.decode(self._value("samples", step_ms, since_ms))
@@ -396,10 +346,6 @@ class SqliteReader:
             RetentionPolicy(pattern, _limits.decode(limits), dialect)
             for pattern, dialect, limits in self._connection.execute(SQL["retention"])
         ]
-
-    def lease(self, resource: str) -> Lease:
-        row = self._row("lease", resource)
-        return Lease() if row is None else Lease(*row)
 
     def leases(self, prefix: str) -> dict[str, Lease]:
         rows: list[Any] = self._connection.execute(SQL["leases"], (prefix, prefix)).fetchall()

@@ -25,9 +25,9 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.sql import OWN_TABLES, UNORDERED_FACTS, assign_seqs, scoped_ids, unordered_by
+from headwater.stores.sql import OWN_TABLES, RUNS, UNORDERED_FACTS, assign_seqs, scoped_ids, unordered_by
 from headwater.stores.sqlite.connection import SQL
-from headwater.stores.sqlite.reader import RUNS, SqliteReader
+from headwater.stores.sqlite.reader import SqliteReader
 from headwater.topics import Dialect
 
 # Rows per INSERT statement: one statement of many rows is far cheaper than many statements (bare: 700 k rows/s against
