@@ -112,3 +112,58 @@ def test_data_can_be_published_without_a_mouse(page: Page) -> None:
             "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=2
         )
     page.until("document.getElementById('published').textContent === 'Stored as seq 1'")
+
+
+REACHED = """
+(() => {
+  const { activeElement: at } = document, style = getComputedStyle(at);
+  return [at.getAttribute("aria-label") || at.textContent.trim() || at.id, style.outlineStyle, style.outlineWidth];
+})()
+"""
+
+
+def test_the_tab_key_reaches_everything_on_the_overview_and_shows_where_it_is(page: Page, log: Log) -> None:
+    log.publish("orders.new", 1)
+    page.until("document.querySelector('#topic-rows .link') && document.querySelector('#charts circle')")
+    wanted = ["Overview", "Messages", "Lake", "API", "Hour", "Day", "Week", "topic-filter", "orders.new"]
+    wanted += page.evaluate(
+        "[...document.querySelectorAll('#charts .chart:not([hidden])')].map((each) => each.ariaLabel)"
+    )
+    assert len(wanted) > 10
+    page.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(40):
+        for kind in ("rawKeyDown", "keyUp"):
+            page.command("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        reached.append(page.evaluate(REACHED))
+    names = {name.split(":")[0] for name, *_ in reached}
+    assert {name.split(":")[0] for name in wanted} - names == set()
+    assert [each for each in reached if each[0] in wanted and each[1:] == ["none", "0px"]] == []
+
+
+def test_the_lines_of_charts_stand_out_from_their_ground(page: Page, log: Log) -> None:
+    """The colours of the series stand out from the ground, as lines must: 3 to 1."""
+    page.until("document.querySelector('#charts .figure')")
+    script = """
+    (() => {
+      const rgb = (text) => (text.match(/[\\d.]+/g) ?? []).slice(0, 3).map(Number);
+      const linear = (part) => (part <= 10 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+      const light = (color) => {
+        const [red, green, blue] = rgb(color).map(linear);
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+      };
+      const figure = document.querySelector("#charts .figure");
+      const ground = light(getComputedStyle(figure).backgroundColor);
+      return Array.from({ length: 8 }, (_, at) => {
+        const probe = figure.appendChild(document.createElement("i"));
+        probe.className = `s${at + 1}`;
+        probe.attributeStyleMap.set("color", "var(--c)");
+        const [a, b] = [light(getComputedStyle(probe).color), ground].sort((x, y) => y - x);
+        probe.remove();
+        return (a + 0.05) / (b + 0.05);
+      });
+    })()
+    """
+    for scheme in ("light", "dark"):
+        page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        assert min(page.evaluate(script)) >= 3, scheme

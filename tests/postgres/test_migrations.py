@@ -277,3 +277,22 @@ def test_the_function_publishes_by_topic_too(connection: psycopg.Connection, ver
         return connection.execute(call.encode(), (topic,)).fetchone()
 
     assert [publish(topic) for topic in ("a.1", "b", "a.1", "b")] == [(3,), (6,), (3,), (6,)]
+
+
+def test_a_role_gets_the_rights_on_the_figures_that_it_has_on_the_timings(
+    connection: psycopg.Connection, version_1: str
+) -> None:
+    reader, application = f"{version_1}_reader", f"{version_1}_application"
+    for role, verbs in ((reader, "SELECT"), (application, "SELECT, INSERT, UPDATE, DELETE")):
+        connection.execute(f"CREATE ROLE {role}")
+        connection.execute(f"GRANT USAGE ON SCHEMA {version_1} TO {role}")
+        connection.execute(f"GRANT {verbs} ON {version_1}.timings TO {role}")
+    prepare(connection, version_1, NAME)
+
+    def may(role: str, verb: str) -> Any:
+        query = "SELECT has_table_privilege(%s, %s, %s)"
+        return connection.execute(query, (role, f"{version_1}.samples", verb)).fetchone()
+
+    assert [may(reader, "SELECT"), may(reader, "INSERT")] == [(True,), (False,)]
+    assert [may(application, verb) for verb in ("SELECT", "INSERT", "UPDATE")] == [(True,)] * 3
+    assert may("public", "SELECT") == (False,)
