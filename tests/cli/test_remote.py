@@ -249,6 +249,23 @@ def test_a_token_opens_the_door(serve, run, tokens, monkeypatch):
     assert run("subscriptions", url).code == 3  # it may neither consume nor manage
 
 
+def test_publishing_needs_the_right_to_publish_only(serve, run, finish, tmp_path: Path, monkeypatch):
+    file, lines = tmp_path / "headwater.tokens", tmp_path / "orders.jsonl"
+    token = run("token", "create", "--tokens", file, "--publish", "orders.>").out.strip()
+    monkeypatch.setenv("HEADWATER_TOKEN", token)
+    url = serve("--tokens", file).url
+    one = ("publish", url, "orders.new", "1")
+    assert run(*one).out == "1  orders.new\n"
+    assert run(*one, "--id", "the-one").out == "2  orders.new\n"
+    assert run(*one, "--id", "the-one").out == "2  orders.new  was published before with this id\n"
+    assert run(*one, "--id", "the-one", "--json").json["duplicate"] is True
+    lines.write_text("".join(f'{{"topic": "orders.new", "data": 1, "id": "{id}"}}\n' for id in ("a", "the-one", "a")))
+    tally = finish("publish", url, "--json", input=lines.read_text()).json
+    assert tally == {"published": 1, "duplicates": 2, "first_seq": 3, "last_seq": 3, "lines": 3}
+    assert run("publish", url, "--file", lines).out == "published 0 messages  3 ids known before\n"
+    assert finish("publish", url, "orders.new", input="1\n2\n").out == "published 2 messages  seq 4 to 5\n"
+
+
 def test_wss_with_a_certificate_of_our_own(start, run, tmp_path: Path):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))

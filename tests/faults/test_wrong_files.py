@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import apsw
@@ -11,6 +15,7 @@ from unprivileged import printed_without_rights
 
 import headwater
 from headwater.errors import CorruptError, HeadwaterError, NewerSchemaError, NotALogError, StoreError
+from headwater.stores.sqlite.watcher import RETRY_S_MIN, SqliteWatcher
 
 
 def refusal(path: Path, kind: type[HeadwaterError], **options: object) -> HeadwaterError:
@@ -69,6 +74,46 @@ def test_another_database_with_a_table_in_the_way(tmp_path: Path) -> None:
     connection = apsw.Connection(str(path))
     assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("messages",)]
     connection.close()
+
+
+DAMAGE = """
+import os, sys, apsw
+connection = apsw.Connection(sys.argv[1])
+connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+file = os.open(sys.argv[1], os.O_WRONLY)
+os.pwrite(file, b"\\xff" * (os.fstat(file).st_size - 4096), 4096)  # all but the first page
+connection.execute("PRAGMA user_version = 1")  # a commit, which the watcher notices
+"""
+
+
+def test_damage_under_an_open_log_is_looked_at_less_and_less_often(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log.db"
+    failed_s: list[float] = []
+    enough = threading.Event()
+    with headwater.open(path) as log:
+        log.publish_many([("a", "x" * 1_000)] * 100)
+
+        def look() -> None:
+            try:
+                log.topics()
+            except CorruptError:
+                failed_s.append(time.monotonic())
+                if len(failed_s) == 5:
+                    enough.set()
+                raise
+
+        watcher = SqliteWatcher(log._core.engine.store, look)  # type: ignore[attr-defined]
+        watcher.start()
+        try:
+            subprocess.run([sys.executable, "-c", DAMAGE, str(path)], check=True)
+            assert enough.wait(20)
+        finally:
+            watcher.stop()
+    assert failed_s[4] - failed_s[0] >= sum(RETRY_S_MIN * 2**at for at in range(4))
+    # One of this watcher, and one of the log's own.
+    assert 1 <= sum("could not look for news" in line for line in caplog.messages) <= 2
 
 
 def test_a_newer_schema(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from headwater.broker.engine import Engine, SharedRead
 from headwater.broker.flow import Completion, Flow, finished, run_blocking, run_together
 from headwater.broker.live import LiveFeed
 from headwater.broker.logger import logger
-from headwater.broker.publish import Outgoing, make_drafts
+from headwater.broker.publish import Outgoing, make_drafts, submit_drafts
 from headwater.broker.schedules import Allow as ScheduleAllow
 from headwater.broker.schedules import ScheduleRecord, ScheduleTurn
 from headwater.broker.subscribe import (
@@ -50,6 +50,7 @@ from headwater.formats import Span, span_ms
 from headwater.message import PublishOptions, make_draft
 from headwater.ports.clock import Clock
 from headwater.ports.records import (
+    Appended,
     RetentionPolicy,
     SubscriptionRecord,
     TopicCount,
@@ -114,6 +115,9 @@ class LocalLog:
         if not drafts:
             return finished([])
         return engine.committer.submit(drafts, len(drafts), bytes=bytes_of(drafts), touching=PUBLISHING)
+
+    def append(self, messages: Iterable[Outgoing]) -> Completion[Appended]:
+        return submit_drafts(self.engine, make_drafts(messages, self.engine.clock.now_ms()), None)
 
     def transaction(self, consumer: Consumer | None = None, claimed: Claimed | None = None) -> OwnTransaction:
         if consumer is None or claimed is None:

@@ -91,6 +91,8 @@ def _drafts_one_by_one(batch: list[Outgoing], now_ms: int) -> list[Draft]:
             topic, data, options = parts_of(message)
             drafts.append(make_draft(check_topic(topic), data, options, now_ms))
         except InvalidInputError as exc:
+            if len(batch) == 1:
+                raise
             raise type(exc)(
                 exc.why,
                 where=f"message {len(drafts)} of the batch" + (f" ({exc.where})" if exc.where else ""),

@@ -19,7 +19,7 @@ from headwater.delivery.schedule import Schedule
 from headwater.formats import Span
 from headwater.message import PublishOptions
 from headwater.ports.clock import Clock
-from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
+from headwater.ports.records import Appended, DeadLetter, RetentionPolicy, TopicCount
 from headwater.topics import Dialect
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ class LogVerbs(Protocol):
     def publish(self, topic: str, data: Any, options: PublishOptions) -> Pending[int]: ...
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Pending[list[int]]: ...
+
+    def append(self, messages: Iterable[Outgoing]) -> Pending[Appended]:
+        """As `publish_many`, and reports which of them are duplicates."""
 
     def transaction(self, consumer: Consumer | None = None, claimed: Claimed | None = None) -> OwnTransaction:
         """A transaction of the user's own, which acks the message in hand if there is one; InvalidStateError if the log

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,7 +42,9 @@ from headwater.errors import (
 from headwater.formats import DURATION_HELP, parse_duration, parse_time, plural
 
 if TYPE_CHECKING:
+    from headwater.broker.publish import Outgoing
     from headwater.broker.subscribe import Start, SubscribeOptions
+    from headwater.ports.records import Appended
 
 
 @takes_log
@@ -157,14 +159,24 @@ def _no_log(name: str, *, is_topic: bool) -> InvalidOptionError:
 
 
 def _publish_one(log: headwater.Log, topic: str, data: Any, options: dict[str, Any], *, as_json: bool) -> None:
-    last_seq = log.last_seq()
-    seq = log.publish(topic, data, **options)
-    duplicate = seq <= last_seq
+    duplicate = False
+    if "id" in options:
+        appended = _append(log, [(topic, data, options)])
+        [seq], duplicate = appended.seqs, bool(appended.duplicates)
+    else:
+        seq = log.publish(topic, data, **options)
     if as_json:
         write_document({"seq": seq, "topic": topic, "duplicate": duplicate})
     else:
         again = "  was published before with this id" if duplicate else ""
         say(Text.assemble((str(seq), "bold"), f"  {printable(topic)}", (again, "dim")))
+
+
+def _append(log: headwater.Log, messages: Sequence[Outgoing]) -> Appended:
+    """What the log answers to a publish reports duplicates: asking for its last seq would take the right to read."""
+    from headwater.broker.flow import run_blocking
+
+    return run_blocking(log._core.append(messages))
 
 
 def _publish_lines(path: str, topic: str | None, given: dict[str, Any], file: str | None, *, as_json: bool) -> None:
@@ -182,7 +194,6 @@ def _publish_lines(path: str, topic: str | None, given: dict[str, Any], file: st
                     _read_line(lines[0], outgoing_of)
         if lines is not None or not makes_log:
             log = stack.enter_context(log_or_new_one(path))
-            tally.known = log.last_seq()
             with _telling_progress(tally):
                 while lines := lines or stop.wait_for(lambda: next(batches, None)):
                     publish_batch(log, lines, outgoing_of, tally)
@@ -280,21 +291,21 @@ class Line(NamedTuple):
 
 @dataclass
 class Tally:
-    """What has been published so far. `known` is the log's last seq before: an id published earlier has one below."""
+    """What has been published so far."""
 
-    known: int = 0
     published: int = 0
     duplicates: int = 0
     first_seq: int | None = None
     last_seq: int | None = None
     through_line: int = 0
 
-    def add(self, seqs: list[int], through_line: int) -> None:
-        for seq in seqs:
-            if seq <= self.known:
+    def add(self, appended: Appended, has_id: Sequence[bool], through_line: int) -> None:
+        for at, seq in enumerate(appended.seqs):
+            # Without an id it is new: the answer was lost, and the client sent it again.
+            if at in appended.duplicates and has_id[at]:
                 self.duplicates += 1
                 continue
-            self.known = self.last_seq = seq
+            self.last_seq = seq
             self.first_seq = self.first_seq or seq
             self.published += 1
         self.through_line = through_line
@@ -364,7 +375,8 @@ def _publish_good(log: headwater.Log, messages: list[Mapping[str, Any]], lines: 
     if not messages:
         return
     try:
-        tally.add(log.publish_many(messages), lines[len(messages) - 1].number)
+        appended = _append(log, messages)
+        tally.add(appended, ["id" in message for message in messages], lines[len(messages) - 1].number)
     except InvalidInputError as exc:
         # Nothing of it was published, and one of them is why. Halves find it in a few tries.
         if len(messages) == 1:

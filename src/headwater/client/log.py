@@ -46,7 +46,7 @@ from headwater.errors import InvalidInputError, InvalidStateError
 from headwater.formats import Span, span_ms, time_ms
 from headwater.message import BATCH_MESSAGES_MAX, Draft, PublishOptions, encode, encode_all, make_draft
 from headwater.ports.clock import Clock
-from headwater.ports.records import DeadLetter, RetentionPolicy, TopicCount
+from headwater.ports.records import Appended, DeadLetter, RetentionPolicy, TopicCount
 from headwater.protocol import methods as rpc
 from headwater.topics import Dialect, check_topic, parse_pattern
 
@@ -61,6 +61,7 @@ class _Seq(msgspec.Struct):
 
 class _Seqs(msgspec.Struct):
     sequence_ids: list[int]
+    duplicates: frozenset[int] = frozenset()
 
 
 class _Removed(msgspec.Struct):
@@ -71,8 +72,9 @@ def _published(raw: Any) -> int:
     return _seq.decode(raw).sequence_id
 
 
-def _published_many(raw: Any) -> list[int]:
-    return _seqs.decode(raw).sequence_ids
+def _appended(raw: Any) -> Appended:
+    answer = _seqs.decode(raw)
+    return Appended(answer.sequence_ids, answer.duplicates)
 
 
 def _deleted(raw: Any) -> bool:
@@ -159,6 +161,9 @@ class RemoteLog:
         return self._connection.enqueue(Request("rpc.publish", params, _published, count=1, gathers=not options))
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Flow[list[int]]:
+        return (yield from self.append(messages)).seqs
+
+    def append(self, messages: Iterable[Outgoing]) -> Flow[Appended]:
         batch = list(messages)
         params: rpc.PlainBatch | rpc.PublishBatch
         if plain := _plain_messages(batch):
@@ -166,12 +171,12 @@ class RemoteLog:
         else:
             drafts = make_drafts(batch, self._clock.now_ms())  # validates as for a file
             if not drafts:
-                return []
+                return Appended([], frozenset())
             options = (parts_of(message)[2] for message in batch)
             params = rpc.PublishBatch([_publish_params(*each) for each in zip(drafts, options, strict=True)])
-        request = Request("rpc.publish.batch", params, _published_many, count=len(batch), alone=True)
-        seqs: list[int] = yield self._connection.enqueue(request)
-        return seqs
+        request = Request("rpc.publish.batch", params, _appended, count=len(batch), alone=True)
+        appended: Appended = yield self._connection.enqueue(request)
+        return appended
 
     @property
     def external_tx(self) -> ExternalTxVerbs:

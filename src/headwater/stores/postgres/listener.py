@@ -33,6 +33,7 @@ class PostgresListener:
     def __init__(self, store: PostgresStore, on_change: Callable[[], None], *, poll_only: bool = False) -> None:
         self._store = store
         self._on_change = on_change
+        self._failure = ""
         self._poll_only = poll_only
         self._stopping = threading.Event()
         self._stop_read, self._stop_write = os.pipe()
@@ -86,6 +87,8 @@ class PostgresListener:
     def _look(self) -> None:
         try:
             self._on_change()
+            self._failure = ""
         except HeadwaterError as exc:
-            if not self._stopping.is_set():
+            if not self._stopping.is_set() and str(exc) != self._failure:  # once, however often it is notified
                 logger.warning("could not look for news: %s", exc)
+            self._failure = str(exc)

@@ -29,6 +29,7 @@ FALLBACK_POLL_S = 1.0  # with file events: the net under lost ones
 POLL_S = 0.02  # without file events
 PAUSE_S = 0.000_2  # between two looks, so that a storm of writes costs little
 OWN_PAUSE_S = 0.005  # the most between two looks while only this process writes: its readers know already
+RETRY_S_MIN, RETRY_S_MAX = 0.05, 5.0  # after a look that failed, doubled with each that follows
 _UNKNOWN = -1
 
 # Events of inotify.
@@ -57,6 +58,7 @@ class SqliteWatcher:
         self._stop_read, self._stop_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name="headwater-watcher", daemon=True)
         self._stopped = False
+        self._failure, self._retry_s = "", RETRY_S_MIN
 
     def start(self) -> None:
         self._thread.start()
@@ -89,11 +91,19 @@ class SqliteWatcher:
             try:
                 return self._store.connect()
             except Exception as exc:
-                logger.warning("could not begin to look for news: %s", exc)
-                stopped = select.poll()  # not `select`, which takes no descriptor above 1023
-                stopped.register(self._stop_read, select.POLLIN)
-                if stopped.poll(POLL_S * 1000):
+                if self._stopped_after_failure("could not begin to look for news", exc):
                     return None
+
+    def _stopped_after_failure(self, what: str, exc: Exception) -> bool:
+        """Waits longer after each failure, whatever events there are; the same error is logged once. Returns whether
+        the watcher was stopped meanwhile."""
+        if str(exc) != self._failure:
+            logger.warning("%s, and tries again: %s", what, exc)
+        self._failure = str(exc)
+        pause_s, self._retry_s = self._retry_s, min(RETRY_S_MAX, self._retry_s * 2)
+        stopped = select.poll()  # not `select`, which takes no descriptor above 1023
+        stopped.register(self._stop_read, select.POLLIN)
+        return bool(stopped.poll(pause_s * 1000))
 
     def _watch(self, connection: apsw.Connection, events: int | None) -> None:
         waiting_on = select.poll()
@@ -124,9 +134,10 @@ class SqliteWatcher:
                 if foreign:
                     self._on_change()
             except Exception as exc:  # not reported yet, so `version` and `foreign` stay for the next check
-                logger.warning("could not look for news: %s", exc)
+                if self._stopped_after_failure("could not look for news", exc):
+                    return
                 continue
-            version = found
+            version, self._failure, self._retry_s = found, "", RETRY_S_MIN
             own_in_a_row = 0 if foreign else own_in_a_row + 1
             time.sleep(PAUSE_S if foreign else min(PAUSE_S * own_in_a_row, OWN_PAUSE_S))
             foreign = False
