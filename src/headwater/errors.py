@@ -59,6 +59,7 @@ HeadwaterError
 │   ├── UnsyncedChangesError                a pull would overwrite what was never pushed
 │   └── ReplicationFailedError              interrupted, or one of the two ends failed
 ├── InvalidStateError (also a RuntimeError) the call does not fit what the object is or does now; nothing was changed
+│   └── SecondLibraryError                  `sqlite3.connect` on the file of a log that is open in the same process
 └── ClosedError                             used after close()
 
 A warning besides: SecondLibraryWarning.
@@ -343,10 +344,13 @@ class InvalidStateError(HeadwaterError, RuntimeError):
     pass
 
 
+class SecondLibraryError(InvalidStateError):
+    pass
+
+
 class ClosedError(HeadwaterError):
     pass
 
 
 class SecondLibraryWarning(RuntimeWarning):
-    """A second SQLite library opens the file of a log in one process. `warnings.filterwarnings("error",
-    category=SecondLibraryWarning)` makes `sqlite3.connect` raise it, and the file is not opened."""
+    """The file of a log that is being opened is open in this process already, other than by apsw."""

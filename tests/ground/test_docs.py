@@ -33,7 +33,7 @@ WRITTEN = [*DOCS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT /
 FILE_SUFFIXES = (".py", ".md", ".sql", ".toml", ".txt", ".lock", ".json")
 THE_READERS_OWN = {
     *("headwater.toml", "manifest.db", "conftest.py", "shop.py", "shop/app.db", "NS/NAME"),
-    *("publish.py", "read.py", "tasks.py", "run.py", "stock.py", "test_orders.py", "warnings.txt"),
+    *("status.json", "publish.py", "read.py", "tasks.py", "run.py", "stock.py", "test_orders.py", "warnings.txt"),
 }
 LAKE_TABLES = ("bronze/", "silver/", "gold/", "metrics/", "typed/")
 MACHINE_PATH = re.compile(r"(?<![\w./])/(?:home|root|tmp|work|Users|mnt|opt|usr|var)/")
@@ -328,7 +328,7 @@ def test_the_blocks_of_the_readme_may_be_repeated(
 def test_the_code_of_the_page_on_frameworks_runs(tmp_path: Path) -> None:
     [program] = re.findall(r"^```python\n(.*?)^```$", text("docs/frameworks.md"), re.MULTILINE | re.DOTALL)
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (ran.stdout, ran.stderr) == ("SecondLibraryWarning\n", "")
+    assert (ran.stdout, ran.stderr) == ("SecondLibraryError\n", "")
 
 
 def test_the_code_of_the_page_on_testing_runs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The `sqlite3` module on the file of an open log: noticed, without a touch of the file, and nothing else is."""
+"""The `sqlite3` module on the file of an open log: refused, without a touch of the file, and nothing else is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 import headwater
-from headwater.errors import SecondLibraryWarning
+from headwater.errors import SecondLibraryError, SecondLibraryWarning
 from headwater.stores.sqlite import second_library
 
 
@@ -32,14 +32,16 @@ def only_what_is_expected() -> Iterator[None]:
         yield
 
 
-def test_what_it_is_about(path: Path) -> None:
+def test_what_it_is_about(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second library takes itself for the only one, and removes the write-ahead log of the first."""
     with headwater.open(path) as log:
         log.publish("a", 1)
         assert os.path.exists(f"{path}-wal")
-        with pytest.warns(SecondLibraryWarning), closing(sqlite3.connect(path)) as connection:
+        monkeypatch.setattr(second_library, "_open_logs", {})
+        with closing(sqlite3.connect(path)) as connection:
             connection.execute("SELECT * FROM messages").fetchall()
         assert not os.path.exists(f"{path}-wal")
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
@@ -53,30 +55,23 @@ def test_what_it_is_about(path: Path) -> None:
     ],
     ids=["path", "text", "bytes", "relative", "roundabout"],
 )
-def test_every_spelling_of_the_file_is_noticed(path: Path, named: Any) -> None:
-    with headwater.open(path):
-        with pytest.warns(SecondLibraryWarning, match="docs/frameworks.md") as caught:
-            sqlite3.connect(named(path)).close()
-        assert [warning.filename for warning in caught] == [__file__]  # the line of the caller
+def test_every_spelling_of_the_file_is_refused(path: Path, named: Any) -> None:
+    with headwater.open(path) as log:
+        for _ in range(2):
+            with pytest.raises(SecondLibraryError, match=r"docs/frameworks\.md"):
+                sqlite3.connect(named(path))
+        log.publish("a", 1)
+        assert os.path.exists(f"{path}-wal")
 
 
-def test_uris_and_links_are_noticed(path: Path, tmp_path: Path) -> None:
+def test_uris_and_links_are_refused(path: Path, tmp_path: Path) -> None:
     os.symlink(path, tmp_path / "link.db")
     os.mkdir(tmp_path / "elsewhere")
     with headwater.open(path):
         os.link(path, tmp_path / "elsewhere" / "hard.db")
         for name in (f"{path.as_uri()}?mode=ro", tmp_path / "link.db", tmp_path / "elsewhere" / "hard.db"):
-            with pytest.warns(SecondLibraryWarning):
-                sqlite3.connect(name, uri=True).close()
-
-
-def test_as_an_error_it_keeps_the_file_from_being_opened(path: Path) -> None:
-    with headwater.open(path) as log:
-        for _ in range(2):
-            with pytest.raises(SecondLibraryWarning):
-                sqlite3.connect(path)
-        log.publish("a", 1)
-        assert os.path.exists(f"{path}-wal")
+            with pytest.raises(SecondLibraryError):
+                sqlite3.connect(name, uri=True)
 
 
 def test_nothing_else_is_noticed(path: Path, tmp_path: Path) -> None:
@@ -98,8 +93,8 @@ def test_nothing_else_is_noticed(path: Path, tmp_path: Path) -> None:
 def test_two_logs_of_one_file(path: Path) -> None:
     with headwater.open(path):
         headwater.open(path).close()
-        with pytest.warns(SecondLibraryWarning):
-            sqlite3.connect(path).close()
+        with pytest.raises(SecondLibraryError):
+            sqlite3.connect(path)
 
 
 def test_a_file_that_could_not_be_opened_as_a_log(path: Path) -> None:
@@ -148,11 +143,15 @@ from pathlib import Path
 path, opened = Path(sys.argv[1]), []
 sys.addaudithook(lambda event, given: opened.append(given) if event == "open" and str(path) == str(given[0]) else None)
 warnings.simplefilter("ignore")
+headwater.open(path).close()
+before = sqlite3.connect(path)
+before.execute("SELECT 1 FROM messages").fetchall()
 with headwater.open(path) as log:
     log.publish("a", 1)
-    before = sqlite3.connect(path)
-    before.execute("SELECT 1 FROM messages").fetchall()
-    headwater.open(path).close()
+    try:
+        sqlite3.connect(path)
+    except headwater.errors.SecondLibraryError:
+        log.publish("a", 2)
 assert not opened, opened
 """
     subprocess.run([sys.executable, "-c", program, path], check=True)

@@ -1,9 +1,10 @@
-"""Notices a second SQLite library on the file of a log, such as the one behind the `sqlite3` module.
+"""Keeps a second SQLite library, such as the one behind the `sqlite3` module, from the file of a log.
 
 POSIX drops all locks that a process has on a file when the process closes any descriptor of that file. SQLite knows its
 own descriptors and avoids this; two SQLite libraries in one process do not know each other's. After the second one has
-closed the file, another process may write while this one does. Nothing here opens or closes the file: it compares
-device and inode.
+closed the file, another process may write while this one does; and taking itself for the last user, it removes the
+write-ahead log. A mere SELECT has destroyed logs so. Nothing here opens or closes the file: device and inode are
+compared.
 """
 
 from __future__ import annotations
@@ -19,8 +20,16 @@ from urllib.parse import unquote, urlsplit
 
 import apsw
 
-from headwater.errors import SecondLibraryWarning
+from headwater.errors import SecondLibraryError, SecondLibraryWarning
 
+DANGER = (
+    "That is a second SQLite library: when it closes the file, the log loses its locks and its write-ahead log, and "
+    "the database can be damaged"
+)
+NEXT = (
+    "In this process use apsw.Connection or log.transaction(); or open the log in another process, and publish here by "
+    "INSERT INTO messages (see docs/frameworks.md)"
+)
 DESCRIPTORS_MAX = 10_000  # beyond it, what is open already is not looked at
 
 _open_logs: Counter[str] = Counter()  # paths, absolute
@@ -35,11 +44,18 @@ def check_descriptors(path: str) -> None:
         return
     with contextlib.suppress(apsw.Error):  # a connection that is being closed
         if not any(_file(connection.filename) == file for connection in apsw.connections()):
-            _warn(path, "the file was opened in this process before the log, and not by apsw")
+            level, frame = 1, sys._getframe()
+            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("headwater."):
+                level, frame = level + 1, frame.f_back
+            warnings.warn(
+                f"{path}: the file was opened in this process before the log, and not by apsw. {DANGER}. {NEXT}",
+                SecondLibraryWarning,
+                stacklevel=level,  # the caller's own line
+            )
 
 
 def watch(path: str) -> None:
-    """While the log is open: warn when `sqlite3.connect` opens its file too."""
+    """While the log is open: `sqlite3.connect` on its file raises SecondLibraryError."""
     global _is_hooked
     with _lock:
         _open_logs[path] += 1
@@ -63,20 +79,9 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     files = {_file(path) for path in _paths_of(arguments[0])} - {None}
     for path in list(_open_logs):
         if files and _file(path) in files:
-            _warn(path, "sqlite3.connect() opens the file of a log that is open in this process")
-
-
-def _warn(path: str, why: str) -> None:
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("headwater."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
-        f"{path}: {why}. That is a second SQLite library: when it closes the file, the log loses its locks, and the "
-        "database can be damaged. In this process use apsw.Connection or log.transaction(); or open the log in another "
-        "process, and publish here by INSERT INTO messages (see docs/frameworks.md)",
-        SecondLibraryWarning,
-        stacklevel=level,  # the caller's own line
-    )
+            raise SecondLibraryError(
+                f"sqlite3.connect() on a log that is open in this process is refused. {DANGER}", where=path, next=NEXT
+            )
 
 
 def _paths_of(database: object) -> list[str]:
