@@ -204,7 +204,7 @@ def test_verify_proves_all_versions_or_one(store: ReplicaStore, directory: Path,
     result = run("replica", "verify", directory)
     assert (result.code, result.out.splitlines()) == (
         0,
-        ["shop/app.db@3  ok", "shop/app.db@2  ok", "shop/app.db@1  ok", "3 versions proved"],
+        ["shop/app.db@3  ok", "shop/app.db@2  ok", "shop/app.db@1  ok", "3 versions verified"],
     )
     assert run("replica", "verify", directory, "shop/app.db").out == result.out
     one = run("replica", "verify", directory, "shop/app.db@latest-1")
@@ -226,7 +226,7 @@ def test_verify_leaves_out_what_went_meanwhile(
 
     monkeypatch.setattr(ReplicaStore, "verify", beside_a_server)
     result = run("replica", "verify", directory)
-    assert (result.code, result.out.splitlines()[-1]) == (0, "2 versions proved")
+    assert (result.code, result.out.splitlines()[-1]) == (0, "2 versions verified")
     assert run("replica", "verify", directory, "shop/app.db@1").code == 2
 
 
@@ -261,7 +261,7 @@ def test_verify_on_a_full_disk_says_what_was_not_checked(
         [
             "shop/app.db@1  not checked",
             "  files: no disk space (No space left on device)",
-            f"{'1 of 3 versions bad' if broken else '0 versions proved'}, {2 if broken else 3} not checked: no space",
+            f"{'1 of 3 versions bad' if broken else '0 versions verified'}, {2 if broken else 3} not checked: no space",
         ],
     )
     assert result.err == "next: Free some disk space, and verify again\n"
@@ -281,7 +281,7 @@ def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, d
     assert (result.code, result.out.splitlines()[0], result.out.splitlines()[-1]) == (
         0,
         "shop/app.db@4  whole, but no hash came with it",
-        "3 versions proved, 1 whole but without a hash",
+        "3 versions verified, 1 whole but without a hash",
     )
     assert [each["verdict"] for each in run("replica", "verify", directory, "--json").items] == ["whole"] + [
         "proved"
@@ -396,6 +396,6 @@ def test_a_key_can_be_made_before_the_first_push(store: ReplicaStore, directory:
     assert store.catalogue.get(ReplicaName("shop", "later.db")).newest == 0
     for flags in ([], ["--push", "--pull"]):
         assert run("replica", "key", "create", directory, "shop/app.db", *flags).code == 2
-    assert run("replica", "verify", directory, "shop/later.db").out == "0 versions proved\n"
+    assert run("replica", "verify", directory, "shop/later.db").out == "0 versions verified\n"
     assert run("replica", "log", directory, "shop/later.db").out == "no versions\n"
     assert run("replica", "restore", directory, "shop/later.db", directory.parent / "x").code != 0

@@ -193,6 +193,18 @@ def test_the_rate_is_drawn(page: Page, log: Log) -> None:
     assert page.text("#rate").endswith("/s")
 
 
+def test_the_rate_of_a_topic_is_unknown_at_the_first_look(page: Page, log: Log) -> None:
+    page.evaluate("""
+        window.shown = [];
+        const note = () => shown.push(document.querySelector('#topic-rows td:nth-child(5)')?.textContent);
+        new MutationObserver(note).observe(
+            document.getElementById('topic-rows'), { childList: true, characterData: true, subtree: true });
+    """)
+    log.publish("a", 1)
+    page.until("shown.some((text) => text?.endsWith('/s'))")
+    assert next(filter(None, page.evaluate("shown"))) == "–"
+
+
 # --- dead letters ---------------------------------------------------------------------------------------------------
 
 

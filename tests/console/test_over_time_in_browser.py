@@ -158,3 +158,16 @@ def test_a_new_log_says_when_there_will_be_something(
     page.until(f"{chart('Published per second')}.querySelector('.no-data').textContent === {said}")
     assert page.evaluate(f"{chart('Published per second')}.querySelector('.no-data').checkVisibility()")
     page.until(f"{chart('Size of the log')}.querySelector('circle, polyline')")  # a sample was taken at the start
+
+
+def test_a_subscription_without_a_sample_is_not_called_missing(
+    serve: Callable[..., Running], open_page: Callable[[str], Page]
+) -> None:
+    page = open_page(serve().page)
+    said = f"{chart('Lag')}.querySelector('.no-data').textContent"
+    page.until(f"{said} === 'There are no durable subscriptions yet.'")
+    with headwater.open(page.evaluate("location.origin").replace("http", "ws")) as log:
+        log.subscribe("billing", "orders.>").close()
+    page.until("document.getElementById('subscription-count').textContent === '1'")
+    page.evaluate("document.querySelector('#zoom button').click()")  # which looks again
+    page.until(f"{said}.startsWith('No figures yet')")

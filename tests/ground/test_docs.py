@@ -122,6 +122,12 @@ def test_every_page_has_one_kind_and_one_place_in_the_navigation() -> None:
     assert sorted(listed) == sorted(name.removeprefix("docs/") for name in DOCS if name.startswith("docs/"))
 
 
+def test_the_home_page_links_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)", text("docs/index.md")))
+    pages = {name.removeprefix("docs/") for name in DOCS if name.startswith("docs/")}
+    assert pages - linked == {"index.md"}
+
+
 def test_every_dependency_has_its_reason() -> None:
     reasons = " ".join(row[0] for row in table("ARCHITECTURE.md", "part"))
     declared = re.findall(r'^    "([a-z-]+)>=', text("pyproject.toml"), re.MULTILINE)

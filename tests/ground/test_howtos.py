@@ -41,9 +41,10 @@ def run_shell(block: str, folder: Path) -> None:
 
 
 def test_the_work_queue(tmp_path: Path) -> None:
-    jobs, once = blocks("work-queue.md")
+    jobs, once, timed = blocks("work-queue.md")
     (tmp_path / "jobs.py").write_text(jobs)
     assert run(once, tmp_path) == "ready: True dead: ['Reject: no such image']\n"
+    assert run(timed, tmp_path) == "reported: True schedules: ['nightly', 'tick']\n"
 
 
 def test_the_outbox_on_sqlite(tmp_path: Path) -> None:

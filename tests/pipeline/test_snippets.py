@@ -58,7 +58,7 @@ def test_a_snippet_runs_and_finds_what_is_there(
         case "pandas":
             assert set(found["latency"]["subscription"]) == {"billing"}
             assert list(found["before"].columns) == ["seq", "topic"]
-            assert len(found["before"]) == 0
+            assert len(found["before"]) == 4
 
 
 def test_the_calls_for_those_who_come_from_kafka_run(folder: Path, spark: SparkSession) -> None:

@@ -288,7 +288,8 @@ def lag(
     lag is the number of messages that match and are not acked yet. Of these, in
     flight are delivered and not acked, and waiting are those that failed and
     wait for their next attempt. oldest is the age of the oldest of them.
-    position is the seq up to which all is settled, of the last seq of the log.
+    position is the seq up to which all is settled. With a lag of 0 it can be less
+    than the last seq of the log, which then belongs to a topic that does not match.
     """
     age_ms_max = None if age_max is None else parse_duration(age_max, "--max-age").total_seconds() * 1000
     with existing_log(path) as log:
@@ -298,7 +299,7 @@ def lag(
     if as_json:
         write_items([subscription_json(info) for info in infos], last_seq=last_seq)
     elif infos:
-        shown = table("~subscription", ">lag", ">in flight", ">waiting", ">oldest", ">position", ">of")
+        shown = table("~subscription", ">lag", ">in flight", ">waiting", ">oldest", ">position")
         for info in infos:
             shown.add_row(
                 printable(info.id),
@@ -307,7 +308,6 @@ def lag(
                 count(info.waiting),
                 "-" if info.oldest_unacked_s is None else format_seconds(info.oldest_unacked_s),
                 count(info.position),
-                count(last_seq),
             )
         show_table(shown)
     else:

@@ -271,7 +271,7 @@ def list_replicas(
         say("no replicas" if stale is None else f"no replica was last pushed longer ago than {stale}")
     if is_cut:
         note(f"there are more than these {plural(listed, 'replica')}; name a namespace, like ws://host/ns")
-    elif remote and key is None:
+    elif remote and key is None and not listed:
         note("replicas that have keys are listed only with one: --key")
     if stale is not None and found:
         raise typer.Exit(FINDING)
@@ -576,7 +576,7 @@ def _summary(verdicts: Sequence[VersionVerdict]) -> str:
     if number["bad"]:
         parts = [f"{number['bad']:,} of {plural(len(verdicts), 'version')} bad"]
     else:
-        parts = [f"{plural(number['proved'], 'version')} proved"]
+        parts = [f"{plural(number['proved'], 'version')} verified"]
     if number["whole"]:
         parts.append(f"{number['whole']:,} whole but without a hash")
     for missing, times in Counter(each.missing for each in verdicts if each.finding == "not checked").items():

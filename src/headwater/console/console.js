@@ -8,7 +8,7 @@ import { OverTime } from "./over_time.js";
 import { NEWS, Replicas } from "./replicas.js";
 import { Subscriptions } from "./subscriptions.js";
 import {
-  $, Growth, ago, bytes, clock, complain, facts, fillTable, make, numberOf, perSecond, pretty, preview, setText, textOf,
+  $, Growth, ago, bytes, clock, complain, facts, fillTable, make, numberOf, pretty, preview, setText, textOf,
   titled, unfolding, whole,
 } from "./show.js";
 
@@ -188,7 +188,7 @@ async function look() {
 
 function showRate(lastSeq) {
   ofLog.note(numberOf(lastSeq));
-  setText($("rate"), ofLog.points.length ? perSecond(ofLog.rate) : "–");
+  setText($("rate"), ofLog.rateText);
   ofLog.draw($("rate-curve"));
 }
 
@@ -203,6 +203,7 @@ function showStatistics(statistics) {
   setText($("topic-count"), whole(topics.length));
   setText($("newest"), newestMs ? `last message ${ago(newestMs)}` : "");
   setText($("subscription-count"), whole(all.length));
+  overTime.hasSubscriptions = all.length > 0;
   setText($("lag"), all.length ? `${whole(lag)} behind` : "");
   const gone = new Set(ofTopics.keys());
   for (const { topic, total } of topics) {
@@ -231,7 +232,7 @@ function showTopics() {
     (cell, { total }) => setText(cell, whole(total)),
     (cell, { size }) => setText(cell, bytes(size)),
     (cell, { publishedMs }) => setText(cell, ago(publishedMs)),
-    (cell, { topic }) => setText(cell, perSecond(ofTopics.get(topic).rate)),
+    (cell, { topic }) => setText(cell, ofTopics.get(topic).rateText),
     (cell, { topic }) => ofTopics.get(topic).draw(cell),
   ]);
 }

@@ -6,6 +6,7 @@ import { $, bytes, complain, numberOf, perSecond, whole } from "./show.js";
 const LOOK_MS = 20_000; // the server takes a sample twice a minute
 
 export class OverTime {
+  hasSubscriptions; // unknown until the statistics are here
   #span = "hour";
   #lookedAt = -LOOK_MS;
   #charts;
@@ -55,7 +56,7 @@ export class OverTime {
     const show = (chart, series, empty) => this.#charts[chart].show({
       fromMs, stepMs, empty, series: series.map(({ name, values }) => ({ name, values: values.map(numberOf) })),
     });
-    const none = each.length ? undefined : "There are no durable subscriptions yet.";
+    const none = this.hasSubscriptions === false ? "There are no durable subscriptions yet." : undefined;
     show("published", [{ name: "published", values: figures.published }]);
     show("acked", each.map(([name, { acked }]) => ({ name, values: acked })), none);
     show("lag", each.map(([name, { lag }]) => ({ name, values: lag })), none);

@@ -203,6 +203,11 @@ export class Growth {
     [this.#total, this.#at] = [total, now];
   }
 
+  /** A rate is known after two looks. */
+  get rateText() {
+    return this.points.length ? perSecond(this.rate) : "–";
+  }
+
   draw(place) {
     const svg = place.querySelector("svg") ?? place.appendChild($("curve").content.firstElementChild.cloneNode(true));
     const first = POINTS_MAX - this.points.length + 1;
