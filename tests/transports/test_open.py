@@ -69,7 +69,12 @@ def test_a_log_needs_an_opener() -> None:
         opened("wss://host/")
 
 
-@pytest.mark.parametrize("url", ["nats://host", "events.db", "", "C:events.jsonl.gz"])
+def test_an_empty_url_is_refused() -> None:
+    with pytest.raises(InvalidOptionError):
+        opened("")
+
+
+@pytest.mark.parametrize("url", ["nats://host", "events.db", "C:events.jsonl.gz"])
 def test_what_is_not_known_is_refused_with_what_is(url: str) -> None:
     with pytest.raises(InvalidOptionError) as refused:
         opened(url)

@@ -175,8 +175,6 @@ def _check_name(name: str, value: object, limit: int) -> None:
         value.encode()
     except UnicodeEncodeError as exc:
         raise InvalidOptionError(f"{name} holds half a surrogate pair, which is no text") from exc
-    if "\0" in value:
-        raise InvalidOptionError(f"{name} holds a NUL character, which PostgreSQL does not store")
     if len(value) > limit:
         raise TooLargeError(f"{name} has {len(value)} characters, the limit is {limit}")
 
