@@ -231,7 +231,10 @@ def repeats_have_a_reason(history: History, ending: Ending) -> Iterable[str]:
 
 
 def first_deliveries_are_in_order(history: History, ending: Ending) -> Iterable[str]:
+    """A holder that freezes in a fetch may return from it after others have taken over and gone on: what it has then is
+    late, and its acks are refused."""
     last: dict[str, int] = defaultdict(int)
+    received: dict[str, dict[str, int]] = defaultdict(dict)  # by subscription, when each holder did so last
     given_back = _first_given_back_unseen(history)
     for delivery in history.deliveries:  # events are sorted by time, and batches keep their order
         if delivery.attempt > 1 or delivery.t > given_back.get(delivery.subscription, delivery.t):
@@ -240,9 +243,12 @@ def first_deliveries_are_in_order(history: History, ending: Ending) -> Iterable[
         reader = delivery.subscription if exclusive else delivery.holder
         if delivery.fetched_ahead:
             reader = f"{delivery.holder} {delivery.actor}"  # what its threads write down comes in any order
-        if delivery.seq <= last[reader]:
+        others = (t for holder, t in received[delivery.subscription].items() if holder != delivery.holder)
+        was_frozen = exclusive and not delivery.fetched_ahead and max(others, default=0) > delivery.began
+        if delivery.seq <= last[reader] and not was_frozen:
             yield f"message {delivery.seq} came first to {delivery.holder} after {last[reader]}"
         last[reader] = max(delivery.seq, last[reader])
+        received[delivery.subscription][delivery.holder] = delivery.t
 
 
 def _first_given_back_unseen(history: History) -> dict[str, int]:

@@ -354,6 +354,20 @@ def test_first_deliveries_out_of_order_across_holders(play: Play) -> None:
     only(play, "message 4 came first to E2 after 5")
 
 
+def test_a_holder_that_was_frozen_in_a_fetch_is_late(play: Play) -> None:
+    play.publish("four", "five")
+    began = play.tick()
+    play.hold("ex", "E2")
+    play.receive("ex", "E2", (4, 2), (5, 1))
+    found = ((4, 1, play.rows[3].token),)
+    about = {"subscription": "ex", "holder": "E1", "began": began}
+    play.events.append(Received(actor="E1", t=play.tick(), found=found, **about))
+    play.refuse("ex", "E1", (4, 1))
+    play.settle("ex", "E2", (4, 2), (5, 1))
+    play.consume("sh", "S1", 4, 5)
+    assert not [problem for problem in play.problems() if "came first" in problem]
+
+
 def test_two_holders(play: Play) -> None:
     play.publish("four")
     play.receive("ex", "E1", (4, 1))
