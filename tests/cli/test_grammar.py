@@ -170,6 +170,11 @@ def test_a_log_that_is_named_goes_before_the_default(run: Any, default: Path, tm
     assert run("tail", "missing.db").err.startswith("error: there is no log missing.db")  # it looks like a log
 
 
+def test_the_name_of_a_log_that_is_almost_right(run: Any, path: Path, log: headwater.Log) -> None:
+    missing = run("tail", path.with_name(path.name.replace(".db", "s.db")))
+    assert missing.err.splitlines()[-1] == f"next: Did you mean {path}?"
+
+
 def test_without_a_default_log_is_the_first_argument(run: Any, path: Path, log: headwater.Log) -> None:
     missing = run("topics")
     assert missing.code == 2

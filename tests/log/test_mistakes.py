@@ -55,7 +55,7 @@ MISTAKES: list[tuple[str, Callable[[Any, Any, Any], Any], str]] = [
     ("no data", lambda log, s, m: log.publish("a"), "argument: 'data'. Write publish(topic, data, …)"),
     (
         "in a batch",
-        lambda log, s, m: log.publish_many([("a", 1, {"eta": 5})]),
+        lambda log, s, m: log.publish_many([("a", 1), ("a", 1, {"eta": 5})]),
         "(a): unknown publish option 'eta'. Write del",
     ),
     (

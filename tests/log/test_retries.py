@@ -370,3 +370,20 @@ def test_a_reason_is_stored_whatever_is_in_it(log: Log, mode: Any) -> None:
     log.publish("a", 1)
     log.subscribe("s", "a", mode=mode).fetch()[0].reject("caf\udce9\0")
     assert [letter.error for letter in log.dead_letters.list()] == ["caf\\udce9\\x00"]
+
+
+def test_a_stack_begins_with_the_handler(log: Log) -> None:
+    @log.on("a", id="s", max_attempts=1)
+    def fail(message: Any) -> None:
+        raise ValueError("no")
+
+    log.publish("a", 1)
+    log.start()
+    try:
+        eventually(lambda: len(log.dead_letters.list()), 1)
+    finally:
+        log.stop()
+    [letter] = log.dead_letters.list()
+    frames = [line for line in (letter.stack or "").splitlines() if line.startswith("  File ")]
+    assert len(frames) == 1
+    assert frames[0].endswith("in fail")

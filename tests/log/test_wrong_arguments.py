@@ -51,3 +51,9 @@ def test_a_manual_clock_begins_at_a_datetime_and_takes_durations() -> None:
         headwater.ManualClock(cast(Any, "2026-03-29"))
     with pytest.raises(InvalidOptionError, match="seconds must be a duration"):
         clock.advance("5 minutes")
+
+
+def test_a_decorator_without_its_pattern(log: headwater.Log) -> None:
+    with pytest.raises(InvalidOptionError, match="without its pattern") as refused:
+        log.on(print)  # type: ignore[arg-type]
+    assert "@log.on(" in refused.value.next

@@ -611,6 +611,10 @@ class AsyncLog(AsyncOnly, Hinting):
         default one, or, in a shared subscription, as many as `headwater worker --threads` says. With a `dedupe` queue,
         a message that was handled before is only acked when it is delivered again. The other options are those of
         `subscribe`."""
+        if callable(pattern):
+            raise InvalidOptionError(
+                "@log.on is used without its pattern", next='Write @log.on("orders.>", id="billing")'
+            )
         if concurrency is not None:
             check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         check_flag("auto_ack", auto_ack, where=pattern)

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from headwater.broker.consumer import Consumer
@@ -477,6 +477,7 @@ class RunningHandler(Running):
         error: BaseException | None = yield Attempt(self._registration.handler, message)
         failure, again = None, False
         if error is not None:
+            error.__traceback__ = _from_the_handler_on(error.__traceback__)
             failure = self._failure(error)
             again = not isinstance(error, Reject | InvalidDataError)  # an undecodable payload stays so
         if again:
@@ -504,6 +505,13 @@ class RunningHandler(Running):
         stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
         reason: Reason = "rejected" if isinstance(exc, Reject) else "processing_error"
         return Failure(reason, error_text(exc), stack, self._name)
+
+
+def _from_the_handler_on(frames: TracebackType | None) -> TracebackType | None:
+    """Without the frames of Headwater that called the handler: they say nothing about its error."""
+    while frames and frames.tb_next and frames.tb_frame.f_globals.get("__name__", "").startswith("headwater."):
+        frames = frames.tb_next
+    return frames
 
 
 # --- handling once ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import inspect
 import math
 import os
@@ -11,6 +12,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import datetime
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -213,8 +215,11 @@ def require_log(path: str) -> str:
     """The path of a file that may be a log; a clear error if it is not there, or empty."""
     file = file_of(path)
     if not os.path.exists(file):
+        beside = glob.glob("*.db", root_dir=os.path.dirname(file) or ".")
+        near = get_close_matches(os.path.basename(file), beside, 1, 0.8)
+        next = f"Did you mean {os.path.join(os.path.dirname(file), near[0])}?" if near else ""
         raise InvalidOptionError(
-            f"there is no log {file}", next=f"Publish to it first: headwater publish {file} TOPIC DATA"
+            f"there is no log {file}", next=next or f"Publish to it first: headwater publish {file} TOPIC DATA"
         )
     if os.path.isfile(file) and os.stat(file).st_size == 0:
         raise NotALogError("the file is empty", where=file, next=f"Make it a log: headwater publish {file} TOPIC DATA")

@@ -61,7 +61,7 @@ _TRANSLATIONS: list[tuple[type[apsw.Error], type[StoreError], str]] = [
     (apsw.PermissionsError, ReadOnlyError, "Give this user write access to the file and its directory"),
     (apsw.FullError, DiskFullError, "Free some disk space and publish again; nothing committed was lost"),
     (apsw.NotADBError, NotALogError, "Name another file; this one is not SQLite and was left as it is"),
-    (apsw.CorruptError, CorruptError, "Run `headwater doctor`, then restore a replica or a backup"),
+    (apsw.CorruptError, CorruptError, "Restore a replica or a backup (docs/howto/backup.md)"),
     (apsw.IOError, InputOutputError, "Look at the disk (dmesg); nothing committed was lost"),
     (apsw.CantOpenError, StoreError, "Check that the directory exists and may be written"),
 ]
