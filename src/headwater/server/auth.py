@@ -184,10 +184,12 @@ def _pattern(name: str, text: str) -> Pattern:
 
 
 def not_allowed(right: str, what: str) -> UnauthorizedError:
+    of_all = what == ">"  # what a command asks for if it names no pattern
+    narrower = "Name a pattern that the token covers, like 'orders.>', or ask" if of_all else "Ask"
     return UnauthorizedError(
-        f"the token has no {right} right for this",
-        where=what,
-        next="Ask for a token that has it: headwater token create",
+        f"the token has no {right} right for {'all topics' if of_all else 'this'}",
+        where="" if of_all else what,
+        next=f"{narrower} for a token that has it: headwater token create",
     )
 
 
