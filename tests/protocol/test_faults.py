@@ -40,6 +40,7 @@ CODES = {
     "InvalidDataError": -32602,
     "InvalidOptionError": -32602,
     "InvalidStateError": -32602,
+    "SecondLibraryError": -32602,
     "InvalidMessageError": -32602,
     "InvalidConfigurationError": -32602,
 }
