@@ -235,4 +235,4 @@ def test_corruption_is_named(desk: Desk) -> None:
     again = desk.open()
     with pytest.raises(headwater.errors.CorruptError) as caught:
         again.subscribe("s", ">").fetch(1_000)
-    assert "doctor" in caught.value.next
+    assert "backup" in caught.value.next
