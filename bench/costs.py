@@ -4,7 +4,7 @@ and on PostgreSQL.
 Time on the clock depends on the disk and on what else the machine does. Processor time shows what Headwater takes:
 `client` is the process that calls it, `server` is the Headwater server or all processes of PostgreSQL.
 
-    python bench/run.py costs                    the table, and docs/costs.svg
+    python bench/run.py costs                    the table, and docs/images/costs.svg
     python bench/costs.py RESULT.json [BEFORE]   the same as data; with an earlier RESULT.json the plot shows both
 """
 
@@ -29,7 +29,7 @@ BATCHES = {1: 400, 10: 200, 100: 100, 1_000: 30}  # how many of each size
 PLACES = ("file", "server", "postgres")
 VERBS = ("publish", "deliver", "ack")
 REPEATS = 3
-PLOT = Path(__file__).parents[1] / "docs" / "costs.svg"
+PLOT = Path(__file__).parents[1] / "docs" / "images" / "costs.svg"
 
 Costs = dict[str, dict[str, float]]  # by "place verb batch": client and server µs per message
 

@@ -29,14 +29,14 @@ WIDTH = 100
 API_INTRO = """# Python API
 
 Every public name, from the docstrings. Import names from `headwater`, unless the section names another module.
-[Options and limits](../reference.md) explains the options of `open`, `subscribe`, `on` and `publish`. `Span` is a
+[Options and limits](options.md) explains the options of `open`, `subscribe`, `on` and `publish`. `Span` is a
 duration: seconds, a timedelta, or a text like `"1h30m"`. `Moment` is a time: an aware datetime, or seconds since
 1970.
 
 """
 CLI_INTRO = """# Command line
 
-Every command and flag, from the code. [Options and limits](../reference.md#command-line) explains what all commands
+Every command and flag, from the code. [Options and limits](options.md#command-line) explains what all commands
 share: the LOG, positions, filters and output.
 
 """
@@ -62,14 +62,14 @@ The profile is `profile` in the file, `HEADWATER_PROFILE` or `--profile`.
 METRICS_INTRO = """# Metrics
 
 A server answers `/metrics` in the text format of Prometheus. On a server with tokens, a scrape needs a token with the
-right `admin`, or `manage` of `>`, unless `metrics_need_token` is false. [Endpoints](../server.md#endpoints) says what
+right `admin`, or `manage` of `>`, unless `metrics_need_token` is false. [Endpoints](server.md#endpoints) says what
 a scrape costs and how it is cached. Metrics of subscriptions cover the first 1,000 by id.
 
 """
 WIRE_INTRO = """# Methods on the wire
 
 Every method of a server with its params and the right that it needs, from the code.
-[Server and wire](../server.md#methods) says what each method does and returns, and has the notifications and the
+[Server and wire](server.md#methods) says what each method does and returns, and has the notifications and the
 error codes. Durations are seconds, times are ISO 8601. An unknown param is an error.
 
 """

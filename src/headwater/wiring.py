@@ -330,8 +330,8 @@ def open_transport(
     **options: Any,
 ) -> BaseTransport:
     """What carries copies to another system: `redis://…`, `s3://bucket/prefix`, `file:///path.jsonl`, another log, …;
-    `docs/transports.md` has them all. `breaker` and `batch` go with any of them; the other options are the keyword
-    arguments of the transport's class. All may stand in the url's query too."""
+    `docs/reference/transports.md` has them all. `breaker` and `batch` go with any of them; the other options are the
+    keyword arguments of the transport's class. All may stand in the url's query too."""
     from headwater.transports.open import open_transport as open_by_url
 
     return open_by_url(url, clock=SystemClock(), opener=open, breaker=breaker, batch=batch, **options)

@@ -8,8 +8,8 @@
 
 The victim publishes one small message after the other, VICTIM_MESSAGES at least, receives each through a durable
 subscription and acks it. Its latency is the time of a publish and of the delivery; the server's memory is the peak of
-its resident set since the victim began. Both are printed, for the table in docs/security.md. An attack goes on for as
-long as the victim's block, which may end before the victim's last message.
+its resident set since the victim began. Both are printed, for the table in docs/explanation/security.md. An attack goes
+on for as long as the victim's block, which may end before the victim's last message.
 """
 
 from __future__ import annotations

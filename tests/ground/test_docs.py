@@ -21,7 +21,7 @@ from headwater.ports.records import SubscriptionSpec
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headwater"
-REFERENCE = "docs/reference.md"
+REFERENCE = "docs/reference/options.md"
 DOCS = [
     "README.md",
     "ARCHITECTURE.md",
@@ -223,7 +223,7 @@ def test_subscribe_options_are_those_of_the_code() -> None:
 
 
 def test_connection_options_are_those_of_the_code() -> None:
-    documented = {name: default for name, default, _ in table("docs/server.md", "connection option")}
+    documented = {name: default for name, default, _ in table("docs/reference/server.md", "connection option")}
     assert set(documented) == set(RemoteOptions.__annotations__)
     settings = read_options("ws://localhost", {})
     assert seconds(documented["timeout"]) == settings.timeout_s
@@ -326,15 +326,15 @@ def test_the_blocks_of_the_readme_may_be_repeated(
 
 
 def test_the_code_of_the_page_on_frameworks_runs(tmp_path: Path) -> None:
-    [program] = re.findall(r"^```python\n(.*?)^```$", text("docs/frameworks.md"), re.MULTILINE | re.DOTALL)
+    [program] = re.findall(r"^```python\n(.*?)^```$", text("docs/howto/frameworks.md"), re.MULTILINE | re.DOTALL)
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ran.stdout, ran.stderr) == ("SecondLibraryError\n", "")
 
 
 def test_the_code_of_the_page_on_testing_runs(tmp_path: Path) -> None:
     """The first line of each block names its file."""
-    blocks = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", text("docs/testing.md"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == text("docs/testing.md").count("```python\n") > 3
+    blocks = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", text("docs/howto/test.md"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == text("docs/howto/test.md").count("```python\n") > 3
     for name, code in blocks:
         with (tmp_path / name).open("a") as file:
             file.write(code)
@@ -345,7 +345,9 @@ def test_the_code_of_the_page_on_testing_runs(tmp_path: Path) -> None:
 
 
 def test_the_failure_shown_on_the_page_on_testing_is_that_of_the_code() -> None:
-    [shown] = re.findall(r"^```text\n(expected a message.*?)^```$", text("docs/testing.md"), re.MULTILINE | re.DOTALL)
+    [shown] = re.findall(
+        r"^```text\n(expected a message.*?)^```$", text("docs/howto/test.md"), re.MULTILINE | re.DOTALL
+    )
     with testing.open_log() as log:
         log.publish("orders.new", {"id": 21, "amount": 9})
         log.publish("invoices.sent", {"order": 21, "amount": 9})

@@ -134,7 +134,7 @@ def undocumented_methods(text: str) -> set[str]:
 
 
 def test_every_rpc_method_is_in_the_reference() -> None:
-    assert undocumented_methods(page("server.md")) == set()
+    assert undocumented_methods(page("reference/server.md")) == set()
     described = sections(page("reference/wire.md"))
     for name, method in METHODS.items():
         is_object = isinstance(method.params, type) and issubclass(method.params, msgspec.Struct)
@@ -214,7 +214,7 @@ def test_what_is_missing_is_noticed(kind: str) -> None:
         case "flag":
             assert "publish --ttl" in list(undocumented_commands(cli.replace("`--ttl`", "")))
         case "method":
-            assert undocumented_methods(page("server.md").replace("`rpc.nack`", "")) == {"rpc.nack"}
+            assert undocumented_methods(page("reference/server.md").replace("`rpc.nack`", "")) == {"rpc.nack"}
         case "setting":
             text = page("reference/configuration.md").replace("| `audit` |", "| |")
             assert list(undocumented_settings(text)) == ["[server] audit"]

@@ -115,7 +115,7 @@ os._exit(0)  # the server runs on another thread
     assert "{'customer': 'c-1', 'name': 'Ada'}" in run(program, tmp_path)
 
 
-@pytest.mark.parametrize("page", ["index.md", "reference.md", "transports.md", "deploying.md"])
+@pytest.mark.parametrize("page", ["index.md", "reference/options.md", "reference/transports.md", "howto/deploy.md"])
 def test_other_pages(page: str, tmp_path: Path) -> None:
     """Their blocks are one program."""
     program = "\n".join(blocks(f"../{page}"))

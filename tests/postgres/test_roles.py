@@ -1,4 +1,4 @@
-"""What each kind of role can do with a log, by the very statements of docs/postgres.md, and what it cannot."""
+"""What each kind of role can and cannot do with a log, by the very statements of docs/reference/postgres.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headwater.topics import check_topic
 from headwater.topics.topic import TOPIC_BYTES_MAX, TOPIC_TOKENS_MAX
 from headwater.transports.postgres import PostgresArchive
 
-DOCS = Path(__file__).parents[2] / "docs" / "postgres.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "postgres.md"
 KINDS = ["publisher", "inserter", "reader", "application", "stranger"]
 PUBLISH, INSERT = "SELECT headwater.publish('a', '1')", "INSERT INTO headwater.messages (topic, data) VALUES ('a', '1')"
 

@@ -58,7 +58,7 @@ def test_what_it_is_about(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_spelling_of_the_file_is_refused(path: Path, named: Any) -> None:
     with headwater.open(path) as log:
         for _ in range(2):
-            with pytest.raises(SecondLibraryError, match=r"docs/frameworks\.md"):
+            with pytest.raises(SecondLibraryError, match=r"docs/howto/frameworks\.md"):
                 sqlite3.connect(named(path))
         log.publish("a", 1)
         assert os.path.exists(f"{path}-wal")

@@ -199,7 +199,7 @@ def test_an_active_subscription_is_refused_in_the_words_of_the_seed() -> None:
         ("the tokens file '/etc/headwater/tokens.json' is gone", "the tokens file 'tokens.json' is gone"),
         ("mkdir -p /srv/data/logs", "mkdir -p logs"),
         ("ws://host:8765/shop/books.db", "ws://host:8765/shop/books.db"),
-        ("see docs/server.md, and/or ask", "see docs/server.md, and/or ask"),
+        ("see docs/reference/server.md, and/or ask", "see docs/reference/server.md, and/or ask"),
         ("orders/eu/new", "orders/eu/new"),
         ("JSON-RPC is at /rpc", "JSON-RPC is at /rpc"),
     ],

@@ -1,4 +1,4 @@
-"""The table of rights and methods in docs/server.md, as the code has it. As a program, it writes the table there."""
+"""The table of rights and methods in docs/reference/server.md, from the code. As a program, it writes the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.server.auth import RIGHTS
 from headwater.server.methods import METHODS
 from headwater.server.registry import APPLICATION, Needs
 
-DOCS = Path(__file__).parents[2] / "docs" / "server.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "server.md"
 BLOCK = re.compile(r"(?<=<!-- rights -->\n).*?(?=<!-- end of rights -->)", re.DOTALL)
 
 

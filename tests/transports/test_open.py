@@ -166,7 +166,7 @@ def test_a_path_in_bytes_is_a_path(tmp_path: Path) -> None:
 
 
 def test_the_code_of_the_docs_runs_in_order_in_a_fresh_directory(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "transports.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "transports.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     with headwater.open(tmp_path / "events.db") as log:  # a full batch, which waits for nothing

@@ -1,4 +1,4 @@
-"""docs/typed.md has every keyword, with its default, and its code runs."""
+"""docs/reference/typed.md has every keyword, with its default, and its code runs."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 from headwater.typed import Event
 from headwater.typed.declaration import KEYWORDS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "typed.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "typed.md").read_text()
 
 
 def test_every_keyword_is_in_the_table():

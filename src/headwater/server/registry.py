@@ -107,7 +107,7 @@ class Middleware:
 
 class Needs(NamedTuple):
     """The right that a call needs: one of `rights` to begin with, and it must cover what `of` says in the table of
-    docs/server.md. No rights: open to clients that have not authenticated."""
+    docs/reference/server.md. No rights: open to clients that have not authenticated."""
 
     rights: tuple[Right, ...]
     of: str

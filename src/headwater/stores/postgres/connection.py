@@ -67,7 +67,11 @@ _TRANSLATIONS: list[tuple[type[psycopg.Error], type[HeadwaterError], str]] = [
     (errors.IdleInTransactionSessionTimeout, ConflictError, "Run the transaction again, and quicker"),
     (errors.QueryCanceled, LockedError, "The server's statement_timeout is too short, or the statement was cancelled"),
     (errors.ReadOnlySqlTransaction, ReadOnlyError, "Connect to the primary, not to a standby"),
-    (errors.InsufficientPrivilege, ReadOnlyError, "Grant this role what it needs; docs/postgres.md has the statements"),
+    (
+        errors.InsufficientPrivilege,
+        ReadOnlyError,
+        "Grant this role what it needs; docs/reference/postgres.md has the statements",
+    ),
     (errors.DiskFull, DiskFullError, "Free some disk space and publish again; nothing committed was lost"),
     (errors.OutOfMemory, InputOutputError, "Look at the server's log; nothing committed was lost"),
     (errors.TooManyConnections, UnavailableError, "Raise max_connections, or open fewer logs"),
@@ -119,7 +123,7 @@ def place_of(url: str, *, public: bool = False) -> Place:
         raise InvalidOptionError(
             "a log in the schema public would be open to every role of the database",
             where=name,
-            next="Name a schema of its own: ?schema=headwater; docs/postgres.md tells how to move a log there",
+            next="Name a schema of its own: ?schema=headwater; docs/reference/postgres.md shows how to move it",
         )
     fits = SCHEMA_NAME.fullmatch(schema) and (public or (len(schema) <= LOG_SCHEMA_CHARS_MAX and schema[:3] != "pg_"))
     if not fits:

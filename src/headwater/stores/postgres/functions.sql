@@ -1,5 +1,5 @@
 -- The log's functions; "{schema}" stands for the schema that they live in. PUBLIC may execute none of them:
--- docs/postgres.md has the grants for each kind of role. Those that are SECURITY DEFINER run with the rights of the log's
+-- docs/reference/postgres.md has the grants for each kind of role. Those that are SECURITY DEFINER run with the rights of the log's
 -- owner, so names are looked up in pg_catalog alone, where no other role can put an operator or a function. The file is run
 -- before the tables are made, and again with every step to a newer schema.
 

@@ -246,7 +246,7 @@ def _version(connection: psycopg.Connection, schema: str, name: str) -> int | No
         raise ReadOnlyError(
             f"this role may not use the schema {schema}",
             where=name,
-            next=f"As its owner: GRANT USAGE ON SCHEMA {schema} TO …; docs/postgres.md has all grants",
+            next=f"As its owner: GRANT USAGE ON SCHEMA {schema} TO …; docs/reference/postgres.md has all grants",
         )
     version = _fact(connection, "schema_version")
     if version is None:

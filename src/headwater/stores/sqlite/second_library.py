@@ -28,7 +28,7 @@ DANGER = (
 )
 NEXT = (
     "In this process use apsw.Connection or log.transaction(); or open the log in another process, and publish here by "
-    "INSERT INTO messages (see docs/frameworks.md)"
+    "INSERT INTO messages (see docs/howto/frameworks.md)"
 )
 DESCRIPTORS_MAX = 10_000  # beyond it, what is open already is not looked at
 
