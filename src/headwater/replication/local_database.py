@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import re
 import secrets
@@ -20,7 +19,6 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 from headwater.errors import (
@@ -156,9 +154,7 @@ class Shell:
     def __enter__(self) -> Shell:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self.close(EXIT_S_MAX if kind is None else STOP_S_MAX)
 
     def close(self, wait_s: float = EXIT_S_MAX) -> None:
@@ -300,14 +296,6 @@ def first_page_hash(path: str, stop: threading.Event | None = None) -> str:
 def read_first_page_hash(shell: Shell) -> str:
     """A hash of the first page without its counters of commits, which each copy keeps for itself. Blocks."""
     return shell.ask(_FIRST_PAGE_HASH)[0]
-
-
-def first_page_hash_of_copy(path: str, page_size: int) -> str:
-    """The same of a private copy, which may be opened in this process. Blocks."""
-    with open(path, "rb") as copy:
-        page = copy.read(page_size)
-    rest = page[: COUNTERS[0].start] + page[COUNTERS[0].stop : COUNTERS[1].start] + page[COUNTERS[1].stop :]
-    return hashlib.sha3_256(rest.hex().upper().encode()).hexdigest().upper()
 
 
 def _hex_of(start: int, stop: int | None = None) -> str:

@@ -20,11 +20,10 @@ from headwater.errors import (
     UnsyncedChangesError,
 )
 from headwater.replication.connection import CLOSE_S_MAX, CLOSED_EARLY, ReplicaConnection, as_partial
-from headwater.replication.integrity import HashProcess
+from headwater.replication.integrity import dbhash_if_any, start_hash
 from headwater.replication.local_database import (
     Shell,
     first_page_hash,
-    first_page_hash_of_copy,
     no_space,
     read_first_page_hash,
     remove_database,
@@ -34,7 +33,7 @@ from headwater.replication.local_database import (
     shape_of,
 )
 from headwater.replication.names import Remote
-from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
+from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress, TransferOptions
 from headwater.replication.protocol import PullOffer
 from headwater.replication.rsync import REPLICA_BEGIN, OriginStream, RsyncProcess
 from headwater.replication.snapshot import take_snapshot
@@ -44,15 +43,7 @@ from headwater.replication.threads import thread_to_its_end
 CLOSING_S_MAX = 60.0  # for the server to close the session after all pages are written
 
 
-class PullOptions(msgspec.Struct, frozen=True, kw_only=True):
-    client_id: str
-    key: str | None = None
-    ca: str | None = None
-    dry: bool = False
-    overwrite: bool = False
-
-
-async def pull(remote: Remote, local: str, options: PullOptions, progress: OnProgress | None = None) -> Outcome:
+async def pull(remote: Remote, local: str, options: TransferOptions, progress: OnProgress | None = None) -> Outcome:
     """Raises UnsyncedChangesError when the local database has changes that were never pushed, or never came from this
     remote.
 
@@ -71,7 +62,7 @@ class _Pull:
         self,
         remote: Remote,
         local: str,
-        options: PullOptions,
+        options: TransferOptions,
         progress: OnProgress | None,
         state: SyncState,
         stack: AsyncExitStack,
@@ -83,9 +74,7 @@ class _Pull:
         self._progress = progress
         self._state = state
         self._stack = stack
-        self._connection = ReplicaConnection(
-            remote.endpoint("pull"), key=options.key, ca=options.ca, client_id=options.client_id
-        )
+        self._connection = ReplicaConnection(remote.endpoint("pull"), options)
         self.stop = threading.Event()  # so that no thread goes on waiting for a lock after a cancellation
         self._sent = 0
         self._received = OriginStream()
@@ -109,14 +98,14 @@ class _Pull:
             self._compared = self._stack.enter_context(Shell(self._path, self.stop))
             self._compared_version = await asyncio.to_thread(self._compared.data_version)
             self._head = await asyncio.to_thread(read_first_page_hash, self._compared)
-            hashing = self._start_hash()
+            hashing = start_hash(self._path, self._stack, live=True)
         await self._stack.enter_async_context(self._connection)
         await self._connection.send_config({})
         offer = await self._connection.config(PullOffer)
         self._size = offer.size
         self._received = OriginStream(offer.page_size)
         if hashing is not None:
-            self._refuse_unsynced(await asyncio.to_thread(hashing.result_if_any), offer)
+            self._refuse_unsynced(await hashing, offer)
         try:
             await self._move(offer, page_size)
         except LockedError:
@@ -133,7 +122,7 @@ class _Pull:
         head: str | None
         if self._options.dry:
             dbhash = offer.dbhash
-            head = await asyncio.to_thread(first_page_hash_of_copy, self._state.pulled_path, offer.page_size)
+            head = await asyncio.to_thread(first_page_hash, self._state.pulled_path)
         else:
             dbhash, head = await self._proved(offer)
             record = SyncRecord(replica_id=offer.replica_id, base=offer.version, dbhash=dbhash, head=head)
@@ -160,11 +149,6 @@ class _Pull:
     def _report(self, phase: Phase) -> None:
         if self._progress is not None:
             self._progress(Progress(self._sent, self._received.bytes, self._size, phase))
-
-    def _start_hash(self) -> HashProcess:
-        hashing = HashProcess(self._path, live=True)
-        self._stack.push_async_callback(hashing.gone)
-        return hashing
 
     # --- unsynced changes -----------------------------------------------------------------------------------------
 
@@ -339,5 +323,5 @@ class _Pull:
         `sqlite3_dbhash` waits for no lock. Blocks."""
         with Shell(self._path) as shell:
             before = shell.data_version()
-            here, head = self._start_hash().result_if_any(), read_first_page_hash(shell)
+            here, head = dbhash_if_any(self._path, live=True, stop=self.stop), read_first_page_hash(shell)
             return here, head, shell.data_version() != before

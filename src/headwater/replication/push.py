@@ -28,10 +28,10 @@ from headwater.replication.connection import (
     is_cut,
     newest_version,
 )
-from headwater.replication.integrity import HashProcess
-from headwater.replication.local_database import first_page_hash_of_copy, require_shape, settle
+from headwater.replication.integrity import start_hash
+from headwater.replication.local_database import first_page_hash, require_shape, settle
 from headwater.replication.names import Remote
-from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
+from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress, TransferOptions
 from headwater.replication.protocol import (
     ABORT,
     MESSAGE,
@@ -59,18 +59,7 @@ ABORT_S_MAX = 2.0  # for the server's reason to arrive, when its process has fai
 logger = logging.getLogger("headwater")
 
 
-class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
-    client_id: str
-    message: str = ""
-    key: str | None = None
-    ca: str | None = None
-    dry: bool = False
-
-    def without_message(self) -> PushOptions:
-        return msgspec.structs.replace(self, message="")
-
-
-async def push(local: str, remote: Remote, options: PushOptions, progress: OnProgress | None = None) -> Outcome:
+async def push(local: str, remote: Remote, options: TransferOptions, progress: OnProgress | None = None) -> Outcome:
     """Raises VersionConflictError when the replica has a newer version than the one this database comes from.
 
     A dry run transfers the pages too; the server discards them."""
@@ -124,7 +113,7 @@ class _Push:
         self,
         local: str,
         remote: Remote,
-        options: PushOptions,
+        options: TransferOptions,
         progress: OnProgress | None,
         state: SyncState,
         stack: AsyncExitStack,
@@ -135,9 +124,7 @@ class _Push:
         self._progress = progress
         self._state = state
         self._stack = stack
-        self._connection = ReplicaConnection(
-            remote.endpoint("push"), key=options.key, ca=options.ca, client_id=options.client_id
-        )
+        self._connection = ReplicaConnection(remote.endpoint("push"), options)
         self._sent = OriginStream()
         self._received = 0
         self._size = 0
@@ -156,8 +143,7 @@ class _Push:
         self._sent = OriginStream(taken.page_size)
         hashing = None
         if taken.is_copy and not self._options.dry:
-            hashing = HashProcess(taken.path)
-            self._stack.push_async_callback(hashing.gone)
+            hashing = start_hash(taken.path, self._stack)
         if not taken.is_copy:
             self._stack.push_async_callback(settle, taken.path)
         origin = await RsyncProcess.origin(taken.path)
@@ -172,7 +158,7 @@ class _Push:
             raise
         head = None
         if taken.is_copy:
-            head = await asyncio.to_thread(first_page_hash_of_copy, taken.path, taken.page_size)
+            head = await asyncio.to_thread(first_page_hash, taken.path)
         if named_base is None and record.base and record.replica_id not in (None, agreed.replica_id):
             raise _another_replica(agreed.base, self._remote)
         try:
@@ -245,9 +231,7 @@ class _Push:
         newest = await asyncio.to_thread(newest_version, self._remote, self._options.key, self._options.ca)
         here = None
         if taken.is_copy and (record.dbhash or (newest is not None and newest.dbhash)):
-            hashing = HashProcess(taken.path)
-            self._stack.push_async_callback(hashing.gone)
-            here = await asyncio.to_thread(hashing.result_if_any)
+            here = await start_hash(taken.path, self._stack)
         if may_recognise and newest is not None:
             known = _recognised(newest, here, record, self._state)
             if known is not None:
@@ -268,13 +252,13 @@ class _Push:
         return PushCommitted(version=0, changed_pages=pages, is_new=pages > 0)
 
     async def _move_and_commit(
-        self, origin: RsyncProcess, hashing: HashProcess | None, attempt: SyncRecord
+        self, origin: RsyncProcess, hashing: asyncio.Task[str | None] | None, attempt: SyncRecord
     ) -> tuple[PushCommitted, str | None]:
         saving = asyncio.create_task(thread_to_its_end(self._state.save, self._remote, attempt))
         self._stack.push_async_callback(lambda: asyncio.gather(saving, return_exceptions=True))
         await self._move(origin)
         self._report("finishing")
-        dbhash = await asyncio.to_thread(hashing.result_if_any) if hashing else None
+        dbhash = await hashing if hashing else None
         await saving
         return await self._complete(dbhash), dbhash
 

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import shlex
-from types import TracebackType
 
 import msgspec
 
@@ -81,9 +80,7 @@ class SyncState:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         with contextlib.suppress(OSError):
             self._remove_temporary()
             if not os.path.exists(self._state_path):  # without a state, no directory stays

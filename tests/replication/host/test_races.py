@@ -112,7 +112,7 @@ def test_a_removal_that_dies_halfway_is_finished_at_the_next_start(
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "rename", dies)
+        patched.setattr(os, "replace", dies)
         with pytest.raises(SystemExit):
             store.remove(pusher.name)
     assert store.catalogue.find(pusher.name) is None

@@ -255,9 +255,9 @@ class PushAcceptor:
         older = self._layout.delta(replica_id, scratch.base)
         try:
             if delta is not None:
-                disk.rename(scratch.delta_path, older)
+                os.replace(scratch.delta_path, older)
                 self._checkpoint("delta named")
-            disk.rename(scratch.path, head)
+            os.replace(scratch.path, head)
             self._checkpoint("version named")
             disk.sync_file(self._layout.home(replica_id))
             if not scratch.base:

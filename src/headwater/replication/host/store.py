@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from types import TracebackType
 from typing import NamedTuple
 
 from headwater.errors import ClosedError, HeadwaterError, InvalidOptionError, LockedError
@@ -119,9 +118,7 @@ class ReplicaStore:
     def __enter__(self) -> ReplicaStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self.close()
 
     # --- versions ---------------------------------------------------------------------------------------------------
@@ -177,7 +174,7 @@ class ReplicaStore:
                 disk.remove(mark)
             raise
         with contextlib.suppress(OSError):  # it has no directory yet
-            disk.rename(self._layout.home(replica.id), self._layout.removed(replica.id))
+            os.replace(self._layout.home(replica.id), self._layout.removed(replica.id))
         disk.remove_tree(self._layout.removed(replica.id))
         return replica
 

@@ -245,7 +245,7 @@ def _copy_mode(draft: str, target: str) -> None:
 
 def _give_name(draft: str, target: str, *, overwrite: bool) -> None:
     if overwrite:
-        disk.rename(draft, target)
+        os.replace(draft, target)
         return
     try:
         os.link(draft, target)  # unlike a rename, never replaces a file
@@ -253,4 +253,4 @@ def _give_name(draft: str, target: str, *, overwrite: bool) -> None:
         raise InvalidOptionError("there is such a file by now", where=target, next="Name another one") from exc
     except OSError:  # a file system without hard links
         with contextlib.suppress(FileNotFoundError):
-            disk.rename(draft, target)
+            os.replace(draft, target)

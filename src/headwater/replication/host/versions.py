@@ -13,7 +13,6 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
@@ -222,7 +221,7 @@ def rebuild(head: str, deltas: Sequence[StoredDelta], into: str) -> None:
     else:
         deltas = deltas[whole:]
     try:
-        with open(into, "r+b" if whole is None else "x+b", buffering=0, opener=private) as file:
+        with open(into, "r+b" if whole is None else "x+b", opener=private) as file:
             for delta in deltas:
                 _apply(delta, file)
     except BaseException:
@@ -244,7 +243,7 @@ def _apply(delta: StoredDelta, target: BinaryIO) -> None:
         for numbers, pages in reading.groups():
             for start, end in _runs(numbers):
                 target.seek(numbers[start] * page_size)
-                disk.write_all(target, pages[start * page_size : end * page_size])
+                target.write(pages[start * page_size : end * page_size])
         target.truncate(delta.shape.size)
         reading.check_end()
 
@@ -357,9 +356,7 @@ class OpenedVersion:
     def __enter__(self) -> OpenedVersion:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self.close()
 
 
