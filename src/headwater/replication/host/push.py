@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 
 from headwater.errors import HeadwaterError, ReplicationFailedError, UnknownReplicaError
-from headwater.replication.host.accept import Scratch
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.disk import refuse_to_fill
 from headwater.replication.host.events import SessionOutcome
@@ -26,6 +25,7 @@ from headwater.replication.host.session import (
     config_of,
     patience_s,
 )
+from headwater.replication.host.store import Scratch
 from headwater.replication.local_database import make_private
 from headwater.replication.names import ReplicaName
 from headwater.replication.protocol import MESSAGE, MESSAGE_CHARS_MAX, PushComplete, PushConfig
@@ -63,8 +63,8 @@ class PushSession:
         message, asked = await self._first_frames()
         if (size := asked.pages * asked.page_size) > self._context.bytes_max:
             raise Abort("TOO_LARGE", f"the database has {size:,} bytes and the limit is {self._context.bytes_max:,}")
-        pushes, threads = self._context.store.pushes, self._context.threads
-        scratch = await threads.do_or_undo(pushes.discard, self._begin, asked, size)
+        store, threads = self._context.store, self._context.threads
+        scratch = await threads.do_or_undo(store.discard_push, self._begin, asked, size)
         self._context.subscribers.push_began(self._name, self._session.identity)
         try:
             complete = await self._receive_all(scratch, asked)
@@ -76,7 +76,7 @@ class PushSession:
                 await self._accept(scratch, PushFacts(message, complete.dbhash, wire_bytes))
         finally:
             self._context.subscribers.push_ended(self._name, self._session.identity)
-            await threads.do(pushes.discard, scratch)
+            await threads.do(store.discard_push, scratch)
 
     def _begin(self, asked: PushConfig, size: int) -> Scratch:
         """Blocks."""
@@ -87,7 +87,7 @@ class PushSession:
                 copied = store.catalogue.get_version(self._name, replica.newest).size
         self._size = max(size, copied)
         with self._context.space.reserved(self._size):
-            return store.pushes.begin(
+            return store.begin_push(
                 self._name,
                 base=asked.base,
                 push_id=asked.push_id,
@@ -205,7 +205,7 @@ class PushSession:
         began_s = asyncio.get_running_loop().time()
         try:
             version, is_new = await context.threads.do(
-                context.store.pushes.accept, scratch, facts, self._check_rights, self._stop
+                context.store.accept_push, scratch, facts, self._check_rights, self._stop
             )
         except HeadwaterError as exc:
             logger.info("a push of %s was refused: %s", self._name.path, exc.why)
