@@ -44,6 +44,7 @@ from headwater.pipeline.options import Options, one_of, whole
 from headwater.ports.clock import SystemClock
 from headwater.ports.store import Writer
 from headwater.topics import check_topic
+from headwater.transports.base import batches
 
 BUSY_TIMEOUT_MS = 60_000  # a batch job waits longer than a publish: giving up costs the whole batch again
 SINK_ID_CHARS_MAX = 256
@@ -310,7 +311,7 @@ def stage(folder: str, drafts: Iterator[Draft]) -> StagedPartition:
     rows = 0
     try:
         with file:
-            for piece in pieces(chain([first], drafts)):
+            for piece in batches(chain([first], drafts), lambda draft: draft.size, PIECE_ROWS_MAX, PIECE_BYTES_MAX):
                 encoded = msgspec.msgpack.encode(piece)
                 file.write(len(encoded).to_bytes(LENGTH_BYTES))
                 file.write(encoded)
@@ -321,20 +322,6 @@ def stage(folder: str, drafts: Iterator[Draft]) -> StagedPartition:
         discard(folder, [StagedPartition(name, 0)])
         raise
     return StagedPartition(name, rows)
-
-
-def pieces(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
-    """The drafts in pieces, each as large as one append takes."""
-    piece: list[Draft] = []
-    piece_bytes = 0
-    for draft in drafts:
-        if piece and (len(piece) == PIECE_ROWS_MAX or piece_bytes + draft.size > PIECE_BYTES_MAX):
-            yield piece
-            piece, piece_bytes = [], 0
-        piece.append(draft)
-        piece_bytes += draft.size
-    if piece:
-        yield piece
 
 
 def staged_pieces(folder: str, staged: StagedPartition) -> Iterator[list[Draft]]:

@@ -41,7 +41,7 @@ from headwater.replication.outcome import (
 )
 from headwater.replication.pull import pull
 from headwater.replication.push import push
-from headwater.replication.rsync import OriginStream, start_pair, transfer
+from headwater.replication.rsync import OriginStream, transfer
 from headwater.replication.snapshot import take_snapshot
 from headwater.replication.subscription import PullSubscription, PushSubscription, Watch
 from headwater.replication.sync_state import SyncState
@@ -272,7 +272,7 @@ async def copy(source: str, target: str, progress: OnProgress | None = None, *, 
                 into = await _private_copy(target if is_same_size else None, stack)
             was_there = os.path.exists(into)
             try:
-                received = await transfer(*await start_pair(steady, into), stream, on_progress)
+                received = await transfer(steady, into, stream, on_progress)
             except BaseException as exc:
                 if not was_there:
                     remove_if_empty(into)

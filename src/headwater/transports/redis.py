@@ -31,13 +31,13 @@ from headwater.formats import Span, redact_url, span_ms, split_url
 from headwater.message import NAME_CHARS_MAX, Message
 from headwater.ports.transport import Handle
 from headwater.topics import parse_pattern
-from headwater.transports.base import BaseTransport
+from headwater.transports.base import BaseTransport, batches
 from headwater.transports.redis_connection import (
+    BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
     CLIENT_OPTIONS,
     RedisAddress,
     StreamEntry,
-    batches,
     to_doc,
     translated,
 )
@@ -221,13 +221,13 @@ class RedisStreams(RedisTransport):
             self._send_to_many(by_stream, sorted({message.topic for message in messages}))
             return
         for stream, entries in by_stream.items():
-            for batch in batches(entries):
+            for batch in _batches(entries):
                 keys, args = self._arguments(stream, batch)
                 self._add(keys=keys, args=args)
 
     def _send_to_many(self, by_stream: Mapping[str, Sequence[StreamEntry]], topics: Sequence[str]) -> None:
         """One batch of each stream per round trip: never two of the same, of which the first might fail alone."""
-        waiting = {stream: batches(entries) for stream, entries in by_stream.items()}
+        waiting = {stream: _batches(entries) for stream, entries in by_stream.items()}
         while waiting:
             with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.sadd(self._settings.topics_key, *topics)
@@ -284,6 +284,10 @@ class RedisStreams(RedisTransport):
             removed_at_end=consumer is None,
         )
         return self._start(named)
+
+
+def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[StreamEntry]]:
+    return batches(entries, lambda entry: entry.size, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX)
 
 
 def _check_name(what: str, name: str | None) -> None:

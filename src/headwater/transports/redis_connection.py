@@ -4,7 +4,7 @@ stream entries."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -21,9 +21,6 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 HEALTH_CHECK_S = 30
 CONNECTIONS_MAX = 32
-RECONNECT_FIRST_S = 0.1
-RECONNECT_MOST_S = 5.0
-JITTER = 0.25
 BATCH_MESSAGES_MAX = 500  # per script or pipeline: a script blocks the server for a few milliseconds
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 SCHEMES = ("redis", "rediss")
@@ -104,13 +101,6 @@ _NEXT_STEPS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-def reconnect_delay_s(attempt: int, roll: float) -> float:
-    """The wait before attempt 1, 2, …: twice as long each time, with up to a quarter more at random (`roll`, from 0 to
-    1), so that many consumers do not reconnect at the same moment."""
-    doubled: float = min(RECONNECT_MOST_S, RECONNECT_FIRST_S * 2 ** min(attempt - 1, 16))
-    return min(RECONNECT_MOST_S, doubled * (1 + JITTER * roll))
-
-
 # --- messages ----------------------------------------------------------------------------------------------------
 
 
@@ -142,15 +132,3 @@ def from_doc(doc: bytes | None, where: str) -> Message:
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         raise InvalidDataError(f"this is no message ({exc})", where=where) from exc
     return message
-
-
-def batches(entries: Sequence[StreamEntry]) -> Iterator[Sequence[StreamEntry]]:
-    """The entries in batches, each within both limits; an entry above the limit of bytes is a batch of its own."""
-    begin = size = 0
-    for at, entry in enumerate(entries):
-        if at > begin and (at - begin == BATCH_MESSAGES_MAX or size + entry.size > BATCH_BYTES_MAX):
-            yield entries[begin:at]
-            begin, size = at, 0
-        size += entry.size
-    if entries:
-        yield entries[begin:]

@@ -21,6 +21,7 @@ import msgspec
 import redis
 from redis.client import PubSub
 
+from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import InvalidDataError
 from headwater.formats import error_text, iso
 from headwater.message import Message, scoped_id
@@ -31,7 +32,6 @@ from headwater.transports.redis_connection import (
     Fields,
     RedisAddress,
     from_doc,
-    reconnect_delay_s,
     translated,
 )
 
@@ -48,6 +48,7 @@ DEAD_FIELDS_MAX = 256  # of an entry that another program wrote
 HOLDS_PER_IDLE = 4  # how often held entries are renewed within the time after which they could be reclaimed
 RECLAIMS_PER_IDLE = 2
 PAUSE_S_MIN = 0.01
+RECONNECT = RetryPolicy(base_ms=100, cap_ms=5_000)
 
 _GLOB = re.compile(r"([*?\[\]\\^])")
 
@@ -112,7 +113,7 @@ class RedisConsumer(ABC):
                     if not self._stopping.is_set():
                         self._log_failure(exc, failures)
                         self._close()
-                        self._stopping.wait(reconnect_delay_s(failures, random.random()))
+                        self._stopping.wait(backoff_ms(RECONNECT, failures, random.random()) / 1000)
         finally:
             try:
                 self._finish()

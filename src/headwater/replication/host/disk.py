@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headwater.errors import DiskFullError, HeadwaterError, InputOutputError, InvalidOptionError, ReadOnlyError
+from headwater.files import sync_file
 from headwater.replication.local_database import SIDECARS, private
 
 CATALOGUE = "catalogue.db"
@@ -151,15 +152,6 @@ def link_or_copy(source: str, target: str) -> None:
         copy(source, target)
 
 
-def sync_file(path: str) -> None:
-    """Flush a file or a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def touch(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
@@ -197,22 +189,6 @@ def _is_idle(beside: str) -> bool:
 def remove_tree(path: str) -> None:
     """Remove as much as possible; the next recovery removes the rest."""
     shutil.rmtree(path, ignore_errors=True)
-
-
-def lock(path: str) -> int | None:
-    """A descriptor that holds an exclusive lock on this file until it is closed; None if another process holds it."""
-    import fcntl  # here, because Windows has none, and other commands should start there
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 # --- free space -----------------------------------------------------------------------------------------------------

@@ -65,17 +65,16 @@ class PushSession:
             raise Abort("TOO_LARGE", f"the database has {size:,} bytes and the limit is {self._context.bytes_max:,}")
         store, threads = self._context.store, self._context.threads
         scratch = await threads.do_or_undo(store.discard_push, self._begin, asked, size)
-        self._context.subscribers.push_began(self._name, self._session.identity)
         try:
-            complete = await self._receive_all(scratch, asked)
-            if complete is None:
-                self.outcome = "dry"
-            else:
-                await threads.do(self._check_rights)
-                wire_bytes = self._received.bytes + self._sent
-                await self._accept(scratch, PushFacts(message, complete.dbhash, wire_bytes))
+            with self._context.subscribers.pushing(self._name, self._session.identity):
+                complete = await self._receive_all(scratch, asked)
+                if complete is None:
+                    self.outcome = "dry"
+                else:
+                    await threads.do(self._check_rights)
+                    wire_bytes = self._received.bytes + self._sent
+                    await self._accept(scratch, PushFacts(message, complete.dbhash, wire_bytes))
         finally:
-            self._context.subscribers.push_ended(self._name, self._session.identity)
             await threads.do(store.discard_push, scratch)
 
     def _begin(self, asked: PushConfig, size: int) -> Scratch:

@@ -31,6 +31,7 @@ from headwater.errors import (
     ReplicationFailedError,
     TooLargeError,
 )
+from headwater.files import lock_file, sync_file
 from headwater.ports.clock import Clock
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import (
@@ -163,7 +164,7 @@ class ReplicaStore:
         with disk.translated(self.directory):
             if serve:
                 disk.make_directory(self.directory)
-                self._serving = disk.lock(self._layout.serving_lock)
+                self._serving = lock_file(self._layout.serving_lock)
                 if self._serving is None:
                     raise LockedError(
                         "another server serves these replicas", where=self.directory, next="Stop it, or name another"
@@ -172,7 +173,7 @@ class ReplicaStore:
             self._catalogue = Catalogue(self.directory, create=serve)
             if serve:
                 with disk.translated(self.directory):
-                    disk.sync_file(self.directory)
+                    sync_file(self.directory)
         except BaseException:
             self.close()
             raise
@@ -336,7 +337,7 @@ class ReplicaStore:
             if scratch.base:
                 head = self._layout.head(scratch.replica.id, scratch.base)
                 delta = pool.submit(write_delta, head, path, scratch.delta_path, go_on_with_space)
-            synced = pool.submit(disk.sync_file, path)
+            synced = pool.submit(sync_file, path)
             try:
                 intact.result()
                 synced.result()
@@ -355,9 +356,9 @@ class ReplicaStore:
                 self._checkpoint("delta named")
             os.replace(scratch.path, head)
             self._checkpoint("version named")
-            disk.sync_file(self._layout.home(replica_id))
+            sync_file(self._layout.home(replica_id))
             if not scratch.base:
-                disk.sync_file(self._layout.directory)
+                sync_file(self._layout.directory)
             self._checkpoint("directory synced")
             self.catalogue.commit_version(
                 scratch.replica,
@@ -449,7 +450,7 @@ class ReplicaStore:
         mark = self._layout.new_mark(replica.id)
         with contextlib.suppress(OSError):  # without the mark, a start after a crash in between would keep the files
             disk.touch(mark)
-            disk.sync_file(self._layout.home(replica.id))
+            sync_file(self._layout.home(replica.id))
         try:
             self.catalogue.remove(replica.id)
         except BaseException:
@@ -528,7 +529,7 @@ def _has_versions(home: str) -> bool:
 def _is_left_behind(reading: str) -> bool:
     """False while a command reads there."""
     with contextlib.suppress(OSError):
-        held = disk.lock(os.path.join(reading, LOCK))
+        held = lock_file(os.path.join(reading, LOCK))
         if held is None:
             return False
         os.close(held)

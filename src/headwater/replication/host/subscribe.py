@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError
@@ -251,16 +252,18 @@ class SubscriberRegistry:
         self._of(name).leave(subscriber)
         self._remove_if_unused(name)
 
-    def push_began(self, name: ReplicaName, identity: ClientIdentity) -> None:
+    @contextmanager
+    def pushing(self, name: ReplicaName, identity: ClientIdentity) -> Iterator[None]:
+        """While a push runs, its client keeps its claim."""
         subscribers = self._of(name)
         subscribers.pushes += 1
         subscribers.claims.push_began(identity, self._clock.now_ms())
-
-    def push_ended(self, name: ReplicaName, identity: ClientIdentity) -> None:
-        subscribers = self._of(name)
-        subscribers.pushes -= 1
-        subscribers.claims.push_ended(identity, self._clock.now_ms())
-        self._remove_if_unused(name)
+        try:
+            yield
+        finally:
+            subscribers.pushes -= 1
+            subscribers.claims.push_ended(identity, self._clock.now_ms())
+            self._remove_if_unused(name)
 
     def claims(self) -> dict[ReplicaName, Claim]:
         """Those that are held now. A client that gave no name has the name ""."""

@@ -23,6 +23,7 @@ from headwater.errors import (
     ReadOnlyError,
     UnknownReplicaError,
 )
+from headwater.files import sync_file
 from headwater.replication import local_database
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue, Replica
@@ -211,10 +212,10 @@ def restore(made: OpenedVersion, target: str, *, overwrite: bool = False) -> Non
             if overwrite and _is_database(target):
                 _write_into(draft, target)
                 return
-            disk.sync_file(draft)
+            sync_file(draft)
             _copy_mode(draft, target)
             _give_name(draft, target, overwrite=overwrite)
-            disk.sync_file(os.path.dirname(target))
+            sync_file(os.path.dirname(target))
         finally:
             remove_database(draft)
 

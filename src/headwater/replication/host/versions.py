@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 import msgspec
 
 from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, UnknownReplicaError
+from headwater.files import lock_file
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue, Replica, Version
 from headwater.replication.host.disk import Layout
@@ -410,7 +411,7 @@ def _private_copy(layout: Layout, replica: Replica, chain: list[Version]) -> Ope
     directory = layout.new_reading(replica.id)
     os.mkdir(directory, 0o700)
     try:
-        lock = disk.lock(os.path.join(directory, LOCK))
+        lock = lock_file(os.path.join(directory, LOCK))
     except OSError:
         disk.remove_tree(directory)
         raise
