@@ -131,19 +131,15 @@ class ReplicaConnection:
     async def __aexit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if self._socket is not None:
             if kind is not None:
-                with contextlib.suppress(AttributeError):  # see `_send`
+                with contextlib.suppress(AttributeError):  # see `send`
                     self._socket.transport.abort()  # no data in flight is worth waiting for
             await self._socket.close()
-
-    async def send(self, data: bytes) -> None:
-        """A binary frame; waits while the send buffer is full. Raises UnreachableError if the connection is lost."""
-        await self._send(data)
 
     async def send_text(self, text: str) -> None:
         """Send a text. It may queue behind pages, but not without limit."""
         try:
             async with asyncio.timeout(SILENCE_S_MAX):
-                await self._send(text)
+                await self.send(text)
         except TimeoutError as exc:
             why = f"the server has not read for {SILENCE_S_MAX:g} s"
             raise UnreachableError(why, where=self.shown, next="Try again") from exc
@@ -151,7 +147,8 @@ class ReplicaConnection:
     async def send_config(self, config: object) -> None:
         await self.send_text(CONFIG + msgspec.json.encode(config).decode())
 
-    async def _send(self, frame: str | bytes) -> None:
+    async def send(self, frame: str | bytes) -> None:
+        """Waits while the send buffer is full. Raises UnreachableError if the connection is lost."""
         assert self._socket is not None
         try:
             await self._socket.send(frame)

@@ -36,8 +36,9 @@ from headwater.transports.redis_connection import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
     CLIENT_OPTIONS,
-    RedisAddress,
     StreamEntry,
+    client_url,
+    make_client,
     to_doc,
     translated,
 )
@@ -93,12 +94,12 @@ class RedisTransport(BaseTransport):
     client_options = CLIENT_OPTIONS
 
     def __init__(self, url: str, shown: Mapping[str, str], *, recognises_ids: bool, retries: int) -> None:
-        self._redis_address = RedisAddress.parse(url)
+        self._client_url = client_url(url)
         database = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items() if name == "db"}
         query = urlencode({**database, **shown}, safe=":{}")
         self.name = redact_url(url) + (f"?{query}" if query else "")
         self.recognises_ids = recognises_ids
-        self._redis: Any = self._redis_address.connect(retries=retries)
+        self._redis: Any = make_client(self._client_url, retries=retries)
         self._connected = False
         self._sending = 0
         self._changed = threading.Condition()
@@ -270,7 +271,7 @@ class RedisStreams(RedisTransport):
         parsed = parse_pattern(pattern)
         _check_name("group", group)
         _check_name("consumer", consumer)
-        spec = ConsumerSpec(self.name, self._redis_address, parsed, handle, self._report)
+        spec = ConsumerSpec(self.name, self._client_url, parsed, handle, self._report)
         if group is None:
             if consumer is not None:
                 raise InvalidOptionError("a consumer belongs to a group", where=self.name, next="Pass group= as well")
@@ -323,5 +324,5 @@ class RedisPubSub(RedisTransport):
                 next="Use Redis Streams (redis://) to share messages among consumers",
             )
         parsed = parse_pattern(pattern)
-        spec = ConsumerSpec(self.name, self._redis_address, parsed, handle, self._report)
+        spec = ConsumerSpec(self.name, self._client_url, parsed, handle, self._report)
         return self._start(PubSubConsumer(spec, self._prefix))

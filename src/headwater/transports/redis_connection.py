@@ -39,39 +39,36 @@ _decode = msgspec.json.Decoder(MessageDocument).decode
 Fields = Mapping[bytes, bytes]
 
 
-class RedisAddress(msgspec.Struct, frozen=True):
-    """The url for the client, which may hold a password: for no log, name or error."""
+def client_url(url: str) -> str:
+    """The url as the client takes it, from one whose query has only options of the client. It may hold a password: it
+    is for no log, name or error."""
+    parts = split_url(url, next="Write redis://user:password@host:6379/0, with %-escapes in passwords")
+    scheme = parts.scheme.partition("+")[0]
+    if scheme not in SCHEMES:
+        raise InvalidOptionError(f"{parts.scheme!r} is no scheme of Redis", next=f"Known: {', '.join(SCHEMES)}")
+    found = parts._replace(scheme=scheme).geturl()
+    try:
+        make_client(found)
+    except ValueError as exc:
+        raise InvalidOptionError(str(exc), where=f"{scheme}://{parts.hostname or ''}") from None
+    return found
 
-    url: str
 
-    @classmethod
-    def parse(cls, url: str) -> RedisAddress:
-        """An address from a url whose query has only options of the client. Does not connect."""
-        parts = split_url(url, next="Write redis://user:password@host:6379/0, with %-escapes in passwords")
-        scheme = parts.scheme.partition("+")[0]
-        if scheme not in SCHEMES:
-            raise InvalidOptionError(f"{parts.scheme!r} is no scheme of Redis", next=f"Known: {', '.join(SCHEMES)}")
-        address = cls(parts._replace(scheme=scheme).geturl())
-        try:
-            address.connect()
-        except ValueError as exc:
-            raise InvalidOptionError(str(exc), where=f"{scheme}://{parts.hostname or ''}") from None
-        return address
-
-    def connect(self, *, retries: int = 0, connections: int = CONNECTIONS_MAX) -> Any:
-        """A client with limits on connections and waits. `retries` only for idempotent commands: the command may have
-        run, and only its answer been lost. RESP2, which all servers answer in the same shape. Not typed: the client's
-        types differ between its versions."""
-        settings: dict[str, Any] = {
-            "socket_connect_timeout": CONNECT_TIMEOUT_S,
-            "socket_timeout": ANSWER_TIMEOUT_S,
-            "health_check_interval": HEALTH_CHECK_S,
-            "max_connections": connections,
-            "timeout": ANSWER_TIMEOUT_S,
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), retries),
-        }
-        return redis.Redis(connection_pool=redis.BlockingConnectionPool.from_url(self.url, **settings))
+def make_client(url: str, *, retries: int = 0, connections: int = CONNECTIONS_MAX) -> Any:
+    """A client with limits on connections and waits; it connects with its first command. `retries` only for idempotent
+    commands: the command may have run, and only its answer been lost. RESP2, which all servers answer in the same
+    shape. Not typed: the client's types differ between its versions."""
+    pool = redis.BlockingConnectionPool.from_url(
+        url,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=ANSWER_TIMEOUT_S,
+        health_check_interval=HEALTH_CHECK_S,
+        max_connections=connections,
+        timeout=ANSWER_TIMEOUT_S,
+        protocol=2,
+        retry=Retry(NoBackoff(), retries),
+    )
+    return redis.Redis(connection_pool=pool)
 
 
 @contextlib.contextmanager

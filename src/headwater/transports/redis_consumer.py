@@ -30,8 +30,8 @@ from headwater.topics import Pattern
 from headwater.transports.redis_connection import (
     ANSWER_TIMEOUT_S,
     Fields,
-    RedisAddress,
     from_doc,
+    make_client,
     translated,
 )
 
@@ -59,7 +59,7 @@ class ConsumerSpec(NamedTuple):
     """`report` is called with whether the server answers."""
 
     name: str
-    address: RedisAddress
+    url: str
     pattern: Pattern
     handle: Handle
     report: Callable[[bool], None]
@@ -216,8 +216,8 @@ class StreamConsumer(RedisConsumer):
         super().__init__(spec)
         self._settings = settings
         # One connection that waits for entries, and others that never do.
-        self._client = spec.address.connect(connections=1)
-        self._control = spec.address.connect(connections=2)
+        self._client = make_client(spec.url, connections=1)
+        self._control = make_client(spec.url, connections=2)
         self._client_id = 0
         self._streams: list[str] = []
         self._looked_at = -DISCOVER_S
@@ -716,7 +716,7 @@ class PubSubConsumer(RedisConsumer):
     def __init__(self, spec: ConsumerSpec, prefix: str) -> None:
         super().__init__(spec)
         self._channels = channels_of(prefix, spec.pattern)
-        self._redis = spec.address.connect(connections=1)
+        self._redis = make_client(spec.url, connections=1)
         self._pubsub: PubSub | None = None
         self._closing_lock = threading.Lock()
 

@@ -64,7 +64,7 @@ def test_versions_are_reported_in_their_order_when_the_clock_went_back(
     pusher.push(store, 1)
     clock.advance(-60)
     pusher.push(store, 2)
-    assert [each.version.number for each in store.catalogue.unannounced()] == [1, 2]
+    assert [version.number for _, version in store.catalogue.unannounced()] == [1, 2]
 
 
 def test_a_file_that_is_longer_than_its_header_says_is_no_version(store: ReplicaStore, pusher) -> None:

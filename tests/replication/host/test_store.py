@@ -273,7 +273,7 @@ def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, 
         pusher.push(store, number)
     assert store.catalogue.numbers(pusher.name) == [1, 2, 3]
     waiting = store.catalogue.unannounced()
-    assert [(each.replica.name, each.version.number) for each in waiting] == [(pusher.name, n) for n in (1, 2, 3)]
+    assert [(replica.name, version.number) for replica, version in waiting] == [(pusher.name, n) for n in (1, 2, 3)]
     for replica, version in waiting:
         store.catalogue.announced(replica.id, version.number)
     assert store.catalogue.unannounced() == []

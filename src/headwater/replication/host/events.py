@@ -9,7 +9,7 @@ from typing import Literal
 
 from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import HeadwaterError
-from headwater.replication.host.catalogue import Catalogue, Replica, Totals, Unannounced, Version, version_document
+from headwater.replication.host.catalogue import Catalogue, Replica, Totals, Version, version_document
 from headwater.replication.host.session import Abort
 from headwater.replication.protocol import SessionKind
 from headwater.server.mount import Meter, Publish
@@ -77,7 +77,7 @@ class VersionAnnouncer:
         """Raises the first error after all replicas were tried."""
         failed: dict[str, HeadwaterError] = {}
         async with self._turn:
-            left: list[Unannounced] = []
+            left: list[tuple[Replica, Version]] = []
             await self._on_thread(lambda: left.extend(self._catalogue.unannounced()))
             for replica, version in left:
                 if replica.id in failed:

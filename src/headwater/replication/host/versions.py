@@ -13,7 +13,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -161,12 +161,6 @@ def _read_into(file: BinaryIO, buffer: bytearray) -> None:
         filled += read
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
 class _DeltaWriter:
     def __init__(self, file: BinaryIO, shape: Shape, before_more: Callable[[], None], *, whole: bool) -> None:
         self._file = file
@@ -175,7 +169,7 @@ class _DeltaWriter:
         self._group_max = max(1, GROUP_BYTES_MAX // shape.page_size)
         self._numbers: list[int] = []
         self._group = bytearray()
-        self._hash: _Hash = hashlib.sha256()
+        self._hash = hashlib.sha256()
         self._put(_HEAD.pack(MAGIC, shape.page_size, shape.pages, whole))
 
     def add(self, number: int, page: bytes | bytearray) -> None:
@@ -264,7 +258,7 @@ class _DeltaReader:
     def __init__(self, file: BinaryIO, delta: StoredDelta) -> None:
         self._file = file
         self._delta = delta
-        self._hash: _Hash = hashlib.sha256()
+        self._hash = hashlib.sha256()
         magic, page_size, pages, whole = _HEAD.unpack(self._take(_HEAD.size))
         if magic != MAGIC or (page_size, pages) != delta.shape or whole not in (0, 1):
             raise self._damage("its head is not as it was written")
