@@ -82,7 +82,9 @@ def test_one_can_be_looked_at(three: Log) -> None:
     ids=lambda value: str(value)[:30],
 )
 @pytest.mark.parametrize("verb", ["list", "statistics", "redrive", "purge", "export"])
-def test_an_impossible_filter_is_refused(three: Log, verb: str, given: dict[str, Any], error: type[Exception]) -> None:
+def test_an_impossible_filter_is_refused(
+    no_store_asked: None, three: Log, verb: str, given: dict[str, Any], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         getattr(three.dead_letters, verb)(**given)
     assert ids(three) == [1, 2, 3]

@@ -90,40 +90,6 @@ async def test_a_delay_of_a_nack_is_waited_for(serve: Serve) -> None:
         assert (await client.delivery())["attempt"] == 2
 
 
-async def test_after_its_last_attempt_a_message_is_dead(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish("a", "poison")
-        await client.subscribe("s", "a", max_attempts=3, **QUIET)
-        for attempt in (1, 2, 3):
-            assert (await client.delivery())["attempt"] == attempt
-            params = {"subscription_id": "s", "sequence_id": 1, "reason": f"no. {attempt}", "stack": "line 7"}
-            await client.call("rpc.nack", params)
-        [letter] = await client.call("rpc.dead_letters")
-        assert (letter["reason"], letter["attempts"], letter["error"], letter["stack"]) == (
-            "max_attempts",
-            3,
-            "no. 3",
-            "line 7",
-        )
-        assert letter["message"]["data"] == "poison"
-        await client.publish("a", "fine")
-        assert (await client.delivery())["sequence_id"] == 2
-
-
-async def test_what_is_rejected_is_dead_at_once(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish("a", {"n": 1})
-        await client.subscribe("s", "a")
-        await client.delivery()
-        await client.call("rpc.reject", {"subscription_id": "s", "sequence_id": 1, "reason": "broken"})
-        [letter] = await client.call("rpc.dead_letters", {"subscription": "s"})
-        assert (letter["reason"], letter["error"], letter["message"]["data"]) == ("rejected", "broken", {"n": 1})
-        await client.release("s")
-        assert (await client.subscribe("s", "a"))["undelivered_count"] == 0
-        await client.call("rpc.dead_letters.redrive", {"ids": [letter["id"]]})
-        assert (await client.delivery())["sequence_id"] == 1
-
-
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 async def test_what_is_not_acked_in_time_comes_back_unless_it_is_extended(serve: Serve, mode: str) -> None:
     clock = ManualClock()
