@@ -36,19 +36,6 @@ async def test_no_more_are_in_flight_than_asked_for(serve: Serve, mode: str) -> 
         assert await client.has_nothing_to_read()
 
 
-async def test_deliveries_come_in_the_order_of_the_log(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client, connect(server) as publisher:
-        await client.subscribe("s", "a.*", max_in_flight=10)
-        for topic in ("a.x", "b.x", "a.y") * 20:
-            await publisher.publish(topic)
-        wanted = [seq for seq in range(1, 61) if seq % 3 != 2]
-        got: list[int] = []
-        while len(got) < len(wanted):
-            got += await client.delivered_seqs(1)
-            await client.ack("s", got[-1])
-        assert got == wanted
-
-
 async def test_a_client_that_never_sent_hello_gets_one_notification_a_frame(serve: Serve) -> None:
     async with serve() as server, connect(server) as plain, connect(server) as modern:
         await plain.publish_many("a", 20)
@@ -123,20 +110,6 @@ async def test_an_ack_that_was_not_waited_for_is_not_lost_by_leaving(serve: Serv
 
 
 # --- coming and going -------------------------------------------------------------------------------------------------
-
-
-async def test_a_closed_client_gives_back_its_deliveries(serve: Serve) -> None:
-    async with serve() as server:
-        async with connect(server) as client:
-            await client.publish_many("a", 4)
-            await client.subscribe("s", "a")
-            await client.deliveries(4)
-            await client.ack("s", 2)
-        await gone(server)
-        async with connect(server) as client:
-            result = await client.subscribe("s", "a")
-            assert (result["resumed_from_sequence"], result["undelivered_count"]) == (0, 3)
-            assert [(d["sequence_id"], d["attempt"]) for d in await client.deliveries(3)] == [(1, 2), (3, 2), (4, 2)]
 
 
 async def test_what_a_client_had_when_it_closed_comes_back(serve: Serve) -> None:
