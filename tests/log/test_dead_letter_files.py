@@ -107,6 +107,7 @@ def test_a_broken_line_is_named_and_nothing_is_imported(log: Log, broken: str) -
     assert len(log.dead_letters.list()) == 2
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize(
     "change",
     [
@@ -135,7 +136,7 @@ def test_a_broken_line_is_named_and_nothing_is_imported(log: Log, broken: str) -
     ],
     ids=lambda change: str(change)[:40],
 )
-def test_a_line_with_a_value_that_cannot_be_is_named(no_store_asked: None, log: Log, change: dict[str, Any]) -> None:
+def test_a_line_with_a_value_that_cannot_be_is_named(log: Log, change: dict[str, Any]) -> None:
     dead_letter_two(log)
     line = plain(log)[0]
     for name, value in change.items():

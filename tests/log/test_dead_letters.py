@@ -71,6 +71,7 @@ def test_one_can_be_looked_at(three: Log) -> None:
         three.dead_letters.get(99)
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize(
     ("given", "error"),
     [
@@ -82,9 +83,7 @@ def test_one_can_be_looked_at(three: Log) -> None:
     ids=lambda value: str(value)[:30],
 )
 @pytest.mark.parametrize("verb", ["list", "statistics", "redrive", "purge", "export"])
-def test_an_impossible_filter_is_refused(
-    no_store_asked: None, three: Log, verb: str, given: dict[str, Any], error: type[Exception]
-) -> None:
+def test_an_impossible_filter_is_refused(three: Log, verb: str, given: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         getattr(three.dead_letters, verb)(**given)
     assert ids(three) == [1, 2, 3]
