@@ -189,11 +189,12 @@ async def test_tls_with_a_certificate_of_ones_own(serve: Any, tmp_path: Path) ->
         stranger = await refusal(server.url, **NEVER)
         assert isinstance(stranger, UnreachableError)
         assert "certificate" in stranger.why.lower()
-        plain = await refusal(server.url.replace("wss:", "ws:"), **NEVER)
+        url = server.url
+        plain = await refusal(url.replace("wss:", "ws:"), **NEVER)
     assert isinstance(plain, UnreachableError)
     assert (plain.why, plain.next) == (
         "it closed the connection without an answer",
-        f"If it has a certificate, write {server.url}",
+        f"If it has a certificate, write {url}",
     )
 
 
