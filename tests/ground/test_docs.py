@@ -16,7 +16,6 @@ from headwater import testing, wiring
 from headwater.broker.subscribe import SubscribeOptions
 from headwater.client.options import RemoteOptions, read_options
 from headwater.delivery.publishing import DedupeWindow
-from headwater.delivery.retry import RetryPolicy
 from headwater.message import PublishOptions
 from headwater.ports.records import SubscriptionSpec
 
@@ -304,29 +303,26 @@ def test_each_block_of_the_readme_runs_alone(number: int, tmp_path: Path, shell:
     assert wanted[number] in printed
 
 
-REPEATS = RetryPolicy().max_attempts + 1
-
-
-@pytest.mark.timeout(600)  # some fifty processes
+@pytest.mark.timeout(600)  # some seventy processes
 def test_the_blocks_of_the_readme_may_be_repeated(
     tmp_path: Path, shell: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More often than a message may be delivered. No message is given up, and none is left half done."""
+    """Nine times in one folder. No message is given up, and none is left half done."""
     monkeypatch.chdir(tmp_path)
-    for _ in range(REPEATS):
+    for _ in range(9):
         for kind, block in runnable_blocks():
             if kind == "python":
                 exec(block, {})  # that each runs as a program is tested above
             else:
                 run_block(kind, block, tmp_path, shell)
     with headwater.open(tmp_path / "events.db") as log:
-        assert log.statistics().messages == REPEATS * 4 + 1
+        assert log.statistics().messages == 9 * 4 + 1
         assert [(each.in_flight, each.dead) for each in log.subscriptions()] == [(0, 0)]
     with headwater.open(tmp_path / "mails.db") as log:
         assert {letter.reason for letter in log.dead_letters.list()} == {"rejected"}
-        assert log.statistics().subscriptions[0].acked == REPEATS
+        assert log.statistics().subscriptions[0].acked == 9
     with headwater.open(tmp_path / "sensors.db") as log:
-        assert (log.subscription("average").lag, log.subscription("average").acked) == (0, REPEATS * 50)
+        assert (log.subscription("average").lag, log.subscription("average").acked) == (0, 9 * 50)
 
 
 def test_the_code_of_the_page_on_frameworks_runs(tmp_path: Path) -> None:
