@@ -49,7 +49,7 @@ class DurableConsumer(Consumer):
         self.resumed_from = resumed_from
         self._in_flight = InFlight(engine, record, waiter, resumed.held)
         self._state: Cursor | LeasedRows = (
-            LeasedRows(self._in_flight, record) if record.spec.keeps_rows else Cursor(self._in_flight, record)
+            LeasedRows(self._in_flight, record, name) if record.spec.keeps_rows else Cursor(self._in_flight, record)
         )
         self._lane = engine.filters if selection.takes_time else engine.readers
         self._is_paused = record.spec.paused_ms is not None  # as far as this process knows
