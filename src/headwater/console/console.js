@@ -65,6 +65,7 @@ const connection = new Connection(address, {
       const textContent = "Connected again. What came meanwhile is not here.";
       $("tail").prepend(make("li", { className: "note", textContent }));
     }
+    letters.begin();
     replicas.begin();
     overTime.begin();
     lake.begin();
@@ -170,7 +171,7 @@ async function look() {
     const mayLook = connection.may("read") || connection.may("manage");
     const statistics = mayLook ? await connection.call("rpc.stats") : null;
     if (statistics) showStatistics(statistics);
-    if (connection.may("manage-all")) await letters.lookIfDue(statistics);
+    if (connection.may("manage")) await letters.lookIfDue(statistics);
     if (connection.may("watch")) await Promise.all([overTime.lookIfDue(), lake.lookIfDue(statistics?.last_seq)]);
     if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
     complain("overview-problem");

@@ -512,8 +512,10 @@ def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> GroupFilter
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
             raise TooLargeError(f"{name} has more than {NAME_CHARS_MAX} characters")
-    connection.require_manage(parse_pattern(">" if params.topic is None else params.topic))
-    return cast(GroupFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
+    pattern = parse_any_spelling(">" if params.topic is None else params.topic)
+    connection.require_manage(pattern)
+    given = {name: value for name in names if (value := getattr(params, name)) is not None}
+    return cast(GroupFilter, given if params.topic is None else {**given, "topic": pattern})
 
 
 def dead_letter_statistics(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[LetterStatistics]:
