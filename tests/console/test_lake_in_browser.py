@@ -141,7 +141,7 @@ def test_a_broken_lake_is_named_with_what_to_do(page: Page, lake: Path, text: st
 
 
 @pytest.mark.parametrize(
-    ("folder", "why"), [("gone", "There is no such folder"), ("s3://bucket/lake", "not one at a url")]
+    ("folder", "why"), [("gone", "There is no such folder"), ("gs://bucket/lake", "in a folder or on S3")]
 )
 def test_a_lake_that_is_not_there_is_named(
     serve: Callable[..., Running], open_page: Callable[[str], Page], folder: str, why: str

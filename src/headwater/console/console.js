@@ -198,14 +198,14 @@ function showStatistics(statistics) {
   topics = statistics.topics.map(([topic, total, size, , publishedMs]) => ({ topic, total, size, publishedMs }));
   showRate(statistics.last_seq);
   const newestMs = topics.reduce((newest, { publishedMs }) => Math.max(newest, publishedMs), 0);
-  const lag = all.reduce((sum, each) => sum + each.lag, 0);
+  const lag = all.reduce((sum, each) => sum + each.lag, 0), isLeast = all.some((each) => each.lag_is_least);
   setText($("messages"), whole(statistics.messages));
   setText($("bytes"), bytes(statistics.bytes));
   setText($("topic-count"), whole(topics.length));
   setText($("newest"), newestMs ? `last message ${ago(newestMs)}` : "");
   setText($("subscription-count"), whole(all.length));
   overTime.hasSubscriptions = all.length > 0;
-  setText($("lag"), all.length ? `${whole(lag)} behind` : "");
+  setText($("lag"), all.length ? `${isLeast ? "≥ " : ""}${whole(lag)} behind` : "");
   const gone = new Set(ofTopics.keys());
   for (const { topic, total } of topics) {
     if (!gone.delete(topic)) ofTopics.set(topic, new Growth());
@@ -338,5 +338,5 @@ $("call-form").onsubmit = async (event) => {
 
 $("known-methods").append(...Object.keys(METHODS).map((value) => make("option", { value })));
 $("method").oninput = () => ($("params").placeholder = METHODS[$("method").value.trim()] ?? "");
-setText($("url"), address.href);
+setText($("url"), ($("connection").title = address.href));
 connection.connect();
