@@ -153,6 +153,16 @@ def test_a_lake_that_is_not_there_is_named(
     assert folder in page.text("#lake-problem")
 
 
+def test_an_axis_of_bytes_has_round_numbers_of_bytes(page: Page, lake: Path) -> None:
+    chart = status()["charts"][0]
+    size = {"unit": "bytes", "series": [{"name": "log", "values": [50 * 2**20, 97 * 2**20]}]}
+    write(lake, status(charts=[{**chart, **size}]))
+    open_lake(page)
+    page.until("document.querySelector('#lake-charts text')")
+    ticks = page.evaluate("[...document.querySelectorAll('#lake-charts text')].map((each) => each.textContent)")
+    assert {"0 B", "64 MiB", "128 MiB"} <= {*ticks}
+
+
 def test_without_a_lake_the_page_says_how_to_get_one(
     serve: Callable[..., Running], open_page: Callable[[str], Page]
 ) -> None:
