@@ -79,6 +79,7 @@ const connection = new Connection(address, {
     $("signed-in").hidden = true;
     $("tail").replaceChildren(); // what the next token may not read
     $("pages").hidden = true;
+    setText($("log"), "");
     complain("token-problem", error);
     $("token-text").focus();
   },
