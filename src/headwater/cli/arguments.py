@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import glob
-import inspect
 import math
 import os
 import re
@@ -13,6 +11,7 @@ from contextlib import contextmanager
 from copy import copy
 from datetime import datetime
 from difflib import get_close_matches
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -20,8 +19,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import headwater
-from headwater.cli.completion import WORDS, offering
+from headwater.cli.completion import WORDS
 from headwater.cli.output import note
+from headwater.cli.parameters import Shared, argument, declared, flag, option
 from headwater.errors import InvalidConfigurationError, InvalidOptionError, NotALogError, UnauthorizedError
 from headwater.formats import TIME_HELP, is_postgres, mask_url, parse_time, refuse_mistyped_url
 
@@ -39,68 +39,41 @@ CONFIG_VARIABLE, PROFILE_VARIABLE, CONFIG_FILE = "HEADWATER_CONFIG", "HEADWATER_
 
 START_HELP = f"first, new, a seq (7: from message 7 on), or a time {TIME_HELP}"
 
+AsJson = Annotated[bool, flag("Print JSON for programs.", "--json")]
+
+_with_server = partial(option, rich_help_panel="With a server")
 LogPath = Annotated[
     str,
-    typer.Argument(
-        metavar="LOG",
-        help="The log: a file like events.db, a database like postgres://host/name, or a server like ws://host:8765. "
+    argument(
+        "LOG",
+        "The log: a file like events.db, a database like postgres://host/name, or a server like ws://host:8765. "
         "Else HEADWATER_LOG.",
-        autocompletion=offering("log"),
+        offers="log",
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
-_PANEL = "With a server"
-_Token = Annotated[
+Token = Annotated[
     str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
-        help="The token for the server. HEADWATER_TOKEN is safer: other users can see arguments.",
-        rich_help_panel=_PANEL,
-    ),
+    _with_server("TOKEN", "The token for the server. HEADWATER_TOKEN is safer: other users can see arguments."),
 ]
-_Ca = Annotated[
-    str | None,
-    typer.Option(
-        "--ca",
-        metavar="FILE",
-        help="Certificates to trust for wss://, instead of the system's.",
-        rich_help_panel=_PANEL,
-    ),
-]
+Ca = Annotated[str | None, _with_server("FILE", "Certificates to trust for wss://, instead of the system's.")]
 
 
-class LogName(str):
+class LogName(Shared, str):
     """A LOG as it was named, with the credentials for a server."""
 
-    token: str | None = None
-    ca: str | None = None
+    token: str | None
+    ca: str | None
 
-
-def takes_log(command: Callable[..., None]) -> Callable[..., None]:
-    """For commands whose parameter `path` is a LogPath: they get --token and --ca too, and a LogName."""
-
-    @functools.wraps(command)
-    def with_log_name(*, path: str, token: str | None, ca: str | None, **rest: Any) -> None:
-        name = LogName(path)
+    def __new__(cls, path: LogPath, token: Token = None, ca: Ca = None) -> LogName:
+        name = super().__new__(cls, path)
         name.token, name.ca = token, ca
         if not is_remote(name) and (token or ca):
             given = "--token" if token else "--ca"
             kind = "a file" if is_file(path) else "a database"
             next = "Name it like ws://host:8765"
             raise InvalidOptionError(f"{given} is for a server, and {shown_name(path)} is {kind}", next=next)
-        command(path=name, **rest)
-
-    signature = inspect.signature(command, eval_str=True)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [parameter.replace(kind=kind) for parameter in signature.parameters.values()]
-    ours = {"token": _Token, "ca": _Ca}
-    parameters += [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in ours.items()]
-    with_log_name.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    with_log_name.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_log_name
+        return name
 
 
 def is_remote(path: str) -> bool:
@@ -431,7 +404,13 @@ class Group(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
     ) -> Callable[[F], F]:
-        return super().command(name, cls=cls or Command, **settings)
+        register = super().command(name, cls=cls or Command, **settings)
+
+        def add(command: F) -> F:
+            register(declared(command))
+            return command
+
+        return add
 
 
 def _names_a_file(word: str) -> bool:

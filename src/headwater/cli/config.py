@@ -6,10 +6,9 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from headwater.cli.arguments import AsJson, Group
 from headwater.cli.output import printable, say, show_table, table, write_document, write_items
+from headwater.cli.parameters import option
 from headwater.formats import plural
 
 if TYPE_CHECKING:
@@ -18,14 +17,9 @@ if TYPE_CHECKING:
 config = Group(help="The configuration: headwater.toml, HEADWATER_… variables, flags.")
 
 ConfigFile = Annotated[
-    str | None,
-    typer.Option(
-        "--config", metavar="FILE", help="The configuration file. Else HEADWATER_CONFIG, or ./headwater.toml."
-    ),
+    str | None, option("FILE", "The configuration file. Else HEADWATER_CONFIG, or ./headwater.toml.", "--config")
 ]
-ProfileName = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="One of development, test and production.")
-]
+ProfileName = Annotated[str | None, option("NAME", "One of development, test and production.")]
 
 
 @config.command("show")

@@ -11,11 +11,12 @@ import typer
 from headwater.cli.arguments import AsJson
 from headwater.cli.main import show_version, versions
 from headwater.cli.output import show_error, write_document, write_error
+from headwater.cli.parameters import option
 
 
 def demo(
     directory: Annotated[
-        str, typer.Option("--dir", metavar="DIR", help="Where to put its files; those of an earlier demo are replaced.")
+        str, option("DIR", "Where to put its files; those of an earlier demo are replaced.", "--dir")
     ] = "headwater-demo",
     as_json: AsJson = False,
 ) -> None:

@@ -11,9 +11,10 @@ from urllib.parse import parse_qsl, unquote
 import typer
 
 import headwater
-from headwater.cli.arguments import REMOTE, START_HELP, AsJson, LogPath, existing_log, is_file, parse_start, takes_log
+from headwater.cli.arguments import REMOTE, START_HELP, AsJson, LogName, existing_log, is_file, parse_start
 from headwater.cli.messages import EVERYTHING, Dialect, Where
 from headwater.cli.output import StatusLine, count, note, say, write_document
+from headwater.cli.parameters import argument, flag, option
 from headwater.cli.stopping import FINDING, INTERRUPTED, Stop
 from headwater.errors import ClosedError, InvalidOptionError
 from headwater.formats import DURATION_HELP, parse_duration, plural, redact_url
@@ -33,37 +34,24 @@ _LOG_URLS = (*REMOTE, "postgres://", "postgresql://", "sqlite:", "memory:")
 _TELLS_TARGETS_APART = ("stream", "stream_per_topic", "prefix", "table", "endpoint", "schema", "db")
 
 
-@takes_log
 def forward(
-    path: LogPath,
+    path: LogName,
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="TARGET",
-            help="Where copies go: redis://host/0, s3://bucket/prefix, file:///copy.jsonl, headwater:other.db, …",
+        argument(
+            "TARGET", "Where copies go: redis://host/0, s3://bucket/prefix, file:///copy.jsonl, headwater:other.db, …"
         ),
     ],
-    topics: Annotated[
-        str, typer.Option("--topics", metavar="PATTERN", help="Which messages: orders.new, orders.*, orders.>")
-    ] = EVERYTHING,
-    id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The subscription's name; by default derived from TARGET.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=5_000, help="Send up to N at a time.")] = 100,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="SPAN", help=f"How long a batch may wait for more: {DURATION_HELP}.")
-    ] = "5s",
-    once: Annotated[
-        bool, typer.Option("--once", help="End when the messages that are there now are forwarded.")
-    ] = False,
-    start: Annotated[
-        str, typer.Option("--start", metavar="START", help=f"Where a new one begins: {START_HELP}.")
-    ] = "first",
+    topics: Annotated[str, option("PATTERN", "Which messages: orders.new, orders.*, orders.>")] = EVERYTHING,
+    id: Annotated[str | None, option("ID", "The subscription's name; by default derived from TARGET.")] = None,
+    batch: Annotated[int, option("N", "Send up to N at a time.", min=1, max=5_000)] = 100,
+    wait: Annotated[str, option("SPAN", f"How long a batch may wait for more: {DURATION_HELP}.")] = "5s",
+    once: Annotated[bool, flag("End when the messages that are there now are forwarded.")] = False,
+    start: Annotated[str, option("START", f"Where a new one begins: {START_HELP}.")] = "first",
     where: Where = None,
     dialect: Dialect = "nats",
     target_token: Annotated[
-        str | None,
-        typer.Option("--target-token", metavar="TOKEN", help="For a TARGET like ws://host:8765. Else HEADWATER_TOKEN."),
+        str | None, option("TOKEN", "For a TARGET like ws://host:8765. Else HEADWATER_TOKEN.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

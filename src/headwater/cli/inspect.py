@@ -22,15 +22,13 @@ from headwater.cli.arguments import (
     AsJson,
     Group,
     ListsByDefault,
-    LogPath,
+    LogName,
     existing_log,
     file_of,
     is_file,
     parse_start,
     shown_name,
-    takes_log,
 )
-from headwater.cli.completion import offering
 from headwater.cli.output import (
     LiveScreen,
     Table,
@@ -47,6 +45,7 @@ from headwater.cli.output import (
     write_items,
     write_line,
 )
+from headwater.cli.parameters import argument, flag, option
 from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import DURATION_HELP, format_seconds, format_size, iso, parse_duration, plural
 
@@ -55,12 +54,9 @@ if TYPE_CHECKING:
     from headwater.ports.records import TopicCount
 
 
-@takes_log
 def topics(
-    path: LogPath,
-    pattern: Annotated[
-        str | None, typer.Argument(metavar="PATTERN", help="Like orders.>", autocompletion=offering("topic"))
-    ] = None,
+    path: LogName,
+    pattern: Annotated[str | None, argument("PATTERN", "Like orders.>", offers="topic")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a log with their counts and sizes."""
@@ -87,8 +83,7 @@ def topics(
     show_table(shown)
 
 
-@takes_log
-def stats(path: LogPath, as_json: AsJson = False) -> None:
+def stats(path: LogName, as_json: AsJson = False) -> None:
     """Sum up a log: messages, topics, subscriptions, dead letters, disk."""
     with existing_log(path) as log:
         found = log.statistics()
@@ -158,12 +153,11 @@ _TAKES_MINUS: dict[str, Any] = {"ignore_unknown_options": True, "help_option_nam
 LAKE_PREFIX = "lake:"
 LAKE_IDLE_MS = 24 * 3_600_000
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription.", autocompletion=offering("subscription"))]
+Id = Annotated[str, argument("ID", "The subscription.", offers="subscription")]
 
 
 @subscriptions.command("ls")
-@takes_log
-def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
+def list_subscriptions(path: LogName, as_json: AsJson = False) -> None:
     """List the subscriptions of a log."""
     with existing_log(path) as log:
         infos = log.subscriptions()
@@ -192,8 +186,7 @@ def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
 
 
 @subscriptions.command("rm")
-@takes_log
-def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+def remove(path: LogName, id: Id, as_json: AsJson = False) -> None:
     """Remove a subscription with all its state. Its dead letters stay."""
     with existing_log(path) as log:
         log.delete_subscription(id)
@@ -204,8 +197,7 @@ def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
 
 
 @subscriptions.command("pause")
-@takes_log
-def pause(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+def pause(path: LogName, id: Id, as_json: AsJson = False) -> None:
     """Deliver nothing of a subscription until it is resumed.
 
     It keeps its position, in every process. Messages in flight may still be
@@ -220,8 +212,7 @@ def pause(path: LogPath, id: Id, as_json: AsJson = False) -> None:
 
 
 @subscriptions.command("resume")
-@takes_log
-def resume(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+def resume(path: LogName, id: Id, as_json: AsJson = False) -> None:
     """Deliver again, from where a pause stopped."""
     with existing_log(path) as log:
         log.resume(id)
@@ -233,14 +224,11 @@ def resume(path: LogPath, id: Id, as_json: AsJson = False) -> None:
 
 
 @subscriptions.command("seek", context_settings=_TAKES_MINUS)
-@takes_log
 def seek(
-    path: LogPath,
+    path: LogName,
     id: Id,
-    place: Annotated[str | None, typer.Argument(metavar="START", help=f"{START_HELP}.")] = None,
-    start: Annotated[
-        str | None, typer.Option("--start", metavar="START", help="The same as the argument START.")
-    ] = None,
+    place: Annotated[str | None, argument("START", f"{START_HELP}.")] = None,
+    start: Annotated[str | None, option("START", "The same as the argument START.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Move a subscription to another place in the log.
@@ -266,18 +254,12 @@ def seek(
         say(f"{id} begins after seq {position:,}; {plural(info.lag, 'message')} to come")
 
 
-@takes_log
 def lag(
-    path: LogPath,
-    id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One subscription.", autocompletion=offering("subscription"))
-    ] = None,
-    at_most: Annotated[
-        int | None, typer.Option("--max-lag", metavar="N", min=0, help="End with 1 if one is further behind.")
-    ] = None,
+    path: LogName,
+    id: Annotated[str | None, argument("ID", "One subscription.", offers="subscription")] = None,
+    at_most: Annotated[int | None, option("N", "End with 1 if one is further behind.", "--max-lag", min=0)] = None,
     age_max: Annotated[
-        str | None,
-        typer.Option("--max-age", metavar="SPAN", help=f"End with 1 if one has waited longer: {DURATION_HELP}."),
+        str | None, option("SPAN", f"End with 1 if one has waited longer: {DURATION_HELP}.", "--max-age")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -398,13 +380,10 @@ class Rates(NamedTuple):
     acked: dict[str, float]
 
 
-@takes_log
 def top(
-    path: LogPath,
-    once: Annotated[bool, typer.Option("--once", help="Measure one interval, print it and end.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=3600, help="Between two samples.")
-    ] = 1.0,
+    path: LogName,
+    once: Annotated[bool, flag("Measure one interval, print it and end.")] = False,
+    interval: Annotated[float, option("SECONDS", "Between two samples.", "-i", min=0.1, max=3600)] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Watch a log live: messages per second by topic, lag by subscription.
@@ -572,17 +551,14 @@ class Format(StrEnum):
 
 
 def schema(
-    module: Annotated[str, typer.Argument(metavar="MODULE", help="A Python module, like shop.events.")],
-    format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.json_schema,
+    module: Annotated[str, argument("MODULE", "A Python module, like shop.events.")],
+    format: Annotated[Format, flag("What to write.")] = Format.json_schema,
     output: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write it there; into a directory, a file for each schema."),
+        str | None, option("FILE", "Write it there; into a directory, a file for each schema.", "--out", "-o")
     ] = None,
-    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of an AsyncAPI document.")] = "Events",
-    api_version: Annotated[
-        str, typer.Option("--api-version", metavar="TEXT", help="Version of an AsyncAPI document.")
-    ] = "1.0.0",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the names of the files as JSON.")] = False,
+    title: Annotated[str, option("TEXT", "Title of an AsyncAPI document.")] = "Events",
+    api_version: Annotated[str, option("TEXT", "Version of an AsyncAPI document.")] = "1.0.0",
+    as_json: Annotated[bool, flag("Print the names of the files as JSON.", "--json")] = False,
 ) -> None:
     """Write the message classes of a module as JSON Schemas or as AsyncAPI.
 

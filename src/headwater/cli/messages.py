@@ -19,16 +19,15 @@ import headwater
 from headwater.cli.arguments import (
     START_HELP,
     AsJson,
-    LogPath,
+    LogName,
     existing_log,
     is_new,
     log_or_new_one,
     looks_like_log,
     parse_start,
-    takes_log,
 )
-from headwater.cli.completion import offering
 from headwater.cli.output import MessagePrinter, PublishBar, Text, note, printable, say, write_document
+from headwater.cli.parameters import argument, flag, option
 from headwater.cli.stopping import Stop
 from headwater.errors import (
     HeadwaterError,
@@ -47,47 +46,27 @@ if TYPE_CHECKING:
     from headwater.ports.records import Appended
 
 
-@takes_log
 def publish(
-    path: LogPath,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Like orders.new.", autocompletion=offering("topic"))
-    ] = None,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="The message, as JSON.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="DATA is plain text, not JSON.")] = False,
+    path: LogName,
+    topic: Annotated[str | None, argument("TOPIC", "Like orders.new.", offers="topic")] = None,
+    data: Annotated[str | None, argument("DATA", "The message, as JSON.")] = None,
+    text: Annotated[bool, flag("DATA is plain text, not JSON.")] = False,
     topic_option: Annotated[
-        str | None, typer.Option("--topic", metavar="TOPIC", help="The same as the argument TOPIC.", hidden=True)
+        str | None, option("TOPIC", "The same as the argument TOPIC.", "--topic", hidden=True)
     ] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", metavar="FILE", help="Read JSON lines from a file, not stdin.")
-    ] = None,
+    file: Annotated[str | None, option("FILE", "Read JSON lines from a file, not stdin.")] = None,
     id: Annotated[
-        str | None,
-        typer.Option(
-            "--id",
-            metavar="ID",
-            help="Your own id: a second message with it on the topic is not stored. For one message.",
-        ),
+        str | None, option("ID", "Your own id: a second message with it on the topic is not stored. For one message.")
     ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A free header; repeatable.")
-    ] = None,
-    from_: Annotated[str | None, typer.Option("--from", metavar="SENDER", help="The sender.")] = None,
-    to: Annotated[str | None, typer.Option("--to", metavar="RECEIVER", help="The receiver.")] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to", metavar="TOPIC", help="The topic for answers.")] = None,
-    correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", metavar="ID", help="Connects a reply to its request.")
-    ] = None,
-    type: Annotated[
-        str | None, typer.Option("--type", metavar="TYPE", help="The type of the message, like OrderPlaced.")
-    ] = None,
-    priority: Annotated[
-        int | None, typer.Option("--priority", metavar="N", help="Higher first, for subscriptions ordered by priority.")
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option("--delay", metavar="SPAN", help=f"Deliver it this much later: {DURATION_HELP}.")
-    ] = None,
-    ttl: Annotated[str | None, typer.Option("--ttl", metavar="SPAN", help="Expire it after this long.")] = None,
+    header: Annotated[list[str] | None, option("NAME=VALUE", "A free header; repeatable.", "-H")] = None,
+    from_: Annotated[str | None, option("SENDER", "The sender.")] = None,
+    to: Annotated[str | None, option("RECEIVER", "The receiver.")] = None,
+    reply_to: Annotated[str | None, option("TOPIC", "The topic for answers.")] = None,
+    correlation_id: Annotated[str | None, option("ID", "Connects a reply to its request.")] = None,
+    type: Annotated[str | None, option("TYPE", "The type of the message, like OrderPlaced.")] = None,
+    priority: Annotated[int | None, option("N", "Higher first, for subscriptions ordered by priority.")] = None,
+    delay: Annotated[str | None, option("SPAN", f"Deliver it this much later: {DURATION_HELP}.")] = None,
+    ttl: Annotated[str | None, option("SPAN", "Expire it after this long.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a message, or many from JSON lines.
@@ -153,8 +132,7 @@ def _no_log(name: str, *, is_topic: bool) -> InvalidOptionError:
             next=f"headwater publish events.db {name} '…', or set HEADWATER_LOG",
         )
     return InvalidOptionError(
-        f"there is no log {name}, and a new one needs the name of a file",
-        next=f"Name it {name}.db, or ./{name}",
+        f"there is no log {name}, and a new one needs the name of a file", next=f"Name it {name}.db, or ./{name}"
     )
 
 
@@ -432,13 +410,11 @@ def _given(value: dict[str, Any], now: datetime) -> dict[str, Any]:
 # --- import ----------------------------------------------------------------------------------------------------------
 
 
-@takes_log
 def import_(
-    path: LogPath,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, as tail --json prints them; - is stdin.")],
+    path: LogName,
+    file: Annotated[str, argument("FILE", "JSON lines, as tail --json prints them; - is stdin.")],
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="What the log remembers the file by, instead of its first line."),
+        str | None, option("NAME", "What the log remembers the file by, instead of its first line.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -474,53 +450,25 @@ TOPICS_NAMED_MAX, TOPICS_COMPARED_MAX = 5, 1_000
 STEP_BACK_MIN = 256
 STEP_BACK_FACTOR = 8
 
-PatternArgument = typer.Argument(
-    metavar="PATTERN", help="Topics: orders.new, orders.*, orders.>", autocompletion=offering("topic")
-)
-Senders = Annotated[
-    list[str] | None, typer.Option("--from", metavar="SENDER", help="Only from this sender; repeatable.")
-]
-Receivers = Annotated[
-    list[str] | None, typer.Option("--to", metavar="RECEIVER", help="Only to this receiver; repeatable.")
-]
-Where = Annotated[
-    str | None,
-    typer.Option(
-        "--where", metavar="FILTER", help='Only messages that fit Headwater\'s filter, like "data.total > 100".'
-    ),
-]
-Dialect = Annotated[
-    Literal["nats", "amqp"], typer.Option("--dialect", help="How the pattern is spelled: * and > or * and #.")
-]
+Pattern = Annotated[str, argument("PATTERN", "Topics: orders.new, orders.*, orders.>", offers="topic")]
+Senders = Annotated[list[str] | None, option("SENDER", "Only from this sender; repeatable.")]
+Receivers = Annotated[list[str] | None, option("RECEIVER", "Only to this receiver; repeatable.")]
+Where = Annotated[str | None, option("FILTER", 'Only messages that fit Headwater\'s filter, like "data.total > 100".')]
+Dialect = Annotated[Literal["nats", "amqp"], flag("How the pattern is spelled: * and > or * and #.")]
 
 
-@takes_log
 def subscribe(
-    path: LogPath,
-    id: Annotated[
-        str, typer.Argument(metavar="ID", help="The subscription's name.", autocompletion=offering("subscription"))
-    ],
-    pattern: Annotated[str, PatternArgument],
+    path: LogName,
+    id: Annotated[str, argument("ID", "The subscription's name.", offers="subscription")],
+    pattern: Pattern,
     mode: Annotated[
-        Literal["exclusive", "shared"],
-        typer.Option("--mode", help="One holder at a time, or several that share the work."),
+        Literal["exclusive", "shared"], flag("One holder at a time, or several that share the work.")
     ] = "exclusive",
-    start: Annotated[
-        str,
-        typer.Option("--start", metavar="START", help=f"Where a new one begins: {START_HELP}."),
-    ] = "first",
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="End after N messages.")
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", "-f", help="Wait for more, or end when none is left.")
-    ] = True,
-    ack: Annotated[
-        bool, typer.Option("--ack/--no-ack", help="Ack after printing, or give all back at the end.")
-    ] = True,
-    batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, max=1_000, help="Print and ack N at a time: faster.")
-    ] = 1,
+    start: Annotated[str, option("START", f"Where a new one begins: {START_HELP}.")] = "first",
+    count: Annotated[int | None, option("N", "End after N messages.", "-n", min=1)] = None,
+    follow: Annotated[bool, flag("Wait for more, or end when none is left.", "--follow/--no-follow", "-f")] = True,
+    ack: Annotated[bool, flag("Ack after printing, or give all back at the end.", "--ack/--no-ack")] = True,
+    batch: Annotated[int, option("N", "Print and ack N at a time: faster.", min=1, max=1_000)] = 1,
     from_: Senders = None,
     to: Receivers = None,
     where: Where = None,
@@ -630,18 +578,12 @@ class _View(NamedTuple):
         )
 
 
-@takes_log
 def tail(
-    path: LogPath,
-    pattern: Annotated[str, PatternArgument] = EVERYTHING,
-    start: Annotated[
-        str | None, typer.Option("--start", metavar="START", help=f"Where to begin: {START_HELP}.")
-    ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option("--last", "-n", metavar="N", min=0, help="Only the last N; 10 if --start is not given."),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more; always so with --start new.")] = False,
+    path: LogName,
+    pattern: Pattern = EVERYTHING,
+    start: Annotated[str | None, option("START", f"Where to begin: {START_HELP}.")] = None,
+    last: Annotated[int | None, option("N", "Only the last N; 10 if --start is not given.", "-n", min=0)] = None,
+    follow: Annotated[bool, flag("Wait for more; always so with --start new.", "-f")] = False,
     from_: Senders = None,
     to: Receivers = None,
     where: Where = None,

@@ -14,11 +14,12 @@ import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, suppress
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,7 +38,6 @@ from headwater.cli.arguments import (
     require_log,
     shown_name,
 )
-from headwater.cli.completion import offering
 from headwater.cli.output import (
     Bars,
     Following,
@@ -53,6 +53,7 @@ from headwater.cli.output import (
     write_document,
     write_items,
 )
+from headwater.cli.parameters import Shared, argument, flag, option
 from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, StoreError
 from headwater.formats import (
     DURATION_HELP,
@@ -83,7 +84,7 @@ BEHIND = "Bronze has more than these tables: headwater pipeline run brings them 
 
 pipeline = Group(
     help="The history of a log as Delta tables, made and queried on Apache Spark.\n\n"
-    "[dim]Begin:[/]  headwater pipeline run events.db --lake ./lake",
+    "[dim]Begin:[/]  headwater pipeline run events.db --lake ./lake"
 )
 _MAKE, _INSPECT, _OPERATE = "Make", "Inspect", "Operate"
 
@@ -96,21 +97,41 @@ def _lake_or_default(lake: str) -> str:
 
 LogArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="LOG",
-        help="The log: a file like events.db, or postgres://…. Else HEADWATER_LOG.",
-        autocompletion=offering("log"),
-        show_default=False,
+    argument(
+        "LOG", "The log: a file like events.db, or postgres://…. Else HEADWATER_LOG.", offers="log", show_default=False
     ),
 ]
 _lake_option = partial(
-    typer.Option,
-    "--lake",
-    metavar="DIR|URL",
-    help="The lake: a folder, or like s3://bucket/lake. Else HEADWATER_LAKE.",
-    show_default=False,
+    option, "DIR|URL", "The lake: a folder, or like s3://bucket/lake. Else HEADWATER_LAKE.", show_default=False
 )
 LakeOption = Annotated[str, _lake_option(callback=_lake_or_default)]
+
+
+_spark = partial(option, rich_help_panel="Spark")
+
+
+@dataclass
+class SparkOptions(Shared):
+    """Spark takes seconds to start, so what cannot be used is refused when the command begins."""
+
+    master: Annotated[str | None, _spark("URL", "A cluster, like spark://host:7077.")] = None
+    remote: Annotated[str | None, _spark("URL", "Spark Connect, like sc://host:15002.")] = None
+    conf: Annotated[list[str] | None, _spark("NAME=VALUE", "A setting of Spark; repeatable.")] = None
+
+    def __post_init__(self) -> None:
+        require_extra()
+        if self.master is not None and self.remote is not None:
+            raise InvalidOptionError("--master and --remote exclude each other", next="Leave one of them out")
+        for each in self.conf or ():
+            if each.find("=") < 1:
+                advice = "Write it like spark.driver.memory=2g"
+                raise InvalidOptionError(f"a setting is NAME=VALUE, not {each!r}", where="--conf", next=advice)
+
+    def start(self, *, short: bool) -> Spark:
+        from headwater.pipeline.session import Spark
+
+        conf = dict(each.split("=", 1) for each in self.conf or ())
+        return Spark("headwater pipeline", master=self.master, remote=self.remote, conf=conf, short=short)
 
 
 def log_path(log: str) -> str:
@@ -157,26 +178,16 @@ def locked_lake(lake: str, *, create: bool = False) -> Iterator[Lake]:
 def run(
     log: LogArgument,
     lake: LakeOption = "",
-    continuous: Annotated[bool, typer.Option("--continuous", help="Follow the log until stopped.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Ingest what there is, and end. This is the default.")] = False,
+    continuous: Annotated[bool, flag("Follow the log until stopped.")] = False,
+    once: Annotated[bool, flag("Ingest what there is, and end. This is the default.")] = False,
     types: Annotated[
-        Path | None,
-        typer.Option(
-            "--types", metavar="DIR", help="JSON Schemas of message types: TYPE@VERSION.json. Default: LAKE/types."
-        ),
+        Path | None, option("DIR", "JSON Schemas of message types: TYPE@VERSION.json. Default: LAKE/types.")
     ] = None,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Rebuild the derived tables, for example after a change of the types.")
-    ] = False,
-    trigger: Annotated[
-        str, typer.Option("--trigger", metavar="SPAN", help=f"With --continuous, how often to ingest: {DURATION_HELP}.")
-    ] = "5s",
-    refresh: Annotated[
-        str, typer.Option("--refresh", metavar="SPAN", help="With --continuous, how often to derive silver and gold.")
-    ] = "60s",
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    rebuild: Annotated[bool, flag("Rebuild the derived tables, for example after a change of the types.")] = False,
+    trigger: Annotated[str, option("SPAN", f"With --continuous, how often to ingest: {DURATION_HELP}.")] = "5s",
+    refresh: Annotated[str, option("SPAN", "With --continuous, how often to derive silver and gold.")] = "60s",
+    *,
+    options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Bring the lake up to date with the log: bronze, silver, gold.
@@ -192,7 +203,6 @@ def run(
         raise InvalidOptionError("--once and --continuous exclude each other", next="Leave one of them out")
     trigger_s = parse_duration(trigger, "--trigger").total_seconds()
     refresh_s = parse_duration(refresh, "--refresh").total_seconds()
-    options = SparkOptions.read(master, remote, conf)
     source = log_path(log)
     registered = _registered(types, lake)
     began = time.monotonic()
@@ -248,34 +258,16 @@ class _ReplayCommand(Command):
 
 @pipeline.command(rich_help_panel=_MAKE, cls=_ReplayCommand)
 def replay(
-    to: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG",
-            help="Where to publish: a file, postgres://…, or ws://host:8765.",
-            autocompletion=offering("log"),
-            show_default=False,
-        ),
-    ],
-    where: Annotated[
-        str, typer.Option("--where", metavar="SQL", help="An SQL condition, like \"topic like 'orders.%'\".")
-    ],
+    to: Annotated[str, argument("LOG", "Where to publish: a file, postgres://…, or ws://host:8765.", offers="log")],
+    where: Annotated[str, option("SQL", "An SQL condition, like \"topic like 'orders.%'\".")],
     lake: LakeOption = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be published, and publish nothing.")
-    ] = False,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", min=0.001, help="Publish at most N messages a second.")
-    ] = None,
+    dry_run: Annotated[bool, flag("Show what would be published, and publish nothing.")] = False,
+    rate: Annotated[float | None, option("N", "Publish at most N messages a second.", min=0.001)] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The name of this replay; another name publishes the messages again."
-        ),
+        str | None, option("NAME", "The name of this replay; another name publishes the messages again.")
     ] = None,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    *,
+    options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Publish messages from the lake into a log, in their old order.
@@ -287,7 +279,6 @@ def replay(
     of each message follows from its old id and the replay, so that none is
     published twice. The header replayed_seq has the old seq.
     """
-    options = SparkOptions.read(master, remote, conf)
     if is_file(to):
         file_of(to)  # refuses a name that cannot be a file
     with ExitStack() as stack:
@@ -369,14 +360,9 @@ def report(
     lake: LakeOption = "",
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Where to put it. Default: report.html in the lake, or here if the lake is a url.",
-        ),
+        option("FILE", "Where to put it. Default: report.html in the lake, or here if the lake is a url.", "-o"),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_it: Annotated[bool, flag("Show it in the browser.", "--open")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make one HTML page of the gold tables and the audit's verdict. Needs no Spark and no network."""
@@ -438,10 +424,8 @@ def _write_page(page: str, target: Path) -> None:
 @pipeline.command(rich_help_panel=_INSPECT)
 def history(
     lake: LakeOption = "",
-    name: Annotated[str, typer.Option("--table", metavar="NAME", help="Which table.")] = "bronze/messages",
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N, newest first.")
-    ] = HISTORY_MAX,
+    name: Annotated[str, option("NAME", "Which table.", "--table")] = "bronze/messages",
+    limit: Annotated[int, option("N", "Show at most N, newest first.", "-n", min=1)] = HISTORY_MAX,
     as_json: AsJson = False,
 ) -> None:
     """Show the versions of a table: when each was committed, and what it changed. Needs no Spark.
@@ -478,32 +462,17 @@ def history(
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def sql(
-    log: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG",
-            help="The log, to see what is live too. Else HEADWATER_LOG.",
-            autocompletion=offering("log"),
-            show_default=False,
-        ),
-    ] = "",
-    query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="Like 'select topic, count(*) from messages group by 1'.")
-    ] = ...,  # type: ignore[assignment]
+    log: Annotated[str, argument("LOG", "The log, to see what is live too. Else HEADWATER_LOG.", offers="log")] = "",
+    query: Annotated[str, argument("QUERY", "Like 'select topic, count(*) from messages group by 1'.")] = ...,  # type: ignore[assignment]
     lake: Annotated[str, _lake_option(callback=lambda lake: lake or default_lake() or "")] = "",
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME|VERSION",
-            help=f"The lake as it was: {TIME_HELP}; or a version of bronze, as history shows them.",
-        ),
+        option("TIME|VERSION", f"The lake as it was: {TIME_HELP}; or a version of bronze, as history shows them."),
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most N rows.")] = ROWS_MAX,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
+    limit: Annotated[int, option("N", "Print at most N rows.", "-n", min=1)] = ROWS_MAX,
+    *,
+    options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Ask in SQL, over the lake and the live log.
@@ -521,7 +490,6 @@ def sql(
         raise InvalidOptionError("there is nothing to ask", next="Name a --lake, a LOG, or both")
     if at is not None and (not lake or log):
         raise InvalidOptionError("--at is for a lake alone: a log shows only now", next="Name a --lake, and no LOG")
-    options = SparkOptions.read(master, remote, conf)
     source = log_path(log) if log else None
     with ExitStack() as stack:
         opened = stack.enter_context(opened_lake(lake, log=source)) if lake else None
@@ -603,16 +571,15 @@ def audit(
     lake: LakeOption = "",
     page: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "Where to put its page. Default: audit.html in the lake, or here if the lake is a url.",
             "--out",
             "-o",
-            metavar="FILE",
-            help="Where to put its page. Default: audit.html in the lake, or here if the lake is a url.",
         ),
     ] = None,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    *,
+    options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Prove that the lake holds each message of the log once, with the same content.
@@ -620,7 +587,6 @@ def audit(
     A message may be missing only if the log recorded that retention deleted it
     before it was ingested. Ends with 1 if a check failed.
     """
-    options = SparkOptions.read(master, remote, conf)
     source = log_path(log)
     with ExitStack() as stack:
         from headwater.pipeline.logs import log_identity
@@ -672,7 +638,7 @@ def _show_audit(document: dict[str, Any], target: Path) -> None:
 def optimize(
     lake: LakeOption = "",
     everything: Annotated[
-        bool, typer.Option("--all", help="Merge all that fits into a large file, not only where files are many.")
+        bool, flag("Merge all that fits into a large file, not only where files are many.", "--all")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -706,16 +672,9 @@ pipeline.command("compact", hidden=True)(optimize)
 @pipeline.command(rich_help_panel=_OPERATE)
 def vacuum(
     lake: LakeOption = "",
-    older: Annotated[
-        str,
-        typer.Option(
-            "--older", metavar="SPAN", help="Keep the files of all versions since this long ago; at least 24h."
-        ),
-    ] = OLDER,
-    force: Annotated[
-        bool, typer.Option("--force", help="Allow less than 24h, while no run and no query is active.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    older: Annotated[str, option("SPAN", "Keep the files of all versions since this long ago; at least 24h.")] = OLDER,
+    force: Annotated[bool, flag("Allow less than 24h, while no run and no query is active.")] = False,
+    dry_run: Annotated[bool, flag("Show what would be removed, and remove nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove files that no recent version of a table has, and those that killed runs left. Needs no Spark.
@@ -747,29 +706,6 @@ SHOWN_BYTES_MAX = 20_000
 SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
 STDERR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_option = partial(typer.Option, rich_help_panel="Spark")
-
-Master = Annotated[str | None, _option("--master", metavar="URL", help="A cluster, like spark://host:7077.")]
-Remote = Annotated[str | None, _option("--remote", metavar="URL", help="Spark Connect, like sc://host:15002.")]
-Conf = Annotated[list[str] | None, _option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable.")]
-
-
-class SparkOptions(NamedTuple):
-    master: str | None
-    remote: str | None
-    conf: dict[str, str]
-
-    @classmethod
-    def read(cls, master: str | None, remote: str | None, conf: list[str] | None) -> SparkOptions:
-        """Spark takes seconds to start: an option that cannot be used is refused before."""
-        require_extra()
-        if master is not None and remote is not None:
-            raise InvalidOptionError("--master and --remote exclude each other", next="Leave one of them out")
-        for each in conf or ():
-            if each.find("=") < 1:
-                advice = "Write it like spark.driver.memory=2g"
-                raise InvalidOptionError(f"a setting is NAME=VALUE, not {each!r}", where="--conf", next=advice)
-        return cls(master, remote, dict(each.split("=", 1) for each in conf or ()))
 
 
 def require_extra() -> None:
@@ -787,9 +723,7 @@ def running_spark(options: SparkOptions, stop: StopAtOnce | None = None, *, shor
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
     unwarned = warnings.catch_warnings(action=None if is_debugged() else "ignore")  # PySpark's are for programmers
     with StopAtOnce() if stop is None else nullcontext(stop) as stopping, unwarned, suppress_jvm_output():
-        from headwater.pipeline.session import Spark
-
-        spark = Spark("headwater pipeline", **options._asdict(), short=short)
+        spark = options.start(short=short)
         try:
             spark.wait()  # so that its start is not shown as work
             yield spark

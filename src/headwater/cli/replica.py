@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwater.cli.arguments import AsJson, Group, ListsByDefault, is_remote
-from headwater.cli.completion import offering
 from headwater.cli.output import (
     GAP_COLUMNS,
     Text,
@@ -31,6 +30,7 @@ from headwater.cli.output import (
     write_document,
     write_items,
 )
+from headwater.cli.parameters import argument, flag, option
 from headwater.cli.stopping import FINDING, STORE
 from headwater.cli.sync import copy, follow, pull, push
 from headwater.errors import InvalidOptionError, UnknownReplicaError
@@ -75,7 +75,7 @@ replica = Group(
 )
 key_commands = Group(
     help="Keys: rights to push to or pull from one replica.\n\n"
-    "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push",
+    "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push"
 )
 replica.add_typer(key_commands, name="key", rich_help_panel=_OPERATE)
 for _moves in (push, pull, follow, copy):
@@ -96,41 +96,27 @@ _PLACE_HELP = (
 )
 DirectoryArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="[DIR]",
-        help=f"The data directory of the server, else the only {USUAL_DIRECTORIES} here.",
+    argument(
+        "[DIR]",
+        f"The data directory of the server, else the only {USUAL_DIRECTORIES} here.",
         show_default=False,
         callback=_refuse_url,
-        autocompletion=offering("replica"),
+        offers="replica",
     ),
 ]
-PlaceArgument = Annotated[
-    str,
-    typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False, autocompletion=offering("replica")),
-]
-NameArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NS/NAME",
-        help="The replica, like shop/app.db.",
-        show_default=False,
-        autocompletion=offering("replica"),
-    ),
-]
+PlaceArgument = Annotated[str, argument("[DIR|URL]", _PLACE_HELP, offers="replica")]
+NameArgument = Annotated[str | None, argument("NS/NAME", "The replica, like shop/app.db.", offers="replica")]
 KeyOption = Annotated[
     str | None,
-    typer.Option(
-        "--key",
-        metavar="KEY",
-        help="A pull key, push key or token, for a URL.",
+    option(
+        "KEY",
+        "A pull key, push key or token, for a URL.",
         envvar=["HEADWATER_PULL_KEY", "HEADWATER_PUSH_KEY", "HEADWATER_TOKEN"],
         show_default=False,
         show_envvar=False,
     ),
 ]
-CaOption = Annotated[
-    str | None, typer.Option("--ca", metavar="FILE", help="Certificates to trust for wss://.", show_default=False)
-]
+CaOption = Annotated[str | None, option("FILE", "Certificates to trust for wss://.")]
 
 
 @contextmanager
@@ -228,18 +214,17 @@ def _refuse_name(name: str | None) -> None:
 def list_replicas(
     place: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[DIR|URL]",
-            help=f"The data directory, else the only {USUAL_DIRECTORIES} here; or a server, or a namespace of one: ws://host/ns.",
+        argument(
+            "[DIR|URL]",
+            f"The data directory, else the only {USUAL_DIRECTORIES} here; or a server, or a namespace of one: ws://host/ns.",
             show_default=False,
         ),
     ] = None,
     stale: Annotated[
         str | None,
-        typer.Option(
-            "--stale",
-            metavar="SPAN",
-            help="Only those that were last pushed longer ago, like 1h or 2d; ends with 1 if there are any.",
+        option(
+            "SPAN",
+            "Only those that were last pushed longer ago, like 1h or 2d; ends with 1 if there are any.",
             show_default=False,
         ),
     ] = None,
@@ -286,10 +271,8 @@ def _pushed_ms(listing: ReplicaListing) -> int:
 def log(
     place: PlaceArgument,
     name: NameArgument = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Show at most N.")] = 100,
-    before: Annotated[
-        int | None, typer.Option("--before", metavar="VERSION", min=1, help="Only versions before this one.")
-    ] = None,
+    limit: Annotated[int, option("N", "Show at most N.", "-n", min=1, max=1000)] = 100,
+    before: Annotated[int | None, option("VERSION", "Only versions before this one.", min=1)] = None,
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: AsJson = False,
@@ -321,7 +304,7 @@ def log(
 def reports(
     place: DirectoryArgument,
     name: NameArgument = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Show at most N.")] = 20,
+    limit: Annotated[int, option("N", "Show at most N.", "-n", min=1, max=1000)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the error reports of clients: pushes cut off in the middle, or failing for long."""
@@ -344,31 +327,19 @@ def reports(
 def restore(
     place: PlaceArgument,
     words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NS/NAME[@VERSION]] TARGET",
-            help="The replica, its version, and the file to write.",
-            show_default=False,
-        ),
+        list[str], argument("[NS/NAME[@VERSION]] TARGET", "The replica, its version, and the file to write.")
     ],
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help=f"The version that was the newest then: {TIME_HELP}. A date is its first minute.",
+        option(
+            "TIME",
+            f"The version that was the newest then: {TIME_HELP}. A date is its first minute.",
             show_default=False,
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file TARGET; a database, in one transaction.")
-    ] = False,
-    if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="If TARGET is there, do nothing and end with 0.")
-    ] = False,
-    if_replica_exists: Annotated[
-        bool, typer.Option("--if-replica-exists", help="If nothing was pushed yet, do nothing and end with 0.")
-    ] = False,
+    overwrite: Annotated[bool, flag("Replace the file TARGET; a database, in one transaction.")] = False,
+    if_missing: Annotated[bool, flag("If TARGET is there, do nothing and end with 0.")] = False,
+    if_replica_exists: Annotated[bool, flag("If nothing was pushed yet, do nothing and end with 0.")] = False,
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: AsJson = False,
@@ -486,7 +457,7 @@ def _moment_text(moment: datetime) -> str:
 def remove(
     place: DirectoryArgument,
     name: NameArgument = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, flag("Do not ask.", "-y")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a replica for good, with all its versions, keys and reports."""
@@ -511,18 +482,9 @@ def remove(
 
 @replica.command("verify", rich_help_panel=_INSPECT)
 def verify(
-    place: Annotated[
-        str | None,
-        typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False, autocompletion=offering("replica")),
-    ] = None,
+    place: Annotated[str | None, argument("[DIR|URL]", _PLACE_HELP, offers="replica")] = None,
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NS/NAME[@VERSION]]",
-            help="One replica, or one version of it.",
-            show_default=False,
-            autocompletion=offering("replica"),
-        ),
+        str | None, argument("[NS/NAME[@VERSION]]", "One replica, or one version of it.", offers="replica")
     ] = None,
     key: KeyOption = None,
     ca: CaOption = None,
@@ -623,9 +585,9 @@ def _show_verdict(verdict: VersionVerdict, *, every_check: bool) -> None:
 def create_key(
     place: DirectoryArgument,
     name: NameArgument = None,
-    push: Annotated[bool, typer.Option("--push", help="The key may push and pull.")] = False,
-    pull: Annotated[bool, typer.Option("--pull", help="The key may only pull.")] = False,
-    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="What it is for.", show_default=False)] = "",
+    push: Annotated[bool, flag("The key may push and pull.")] = False,
+    pull: Annotated[bool, flag("The key may only pull.")] = False,
+    label: Annotated[str, option("TEXT", "What it is for.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once: only a hash of it is kept.
@@ -675,9 +637,7 @@ def list_keys(place: DirectoryArgument, name: NameArgument = None, as_json: AsJs
 def revoke_key(
     place: DirectoryArgument,
     name: NameArgument = None,
-    id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="The key's id, or the whole key.", show_default=False)
-    ] = None,
+    id: Annotated[str | None, argument("ID", "The key's id, or the whole key.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key: a running server refuses it from now on."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogPath, existing_log, takes_log
-from headwater.cli.completion import offering
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogName, existing_log
 from headwater.cli.output import count, note, printable, say, show_table, table, write_document, write_items
+from headwater.cli.parameters import argument, flag, option
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, format_seconds, format_size, parse_duration, parse_size, plural
 
@@ -20,15 +18,12 @@ retention = Group(
     help="Retention: how much history is kept, by topic pattern.\n\n[dim]List:[/]  headwater retention events.db",
 )
 
-Pattern = Annotated[
-    str, typer.Argument(metavar="PATTERN", help="Topics, like logs.> or orders.*", autocompletion=offering("topic"))
-]
-Dialect = Annotated[Literal["nats", "amqp"], typer.Option("--dialect", help="How the pattern is spelled.")]
+Pattern = Annotated[str, argument("PATTERN", "Topics, like logs.> or orders.*", offers="topic")]
+Dialect = Annotated[Literal["nats", "amqp"], flag("How the pattern is spelled.")]
 
 
 @retention.command("ls")
-@takes_log
-def list_policies(path: LogPath, as_json: AsJson = False) -> None:
+def list_policies(path: LogName, as_json: AsJson = False) -> None:
     """List the retention rules of a log."""
     with existing_log(path) as log:
         policies = log.retention()
@@ -52,20 +47,13 @@ def list_policies(path: LogPath, as_json: AsJson = False) -> None:
 
 
 @retention.command("set")
-@takes_log
 def set_policy(
-    path: LogPath,
+    path: LogName,
     pattern: Pattern,
-    max_age: Annotated[
-        str | None, typer.Option("--max-age", metavar="SPAN", help=f"Delete messages older than this: {DURATION_HELP}.")
-    ] = None,
-    max_count: Annotated[int | None, typer.Option("--max-count", metavar="N", help="Keep at most N messages.")] = None,
-    max_bytes: Annotated[
-        str | None, typer.Option("--max-bytes", metavar="SIZE", help="Keep at most this size: like 500MiB or 2GiB.")
-    ] = None,
-    keep_unacked: Annotated[
-        bool, typer.Option("--keep-unacked", help="Keep messages that a subscription has not settled.")
-    ] = False,
+    max_age: Annotated[str | None, option("SPAN", f"Delete messages older than this: {DURATION_HELP}.")] = None,
+    max_count: Annotated[int | None, option("N", "Keep at most N messages.")] = None,
+    max_bytes: Annotated[str | None, option("SIZE", "Keep at most this size: like 500MiB or 2GiB.")] = None,
+    keep_unacked: Annotated[bool, flag("Keep messages that a subscription has not settled.")] = False,
     dialect: Dialect = "nats",
     as_json: AsJson = False,
 ) -> None:
@@ -90,8 +78,7 @@ def set_policy(
 
 
 @retention.command("rm")
-@takes_log
-def remove_policy(path: LogPath, pattern: Pattern, dialect: Dialect = "nats", as_json: AsJson = False) -> None:
+def remove_policy(path: LogName, pattern: Pattern, dialect: Dialect = "nats", as_json: AsJson = False) -> None:
     """Remove the rule of a pattern: nothing is deleted from now on."""
     with existing_log(path) as log:
         removed = log.delete_retention(pattern, dialect)
@@ -104,8 +91,7 @@ def remove_policy(path: LogPath, pattern: Pattern, dialect: Dialect = "nats", as
 
 
 @retention.command("run")
-@takes_log
-def run(path: LogPath, as_json: AsJson = False) -> None:
+def run(path: LogName, as_json: AsJson = False) -> None:
     """Apply the rules now, and run the other maintenance."""
     with existing_log(path) as log:
         report = log.run_maintenance()

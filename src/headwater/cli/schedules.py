@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogPath, existing_log, takes_log
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogName, existing_log
 from headwater.cli.output import clock, note, printable, say, show_table, table, write_document, write_items
+from headwater.cli.parameters import argument
 from headwater.cli.stopping import USAGE
 from headwater.formats import format_seconds, iso, plural, time_ms
 
@@ -24,8 +25,7 @@ schedules = Group(
 
 
 @schedules.command("ls")
-@takes_log
-def list_schedules(path: LogPath, as_json: AsJson = False) -> None:
+def list_schedules(path: LogName, as_json: AsJson = False) -> None:
     """List the schedules of a log, with their last and next occurrence.
 
     Programs declare them with @log.every and @log.cron. A schedule is overdue
@@ -57,11 +57,8 @@ def list_schedules(path: LogPath, as_json: AsJson = False) -> None:
 
 
 @schedules.command("rm")
-@takes_log
 def remove_schedule(
-    path: LogPath,
-    id: Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.")],
-    as_json: AsJson = False,
+    path: LogName, id: Annotated[str, argument("ID", "The schedule's id.")], as_json: AsJson = False
 ) -> None:
     """Remove a schedule; processes that run it stop publishing until they are started again."""
     with existing_log(path) as log:

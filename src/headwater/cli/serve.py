@@ -18,6 +18,7 @@ import headwater
 from headwater.cli.arguments import Command, file_of, is_file, is_remote
 from headwater.cli.config import ConfigFile, ProfileName
 from headwater.cli.output import Text, console, printable
+from headwater.cli.parameters import argument, flag, option
 from headwater.cli.stopping import exit_code_of
 from headwater.demo import EVERYWHERE, page_of, reachable, this_command
 from headwater.errors import HeadwaterError, InvalidConfigurationError, InvalidOptionError
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 IN_MEMORY = "memory:"
 SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
 
-_access = partial(typer.Option, rich_help_panel="Access")
-_running = partial(typer.Option, rich_help_panel="Running")
-_logging = partial(typer.Option, rich_help_panel="Logging")
+_ACCESS = {"rich_help_panel": "Access"}
+_RUNNING = {"rich_help_panel": "Running"}
+_LOGGING = {"rich_help_panel": "Logging"}
 
 SECTIONS = ("limits", "log", "replicas")
 _NO_SETTINGS = (
@@ -90,82 +91,61 @@ def serve(
     context: typer.Context,
     log: Annotated[
         str | None,
-        typer.Argument(
-            metavar="LOG", help="A file, created if it does not exist, or memory:. Else HEADWATER_LOG, or events.db."
-        ),
+        argument("LOG", "A file, created if it does not exist, or memory:. Else HEADWATER_LOG, or events.db."),
     ] = None,
-    host: Annotated[
-        str | None, _running("--host", metavar="HOST", help="The address to listen on; 127.0.0.1 by default.")
-    ] = None,
-    port: Annotated[
-        str | None, _running("--port", metavar="PORT", help="The port; 8765 by default. 0 picks a free one.")
-    ] = None,
+    host: Annotated[str | None, option("HOST", "The address to listen on; 127.0.0.1 by default.", **_RUNNING)] = None,
+    port: Annotated[str | None, option("PORT", "The port; 8765 by default. 0 picks a free one.", **_RUNNING)] = None,
     config: ConfigFile = None,
     profile: ProfileName = None,
     tokens: Annotated[
-        str | None,
-        _access("--tokens", metavar="FILE", help="Require a token of this file; `headwater token create` makes one."),
+        str | None, option("FILE", "Require a token of this file; `headwater token create` makes one.", **_ACCESS)
     ] = None,
     allow_anonymous: Annotated[
-        bool | None,
-        _access("--allow-anonymous", help="Require no token: every client that can connect may do everything."),
+        bool | None, flag("Require no token: every client that can connect may do everything.", **_ACCESS)
     ] = None,
     origins: Annotated[
         list[str] | None,
-        _access(
+        option(
+            "ORIGIN",
+            "Web pages of this origin may connect, like https://shop.example; *: any. Repeatable.",
             "--origin",
             "--origins",
-            metavar="ORIGIN",
-            help="Web pages of this origin may connect, like https://shop.example; *: any. Repeatable.",
+            **_ACCESS,
         ),
     ] = None,
     tls_certificate: Annotated[
-        str | None,
-        _access("--tls-certificate", metavar="FILE", help="A PEM file; the server then speaks wss:// and https://."),
+        str | None, option("FILE", "A PEM file; the server then speaks wss:// and https://.", **_ACCESS)
     ] = None,
-    tls_key: Annotated[
-        str | None, _access("--tls-key", metavar="FILE", help="The key, if it is not in the same file.")
-    ] = None,
+    tls_key: Annotated[str | None, option("FILE", "The key, if it is not in the same file.", **_ACCESS)] = None,
     tls_client_ca: Annotated[
-        str | None,
-        _access("--tls-client-ca", metavar="FILE", help="Require a client certificate of these authorities."),
+        str | None, option("FILE", "Require a client certificate of these authorities.", **_ACCESS)
     ] = None,
     metrics_need_token: Annotated[
         bool | None,
-        _access(
+        flag(
+            "Whether /metrics requires a token; by default it does if there are tokens.",
             "--metrics-need-token/--metrics-for-all",
-            help="Whether /metrics requires a token; by default it does if there are tokens.",
+            **_ACCESS,
         ),
     ] = None,
     audit: Annotated[
         str | None,
-        _access(
-            "--audit",
-            metavar="FILE",
-            help="Append refusals and changes, with their client, to this file as JSON lines.",
-        ),
+        option("FILE", "Append refusals and changes, with their client, to this file as JSON lines.", **_ACCESS),
     ] = None,
     shutdown_timeout: Annotated[
-        str | None, _running("--shutdown-timeout", metavar="SPAN", help="How long clients have to end; 10s by default.")
+        str | None, option("SPAN", "How long clients have to end; 10s by default.", **_RUNNING)
     ] = None,
     console_pages: Annotated[
-        bool | None, _running("--console/--no-console", help="Serve the console for browsers at /.")
+        bool | None, flag("Serve the console for browsers at /.", "--console/--no-console", **_RUNNING)
     ] = None,
     lake: Annotated[
-        str | None,
-        _running("--lake", metavar="DIR", envvar="HEADWATER_LAKE", help="The lake that the console shows."),
+        str | None, option("DIR", "The lake that the console shows.", envvar="HEADWATER_LAKE", **_RUNNING)
     ] = None,
-    tracing: Annotated[bool | None, _running("--tracing", help="Record OpenTelemetry spans.")] = None,
-    log_format: Annotated[
-        str | None, _logging("--log-format", metavar="FORMAT", help="text, or json: one object a line.")
-    ] = None,
-    log_level: Annotated[
-        str | None, _logging("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-    ] = None,
-    as_json: Annotated[bool, _logging("--json", help="The same as --log-format json.")] = False,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Serve a demo: a log of its own with publishers and consumers.")
-    ] = False,
+    tracing: Annotated[bool | None, flag("Record OpenTelemetry spans.", **_RUNNING)] = None,
+    log_format: Annotated[str | None, option("FORMAT", "text, or json: one object a line.", **_LOGGING)] = None,
+    log_level: Annotated[str | None, option("LEVEL", "debug, info, warning or error.", **_LOGGING)] = None,
+    as_json: Annotated[bool, flag("The same as --log-format json.", "--json", **_LOGGING)] = False,
+    demo: Annotated[bool, flag("Serve a demo: a log of its own with publishers and consumers.")] = False,
 ) -> None:
     """Serve a log: JSON-RPC over WebSocket, metrics and health, on one port.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from headwater.cli.arguments import AsJson, Group
 from headwater.cli.output import Text, clock, note, printable, say, show_table, table, write_document, write_items
+from headwater.cli.parameters import argument, flag, option
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, iso, parse_duration, span_ms, time_ms
 
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
 
 token = Group(
     help="Tokens: the rights to use a server.\n\n"
-    "[dim]A first one:[/]  headwater token create --read 'orders.>' --consume billing --label billing",
+    "[dim]A first one:[/]  headwater token create --read 'orders.>' --consume billing --label billing"
 )
 
-TokensPath = Annotated[
-    str, typer.Option("--tokens", metavar="FILE", envvar="HEADWATER_TOKENS", help="The file of tokens.")
-]
+TokensPath = Annotated[str, option("FILE", "The file of tokens.", envvar="HEADWATER_TOKENS")]
 Patterns = list[str] | None
 
 DEFAULT_FILE = "headwater.tokens"
@@ -31,43 +28,22 @@ DEFAULT_FILE = "headwater.tokens"
 @token.command("create")
 def create(
     tokens: TokensPath = DEFAULT_FILE,
-    publish: Annotated[
-        Patterns, typer.Option("--publish", metavar="PATTERN", help="Publish to these topics. Repeatable.")
-    ] = None,
-    read: Annotated[
-        Patterns,
-        typer.Option("--read", metavar="PATTERN", help="Read these topics, live or by consuming. Repeatable."),
-    ] = None,
+    publish: Annotated[Patterns, option("PATTERN", "Publish to these topics. Repeatable.")] = None,
+    read: Annotated[Patterns, option("PATTERN", "Read these topics, live or by consuming. Repeatable.")] = None,
     consume: Annotated[
-        Patterns,
-        typer.Option(
-            "--consume", metavar="NAME", help="Have durable subscriptions: billing, billing-*, or *. Repeatable."
-        ),
+        Patterns, option("NAME", "Have durable subscriptions: billing, billing-*, or *. Repeatable.")
     ] = None,
     manage: Annotated[
         Patterns,
-        typer.Option(
-            "--manage",
-            metavar="PATTERN",
-            help="Manage these topics: retention, dead letters, subscriptions of other tokens. Repeatable.",
-        ),
+        option("PATTERN", "Manage these topics: retention, dead letters, subscriptions of other tokens. Repeatable."),
     ] = None,
-    call: Annotated[
-        Patterns,
-        typer.Option("--call", metavar="PATTERN", help="Call these methods of the application. Repeatable."),
-    ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="Operate the server: health, maintenance, metrics.")] = False,
+    call: Annotated[Patterns, option("PATTERN", "Call these methods of the application. Repeatable.")] = None,
+    admin: Annotated[bool, flag("Operate the server: health, maintenance, metrics.")] = False,
     label: Annotated[
-        str,
-        typer.Option(
-            "--label",
-            metavar="TEXT",
-            help="Which service it is for. Tokens of one label share subscriptions and publishers.",
-        ),
+        str, option("TEXT", "Which service it is for. Tokens of one label share subscriptions and publishers.")
     ] = "",
     expires: Annotated[
-        str | None,
-        typer.Option("--expires", metavar="SPAN", help=f"Expires after this long: {DURATION_HELP}. Never by default."),
+        str | None, option("SPAN", f"Expires after this long: {DURATION_HELP}. Never by default.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -144,7 +120,7 @@ def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> N
 
 @token.command("revoke")
 def revoke(
-    id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, or the whole token.")],
+    id: Annotated[str, argument("ID", "The token's id, or the whole token.")],
     tokens: TokensPath = DEFAULT_FILE,
     as_json: AsJson = False,
 ) -> None:
