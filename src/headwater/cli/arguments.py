@@ -7,13 +7,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from datetime import datetime
 from difflib import get_close_matches
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,12 +22,17 @@ import headwater
 from headwater.cli.completion import WORDS
 from headwater.cli.output import note
 from headwater.cli.parameters import Shared, argument, declared, flag, option
-from headwater.errors import InvalidConfigurationError, InvalidOptionError, NotALogError, UnauthorizedError
+from headwater.errors import (
+    HeadwaterError,
+    InvalidConfigurationError,
+    InvalidOptionError,
+    NotALogError,
+    UnauthorizedError,
+)
 from headwater.formats import TIME_HELP, is_postgres, mask_url, parse_time, refuse_mistyped_url
 
 if TYPE_CHECKING:
     from headwater.broker.subscribe import Start
-    from headwater.wiring import AllOptions, OpenOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,48 +94,32 @@ def is_file(path: str) -> bool:
     return not is_remote(path) and not is_postgres(path)
 
 
-@contextmanager
-def existing_log(path: str, **options: object) -> Iterator[headwater.Log]:
+def existing_log(path: str, **options: Any) -> AbstractContextManager[headwater.Log]:
     """The log at `path`, which must exist: an inspection must not create one."""
     if is_remote(path):
-        with _connected(path) as log:
-            yield log
-        return
-    if is_file(path):
-        require_log(path)
-    with _opened(path, create=False, **options) if _may_be_written(path) else _read_only(path) as log:
-        yield log
+        return _connected(path)
+    if is_file(path) and not _may_be_written(require_log(path)):
+        from headwater.wiring import open_read_only
+
+        return open_read_only(file_of(path))
+    return _opened(path, create=False, **options)
 
 
-def _may_be_written(path: str) -> bool:
+def _may_be_written(file: str) -> bool:
     """The file, and its write-ahead log: that is there, or may be made."""
-    if not is_file(path):
-        return True
-    file = file_of(path)
     beside = file + "-wal" if os.path.exists(file + "-wal") else os.path.dirname(os.path.abspath(file))
     return os.access(file, os.W_OK) and os.access(beside, os.W_OK)
 
 
-@contextmanager
-def _read_only(path: str) -> Iterator[headwater.Log]:
-    from headwater.wiring import open_read_only
-
-    with open_read_only(file_of(path)) as log:
-        yield log
-
-
-@contextmanager
-def log_or_new_one(path: str) -> Iterator[headwater.Log]:
+def log_or_new_one(path: str) -> AbstractContextManager[headwater.Log]:
     """The log at `path`, created if it does not exist; a note says so, because the name may be a typo."""
     if is_remote(path):
-        with _connected(path) as log:
-            yield log
-        return
-    made = is_new(path)
-    with _opened(path) as log:
-        if made:
-            note(f"made a new log: {file_of(path)}")
-        yield log
+        return _connected(path)
+    makes_log = is_new(path)
+    log = _opened(path)
+    if makes_log:
+        note(f"made a new log: {file_of(path)}")
+    return log
 
 
 def is_new(path: str) -> bool:
@@ -138,50 +127,34 @@ def is_new(path: str) -> bool:
     return is_file(path) and not os.path.exists(file_of(path))
 
 
-@contextmanager
-def _opened(path: str, **options: object) -> Iterator[headwater.Log]:
-    settings: OpenOptions = {"maintenance_interval": None}
-    settings.update(options)  # type: ignore[typeddict-item]
-    with headwater.open(file_of(path) if is_file(path) else str(path), **settings) as log:
-        yield log
+def _opened(path: str, **options: Any) -> headwater.Log:
+    return headwater.open(file_of(path) if is_file(path) else str(path), maintenance_interval=None, **options)
 
 
 @contextmanager
 def _connected(url: str) -> Iterator[headwater.Log]:
-    options: AllOptions = {"connect_timeout": CONNECT_S_MAX}
-    if isinstance(url, LogName):
-        options |= {"token": url.token, "ca": url.ca}
+    credentials: dict[str, Any] = {"token": url.token, "ca": url.ca} if isinstance(url, LogName) else {}
     try:
-        opened = headwater.open(str(url), **options)
+        opened = headwater.open(str(url), connect_timeout=CONNECT_S_MAX, **credentials)
     except UnauthorizedError as exc:
         next = "Pass --token, or set HEADWATER_TOKEN; on the server's machine, headwater token create makes one"
         raise UnauthorizedError(exc.why, where=str(url), next=next) from exc
+    is_broken = is_over = False
+
+    def on_state(state: str) -> None:
+        """Notes while a command waits: the connection broke, and is back."""
+        nonlocal is_broken
+        if is_over or state != ("connected" if is_broken else "reconnecting"):
+            return
+        is_broken = not is_broken
+        note(f"lost {opened.name}; trying again" if is_broken else f"connected again to {opened.name}")
+
     with opened as log:
-        notes = _ConnectionNotes(log.name)
-        log.remote.on_state(notes.on_state)
+        log.remote.on_state(on_state)
         try:
             yield log
         finally:
-            notes.is_over = True
-
-
-class _ConnectionNotes:
-    """Notes while a command waits: the connection broke, and is back."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._is_broken = False
-        self.is_over = False
-
-    def on_state(self, state: str) -> None:
-        if self.is_over:
-            return
-        if state == "reconnecting" and not self._is_broken:
-            self._is_broken = True
-            note(f"lost {self._url}; trying again")
-        elif state == "connected" and self._is_broken:
-            self._is_broken = False
-            note(f"connected again to {self._url}")
+            is_over = True
 
 
 def require_log(path: str) -> str:
@@ -212,12 +185,22 @@ def file_of(path: str) -> str:
     return rest.removeprefix("/") if found else path.removeprefix("sqlite:")  # as headwater.open reads it
 
 
+@contextmanager
+def usable_file(use: Literal["read", "written"], file: str, next: str) -> Iterator[None]:
+    """Around the use of a file that the call names."""
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise InvalidOptionError(f"cannot be {use} ({why})", where=file, next=next) from exc
+
+
 def parse_start(text: str, name: str = "--start") -> Start:
     """Where to begin reading: `first`, `new`, the seq of the first message to read, or a time."""
-    if text == "first":
-        return "first"
-    if text == "new":
-        return "new"
+    if text in ("first", "new"):
+        return cast("Start", text)
     if text.isascii() and text.isdigit():
         return int(text)
     try:

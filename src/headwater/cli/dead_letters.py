@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogName, existing_log
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogName, existing_log, usable_file
 from headwater.cli.output import (
     Text,
     clock,
@@ -18,15 +18,15 @@ from headwater.cli.output import (
     headers_text,
     note,
     pairs,
-    printable,
     say,
+    show_list,
+    show_result,
     show_table,
     table,
     write_document,
-    write_items,
 )
 from headwater.cli.parameters import Shared, argument, flag, option
-from headwater.errors import HeadwaterError, InvalidOptionError
+from headwater.errors import InvalidOptionError
 from headwater.formats import plural
 
 if TYPE_CHECKING:
@@ -83,29 +83,23 @@ def list_letters(
     """List dead letters, oldest first."""
     with existing_log(path) as log:
         letters = log.dead_letters.list(after=after, limit=limit, **conditions.filter())
-    if as_json:
-        from headwater.broker.dead_letters import to_json
+    from headwater.broker.dead_letters import to_json
 
-        write_items([to_json(letter) for letter in letters])
-        return
-    if not letters:
-        say("no dead letters")
-        return
-    shown = table(">id", "died", "~subscription", ">seq", "~topic", "reason", ">attempts", "~error")
-    for letter in letters:
-        shown.add_row(
-            str(letter.id),
-            clock(letter.died_ms),
-            printable(letter.subscription),
-            count(letter.message.seq),
-            Text(printable(letter.message.topic), "cyan"),
-            Text("redriving", "yellow") if letter.redriving else Text(letter.reason, "red"),
-            str(letter.attempts),
-            printable(_first_line(letter.error)),
-        )
-    show_table(shown)
-    if len(letters) == limit:
+    show_list(letters, to_json, _COLUMNS, empty="no dead letters", as_json=as_json)
+    if letters and len(letters) == limit and not as_json:
         note(f"there may be more: --after {letters[-1].id}")
+
+
+_COLUMNS: dict[str, Callable[[DeadLetter], str | Text]] = {
+    ">id": lambda letter: str(letter.id),
+    "died": lambda letter: clock(letter.died_ms),
+    "~subscription": lambda letter: letter.subscription,
+    ">seq": lambda letter: count(letter.message.seq),
+    "~topic": lambda letter: Text(letter.message.topic, "cyan"),
+    "reason": lambda letter: Text("redriving", "yellow") if letter.redriving else Text(letter.reason, "red"),
+    ">attempts": lambda letter: str(letter.attempts),
+    "~error": lambda letter: (letter.error or "-").split("\n", 1)[0],
+}
 
 
 @dlq.command("show")
@@ -121,28 +115,28 @@ def show(path: LogName, id: Id, as_json: AsJson = False) -> None:
     show_table(pairs(_details(letter)))
     if letter.stack:
         say(Text("stack", "dim"))
-        say(Text(printable(letter.stack.rstrip())))
+        say(letter.stack.rstrip())
 
 
 def _details(letter: DeadLetter) -> list[tuple[str, str | Text]]:
     message = letter.message
     rows: list[tuple[str, str | Text]] = [
         ("dead letter", str(letter.id)),
-        ("subscription", Text(printable(letter.subscription))),
+        ("subscription", letter.subscription),
         ("reason", Text(letter.reason, "red")),
-        ("error", Text(printable(letter.error or "-"))),
-        ("handler", Text(printable(letter.handler or "-"))),
+        ("error", letter.error or "-"),
+        ("handler", letter.handler or "-"),
         ("attempts", str(letter.attempts)),
         ("died", clock(letter.died_ms)),
         ("redrives", str(letter.redrives) + (", one on its way" if letter.redriving else "")),
         ("message", f"seq {message.seq}, published {clock(message.published_ms)}"),
-        ("id", Text(printable(message.id))),
-        ("topic", Text(printable(message.topic), "cyan")),
-        ("headers", Text(headers_text(message) or "-")),
-        ("data", Text(printable(message.data_json))),
+        ("id", message.id),
+        ("topic", Text(message.topic, "cyan")),
+        ("headers", headers_text(message) or "-"),
+        ("data", message.data_json),
     ]
     if letter.redrive_error:
-        rows.append(("redrive error", Text(printable(letter.redrive_error), "red")))
+        rows.append(("redrive error", Text(letter.redrive_error, "red")))
     return rows
 
 
@@ -155,18 +149,12 @@ def statistics(path: LogName, conditions: Conditions, as_json: AsJson = False) -
         write_document(found)
         return
     say(f"{plural(found.total, 'dead letter')}, {found.redriving:,} on their way again")
-    groups = {
-        "reason": found.by_reason,
-        "subscription": found.by_subscription,
-        "topic": found.by_topic,
-        "type": found.by_type,
-        "error": found.by_error,
-    }
-    for name, counts in groups.items():
+    for name in ("reason", "subscription", "topic", "type", "error"):
+        counts: dict[str, int] = getattr(found, f"by_{name}")
         if any(counts):  # the empty key alone counts those without a type or an error
             shown = table(">count", f"~by {name}")
             for key, number in counts.items():
-                shown.add_row(count(number), printable(key) or Text("none", "dim"))
+                shown.add_row(count(number), key or Text("none", "dim"))
             say("")
             show_table(shown)
 
@@ -227,10 +215,8 @@ def purge(
                 raise typer.Exit(1)
         _note_unknown(log, ids)
         purged = log.dead_letters.purge(dry_run=dry_run, **chosen)
-    if as_json:
-        write_document({"purged": purged})
-    else:
-        say(f"{'would delete' if dry_run else 'deleted'} {plural(purged, 'dead letter')}")
+    text = f"{'would delete' if dry_run else 'deleted'} {plural(purged, 'dead letter')}"
+    show_result({"purged": purged}, text, as_json=as_json)
 
 
 @dlq.command("export")
@@ -247,17 +233,10 @@ def export(
         if out is None:
             sys.stdout.writelines(f"{line}\n" for line in lines)
             return
-        try:
-            with open(out, "w", encoding="utf-8") as file:
-                for line in lines:
-                    file.write(f"{line}\n")
-                    written += 1
-        except HeadwaterError:
-            raise
-        except OSError as exc:
-            raise InvalidOptionError(
-                f"cannot be written ({exc.strerror})", where=out, next="Name another file"
-            ) from exc
+        with usable_file("written", out, "Name another file"), open(out, "w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(f"{line}\n")
+                written += 1
     note(f"{plural(written, 'dead letter')} in {out}")
 
 
@@ -268,27 +247,10 @@ def import_letters(
     as_json: AsJson = False,
 ) -> None:
     """Import exported dead letters into a log. They get new ids."""
-    with existing_log(path) as log, _lines_of(file) as lines:
+    with (
+        existing_log(path) as log,
+        usable_file("read", file or "stdin", "Name a file of `dlq export`"),
+        nullcontext(sys.stdin) if file is None else open(file, encoding="utf-8") as lines,
+    ):
         imported = log.dead_letters.import_(lines)
-    if as_json:
-        write_document({"imported": imported})
-    else:
-        say(f"imported {plural(imported, 'dead letter')}")
-
-
-@contextlib.contextmanager
-def _lines_of(file: str | None) -> Iterator[Iterable[str]]:
-    try:
-        with contextlib.nullcontext(sys.stdin) if file is None else open(file, encoding="utf-8") as opened:
-            yield opened
-    except HeadwaterError:
-        raise
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise InvalidOptionError(
-            f"cannot be read ({why})", where=file or "stdin", next="Name a file of `dlq export`"
-        ) from exc
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "-").split("\n", 1)[0]
+    show_result({"imported": imported}, f"imported {plural(imported, 'dead letter')}", as_json=as_json)

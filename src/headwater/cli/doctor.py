@@ -16,7 +16,7 @@ import typer
 import headwater
 from headwater.cli.arguments import AsJson, LogName, existing_log, is_remote, require_log, shown_name
 from headwater.cli.inspect import held_by, is_lake, is_late
-from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_items
+from headwater.cli.output import Column, Table, Text, clock, say, show_table, write_items
 from headwater.cli.parameters import option
 from headwater.errors import HeadwaterError, NotALogError, StoreError
 from headwater.formats import format_seconds, format_size, is_postgres, parse_duration, plural
@@ -92,9 +92,9 @@ def _show(findings: list[Finding], wrong: list[Finding]) -> None:
     columns = [Column(""), Column("", style="bold"), Column("", overflow="fold")]
     shown = Table(columns, has_header=False)
     for finding in findings:
-        shown.add_row(marks[finding.level], finding.check, Text(printable(finding.what)))
+        shown.add_row(marks[finding.level], finding.check, finding.what)
         if finding.next:
-            shown.add_row("", "", Text(f"next: {printable(finding.next)}", "dim"))
+            shown.add_row("", "", Text(f"next: {finding.next}", "dim"))
     show_table(shown)
     verdict = Text(f"{plural(len(wrong), 'thing')} wrong", "bold red") if wrong else Text("healthy", "bold green")
     say(verdict)

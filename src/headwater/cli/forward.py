@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import parse_qsl, unquote
 
 import typer
@@ -21,6 +22,7 @@ from headwater.formats import DURATION_HELP, parse_duration, plural, redact_url
 
 if TYPE_CHECKING:
     from headwater.api.forwarder import Forwarder, ForwarderStatus
+    from headwater.transports.base import BaseTransport
 
 LOOK_S = 0.2
 ONCE_FAILURES = 3  # with --once, a target that is away ends it soon
@@ -72,7 +74,7 @@ def forward(
     name = id or default_id(target)
     begin = parse_start(start)
     span = parse_duration(wait, "--wait")
-    with existing_log(path) as log, Stop() as stop, _Opened(target, target_token) as transport:
+    with existing_log(path) as log, Stop() as stop, closing(_open_target(target, target_token)) as transport:
         forwarder = Forwarder(
             log,
             transport,
@@ -151,24 +153,12 @@ def _identity(url: str) -> str:
     return "-".join([place.replace("://", ":", 1).replace(":@", ":", 1), *parameters])
 
 
-class _Opened:
-    """The target, for as long as the command runs."""
-
-    def __init__(self, target: str, token: str | None) -> None:
-        options: dict[str, Any] = {}
-        if token is not None:
-            if not target.startswith(REMOTE):
-                raise InvalidOptionError(
-                    "--target-token is for a server", where="TARGET", next="Name it like ws://host:8765"
-                )
-            options["token"] = token
-        self._transport = headwater.open_transport(target, **options)
-
-    def __enter__(self) -> Any:
-        return self._transport
-
-    def __exit__(self, *exc: object) -> None:
-        self._transport.close()
+def _open_target(target: str, token: str | None) -> BaseTransport:
+    if token is None:
+        return headwater.open_transport(target)
+    if not target.startswith(REMOTE):
+        raise InvalidOptionError("--target-token is for a server", where="TARGET", next="Name it like ws://host:8765")
+    return headwater.open_transport(target, token=token)
 
 
 def _words(status: ForwarderStatus) -> str:

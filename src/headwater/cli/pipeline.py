@@ -37,6 +37,7 @@ from headwater.cli.arguments import (
     looks_like_log,
     require_log,
     shown_name,
+    usable_file,
 )
 from headwater.cli.output import (
     Bars,
@@ -46,10 +47,12 @@ from headwater.cli.output import (
     count,
     note,
     pairs,
-    printable,
     say,
+    show_list,
+    show_result,
     show_table,
     table,
+    table_of,
     write_document,
     write_items,
 )
@@ -68,7 +71,7 @@ from headwater.formats import (
 from headwater.version import install_hint, missing_for_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from headwater.pipeline.lake import Lake
     from headwater.pipeline.report import Report
@@ -228,12 +231,8 @@ def run(
     if as_json:
         write_document({"messages": ran.messages, "last_seq": ran.last_seq, "seconds": seconds, "tables": tables})
         return
-    say(
-        Text.assemble(
-            (f"{plural(ran.messages, 'message')} ingested", "green"),
-            (f", up to seq {ran.last_seq:,}, in {format_seconds(seconds)}", "dim"),
-        )
-    )
+    up_to = f", up to seq {ran.last_seq:,}, in {format_seconds(seconds)}"
+    say(Text.assemble((f"{plural(ran.messages, 'message')} ingested", "green"), (up_to, "dim")))
     bronze, silver, bad = (tables.get(name, 0) for name in ("bronze/messages", "silver/messages", "silver/quarantine"))
     say(Text(f"bronze {bronze:,}, silver {silver:,}, quarantined {bad:,}", "dim"))
 
@@ -283,9 +282,7 @@ def replay(
         file_of(to)  # refuses a name that cannot be a file
     with ExitStack() as stack:
         opened = stack.enter_context(opened_lake(lake))
-        bars = stack.enter_context(Bars())
-        bars.step("starting Spark")
-        spark = stack.enter_context(running_spark(options, short=True)).session
+        bars, spark = stack.enter_context(spark_session(options, short=True))
 
         from headwater.pipeline.replay import chosen_messages, replay_name, replayed_to
         from headwater.pipeline.replay import replay as publish_again
@@ -315,11 +312,13 @@ def _show_choice(chosen: DataFrame, *, as_json: bool) -> None:
         write_document({"messages": total, "first": [{"seq": row["seq"], "topic": row["topic"]} for row in first]})
         return
     say(f"{plural(total, 'message')} would be published")
-    shown = table(">seq", "~topic", "~data")
-    for row in first:
-        shown.add_row(str(row["seq"]), printable(row["topic"]), printable((row["data"] or "")[:80]))
     if first:
-        show_table(shown)
+        columns: dict[str, Callable[[Any], str]] = {
+            ">seq": lambda row: str(row["seq"]),
+            "~topic": lambda row: row["topic"],
+            "~data": lambda row: (row["data"] or "")[:80],
+        }
+        show_table(table_of(first, columns))
 
 
 # --- status, report, history ----------------------------------------------------------------------------------------
@@ -348,11 +347,14 @@ def status(lake: LakeOption = "", as_json: AsJson = False) -> None:
         ("audited", verdict),
     ]
     show_table(pairs(rows))
-    shown = table("~table", ">rows", ">files", ">size", ">version")
-    for each in found["tables"]:
-        size = format_size(each["bytes"])
-        shown.add_row(each["table"], count(each["rows"]), count(each["files"]), size, str(each["version"]))
-    show_table(shown)
+    columns: dict[str, Callable[[Any], str]] = {
+        "~table": lambda each: each["table"],
+        ">rows": lambda each: count(each["rows"]),
+        ">files": lambda each: count(each["files"]),
+        ">size": lambda each: format_size(each["bytes"]),
+        ">version": lambda each: str(each["version"]),
+    }
+    show_table(table_of(found["tables"], columns))
 
 
 @pipeline.command(rich_help_panel=_INSPECT)
@@ -373,10 +375,7 @@ def report(
         bars.step("report")
         target = _page_target(out, opened, "report.html")
         _write_page(render_report(report_of(opened)), target)
-    if as_json:
-        write_document({"page": str(target)})
-    else:
-        say(str(target))
+    show_result({"page": str(target)}, str(target), as_json=as_json)
     if open_it:
         webbrowser.open(target.as_uri())
 
@@ -413,12 +412,8 @@ def _page_target(named: Path | None, lake: Lake, default: str) -> Path:
 
 
 def _write_page(page: str, target: Path) -> None:
-    try:
+    with usable_file("written", str(target), "Name a file elsewhere: --out FILE"):
         target.write_text(page, encoding="utf-8")
-    except OSError as exc:
-        raise InvalidOptionError(
-            f"cannot be written ({exc.strerror})", where=str(target), next="Name a file elsewhere: --out FILE"
-        ) from exc
 
 
 @pipeline.command(rich_help_panel=_INSPECT)
@@ -440,21 +435,15 @@ def history(
             next_ = f"Tables here: {', '.join(tables)}"
             raise InvalidOptionError(f"the lake has no table {name}", where="--table", next=next_)
         versions = opened.history(asked, limit)
-    if as_json:
-        write_items(versions, table=asked)
-        return
-    shown = table(">version", "time", "operation", "job", ">rows", ">seqs")
-    for each in versions:
-        seqs = "" if each["upto"] is None else f"{each['after'] + 1:,} to {each['upto']:,}"
-        shown.add_row(
-            str(each["version"]),
-            each["at"],
-            printable(each["operation"]),
-            printable(each["job"] or ""),
-            "" if each["rows"] is None else count(each["rows"]),
-            seqs,
-        )
-    show_table(shown)
+    columns: dict[str, Callable[[Any], str]] = {
+        ">version": lambda each: str(each["version"]),
+        "time": lambda each: each["at"],
+        "operation": lambda each: each["operation"],
+        "job": lambda each: each["job"] or "",
+        ">rows": lambda each: "" if each["rows"] is None else count(each["rows"]),
+        ">seqs": lambda each: "" if each["upto"] is None else f"{each['after'] + 1:,} to {each['upto']:,}",
+    }
+    show_list(versions, dict, columns, empty="", as_json=as_json, table=asked)
 
 
 # --- sql ------------------------------------------------------------------------------------------------------------
@@ -494,9 +483,7 @@ def sql(
     with ExitStack() as stack:
         opened = stack.enter_context(opened_lake(lake, log=source)) if lake else None
         moment = None if at is None or opened is None else opened.moment(_parse_moment(at))
-        bars = stack.enter_context(Bars())
-        bars.step("starting Spark")
-        spark = stack.enter_context(running_spark(options, short=True)).session
+        bars, spark = stack.enter_context(spark_session(options, short=True))
 
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -535,9 +522,9 @@ def _show_rows(names: list[str], rows: list[list[Any]], *, as_csv: bool, as_json
     else:
         are_numbers = [all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(names))]
         marks = [">" if numbers and rows else "~" for numbers in are_numbers]
-        shown = table(*(f"{mark}{printable(name)}" for mark, name in zip(marks, names, strict=True)))
+        shown = table(*(f"{mark}{name}" for mark, name in zip(marks, names, strict=True)))
         for row in rows:
-            shown.add_row(*("" if value is None else printable(str(value)) for value in row))
+            shown.add_row(*("" if value is None else str(value) for value in row))
         show_table(shown)
 
 
@@ -595,9 +582,7 @@ def audit(
         with suppress(CorruptError):  # which the audit is there to name
             opened.check_log(log_identity(source))
         target = _page_target(page, opened, "audit.html")
-        bars = stack.enter_context(Bars())
-        bars.step("starting Spark")
-        spark = stack.enter_context(running_spark(options)).session
+        bars, spark = stack.enter_context(spark_session(options))
 
         from headwater.pipeline.audit import audit as examine
         from headwater.pipeline.report import render_audit
@@ -617,15 +602,12 @@ def _show_audit(document: dict[str, Any], target: Path) -> None:
     shown = table("verdict", "check", "~found")
     shown.columns[1].min_width = max(len(check["name"]) for check in document["checks"])
     for check in document["checks"]:
-        shown.add_row(marks[check["status"]], check["name"], printable(check["what"]))
+        shown.add_row(marks[check["status"]], check["name"], check["what"])
     show_table(shown)
-    verdict = Text("whole", "bold green") if document["whole"] else Text("broken", "bold red")
+    verdict = ("whole", "bold green") if document["whole"] else ("broken", "bold red")
     not_yet = f"; {plural(document['not_yet'], 'message')} not ingested yet" if document.get("not_yet") else ""
-    say(
-        Text.assemble(
-            verdict, (f" up to seq {document['lake_seq']:,} in {format_seconds(document['seconds'])}{not_yet}", "dim")
-        )
-    )
+    up_to = f" up to seq {document['lake_seq']:,} in {format_seconds(document['seconds'])}{not_yet}"
+    say(Text.assemble(verdict, (up_to, "dim")))
     say(Text(str(target), "dim"))
     if not document["recorded"]:
         note("the lake may not be written, so this audit is not recorded in it")
@@ -692,11 +674,9 @@ def vacuum(
     with locked_lake(lake) as opened, Bars() as bars:
         bars.step("vacuum")
         files, size = opened.vacuum(hours, dry_run=dry_run)
-    if as_json:
-        write_document({"files": files, "bytes": size, "removed": not dry_run})
-        return
     verb = "would be removed" if dry_run else "removed"
-    say(Text.assemble((f"{plural(files, 'file')} {verb}", "green"), (f", {format_size(size)}", "dim")))
+    text = Text.assemble((f"{plural(files, 'file')} {verb}", "green"), (f", {format_size(size)}", "dim"))
+    show_result({"files": files, "bytes": size, "removed": not dry_run}, text, as_json=as_json)
 
 
 # --- Spark ------------------------------------------------------------------------------------------------------------
@@ -740,6 +720,15 @@ def running_spark(options: SparkOptions, stop: StopAtOnce | None = None, *, shor
             else:  # interrupted in a conversation with the JVM, PySpark's threads complain about each other
                 with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), suppress(Exception):
                     spark.close()
+
+
+@contextmanager
+def spark_session(options: SparkOptions, *, short: bool = False) -> Iterator[tuple[Bars, SparkSession]]:
+    """For a command that does one thing on Spark, with bars from its start on."""
+    with Bars() as bars:
+        bars.step("starting Spark")
+        with running_spark(options, short=short) as spark:
+            yield bars, spark.session
 
 
 def is_debugged() -> bool:

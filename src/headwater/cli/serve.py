@@ -17,7 +17,7 @@ import typer
 import headwater
 from headwater.cli.arguments import Command, file_of, is_file, is_remote
 from headwater.cli.config import ConfigFile, ProfileName
-from headwater.cli.output import Text, console, printable
+from headwater.cli.output import Text, say
 from headwater.cli.parameters import argument, flag, option
 from headwater.cli.stopping import exit_code_of
 from headwater.demo import EVERYWHERE, page_of, reachable, this_command
@@ -173,7 +173,7 @@ def serve(
     from headwater.settings.model import DEFAULT
 
     try:
-        load = partial(load_settings, config=config, profile=profile, environment=os.environ, directory=os.getcwd())
+        load = partial(load_settings, config=config, profile=profile)
         settings = load(flags=given)
         default = settings.cli.log
         if settings.source_of("server.log") == DEFAULT and default is not None and not is_remote(default):
@@ -270,7 +270,7 @@ def show_banner(server: Server, *, is_new: bool) -> None:
     command = this_command() if settings.tokens is None else f"HEADWATER_TOKEN=hw_… {this_command()}"
     what = " (gone when this ends)" if settings.log == IN_MEMORY else " (a new log)" if is_new else ""
     title = Text(f"Headwater {headwater.__version__} serves ", "bold")
-    title.append(printable(settings.log), "bold cyan").append(what, "dim")
+    title.append(settings.log, "bold cyan").append(what, "dim")
     rows: list[tuple[str, str | Text]] = [
         ("address", Text.assemble((url, "cyan"), (_other_addresses(settings.host), "dim"))),
         ("open to", _access_text(server)),
@@ -282,12 +282,8 @@ def show_banner(server: Server, *, is_new: bool) -> None:
         *([("back up", f"{command} sync app.db {url}/shop/app.db")] if replicas_directory(server.settings) else []),
         ("stop", "Ctrl-C"),
     ]
-    screen = console(to_stderr=True)
-    screen.print()
-    screen.print(title, soft_wrap=True)
-    for name, value in rows:
-        screen.print(Text.assemble((f"  {name:<9}", "dim"), value), soft_wrap=True)
-    screen.print()
+    for line in (Text(), title, *(Text.assemble((f"  {name:<9}", "dim"), value) for name, value in rows), Text()):
+        say(line, sys.stderr)
 
 
 def _other_addresses(host: str) -> str:
@@ -304,7 +300,7 @@ def _access_text(server: Server) -> Text:
         make_one = f"{this_command()} token create --tokens {settings.tokens} --publish '>' --read '>' --consume '*'"
         if not known:
             return Text(f"no client yet; make a token: {make_one}", "yellow")
-        return Text(f"clients with a token; {printable(settings.tokens)} has {known:,}")
+        return Text(f"clients with a token; {settings.tokens} has {known:,}")
     if is_loopback(settings.host):
         return Text("every client on this machine, without a token")
     return Text("every client that can reach it, without a token", "yellow")

@@ -14,15 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from headwater.cli.arguments import AsJson, Ca
-from headwater.cli.output import console, note, printable, say, surround_lines, write_document, write_line
+from headwater.cli.output import console, note, say, surround_lines, write_document, write_line
 from headwater.cli.parameters import Shared, argument, flag, option
 from headwater.errors import InvalidOptionError, UnauthorizedError
 from headwater.formats import format_duration, format_size, parse_duration
 from headwater.replication.timers import WAIT_IDLE_MS_DEFAULT, Timers
 
 if TYPE_CHECKING:
-    import asyncio
-
     from rich.progress import Progress, TaskID
 
     from headwater.replication.outcome import Outcome
@@ -300,44 +298,37 @@ def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], 
     """Run until a signal: the first one ends it in order, the second one at once."""
     import asyncio
 
+    asked = 0
+
+    def on_signal() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            following.stop()
+            loop.call_later(SOON_S, say_ending)
+        else:
+            running.cancel()
+
+    def say_ending() -> None:
+        if not running.done():
+            note("ending when the push has; Ctrl-C again ends it at once")
+
+    async def wait() -> None:
+        try:
+            await running
+        except asyncio.CancelledError:
+            if asked < 2:
+                raise
+            note("ended at once: the next push finds out whether a running one succeeded")
+
     with asyncio.Runner() as runner:
         with _signals_held():  # a signal while the loop is made would break it
             loop = runner.get_loop()
             running = loop.create_task(following.run())
-            ending = _Ending(following, running)
             for number in SIGNALS:
-                loop.add_signal_handler(number, ending.on_signal, loop)
+                loop.add_signal_handler(number, on_signal)
         on_start()
-        runner.run(ending.wait())
-
-
-class _Ending:
-    def __init__(self, following: PushSubscription | PullSubscription, running: asyncio.Task[None]) -> None:
-        self._following = following
-        self._running = running
-        self._asked = 0
-
-    def on_signal(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._asked += 1
-        if self._asked == 1:
-            self._following.stop()
-            loop.call_later(SOON_S, self._say_ending)
-        else:
-            self._running.cancel()
-
-    def _say_ending(self) -> None:
-        if not self._running.done():
-            note("ending when the push has; Ctrl-C again ends it at once")
-
-    async def wait(self) -> None:
-        import asyncio
-
-        try:
-            await self._running
-        except asyncio.CancelledError:
-            if self._asked < 2:
-                raise
-            note("ended at once: the next push finds out whether a running one succeeded")
+        runner.run(wait())
 
 
 @contextmanager
@@ -409,7 +400,7 @@ class _Display:
             (write_document if as_document else write_line)(outcome)
             sys.stdout.flush()
         else:
-            say(printable(sentence(outcome)))
+            say(sentence(outcome))
 
 
 def _bar() -> Progress:
