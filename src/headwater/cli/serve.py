@@ -139,7 +139,7 @@ def serve(
         bool | None, flag("Serve the console for browsers at /.", "--console/--no-console", **_RUNNING)
     ] = None,
     lake: Annotated[
-        str | None, option("DIR", "The lake that the console shows.", envvar="HEADWATER_LAKE", **_RUNNING)
+        str | None, option("DIR|URL", "The lake that the console shows.", envvar="HEADWATER_LAKE", **_RUNNING)
     ] = None,
     tracing: Annotated[bool | None, flag("Record OpenTelemetry spans.", **_RUNNING)] = None,
     log_format: Annotated[str | None, option("FORMAT", "text, or json: one object a line.", **_LOGGING)] = None,
