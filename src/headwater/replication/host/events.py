@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import HeadwaterError
 from headwater.replication.host.catalogue import Catalogue, Replica, Totals, Version, version_document
 from headwater.replication.host.session import Abort
 from headwater.replication.protocol import SessionKind
-from headwater.server.mount import Meter, Publish
+from headwater.server.mount import Publish
+
+if TYPE_CHECKING:
+    from headwater.server.pages import Metrics
 
 PUBLISH_S_MAX = 10.0  # that a push waits for its message; the version stands, and the message comes later
 
@@ -101,7 +104,7 @@ class ReplicaMetrics:
 
     `running`: the number of sessions of a kind; `pushes_max`: at once."""
 
-    def __init__(self, meter: Meter, running: Callable[[SessionKind], int], pushes_max: int) -> None:
+    def __init__(self, meter: Metrics, running: Callable[[SessionKind], int], pushes_max: int) -> None:
         self._totals = Totals(0, 0, 0)
         self._stale = asyncio.Event()
         self.refresh = self._stale.set
