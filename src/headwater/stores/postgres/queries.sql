@@ -3,8 +3,9 @@
 -- literal) and out (JSON): measured against rows and parameters one by one, it is quicker on both sides.
 
 -- :plan_by_index: every statement here is meant to go by an index; before a table was first analysed, the planner guesses
--- and would rather read and sort ten thousands of rows
-SELECT set_config('enable_seqscan', 'off', TRUE), set_config('enable_bitmapscan', 'off', TRUE)
+-- and would rather read and sort ten thousands of rows. A statement is planned once and not for each of its bindings
+SELECT set_config('enable_seqscan', 'off', TRUE), set_config('enable_bitmapscan', 'off', TRUE),
+    set_config('plan_cache_mode', 'force_generic_plan', TRUE)
 
 -- :lock_shared: many may write at once, each with what it locks by itself
 pg_advisory_xact_lock_shared(1213661185, hashtext(current_schema()))
@@ -25,6 +26,7 @@ SELECT EXISTS (
 SAVEPOINT headwater; SELECT current_schema();
 SELECT set_config('headwater.search_path', current_setting('search_path'), TRUE);
 SET LOCAL search_path TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT;
+SET LOCAL plan_cache_mode TO DEFAULT;
 SELECT set_config(
     'search_path',
     concat_ws(
