@@ -88,8 +88,8 @@ class Assumed:
 
     def __init__(self) -> None:
         self.due_ms = -1  # nothing is due up to then, and there are no gaps to report
-        self.messages: list[int] = []  # are still in the log
-        self.rows: list[int] = []  # are still there, and locked by no other transaction
+        self.messages: set[int] = set()  # are still in the log
+        self.rows: set[int] = set()  # are still there, and locked by no other transaction
 
 
 class KnownSubscriptions:
@@ -389,7 +389,7 @@ class PostgresWriter(PostgresReader):
         ahead = self._ahead_of(id) if upto is None else None
         if ahead is not None and (found := ahead.next(selection, after, limit, bytes_max)):
             self._ahead[id] = ahead.behind(found[-1].seq)
-            self._assume(id).messages += [message.seq for message in found]
+            self._assume(id).messages.update(message.seq for message in found)
             return Scan(found, found[-1].seq)
         self._look_ahead(id)
         if upto is not None or id not in self._locked:
@@ -439,9 +439,12 @@ class PostgresWriter(PostgresReader):
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
         if suspects and self._assume_quiet(subscription, SEQ_MAX - 1):
             return None
+        self._look_ahead(subscription)
         asked = self._looks.get(subscription) if suspects else None
-        if asked is None or not asked.sent_ns or self._has_moved_deliveries:
+        if asked is None or self._has_moved_deliveries:
             return super().next_due_ms(subscription, suspects=suspects)
+        if not asked.sent_ns:
+            self.connection.send_queued()
         due_ms, _ = asked.row()
         return None if due_ms is None else int(due_ms)
 
@@ -474,7 +477,7 @@ class PostgresWriter(PostgresReader):
         rows = self._known_rows(subscription, wanted)
         if rows is None:
             return self._deliveries(subscription, wanted, locked=_PASSING_BY)
-        self._assume(subscription).rows += wanted
+        self._assume(subscription).rows.update(wanted)
         return rows
 
     def _known_rows(self, id: str, seqs: Sequence[int]) -> dict[int, DeliveryRow] | None:
