@@ -335,8 +335,8 @@ def test_what_others_may_be_waiting_for_is_news(
 
 
 def test_what_a_claim_asks_ahead_is_what_it_would_find(postgres_schema_url: str) -> None:
-    """A scan that travels with the question for due rows, as the last claim made it; a `where` that PostgreSQL cannot
-    read some payload for is not asked ahead."""
+    """Messages that the last claim read besides its own, among them some whose payload PostgreSQL cannot read for a
+    `where`."""
     with headwater.open(postgres_schema_url) as log:
         log.publish_many([("work", {"n": number}) for number in range(6)])
         log.publish("work", "no n")

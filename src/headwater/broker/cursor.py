@@ -78,7 +78,8 @@ class Cursor:
         fresh, scanned_to = reader.scan(self._selection, after, room, None, bytes_max) if room > 0 else ([], after)
         saved_to, next_due_ms = self._window.delivered, self._in_flight.next_due_ms(reader)
         has_gaps = bool(reader.gaps(self.id))
-        return FetchPlan(room, fresh, after, scanned_to, saved_to, reader.last_seq(), next_due_ms, has_gaps)
+        at_end = room <= 0 or (not fresh and scanned_to >= reader.last_seq())
+        return FetchPlan(room, fresh, after, scanned_to, saved_to, at_end, next_due_ms, has_gaps)
 
     def skip(self, plan: FetchPlan) -> None:
         """Nothing of the plan can be claimed: the next one begins behind it."""

@@ -268,21 +268,18 @@ def _take_back_undelivered(
 
 class FetchPlan(NamedTuple):
     """What there is to claim, read without disturbing the writer. `saved_to` is the stored position of the cursor.
-    `is_current`: made inside the transaction that claims, and of new messages alone."""
+    `at_end`: there is nothing behind `scanned_to`, or no room for it; only told if nothing new is found. `is_current`:
+    made inside the transaction that claims, and of new messages alone."""
 
     room: int
     fresh: list[Message]
     scanned_from: int
     scanned_to: int
     saved_to: int
-    last_seq: int
+    at_end: bool
     next_due_ms: int | None
     has_gaps: bool
     is_current: bool = False
-
-    @property
-    def at_end(self) -> bool:
-        return self.scanned_to >= self.last_seq or self.room <= 0
 
 
 class Claim(NamedTuple):
@@ -415,7 +412,7 @@ def plan_published(writer: Writer, selection: Selection, room: int, after: int, 
     fresh, scanned_to = writer.scan(selection, after, room, None, PUBLISHED_BYTES_MAX)
     if not fresh or any(message.deliver_ms is not None or message.expires_ms is not None for message in fresh):
         return None
-    return FetchPlan(room, fresh, after, scanned_to, saved_to, scanned_to, None, has_gaps=False, is_current=True)
+    return FetchPlan(room, fresh, after, scanned_to, saved_to, True, None, has_gaps=False, is_current=True)
 
 
 def parking_room(reader: Reader, id: str, spec: SubscriptionSpec) -> int:

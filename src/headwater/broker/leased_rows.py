@@ -62,7 +62,7 @@ class LeasedRows:
     def plan_at_once(self, writer: Writer, limit: int, last_seq: int) -> FetchPlan | None:
         self._expects_more = False
         room = self._in_flight.room(writer, limit)
-        return FetchPlan(room, [], 0, 0, self._saved_to, 0, None, has_gaps=True) if room > 0 else None
+        return FetchPlan(room, [], 0, 0, self._saved_to, True, None, has_gaps=True) if room > 0 else None
 
     def plan(self, reader: Reader, limit: int, bytes_max: int | None) -> FetchPlan:
         self._deadline_ms = None
@@ -79,7 +79,8 @@ class LeasedRows:
             reader.scan(self._selection, after, most, None, bytes_max) if room > 0 and most > 0 else ([], after)
         )
         next_due_ms, has_gaps = self._in_flight.next_due_ms(reader), bool(reader.gaps(self.id))
-        return FetchPlan(room, fresh, after, scanned_to, saved_to, reader.last_seq(), next_due_ms, has_gaps)
+        at_end = room <= 0 or (not fresh and scanned_to >= reader.last_seq())
+        return FetchPlan(room, fresh, after, scanned_to, saved_to, at_end, next_due_ms, has_gaps)
 
     def skip(self, plan: FetchPlan) -> None:
         """Nothing of the plan can be claimed: the next one begins behind it."""

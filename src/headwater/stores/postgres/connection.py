@@ -172,7 +172,8 @@ def connect(place: Place, *, application: str, prepare: bool = True) -> Pipeline
 def settings_of(place: Place, *, durability: Durability, lock_timeout_ms: int, local: bool = True) -> sql.Composed:
     """One statement that sets a connection up; `local`, it holds for one transaction and is repeated in each. Every
     statement of ours is meant to go by an index: before a table was first analysed the planner guesses, and would
-    rather read and sort tens of thousands of rows."""
+    rather read and sort tens of thousands of rows. Planning takes longer than executing, and an array or a range among
+    the bindings makes the planner plan anew each time, unless it is told not to."""
     values = {
         # Nothing shadows PostgreSQL's own names, for pg_catalog comes first where it is not named, and no temporary
         # table shadows one of ours.
@@ -182,6 +183,7 @@ def settings_of(place: Place, *, durability: Durability, lock_timeout_ms: int, l
         "timezone": "UTC",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
+        "plan_cache_mode": "force_generic_plan",
     }
     calls = [
         sql.SQL("set_config({}, {}, {})").format(sql.Literal(name), sql.Literal(value), sql.Literal(local))

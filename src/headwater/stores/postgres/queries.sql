@@ -3,8 +3,9 @@
 -- literal) and out (JSON): measured against rows and parameters one by one, it is quicker on both sides.
 
 -- :plan_by_index: every statement here is meant to go by an index; before a table was first analysed, the planner guesses
--- and would rather read and sort ten thousands of rows
-SELECT set_config('enable_seqscan', 'off', TRUE), set_config('enable_bitmapscan', 'off', TRUE)
+-- and would rather read and sort ten thousands of rows. A statement is planned once and not for each of its bindings
+SELECT set_config('enable_seqscan', 'off', TRUE), set_config('enable_bitmapscan', 'off', TRUE),
+    set_config('plan_cache_mode', 'force_generic_plan', TRUE)
 
 -- :lock_shared: many may write at once, each with what it locks by itself
 pg_advisory_xact_lock_shared(1213661185, hashtext(current_schema()))
@@ -25,6 +26,7 @@ SELECT EXISTS (
 SAVEPOINT headwater; SELECT current_schema();
 SELECT set_config('headwater.search_path', current_setting('search_path'), TRUE);
 SET LOCAL search_path TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT;
+SET LOCAL plan_cache_mode TO DEFAULT;
 SELECT set_config(
     'search_path',
     concat_ws(
@@ -305,6 +307,26 @@ FROM subscriptions WHERE id = %s FOR NO KEY UPDATE
 -- :lock_unchanged: the same where the subscription is known already; an error (22012) if it is not of this version
 SELECT 1 / count(*) FROM (SELECT 1 FROM subscriptions WHERE id = %s AND xmin = %s::xid FOR NO KEY UPDATE) AS unchanged
 
+-- :lock_as_assumed: the same where more is taken for true of it
+{lock_unchanged} WHERE {as_assumed}
+
+-- :check_assumed: the same where the subscription is locked already
+SELECT 1 / count(*) FROM (SELECT WHERE {as_assumed}) AS holds
+
+-- :as_assumed: nothing is due up to a time and there are no gaps to report, unless the time is negative; so many messages
+-- are there; and so many deliveries, which no other transaction is just settling
+(%s::bigint < 0 OR (
+    NOT EXISTS (SELECT 1 FROM deliveries WHERE subscription = %s AND due_at <= %s)
+    AND NOT EXISTS (SELECT 1 FROM gaps WHERE subscription = %s AND NOT told)
+))
+AND %s = (SELECT count(*) FROM messages WHERE seq = ANY(%s::bigint[]))
+AND %s = (SELECT count(*) FROM (
+    SELECT 1 FROM deliveries WHERE subscription = %s AND seq = ANY(%s::bigint[]) FOR UPDATE SKIP LOCKED
+) AS held)
+
+-- :move_as_assumed: move_subscription with the check of lock_as_assumed
+WITH unchanged AS ({move_subscription} AND xmin = %s::xid AND {as_assumed} RETURNING 1) SELECT 1 / count(*) FROM unchanged
+
 -- :move_unchanged: move_subscription with the check of lock_unchanged
 WITH unchanged AS ({move_subscription} AND xmin = %s::xid RETURNING 1) SELECT 1 / count(*) FROM unchanged
 
@@ -507,7 +529,7 @@ DELETE FROM leases WHERE resource = %s
 SELECT pg_notify(%s, %s)
 
 -- :commit_unsynced: a commit that a power cut may undo; a later one that is synced keeps it
-SELECT set_config('synchronous_commit', 'off', TRUE)
+set_config('synchronous_commit', 'off', TRUE)
 
 -- :save_lease: write a lease down
 INSERT INTO leases (resource, owner, fence, until) VALUES (%s, %s, %s, %s)

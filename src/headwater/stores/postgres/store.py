@@ -123,8 +123,13 @@ class PostgresStore:
         settings = [self._settings] if poll_only else []
         self._begin_read = ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *settings]
         self._begin_write = {
-            alone: ["BEGIN ISOLATION LEVEL READ COMMITTED", *settings, f"SELECT {SQL[lock]}, {_XID_AND_TIME}"]
+            (alone, synced): [
+                "BEGIN ISOLATION LEVEL READ COMMITTED",
+                *settings,
+                f"SELECT {SQL[lock]}, {_XID_AND_TIME}" + ("" if synced else f", {SQL['commit_unsynced']}"),
+            ]
             for alone, lock in ((True, "lock_alone"), (False, "lock_shared"))
+            for synced in (True, False)
         }
         self._news = (self.place.channel, self.sender)
         self._outcomes = Outcomes(self.place, self.sender, self.connect)
@@ -208,13 +213,13 @@ class PostgresStore:
     ) -> Iterator[PostgresWriter]:
         with self._turn:
             self._refuse_closed()
-            begun = self._begin_writing(alone)
+            begun = self._begin_writing(alone, synced or self.durability != "full")
             writer = PostgresWriter(self._connection, self.salt, alone, self._topics, self._news, self._known)
             try:
                 with self._whole_or_conflict(writer):
                     yield writer
-                    writer.lock_unchecked()
-                self._commit(writer, begun, synced)
+                    writer.check_assumed()
+                self._commit(writer, begun)
             except BaseException:
                 try:
                     self._roll_back()
@@ -236,7 +241,7 @@ class PostgresStore:
         blocked = [work for work in group if work.touching in (None, PUBLISHING)]
         return blocked, [work for work in group if work.touching not in (None, PUBLISHING)]
 
-    def _begin_writing(self, alone: bool) -> Statement:
+    def _begin_writing(self, alone: bool, synced: bool) -> Statement:
         """Begin, on a new connection if the old one is gone. Unless `alone`, BEGIN travels with the first statement.
         Returns the statement that tells the transaction's id and the server's time."""
         until = time.monotonic() + self._patience_s
@@ -249,7 +254,7 @@ class PostgresStore:
                     self._hold_announced()
                 if self._connection.info.transaction_status != TransactionStatus.IDLE:
                     self._connection.execute("ROLLBACK")
-                *_, begun = [self._connection.queue(sql) for sql in self._begin_write[alone]]
+                *_, begun = [self._connection.queue(sql) for sql in self._begin_write[alone, synced]]
                 if alone or self._poll_only:  # behind a pooler only the id tells of a lost commit
                     self._connection.send_queued()
                     self._compare_clocks(begun)
@@ -278,15 +283,13 @@ class PostgresStore:
                 ) from exc
             raise error from exc
 
-    def _commit(self, writer: PostgresWriter, begun: Statement, synced: bool) -> None:
+    def _commit(self, writer: PostgresWriter, begun: Statement) -> None:
         connection = self._connection
         is_noted = writer.has_published or not begun.sent_ns
         if is_noted:
             connection.queue(SQL["note_commit"], self._outcomes.note())
         if writer.has_news:  # a NOTIFY costs every committing transaction of the server a turn
             connection.queue(SQL["notify"], self._news)
-        if not synced and self.durability == "full":
-            connection.queue(SQL["commit_unsynced"])
         connection.queue("COMMIT")
         try:
             connection.send_queued()
@@ -302,7 +305,7 @@ class PostgresStore:
                     next="Nothing was written; try again",
                 ) from exc
         else:
-            self._known.saved(writer.saved, begun.row()[1])
+            self._known.committed(writer, begun.row()[1])
             self._compare_clocks(begun)
 
     def _changed_elsewhere(self, writer: PostgresWriter) -> ConflictError:

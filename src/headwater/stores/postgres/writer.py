@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,7 @@ from headwater.ports.records import (
     SubscriptionRecord,
     Timing,
 )
-from headwater.stores.postgres.conditions import Condition
+from headwater.ports.store import SEQ_MAX
 from headwater.stores.postgres.connection import SQL, array_of
 from headwater.stores.postgres.external_tx import run_users_sql
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
@@ -40,9 +40,13 @@ from headwater.topics import Dialect
 COPY_BYTES = 4 * 1024 * 1024
 COPY_ROWS = 500  # how many rows are written down before they are sent: the server reads them while we write the next
 KNOWN_MAX = 10_000  # subscriptions whose state is remembered
+AHEAD_MAX = 100  # subscriptions that messages are read ahead for
+AHEAD_CLAIMS = 7  # so many claims find their messages read
+AHEAD_MESSAGES_MAX = 100
+AHEAD_BYTES_MAX = 64 * 1024  # by the size of those read before
 ALIKE_MAX = 4  # into how many statements delivery rows are split at most, by what they have in common
 
-_MOVING = frozenset(["move_subscription", "move_unchanged"])
+_MOVING = frozenset(["move_subscription", "move_unchanged", "move_as_assumed"])
 _PASSING_BY = "FOR UPDATE SKIP LOCKED"
 _NO_EXTRAS = Extras()
 _topic, _data_json, _extras, _id, _size = map(attrgetter, ("topic", "data_json", "extras", "id", "size"))
@@ -50,16 +54,56 @@ _all_but_seq = attrgetter("attempts", "due_ms", "token", "priority", "key", "dea
 _TEXTS = tuple(field.attribute for field in EXTRA_FIELDS if field.kind == "text")
 
 
+class ReadAhead(NamedTuple):
+    """Messages behind those that a claim has taken: the next claim takes them from here. Also what else a claim asks
+    for: nothing was due before `quiet_to_ms`, and no gaps were to be reported."""
+
+    selection: Selection
+    after: int
+    messages: list[Message]
+    mean_bytes: int
+    quiet_to_ms: int = -1
+
+    def next(self, selection: Selection, after: int, limit: int, bytes_max: int | None) -> list[Message]:
+        """The first `limit` messages above a seq; [] if not so many are here."""
+        if after < self.after or selection != self.selection:
+            return []
+        found = [message for message in self.messages if message.seq > after][:limit]
+        fits = bytes_max is None or sum(message.size for message in found) <= bytes_max
+        return found if fits and len(found) == limit else []
+
+    def behind(self, seq: int) -> ReadAhead:
+        return self._replace(after=seq, messages=[message for message in self.messages if message.seq > seq])
+
+    def how_many_more(self, limit: int) -> int:
+        """To read besides: for whole claims of the same size, and not too much."""
+        most = min(AHEAD_CLAIMS * limit, AHEAD_MESSAGES_MAX, AHEAD_BYTES_MAX // self.mean_bytes)
+        return most - most % limit
+
+
+class Assumed:
+    """What a transaction takes for true of a subscription until a statement checks it that travels with the others."""
+
+    __slots__ = ("due_ms", "messages", "rows")
+
+    def __init__(self) -> None:
+        self.due_ms = -1  # nothing is due up to then, and there are no gaps to report
+        self.messages: set[int] = set()  # are still in the log
+        self.rows: set[int] = set()  # are still there, and locked by no other transaction
+
+
 class KnownSubscriptions:
     """Subscriptions as the last transaction of this store has left them, and their versions. As long as no other host
     changes one, a transaction need not ask for it before it goes on; whether it is unchanged is checked by a statement
     that travels with the others. A version is the id of the transaction that wrote the row, and as good as the
-    connection: a server that crashed gives ids out again."""
+    connection: a server that crashed gives ids out again. The rows of deliveries in flight are known as long as the
+    subscription is unchanged: a host that claims them changes it."""
 
     def __init__(self) -> None:
         self._records: dict[str, tuple[SubscriptionRecord, str]] = {}
         self._written: dict[str, str] = {}  # the versions that were written here
-        self.scans: dict[str, tuple[Condition, int, int]] = {}  # for what a claim scanned last, how far, how many
+        self._rows: dict[str, dict[int, DeliveryRow]] = {}
+        self._ahead: dict[str, ReadAhead] = {}
 
     def get(self, id: str) -> tuple[SubscriptionRecord, str] | None:
         return self._records.get(id)
@@ -68,27 +112,51 @@ class KnownSubscriptions:
         """A subscription was read. One that another host has written since is asked for again the next time."""
         if self._written.get(id) != version:
             self._written.pop(id, None)
+            self._rows.pop(id, None)
 
-    def saved(self, saved: Mapping[str, SubscriptionRecord], xid: str) -> None:
-        """A transaction is committed. The second one in a row that no other host comes between makes it known."""
+    def rows(self, id: str) -> Mapping[int, DeliveryRow]:
+        return self._rows.get(id, {})
+
+    def take_ahead(self, id: str) -> ReadAhead | None:
+        """At most once: a transaction that fails reads again."""
+        return self._ahead.pop(id, None)
+
+    def committed(self, writer: PostgresWriter, xid: str) -> None:
+        """The second transaction in a row that no other host comes between makes a subscription known."""
         version = str(int(xid) & 0xFFFFFFFF)
-        for id, record in saved.items():
+        for id, record in writer.saved.items():
             if id in self._written:
                 self._records[id] = record, version
             elif len(self._written) >= KNOWN_MAX:
                 self.clear()
             self._written[id] = version
+        for id, rows in writer.rows_changed.items():
+            known = self._rows.setdefault(id, {})
+            known.update((seq, row) for seq, row in rows.items() if row is not None)
+            for seq, row in rows.items():
+                if row is None:
+                    known.pop(seq, None)
+            if not known:
+                del self._rows[id]
+        for id, ahead in writer.read_ahead():
+            self._ahead[id] = ahead
+            if len(self._ahead) > AHEAD_MAX:
+                del self._ahead[next(iter(self._ahead))]
+
+    def forget_rows(self, id: str | None = None) -> None:
+        if id is None:
+            self._rows.clear()
+        else:
+            self._rows.pop(id, None)
 
     def forget(self, ids: Iterable[str]) -> None:
         for id in ids:
-            self._records.pop(id, None)
-            self._written.pop(id, None)
-            self.scans.pop(id, None)
+            for known in (self._records, self._written, self._rows, self._ahead):
+                known.pop(id, None)
 
     def clear(self) -> None:
-        self._records.clear()
-        self._written.clear()
-        self.scans.clear()
+        for known in (self._records, self._written, self._rows, self._ahead):
+            known.clear()
 
 
 class PostgresWriter(PostgresReader):
@@ -112,10 +180,14 @@ class PostgresWriter(PostgresReader):
         self._news = news
         self._known = known
         self._unchecked: dict[str, str] = {}  # subscriptions that are taken for unchanged, and their versions
+        self._assumed: dict[str, Assumed] = {}  # and is not checked yet
+        self._assumed_quiet: set[str] = set()
         self._current = ""  # the subscription that was asked for last
-        self._ahead: dict[str, Statement] = {}  # what is due next and whether there are gaps, asked ahead
+        self._looks: dict[str, Statement] = {}  # what is due next and whether there are gaps, asked ahead
         self._has_moved_deliveries = self._has_added_gaps = False  # since
-        self._scanned_ahead: tuple[tuple[str, Sequence[Any]], Statement] | None = None
+        self._ahead: dict[str, ReadAhead] = {}  # taken from what is known, or read
+        self._put_due_ms: dict[str, int] = {}  # the earliest of the delivery rows that were put
+        self.rows_changed: dict[str, dict[int, DeliveryRow | None]] = {}  # those in flight; None: not any more
         self._last: int | None = None  # known while this transaction holds the publish lock
         self._locked: dict[str, SubscriptionRecord] = {}  # locked until the transaction ends
         self.saved: dict[str, SubscriptionRecord] = {}
@@ -126,25 +198,18 @@ class PostgresWriter(PostgresReader):
 
     def _later(self, name: str, bindings: Sequence[Any]) -> Statement:
         """A statement whose outcome decides nothing here travels with the next one, or with the commit."""
-        if self._unchecked:
-            self.lock_unchecked()
+        self.check_assumed()
         self._has_moved_deliveries |= name not in _MOVING
         self._has_added_gaps |= name == "add_gap"
         return self.connection.queue(SQL[name], bindings)
 
     def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
-        if self._scanned_ahead is not None and self._scanned_ahead[0] == (sql, bindings):
-            (_, statement), self._scanned_ahead = self._scanned_ahead, None
-            if statement.sent_ns and not self.has_published:
-                return statement
-        if self._unchecked:
-            self.lock_unchecked()
+        self.check_assumed()
         return super()._execute(sql, bindings)
 
     @contextmanager
     def _savepoint(self) -> Iterator[None]:
-        if self._unchecked:
-            self.lock_unchecked()
+        self.check_assumed()
         self.connection.send_queued()  # what was queued before may fail, and is none of the savepoint's business
         current, self._current = self._current, ""  # nothing that may fail is asked ahead
         try:
@@ -153,11 +218,21 @@ class PostgresWriter(PostgresReader):
         finally:
             self._current = current
 
-    def lock_unchecked(self) -> None:
-        """Before anything that belongs to them is read or written."""
+    def check_assumed(self) -> None:
+        """Before anything else is read or written. Subscriptions that are taken for unchanged are locked with it."""
         for id, version in self._unchecked.items():
-            self.connection.queue(SQL["lock_unchanged"], (id, version))
+            assumed = self._assumed.pop(id, None)
+            if assumed is None:
+                self.connection.queue(SQL["lock_unchanged"], (id, version))
+            else:
+                self.connection.queue(SQL["lock_as_assumed"], (id, version, *_assumed_values(id, assumed)))
         self._unchecked.clear()
+        for id, assumed in self._assumed.items():
+            self.connection.queue(SQL["check_assumed"], _assumed_values(id, assumed))
+        self._assumed.clear()
+
+    def _assume(self, id: str) -> Assumed:
+        return self._assumed.setdefault(id, Assumed())
 
     def _change(self, name: str, bindings: Sequence[Any] = ()) -> Statement:
         """A statement that writes, and whose outcome is wanted."""
@@ -282,10 +357,14 @@ class PostgresWriter(PostgresReader):
         )
         if known is not None and known.spec == spec and known.created_ms == record.created_ms:
             version = self._unchecked.pop(record.id, None)
+            assumed = None if version is None else self._assumed.pop(record.id, None)
             if version is None:
                 self._later("move_subscription", (*moved, record.id))
-            else:
+            elif assumed is None:
                 self._later("move_unchanged", (*moved, record.id, version))
+            else:
+                checked = (version, *_assumed_values(record.id, assumed))
+                self._later("move_as_assumed", (*moved, record.id, *checked))
         else:
             self._later(
                 "save_subscription", (record.id, spec.pattern, spec.mode, _json(spec), record.created_ms, *moved)
@@ -306,43 +385,75 @@ class PostgresWriter(PostgresReader):
     def scan(
         self, selection: Selection, after: int, limit: int, upto: int | None = None, bytes_max: int | None = None
     ) -> Scan:
-        self._look_ahead(self._current)
-        return super().scan(selection, after, limit, upto, bytes_max)
+        id = self._current
+        ahead = self._ahead_of(id) if upto is None else None
+        if ahead is not None and (found := ahead.next(selection, after, limit, bytes_max)):
+            self._ahead[id] = ahead.behind(found[-1].seq)
+            self._assume(id).messages.update(message.seq for message in found)
+            return Scan(found, found[-1].seq)
+        self._look_ahead(id)
+        if upto is not None or id not in self._locked:
+            return super().scan(selection, after, limit, upto, bytes_max)
+        more = 0 if ahead is None else ahead.how_many_more(limit)
+        found, scanned_to = super().scan(selection, after, limit + more, None, bytes_max)
+        if found:
+            mean_bytes = 1 + sum(message.size for message in found) // len(found)
+            quiet_to_ms = ahead.quiet_to_ms if ahead is not None and id in self._assumed_quiet else -1
+            read = ReadAhead(selection, after, found, mean_bytes, quiet_to_ms)
+            self._ahead[id] = read.behind(found[:limit][-1].seq)
+        return Scan(found[:limit], found[limit - 1].seq) if len(found) > limit else Scan(found, scanned_to)
 
-    def _page(self, condition: Condition, after: int, end: int, limit: int) -> tuple[list[Message], int]:
-        record = self._locked.get(self._current)
-        if record is not None and after == record.window.delivered:
-            self._known.scans[record.id] = condition, end - after, limit
-        return super()._page(condition, after, end, limit)
+    def _ahead_of(self, id: str) -> ReadAhead | None:
+        if id in self._locked and id not in self._ahead and (known := self._known.take_ahead(id)) is not None:
+            self._ahead[id] = known
+        return self._ahead.get(id)
 
-    def _scan_ahead(self, id: str) -> None:
-        """Behind what is due a claim scans for new messages, as a rule as the last one did: that travels along."""
-        scan = self._known.scans.pop(id, None)
-        if scan is not None and id in self._locked:
-            condition, width, limit = scan
-            after = self._locked[id].window.delivered
-            asked = self._page_statement(condition, after, after + width, limit)
-            self._scanned_ahead = (asked, self.connection.queue(*asked))
+    def read_ahead(self) -> Iterator[tuple[str, ReadAhead]]:
+        """What the next transactions may use."""
+        for id, ahead in self._ahead.items():
+            look = self._looks.get(id)
+            if look is not None and look.sent_ns:
+                due_ms, has_gaps = look.row()
+                ahead = ahead._replace(quiet_to_ms=-1 if has_gaps else SEQ_MAX if due_ms is None else due_ms)
+            yield id, ahead._replace(quiet_to_ms=min(ahead.quiet_to_ms, self._put_due_ms.get(id, SEQ_MAX)))
+
+    def _assume_quiet(self, id: str, due_ms: int) -> bool:
+        """Whether nothing is due up to then, and no gaps are to be reported, as far as this store knows."""
+        ahead = self._ahead_of(id)
+        if ahead is None or self._locked[id].spec.order_key is not None:
+            return False
+        if due_ms >= min(ahead.quiet_to_ms, self._put_due_ms.get(id, SEQ_MAX)):
+            return False
+        assumed = self._assume(id)
+        assumed.due_ms = max(assumed.due_ms, due_ms)
+        self._assumed_quiet.add(id)
+        return True
 
     def _look_ahead(self, id: str) -> None:
         """A transaction that looks for something to deliver asks next what is due later and whether there are gaps:
         both travel with its first look."""
-        if id in self._locked and id not in self._ahead:
-            if self._unchecked:
-                self.lock_unchecked()
-            self._ahead[id] = self.connection.queue(LOOK_AHEAD, (id, id))
+        if id in self._locked and id not in self._looks and id not in self._assumed_quiet:
+            self.check_assumed()
+            self._looks[id] = self.connection.queue(LOOK_AHEAD, (id, id))
 
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
-        asked = self._ahead.get(subscription) if suspects else None
-        if asked is None or not asked.sent_ns or self._has_moved_deliveries:
+        if suspects and self._assume_quiet(subscription, SEQ_MAX - 1):
+            return None
+        self._look_ahead(subscription)
+        asked = self._looks.get(subscription) if suspects else None
+        if asked is None or self._has_moved_deliveries:
             return super().next_due_ms(subscription, suspects=suspects)
+        if not asked.sent_ns:
+            self.connection.send_queued()
         due_ms, _ = asked.row()
         return None if due_ms is None else int(due_ms)
 
     def gaps(self, subscription: str) -> list[Gap]:
-        asked = self._ahead.get(subscription)
-        has_none = asked is not None and asked.sent_ns and not asked.row()[1] and not self._has_added_gaps
-        return [] if has_none else super().gaps(subscription)
+        asked = self._looks.get(subscription)
+        has_none = asked is not None and asked.sent_ns and not asked.row()[1]
+        if (has_none or subscription in self._assumed_quiet) and not self._has_added_gaps:
+            return []
+        return super().gaps(subscription)
 
     def due(
         self,
@@ -354,14 +465,28 @@ class PostgresWriter(PostgresReader):
         suspects: bool | None = None,
         bytes_max: int | None = None,
     ) -> list[Due]:
+        if suspects is None and self._assume_quiet(subscription, now_ms):
+            return []
         self._look_ahead(subscription)
-        self._scan_ahead(subscription)
         # A row that another transaction is just settling is skipped, not waited for. Also if we
         # are alone: such a transaction does not ask us. Written again after its commit, the row would be there anew.
         return self._due(subscription, now_ms, limit, order, suspects, bytes_max, locked=_PASSING_BY)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
-        return self._deliveries(subscription, seqs, locked=_PASSING_BY)
+        wanted = list(seqs)
+        rows = self._known_rows(subscription, wanted)
+        if rows is None:
+            return self._deliveries(subscription, wanted, locked=_PASSING_BY)
+        self._assume(subscription).rows.update(wanted)
+        return rows
+
+    def _known_rows(self, id: str, seqs: Sequence[int]) -> dict[int, DeliveryRow] | None:
+        if id not in self.taken_for_known:
+            return None
+        known, changed = self._known.rows(id), self.rows_changed.get(id, {})
+        if not seqs or any(seq in changed or seq not in known for seq in seqs):
+            return None
+        return {seq: known[seq] for seq in seqs}
 
     def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
         return self._deliveries_by(subscription, token, locked=_PASSING_BY)
@@ -381,17 +506,29 @@ class PostgresWriter(PostgresReader):
             self._later("put_mixed_deliveries", (subscription, *numbers[:5], keys, numbers[5]))
         if any(token == 0 for _, _, token, _, _, _ in alike):
             self.has_news = True  # given back
+        if rows:
+            due_ms = min(due_ms for _, due_ms, _, _, _, _ in alike)
+            self._put_due_ms[subscription] = min(due_ms, self._put_due_ms.get(subscription, due_ms))
+            changed = self.rows_changed.setdefault(subscription, {})
+            changed.update((row.seq, row if row.token else None) for row in rows)
 
     def end_leases(self, subscription: str, now_ms: int) -> None:
+        self._forget_rows(subscription)
         if self._change("end_leases", (now_ms, subscription, subscription, now_ms)).count:
             self.has_news = True
 
     def remove_deliveries(self, subscription: str, seqs: Sequence[int]) -> None:
         if seqs:
             self._later("remove_deliveries", (subscription, array_of(seqs), *self._news))
+            self.rows_changed.setdefault(subscription, {}).update(dict.fromkeys(seqs))
 
     def clear_deliveries(self, subscription: str) -> None:
+        self._forget_rows(subscription)
         self._later("clear_deliveries", (subscription,))
+
+    def _forget_rows(self, id: str) -> None:
+        self._known.forget_rows(id)
+        self.rows_changed.pop(id, None)
 
     def save_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
         if not letters:
@@ -495,8 +632,9 @@ class PostgresWriter(PostgresReader):
         self._later("delete_lease", (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        if self._unchecked:
-            self.lock_unchecked()
+        self.check_assumed()
+        self._known.forget_rows()
+        self.rows_changed.clear()
         self._has_moved_deliveries = True
         self._last = self._seen_last = None  # a trigger of the user's may publish
         return run_users_sql(self.connection, sql, bindings)
@@ -559,6 +697,12 @@ def _letter_values(letter: DeadLetter) -> tuple[Any, ...]:
         _storable(letter.redrive_error),
         _json(to_document(message)),
     )
+
+
+def _assumed_values(id: str, assumed: Assumed) -> tuple[Any, ...]:
+    messages, rows = array_of(assumed.messages), array_of(assumed.rows)
+    quiet = (assumed.due_ms, id, assumed.due_ms, id)
+    return (*quiet, len(assumed.messages), messages, len(assumed.rows), id, rows)
 
 
 def _json(value: Any) -> str:
