@@ -28,10 +28,11 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, overload
 
-from headwater.broker.flow import Completion, complete
+from headwater.broker.flow import Completion, complete, finished
 from headwater.broker.logger import logger
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.publishing import DedupeWindow
@@ -52,9 +53,9 @@ from headwater.errors import (
     UnknownDeadLetterError,
 )
 from headwater.message import Draft
-from headwater.ports.clock import Clock
+from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.records import Appended
-from headwater.ports.store import Store, Writer
+from headwater.ports.store import PUBLISHING, Store, Writer
 
 T = TypeVar("T")
 
@@ -152,6 +153,8 @@ class Committer:
         self._loop_commits = False  # at the end of its turn
         self._loop_timer: asyncio.TimerHandle | None = None
         self._slow_until_s = 0.0
+        self._is_shared = False  # the thread's last group had several works
+        self._keeps_real_time = type(clock) is SystemClock
         self._closing = self._ended = False
         self._thread = threading.Thread(target=self._run, name="headwater-writer", daemon=True)
         self._thread.start()
@@ -207,6 +210,23 @@ class Committer:
         if self._ended:  # between the look at `_closing` and now
             self._refuse_rest()
         return completion
+
+    def publish(self, draft: Draft) -> Completion[int]:
+        """Store a message. A caller without an event loop waits for it anyway: if nothing else is being written, and no
+        consumer of this process waits for messages, it stores a plain one itself, without the way to the thread."""
+        if (
+            not (self._is_shared or self._queue or self._wakeups)
+            and draft.id is None
+            and draft.extras is None
+            and self._keeps_real_time
+            and asyncio._get_running_loop() is None
+        ):
+            seq = self._store.publish_at_once(draft)
+            if seq is not None:
+                if self._wakeups.note_stored(seq):
+                    self.submit(partial(_announce, draft.topic, seq), touching=PUBLISHING, synced=False)
+                return finished(seq)
+        return self.submit(draft, bytes=draft.size, touching=PUBLISHING)
 
     def _ring(self) -> None:
         if self._work_queued.locked():
@@ -285,6 +305,7 @@ class Committer:
                     group = self._next_group()
                     if group:
                         self._commit(group)
+                        self._is_shared = len(group) > 1 or bool(self._queue)
             if self._closing and not self._queue:
                 self._ended = True
                 return
@@ -416,6 +437,12 @@ class Committer:
                 hooks.claims = True
                 self._wakeups.claim_published(hooks.published, writer, hooks)
         return outcomes
+
+
+def _announce(topic: str, seq: int, writer: Writer, hooks: TransactionHooks) -> None:
+    """A consumer has begun to wait while the message was stored. The thread wakes it: a signal handler that interrupts
+    a lock of the wake-ups, and waits for the thread, would wait for ever."""
+    hooks.published = Published({topic}, seq, seq)
 
 
 def _is_small(queued: Collection[_Queued]) -> bool:
