@@ -9,6 +9,10 @@ A server's event loop commits small groups itself, at the end of its turn (`comm
 takes longer than a small transaction. The thread takes over when a group is large, when the disk is slow, and when
 another process has the lock.
 
+A thread that waits for its publish anyway stores a plain message itself (`publish`), while nothing else is written and
+no consumer of this process waits. That is one statement of SQLite, and what follows it in memory can be left undone: in
+the main thread a signal handler may raise at any point. For the same reason threads never commit a group themselves.
+
 Not every transaction is synced to disk: one that only claims or extends is not. A power cut then loses the claim, which
 costs an attempt count and never a message. The process may be killed at any time: what it committed stays.
 
@@ -31,6 +35,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, overload
+
+import msgspec
 
 from headwater.broker.flow import Completion, complete, finished
 from headwater.broker.logger import logger
@@ -108,7 +114,7 @@ LOOP_S_MAX = 0.01  # a commit that took longer: the disk is slow
 SLOW_S = 0.25  # and for so long the thread commits
 
 
-class _Queued(NamedTuple):
+class _Queued(msgspec.Struct):
     completion: Completion[Any]
     work: Draft | list[Draft] | Work[Any]
     messages: int  # how many it writes
@@ -205,7 +211,7 @@ class Committer:
         if loop is not None and is_of_loop:
             self._commit_soon(loop, lazy=lazy)
         # Appended before this is asked: a writer that ends its wait takes the work along.
-        elif not (lazy and self._waits_for_others):
+        elif self._work_queued.locked() and not (lazy and self._waits_for_others):
             self._ring()
         if self._ended:  # between the look at `_closing` and now
             self._refuse_rest()
@@ -396,8 +402,10 @@ class Committer:
             self._wakeups.published(*hooks.published)
         complete(
             [
-                (completion, None, outcome) if isinstance(outcome, HeadwaterError) else (completion, outcome, None)
-                for (completion, *_), outcome in zip(group, outcomes, strict=True)
+                (queued.completion, None, outcome)
+                if isinstance(outcome, HeadwaterError)
+                else (queued.completion, outcome, None)
+                for queued, outcome in zip(group, outcomes, strict=True)
             ]
         )
         return []
