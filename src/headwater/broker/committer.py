@@ -9,6 +9,10 @@ A server's event loop commits small groups itself, at the end of its turn (`comm
 takes longer than a small transaction. The thread takes over when a group is large, when the disk is slow, and when
 another process has the lock.
 
+A thread that waits for its publish anyway stores a plain message itself (`publish`), while nothing else is written and
+no consumer of this process waits. That is one statement of SQLite, and what follows it in memory can be left undone: in
+the main thread a signal handler may raise at any point. For the same reason threads never commit a group themselves.
+
 Not every transaction is synced to disk: one that only claims or extends is not. A power cut then loses the claim, which
 costs an attempt count and never a message. The process may be killed at any time: what it committed stays.
 
@@ -28,10 +32,13 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, overload
 
-from headwater.broker.flow import Completion, complete
+import msgspec
+
+from headwater.broker.flow import Completion, complete, finished
 from headwater.broker.logger import logger
 from headwater.broker.wakeups import Wakeups
 from headwater.delivery.publishing import DedupeWindow
@@ -52,9 +59,9 @@ from headwater.errors import (
     UnknownDeadLetterError,
 )
 from headwater.message import Draft
-from headwater.ports.clock import Clock
+from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.records import Appended
-from headwater.ports.store import Store, Writer
+from headwater.ports.store import PUBLISHING, Store, Writer
 
 T = TypeVar("T")
 
@@ -107,7 +114,7 @@ LOOP_S_MAX = 0.01  # a commit that took longer: the disk is slow
 SLOW_S = 0.25  # and for so long the thread commits
 
 
-class _Queued(NamedTuple):
+class _Queued(msgspec.Struct):
     completion: Completion[Any]
     work: Draft | list[Draft] | Work[Any]
     messages: int  # how many it writes
@@ -152,6 +159,8 @@ class Committer:
         self._loop_commits = False  # at the end of its turn
         self._loop_timer: asyncio.TimerHandle | None = None
         self._slow_until_s = 0.0
+        self._is_shared = False  # the thread's last group had several works
+        self._keeps_real_time = type(clock) is SystemClock
         self._closing = self._ended = False
         self._thread = threading.Thread(target=self._run, name="headwater-writer", daemon=True)
         self._thread.start()
@@ -202,11 +211,28 @@ class Committer:
         if loop is not None and is_of_loop:
             self._commit_soon(loop, lazy=lazy)
         # Appended before this is asked: a writer that ends its wait takes the work along.
-        elif not (lazy and self._waits_for_others):
+        elif self._work_queued.locked() and not (lazy and self._waits_for_others):
             self._ring()
         if self._ended:  # between the look at `_closing` and now
             self._refuse_rest()
         return completion
+
+    def publish(self, draft: Draft) -> Completion[int]:
+        """Store a message. A caller without an event loop waits for it anyway: if nothing else is being written, and no
+        consumer of this process waits for messages, it stores a plain one itself, without the way to the thread."""
+        if (
+            not (self._is_shared or self._queue or self._wakeups)
+            and draft.id is None
+            and draft.extras is None
+            and self._keeps_real_time
+            and asyncio._get_running_loop() is None
+        ):
+            seq = self._store.publish_at_once(draft)
+            if seq is not None:
+                if self._wakeups.note_stored(seq):
+                    self.submit(partial(_announce, draft.topic, seq), touching=PUBLISHING, synced=False)
+                return finished(seq)
+        return self.submit(draft, bytes=draft.size, touching=PUBLISHING)
 
     def _ring(self) -> None:
         if self._work_queued.locked():
@@ -285,6 +311,7 @@ class Committer:
                     group = self._next_group()
                     if group:
                         self._commit(group)
+                        self._is_shared = len(group) > 1 or bool(self._queue)
             if self._closing and not self._queue:
                 self._ended = True
                 return
@@ -375,8 +402,10 @@ class Committer:
             self._wakeups.published(*hooks.published)
         complete(
             [
-                (completion, None, outcome) if isinstance(outcome, HeadwaterError) else (completion, outcome, None)
-                for (completion, *_), outcome in zip(group, outcomes, strict=True)
+                (queued.completion, None, outcome)
+                if isinstance(outcome, HeadwaterError)
+                else (queued.completion, outcome, None)
+                for queued, outcome in zip(group, outcomes, strict=True)
             ]
         )
         return []
@@ -416,6 +445,12 @@ class Committer:
                 hooks.claims = True
                 self._wakeups.claim_published(hooks.published, writer, hooks)
         return outcomes
+
+
+def _announce(topic: str, seq: int, writer: Writer, hooks: TransactionHooks) -> None:
+    """A consumer has begun to wait while the message was stored. The thread wakes it: a signal handler that interrupts
+    a lock of the wake-ups, and waits for the thread, would wait for ever."""
+    hooks.published = Published({topic}, seq, seq)
 
 
 def _is_small(queued: Collection[_Queued]) -> bool:

@@ -105,7 +105,7 @@ class LocalLog:
         engine.check_usable()
         now_ms = engine.clock.now_ms() if options else 0  # of times that are relative
         draft = make_draft(check_topic(topic), data, options, now_ms)
-        return engine.committer.submit(draft, bytes=draft.size, touching=PUBLISHING)
+        return engine.committer.publish(draft)
 
     def publish_many(self, messages: Iterable[Outgoing]) -> Completion[list[int]]:
         """All or none, in one transaction."""

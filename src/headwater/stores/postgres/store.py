@@ -26,6 +26,7 @@ from headwater.errors import (
     StoreError,
     UnavailableError,
 )
+from headwater.message import Draft
 from headwater.ports.clock import SystemClock
 from headwater.ports.store import COUNTERS, PUBLISHING, GroupedWorkT, Interruption
 from headwater.stores.postgres.connection import (
@@ -227,6 +228,9 @@ class PostgresStore:
                     if on_rollback is not None:
                         on_rollback()
                 raise
+
+    def publish_at_once(self, draft: Draft) -> None:
+        """It takes several statements."""
 
     def order(self, group: list[GroupedWorkT]) -> bool:
         """Subscriptions by id, then counters, then publishes: the publish lock, which all others wait for, is taken

@@ -15,6 +15,7 @@ from typing import IO, Any
 import apsw
 
 from headwater.errors import ClosedError, HeadwaterError, LockedError
+from headwater.message import Draft
 from headwater.ports.store import GroupedWorkT, Interruption
 from headwater.stores.sql import TopicTail
 from headwater.stores.sqlite.connection import (
@@ -29,9 +30,10 @@ from headwater.stores.sqlite.connection import (
     keep_journal,
     patience,
     refuse_unsafe_sqlite,
+    translate,
     translated,
 )
-from headwater.stores.sqlite.migrations import SCHEMA_VERSION, check_readable, prepare
+from headwater.stores.sqlite.migrations import PAGE_BYTES, SCHEMA_VERSION, check_readable, prepare
 from headwater.stores.sqlite.reader import SqliteReader
 from headwater.stores.sqlite.second_library import check_descriptors, unwatch, watch
 from headwater.stores.sqlite.writer import SqliteWriter
@@ -44,6 +46,9 @@ except ImportError:  # not on Windows
 logger = logging.getLogger("headwater")
 
 IDLE_READERS_MAX = 8
+UNSEEN_PAGES_MAX = WAL_PAGES_CHECKPOINT // 4  # written by `publish_at_once`, which never looks at the journal's length
+PAGES_PER_MESSAGE = 3  # besides those of its payload
+PUBLISHER_S_MAX, PUBLISHER_STEP_S = 0.1, 0.000_1  # a checkpoint waits for `publish_at_once`, looking so often
 ASKS_EVERY_STEPS = 1_000_000  # of SQLite's virtual machine, some 20 ms
 
 
@@ -79,6 +84,9 @@ class SqliteStore:
         self._syncs = durability == "full"  # the writing connection, as it is set now
         self._topics = TopicTail()
         self._idle_readers: list[apsw.Connection] = []
+        self._publisher: apsw.Connection | None = None  # see `publish_at_once`
+        self._publishing = 0  # the thread that does so, as far as is known
+        self._unseen_pages = 0
         self._reading: dict[int, tuple[float, str]] = {}  # thread names and since when they read, for `health`
         with translated(self.path):
             self._connection = self.connect()
@@ -156,6 +164,40 @@ class SqliteStore:
                     on_rollback()
             raise
 
+    def publish_at_once(self, draft: Draft) -> int | None:
+        """One call of APSW, on a connection that calls no Python code back and waits for nothing. No lock of this
+        process is held, so a signal handler may raise or publish wherever it interrupts. `_publishing` is a hint for
+        other threads; APSW keeps them apart."""
+        me = threading.get_ident()
+        if self._publishing not in (0, me) or self._turn.locked() or self._unseen_pages >= UNSEEN_PAGES_MAX:
+            self._unseen_pages = 0  # the transaction that follows looks
+            return None
+        self._publishing = me
+        try:
+            connection = self._publisher or self._open_publisher()
+            self._unseen_pages += PAGES_PER_MESSAGE + draft.size // PAGE_BYTES
+            seq: int = connection.execute(SQL["publish_at_once"], (draft.topic, draft.data_json)).get
+            return seq
+        except (apsw.BusyError, apsw.CantOpenError, apsw.ConnectionClosedError, apsw.ThreadingViolationError):
+            return None
+        except apsw.Error as exc:
+            raise translate(exc, self.path) from exc
+        finally:
+            self._publishing = 0
+            if self._closed:
+                self._close_publisher()
+
+    def _open_publisher(self) -> apsw.Connection:
+        connection = self.connect()
+        connection.set_busy_timeout(0)
+        self._publisher = connection
+        return connection
+
+    def _close_publisher(self) -> None:
+        if self._publisher is not None:
+            with contextlib.suppress(apsw.ThreadingViolationError):  # the thread that uses it closes it
+                self._publisher.close()
+
     def order(self, group: list[GroupedWorkT]) -> bool:
         """Any order will do: SQLite locks the whole file."""
         return True
@@ -201,7 +243,7 @@ class SqliteStore:
 
     def changed_by_others(self) -> bool:
         """Whether another process committed since this was last asked. The writing connection does not count its own
-        commits, and nothing else here writes."""
+        commits; it counts those of `publish_at_once`, which is left alone while a consumer waits here."""
         with self._turn, translated(self.path):
             if self._closed:
                 return False
@@ -262,6 +304,9 @@ class SqliteStore:
         means that some reader still needs the rest."""
         with self._turn, translated(self.path):
             self._refuse_closed()
+            until = time.monotonic() + PUBLISHER_S_MAX
+            while self._publishing and time.monotonic() < until:  # its commit would be left out, and no other begins
+                time.sleep(PUBLISHER_STEP_S)
             return self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def journal_bytes(self) -> int:
@@ -304,6 +349,7 @@ class SqliteStore:
                 return
             self._closed = True
             try:
+                self._close_publisher()
                 while self._idle_readers:
                     self._idle_readers.pop().close()
                 self._connection.close()
@@ -342,6 +388,9 @@ class MemoryStore(SqliteStore):
                 yield SqliteReader(self._connection, self.salt, self._topics)
         finally:
             self._turn.release()
+
+    def publish_at_once(self, draft: Draft) -> None:
+        """There is only one connection."""
 
     def announce(self) -> None:
         """Nothing outlives this process."""

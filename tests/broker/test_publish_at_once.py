@@ -1,0 +1,298 @@
+"""A thread that publishes stores its message itself, whatever interrupts it, or leaves it to the writer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import apsw
+import pytest
+
+import headwater
+from headwater.api._sync import Log
+from headwater.stores.sqlite import SqliteStore
+from headwater.stores.sqlite import store as sqlite_store
+
+STORMS = 1_500
+EVERY_S = 0.000_5  # of processor time
+TIME_LIMIT_S = 30
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with headwater.open(tmp_path / "log.db", durability="relaxed", maintenance_interval=None, heartbeats=False) as log:
+        yield log
+
+
+class Counted:
+    """How many messages the threads stored themselves, and how many they left to the writer."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.stored = self.left = 0
+        publish_at_once = store.publish_at_once
+
+        def counted(draft: Any) -> int | None:
+            seq = publish_at_once(draft)
+            self.stored, self.left = self.stored + (seq is not None), self.left + (seq is None)
+            return seq
+
+        store.publish_at_once = counted  # type: ignore[method-assign]
+
+
+def store_of(log: Log) -> SqliteStore:
+    return log._core.engine.store  # type: ignore[attr-defined, no-any-return]
+
+
+def stored(log: Log) -> dict[int, int]:
+    """The data of every message by seq, as another connection reads it."""
+    connection = apsw.Connection(store_of(log).path)
+    try:
+        return {seq: int(data) for seq, data in connection.execute("SELECT seq, data FROM messages")}
+    finally:
+        connection.close()
+
+
+def at_instruction(number: int, then: Callable[[], object]) -> Callable[..., Any]:
+    """A trace function that calls `then` once, before this instruction of Headwater's."""
+    left = itertools.count(number, -1)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if "headwater" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(left) == 0:
+            sys.settrace(None)
+            then()
+        return trace
+
+    return trace
+
+
+def publish_traced(log: Log, data: int, trace: Callable[..., Any]) -> int:
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return log.publish("a.b", data)
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.timeout(60)
+def test_an_exception_before_any_instruction_loses_nothing_and_stores_nothing_twice(log: Log) -> None:
+    counted = Counted(store_of(log))
+    log.publish("a.b", -1)
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    returned: dict[int, int] = {}
+    for number in itertools.count():
+        try:
+            returned[publish_traced(log, 2 * number, at_instruction(number, interrupt))] = 2 * number
+            break
+        except Interrupted:
+            returned[log.publish("a.b", 2 * number + 1)] = 2 * number + 1
+    assert number > 200
+    found = stored(log)
+    assert returned.items() <= found.items()
+    assert len(set(found.values())) == len(found)
+    assert set(found.values()) <= {*range(-1, 2 * number + 2)}
+    assert counted.stored > 0.9 * number  # an interruption costs the next publishes nothing
+    with log.subscribe("reader", "a.b") as reader:
+        assert [message.seq for message in reader.fetch(10_000)] == sorted(found)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", ["at once", "by the writer"])
+def test_a_publish_before_any_instruction_of_a_publish_waits_for_nothing(log: Log, way: str) -> None:
+    """As a signal handler may do."""
+    log.publish("a.b", -1)
+    inner: list[tuple[int, int]] = []
+    outer: list[tuple[int, int]] = []
+    for number in itertools.count():
+        data = 2 * number
+
+        def handle(data: int = data) -> None:
+            id = f"id-{data}" if way == "by the writer" else None
+            inner.append((log.publish("a.b", data + 1, id=id), data + 1))
+
+        outer.append((publish_traced(log, data, at_instruction(number, handle)), data))
+        if len(inner) < len(outer):
+            break
+    assert number > 200
+    assert stored(log) == {1: -1, **dict(inner), **dict(outer)}
+
+
+def test_a_storm_of_signals_whose_handlers_raise(log: Log) -> None:
+    """Real signals in the main thread, beside threads that publish."""
+    armed = False
+
+    def handle(*_: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise Interrupted
+
+    returned: dict[int, int] = {}
+    interrupted = 0
+    stop = threading.Event()
+
+    def publish_beside(numbers: Iterator[int]) -> None:
+        while not stop.wait(0.002):
+            data = next(numbers)
+            returned[log.publish("a.b", data)] = data
+
+    beside = [threading.Thread(target=publish_beside, args=(itertools.count(at * 10**6),)) for at in (1, 2)]
+    for thread in beside:
+        thread.start()
+    before = signal.signal(signal.SIGPROF, handle)
+    signal.setitimer(signal.ITIMER_PROF, EVERY_S, EVERY_S)
+    try:
+        for data in range(STORMS):
+            try:
+                armed = True
+                seq = log.publish("a.b", data)
+                armed = False
+                returned[seq] = data
+            except Interrupted:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        stop.set()
+        for thread in beside:
+            thread.join(TIME_LIMIT_S)
+    returned[log.publish("a.b", -1)] = -1
+    found = stored(log)
+    assert interrupted > 0
+    assert returned.items() <= found.items()
+    assert len(set(found.values())) == len(found)
+    assert len(returned) <= len(found) <= len(returned) + interrupted
+    assert log.statistics().messages == len(found)
+
+
+def test_it_stores_a_plain_message_and_leaves_others_to_the_writer(log: Log) -> None:
+    counted = Counted(store_of(log))
+    seqs = [log.publish("a.b", 1)]
+    assert (counted.stored, counted.left) == (1, 0)
+    seqs += [log.publish("a.b", 2, id="x"), log.publish("a.b", 3, headers={"a": 1}), log.publish("a.b", 4, priority=1)]
+    seqs += log.publish_many([("a.b", 5)])
+    assert (counted.stored, counted.left) == (1, 0)
+    with log.transaction() as tx:
+        thread = threading.Thread(target=lambda: seqs.append(log.publish("a.b", 7)))
+        tx.publish("a.b", 6)
+        thread.start()
+        thread.join(0.05)
+        assert len(seqs) == 5
+    thread.join(TIME_LIMIT_S)
+    assert (counted.stored, counted.left) == (1, 1)
+    assert seqs == [1, 2, 3, 4, 5, 7]
+    assert list(stored(log).values()) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_consumer_of_this_process_has_its_messages_claimed_by_the_writer(log: Log) -> None:
+    counted = Counted(store_of(log))
+    log.publish("a.b", 1)
+    with log.subscribe("reader", "a.b") as reader:
+        log.publish("a.b", 2)
+        assert counted.stored == 1
+        assert [message.data for message in reader.fetch(10)] == [1, 2]
+    while counted.stored == 1:  # the close may have shared a commit: then the next publish is left to the writer, too
+        log.publish("a.b", 3)
+
+
+def test_an_event_loop_is_never_blocked(log: Log) -> None:
+    counted = Counted(store_of(log))
+
+    async def publish() -> None:
+        log.publish("a.b", 1)
+
+    asyncio.run(publish())
+    assert (counted.stored, counted.left) == (0, 0)
+
+
+def test_a_manual_clock_dates_the_message(tmp_path: Path) -> None:
+    clock = headwater.ManualClock()
+    with headwater.open(tmp_path / "log.db", clock=clock) as log:
+        log.publish("a.b", 1)
+        with log.subscribe("reader", "a.b") as reader:
+            (message,) = reader.fetch()
+        assert message.published_at.timestamp() * 1_000 == clock.now_ms()
+
+
+def test_times_ascend_between_both_ways(log: Log) -> None:
+    counted = Counted(store_of(log))
+    for number in range(300):
+        log.publish("a.b", number) if number % 2 else log.publish_many([("a.b", number)])
+    assert counted.stored > 140
+    connection = apsw.Connection(store_of(log).path)
+    times = [ms for (ms,) in connection.execute("SELECT published_at FROM messages ORDER BY seq")]
+    connection.close()
+    assert times == sorted(times)
+
+
+def test_another_process_has_the_lock(log: Log) -> None:
+    """Then the writer waits for it, and the thread for the writer."""
+    counted = Counted(store_of(log))
+    log.publish("a.b", 1)
+    other = apsw.Connection(store_of(log).path)
+    other.execute("BEGIN IMMEDIATE")
+    thread = threading.Thread(target=log.publish, args=("a.b", 2))
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    other.execute("ROLLBACK")
+    other.close()
+    thread.join(TIME_LIMIT_S)
+    assert (counted.stored, counted.left) == (1, 1)
+    assert stored(log) == {1: 1, 2: 2}
+
+
+def test_the_journal_does_not_grow(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection never looks at its length; now and then a message is left to the writer, which does."""
+    monkeypatch.setattr(sqlite_store, "WAL_PAGES_MAX", 300)
+    counted = Counted(store_of(log))
+    for number in range(2_000):
+        log.publish("a.b", number)
+    assert counted.stored > 1_900
+    assert store_of(log).journal_bytes() < 2 * 300 * sqlite_store.PAGE_BYTES
+
+
+def test_its_connection_is_closed_with_the_log(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "log.db") as log:
+        log.publish("a.b", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.db"]
+
+
+def test_threads_that_publish_at_the_same_time_share_commits(tmp_path: Path) -> None:
+    with headwater.open(tmp_path / "log.db") as log:
+        commits = 0
+        write = store_of(log).write
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            nonlocal commits
+            commits += 1
+            return write(*arguments, **options)
+
+        store_of(log).write = counting  # type: ignore[method-assign, assignment]
+        counted = Counted(store_of(log))
+        threads = [
+            threading.Thread(target=lambda: [log.publish("a.b", number) for number in range(20)]) for _ in range(30)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIME_LIMIT_S)
+        assert len(stored(log)) == 600
+        assert commits + counted.stored < 300
