@@ -25,50 +25,23 @@ LATE_COPY_S = 300.0  # servers close a connection after less silence than this, 
 Outcome = tuple[Completion[Any], Any, BaseException | None]
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A call to the server. `again`: it may be sent again after the connection broke. `count`: how many messages it
     publishes. `gathers`: it may be sent as part of a batch, which then has `parts`. `decode` makes the value of the
     completion from the raw result. `params` may be a function that makes them when the call is sent."""
 
-    __slots__ = (
-        "again",
-        "alone",
-        "completion",
-        "consumer",
-        "count",
-        "deadline_s",
-        "decode",
-        "gathers",
-        "method",
-        "number",
-        "params",
-        "parts",
-    )
-
-    def __init__(
-        self,
-        method: str,
-        params: Any,
-        decode: Callable[[Any], Any],
-        *,
-        again: bool = True,
-        alone: bool = False,
-        count: int = 0,
-        gathers: bool = False,
-        consumer: Resumable | None = None,
-    ) -> None:
-        self.method = method
-        self.params = params
-        self.decode = decode
-        self.again = again
-        self.alone = alone
-        self.count = count
-        self.gathers = gathers
-        self.number = 0
-        self.parts: Sequence[Request] = ()
-        self.consumer = consumer
-        self.deadline_s: float | None = None
-        self.completion: Completion[Any] = Completion()
+    method: str
+    params: Any
+    decode: Callable[[Any], Any]
+    again: bool = True
+    alone: bool = False
+    count: int = 0
+    gathers: bool = False
+    consumer: Resumable | None = None
+    number: int = 0
+    parts: Sequence[Request] = ()
+    deadline_s: float | None = None
+    completion: Completion[Any] = msgspec.field(default_factory=Completion)
 
 
 class Resumable(Protocol):
@@ -100,7 +73,7 @@ class Numbering:
             request.number = self._next
             self._next += request.count
             self._open[request.number] = None
-        request.params.number = request.number
+            request.params.number = request.number
         confirmed = next(iter(self._open))
         if confirmed - self._confirmed >= CONFIRM_EVERY:
             self._confirmed = request.params.confirmed = confirmed
