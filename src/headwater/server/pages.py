@@ -109,7 +109,7 @@ class Metrics:
             self._duplicates.inc(duplicates)
 
     def observe_delivered(self, found: Sequence[Claimed], now_ms: int) -> None:
-        again = sum(1 for claimed in found if claimed.attempt > 1)
+        again = len([claimed for claimed in found if claimed.attempt > 1])
         self._delivered.inc(len(found))
         self._redelivered.inc(again)
         if found and not again:  # the oldest message stands for its batch, so that a batch is one observation
