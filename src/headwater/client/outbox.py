@@ -7,7 +7,7 @@ network. Its receipt is needed until no copy can arrive any more.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -62,7 +62,9 @@ class Resumable(Protocol):
 class Numbering:
     def __init__(self) -> None:
         self._next = 1
-        self._open: dict[int, None] = {}  # the first number of each request that is not confirmed, in order
+        # The first number of each request that is not confirmed. To find the first of a dict that loses its first ones,
+        # all that it has lost are passed over.
+        self._open: OrderedDict[int, None] = OrderedDict()
         self._confirmed = 0
         self._may_come_twice: set[int] = set()
         self._settled_late: deque[tuple[float, int]] = deque()  # when a number is confirmed after all
