@@ -283,11 +283,11 @@ def _block_on(step: Step) -> Any:
 
 async def run_async(flow: Pending[T]) -> T:
     if isinstance(flow, Completion):
-        if not flow.done:  # in place, for it is the hot path: a publish waiting for its commit
+        if flow._value is _PENDING and flow._error is None:  # `done`, in place: every publish comes here
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
             flow._waiters.append((loop, future))
-            if not flow.done:
+            if flow._value is _PENDING and flow._error is None:
                 await future
         return flow.result()
     try:

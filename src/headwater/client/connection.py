@@ -321,8 +321,8 @@ class Connection:
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._transport is not None and self._session.has_something_to_send:
-            self._transport.send(self._session.texts_to_send())
+        if self._transport is not None and (texts := self._session.texts_to_send()):
+            self._transport.send(texts)
 
     # --- receiving ------------------------------------------------------------------------------------------------
 

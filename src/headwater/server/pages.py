@@ -168,10 +168,13 @@ class Metrics:
         assert isinstance(lent, kind)
         return lent
 
-    def text(self) -> bytes:
-        counted, self._counted = self._counted, defaultdict(int)
-        for counter, count in counted.items():
+    def add_up(self) -> None:
+        """On the event loop, which counts: before `text`, which takes longer and may run on a thread."""
+        for counter, count in self._counted.items():
             counter.inc(count)
+        self._counted.clear()
+
+    def text(self) -> bytes:
         return generate_latest(self._registry)
 
 
@@ -241,6 +244,7 @@ class Pages:
             why = exc.why if isinstance(exc, HeadwaterError) else f"not counted within {SCRAPE_SECONDS_MAX:g} s"
             return text_response(503, why)
         metrics.note_log(log, letters, core.engine.store.journal_bytes())
+        metrics.add_up()
         return HttpResponse(200, CONTENT_TYPE, await asyncio.to_thread(metrics.text))
 
     async def _health(self) -> HttpResponse:

@@ -170,8 +170,8 @@ def _start(connection: Connection, exchange: Exchange, calls: Sequence[Call], fl
             connection.finished(len(calls), exchange)
             metrics.observe_in_place(method, len(calls), time.perf_counter() - began_s)
         except Exception as exc:
-            connection.is_answering = True
             fault = connection.fault_for(exc, method)
+            connection.is_answering = True
             for call in calls:
                 exchange.refuse(call, fault)
             connection.finished(len(calls), exchange)
