@@ -1,6 +1,7 @@
 """Trying again: after a nack, after a lost lease, and no more than so often."""
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -387,3 +388,26 @@ def test_a_stack_begins_with_the_handler(log: Log) -> None:
     frames = [line for line in (letter.stack or "").splitlines() if line.startswith("  File ")]
     assert len(frames) == 1
     assert frames[0].endswith("in fail")
+
+
+def test_the_only_attempt_is_not_spent_on_messages_ahead(open_log: Any, mode: Any) -> None:
+    """After a kill, messages that no handler had begun would be dead letters."""
+    log = open_log()
+    log.publish_many([("a", n) for n in range(5)])
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    @log.on("a", id="s", mode=mode, max_attempts=1, concurrency=1 if mode == "exclusive" else 2)
+    def handler(message: Any) -> None:
+        begun.release()
+        assert go_on.wait(10)
+
+    log.start()
+    handlers = 1 if mode == "exclusive" else 2
+    for _ in range(handlers):
+        assert begun.acquire(timeout=10)
+    assert [info.in_flight for info in log.subscriptions()] == [handlers]
+    go_on.set()
+    for _ in range(5 - handlers):
+        assert begun.acquire(timeout=10)
+    log.stop()
+    assert [(info.acked, info.dead) for info in log.subscriptions()] == [(5, 0)]

@@ -245,7 +245,7 @@ def preview_seek(
         if allow is not None:
             allow(record)
         if record.spec.mode == "exclusive" and record.lease.live(engine.clock.now_ms()):
-            raise already_active(record, "Close it there, seek, and subscribe again")
+            raise already_active(record, "Close it, seek, and subscribe again")
         target = start_position(reader, start)
         selection, window = selection_of(record.spec), record.window
         count = _counting(reader, selection)

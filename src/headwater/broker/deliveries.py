@@ -45,6 +45,7 @@ from headwater.ports.store import Reader, Writer
 PRIORITY_ROWS_MAX = 10_000  # how many messages are looked through for the highest priority
 KEYED_ROWS_MAX = 1_000  # how many messages may be parked behind others of their key
 RECOVERY_PAGE = 1_000
+THIS_PROCESS = "this process"
 PUBLISHED_BYTES_MAX = 16 * 1024  # claimed by the transaction that publishes, before a server has reserved room for it
 ERROR_CHARS_MAX = 2_000  # of a dead letter
 STACK_CHARS_MAX = 8_000
@@ -165,7 +166,7 @@ def take_exclusive_lease(
         left_s = (record.lease.until_ms - now_ms) / 1000
         raise already_active(
             record,
-            "Close it there, wait for it with the option timeout (the lease of a dead consumer "
+            "Close it, wait for it with the option timeout (the lease of a dead consumer "
             f"ends in {left_s:.0f} s), or set the option mode to shared to share the work",
         )
     seqs = left.seqs if left is not None and left.window == record.window else [*left_in_flight(writer, record)]
@@ -187,8 +188,11 @@ def left_in_flight(reader: Reader, record: SubscriptionRecord) -> Iterator[int]:
 
 
 def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActiveError:
-    why = f"Subscription '{record.id}' is already active on another connection"  # JROW's text
-    return SubscriptionActiveError(why, where=f"held by {_holder(record.lease.owner)}", next=next)
+    holder = _holder(record.lease.owner)
+    place = "in this process" if holder == THIS_PROCESS else "on another connection"  # JROW's text
+    return SubscriptionActiveError(
+        f"Subscription '{record.id}' is already active {place}", where=f"held by {holder}", next=next
+    )
 
 
 def _holder(owner: str) -> str:
@@ -200,7 +204,7 @@ def _holder(owner: str) -> str:
         return "a client of the server"
     if name.startswith(SERVED):
         return "a client of this server" if is_here else f"a client of the server in process {pid} on {host}"
-    return "this process" if is_here else f"process {pid} on {host}"
+    return THIS_PROCESS if is_here else f"process {pid} on {host}"
 
 
 def resume(

@@ -175,7 +175,7 @@ class LocalLog:
             if allow is not None:
                 allow(record)
             if record.lease.live(self.engine.clock.now_ms()):
-                raise already_active(record, "Close it there first")
+                raise already_active(record, "Close it first")
             writer.end_redrives(id, "the subscription was removed")
             writer.delete_subscription(id)
 
@@ -190,7 +190,7 @@ class LocalLog:
             if allow is not None:
                 allow(record)
             if record.spec.mode == "exclusive" and record.lease.live(self.engine.clock.now_ms()):
-                raise already_active(record, "Close it there, seek, and subscribe again")
+                raise already_active(record, "Close it, seek, and subscribe again")
             after = start_position(writer, start)
             lease = Lease("", record.lease.fence + 1, 0)
             writer.end_redrives(id, "the subscription was moved")
