@@ -65,6 +65,7 @@ def test_a_nack_with_zero_delay_comes_back_at_once(log: Log, mode: Any) -> None:
     assert attempts(subscription.fetch()) == [(1, 2)]
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize("delay", [-1, "5", float("nan")], ids=repr)
 def test_an_impossible_delay_is_refused_and_nothing_settled(log: Log, mode: Any, delay: Any) -> None:
     log.publish("a", 1)

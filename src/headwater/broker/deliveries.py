@@ -15,6 +15,7 @@ import msgspec
 
 from headwater.broker.committer import TransactionHooks
 from headwater.broker.logger import logger
+from headwater.broker.shared_consumers import next_token
 from headwater.delivery.filters import Path, parse_path, value_at
 from headwater.delivery.lease import release, renew, take
 from headwater.delivery.retry import GiveUp, Reason, Retry, decide_redelivery
@@ -208,11 +209,17 @@ def _holder(owner: str) -> str:
 
 
 def resume(
-    writer: Writer, record: SubscriptionRecord, asked: Resume, now_ms: int, left: LeftInFlight | None = None
+    writer: Writer,
+    record: SubscriptionRecord,
+    asked: Resume,
+    consumer: str,
+    now_ms: int,
+    left: LeftInFlight | None = None,
 ) -> tuple[SubscriptionRecord, Resumed]:
     """Continue a subscription. An exclusive one that another consumer has had since is acquired anew, or refused."""
     if record.spec.mode != "exclusive":  # the token of a claim is unique, so this client gets one of its own
-        record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
+        token = next_token(record.lease.fence, consumer)
+        record = replace(record, lease=replace(record.lease, fence=token))
         return _reclaim(writer, record, asked.held, now_ms)
     # Not by the fence: the answer to an earlier resume may be lost, and then the client knows an old one.
     if record.lease.last_owner != asked.owner:

@@ -149,7 +149,8 @@ class LocalLog:
             after = yield from self.engine.read(lambda reader: start_position(reader, start))
             subscriber = TailConsumer(self.engine, id, spec, after)
         else:
-            request = SubscribeRequest(start, takeover, resume, self.engine.new_owner(), tenant)
+            name = self.engine.new_owner() if resume is None else resume.owner
+            request = SubscribeRequest(start, takeover, resume, name, tenant)
             begun = yield from acquire(self.engine, id, spec, request, timeout_s)
             self._end_former_holders(begun.record)
             subscriber = DurableConsumer(self.engine, begun.record, begun.resumed_from, begun.resumed, request.consumer)
