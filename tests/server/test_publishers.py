@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from foreign_client import Serve, bearer, connect
 
 from headwater import ManualClock
 from headwater.server.auth import Scopes, TokenFile
+from headwater.server.connection import Connection
 
 
 async def test_what_is_sent_again_is_recognised(serve: Serve) -> None:
@@ -81,3 +83,24 @@ async def test_a_connection_has_one_publisher(serve: Serve) -> None:
         await other.call("rpc.hello", {"publisher": "first"})  # which is free
         assert await client.publish("a", 1, number=1) == 1
         assert await other.publish("a", 1, number=1) == 2
+
+
+async def test_the_answer_to_the_only_call_is_sent_with_its_commit(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a turn of the event loop of its own, which every message would pay for."""
+    turns: list[Connection] = []
+    flush_due = Connection._flush_due
+
+    def counted(connection: Connection) -> None:
+        turns.append(connection)
+        flush_due(connection)
+
+    monkeypatch.setattr(Connection, "_flush_due", counted)
+    async with serve() as server, connect(server) as client:
+        await client.call("rpc.hello", {"publisher": "p"})
+        turns.clear()
+        assert [await client.publish("a", n, number=n) for n in (1, 2, 3)] == [1, 2, 3]
+        assert not turns
+        asked = [await client.ask("rpc.publish", {"topic": "a", "data": n}) for n in (4, 5)]
+        assert [(await client.answer(id))["sequence_id"] for id in asked] == [4, 5]

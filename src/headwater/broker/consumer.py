@@ -20,6 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import repeat, starmap
 from typing import Any
 
 from headwater.arguments import check_whole
@@ -208,12 +209,8 @@ class Consumer(ABC):
 
     def _pop(self, limit: int) -> list[Claimed]:
         taken: list[Claimed] = []
-        popleft = self._buffer.popleft
-        try:
-            for _ in range(min(limit, len(self._buffer))):
-                taken.append(popleft())
-        except IndexError:  # another taker was quicker
-            pass
+        with contextlib.suppress(IndexError):  # another taker was quicker
+            taken.extend(starmap(self._buffer.popleft, repeat((), min(limit, len(self._buffer)))))
         return taken
 
     def _is_overdue(self) -> bool:
@@ -369,7 +366,7 @@ class Consumer(ABC):
         self._pass_on()
 
     def still_in_flight(self, seqs: Sequence[int]) -> list[Claimed]:
-        return [self._in_flight[seq] for seq in seqs if seq in self._in_flight]
+        return [claimed for claimed in map(self._in_flight.get, seqs) if claimed is not None]
 
     def _unseen(self) -> list[int]:
         return [claimed.message.seq for claimed in self._buffer.copy()]

@@ -154,8 +154,9 @@ Pending = Flow[T] | Completion[T]
 """What a verb returns: several steps, or the one that it waits for."""
 
 
-def complete(completions: Iterable[tuple[Completion[Any], Any, BaseException | None]]) -> None:
-    """Give completions their outcome. Waiters of one event loop are woken by one call into it."""
+def complete(completions: Iterable[tuple[Completion[Any], Any, BaseException | None]]) -> bool:
+    """Give completions their outcome. Waiters of one event loop are woken by one call into it. Returns whether some of
+    the running one go on."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Woken]] = {}
     for completion, value, error in completions:
         if completion._value is not _PENDING or completion._error is not None:
@@ -172,18 +173,21 @@ def complete(completions: Iterable[tuple[Completion[Any], Any, BaseException | N
             else:
                 with contextlib.suppress(RuntimeError):  # two finishers at once: the other one has opened it
                     waiter.release()
+    here = asyncio._get_running_loop() if by_loop else None
     for loop, woken in by_loop.items():
-        if asyncio._get_running_loop() is loop:
+        if loop is here:
             _wake_all(woken)
             continue
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits there
             loop.call_soon_threadsafe(_wake_all, woken)
+    return here in by_loop
 
 
 def _wake_all(woken: list[_Woken]) -> None:
     for each in woken:
         if isinstance(each, asyncio.Future):
-            _set_if_waiting(each)
+            if not each.done():
+                each.set_result(None)
         else:
             each()
 
@@ -279,11 +283,11 @@ def _block_on(step: Step) -> Any:
 
 async def run_async(flow: Pending[T]) -> T:
     if isinstance(flow, Completion):
-        if not flow.done:  # in place, for it is the hot path: a publish waiting for its commit
+        if flow._value is _PENDING and flow._error is None:  # `done`, in place: every publish comes here
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
             flow._waiters.append((loop, future))
-            if not flow.done:
+            if flow._value is _PENDING and flow._error is None:
                 await future
         return flow.result()
     try:

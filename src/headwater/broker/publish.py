@@ -38,7 +38,15 @@ def submit_drafts(
         if numbered is None:
             return append(writer, hooks, drafts, now_ms, engine.dedupe)
         publisher, first, confirmed = numbered
-        known = stored_seqs(writer.receipts(publisher, first, len(drafts)), first, len(drafts))
+        receipts = writer.receipts(publisher, first, len(drafts))
+        if not receipts:  # as a rule
+            stored = append(writer, hooks, drafts, now_ms, engine.dedupe)
+            numbers = range(first, first + len(drafts))
+            writer.add_receipts(publisher, receipts_for(numbers, stored.seqs), now_ms)
+            if confirmed:
+                writer.forget_receipts(publisher, confirmed)
+            return stored
+        known = stored_seqs(receipts, first, len(drafts))
         missing = [at for at in range(len(drafts)) if first + at not in known]
         stored = append(writer, hooks, [drafts[at] for at in missing], now_ms, engine.dedupe)
         seq_at = dict(zip(missing, stored.seqs, strict=True))

@@ -321,8 +321,8 @@ class Connection:
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._transport is not None:
-            self._transport.send(self._session.texts_to_send())
+        if self._transport is not None and (texts := self._session.texts_to_send()):
+            self._transport.send(texts)
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
@@ -343,9 +343,12 @@ class Connection:
                 else:
                     self._take_calls(item)
         finally:
-            complete(done)
+            goes_on = complete(done)
         if self._waiting:
             self.send_waiting()
+        if goes_on and not self._is_scheduled:  # behind those that go on: what they ask next is sent in the same turn
+            self._is_scheduled = True
+            self.loop.call_soon(self._drain_inbox)
 
     def _outcomes_of_parts(self, batch: Request, answer: Answer) -> list[Outcome]:
         outcomes, now_s = outcomes_of(batch, answer), self.loop.time()

@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
-from operator import is_
+from itertools import compress
+from operator import is_, is_not
 from typing import Any
 
 import msgspec
@@ -66,14 +67,29 @@ def start_on_the_wire(start: Start) -> str | int:
 
 
 _acknowledged = msgspec.json.Decoder(rpc.Acknowledged)
-_claimed = msgspec.json.Decoder(list[Claimed])
-_fetched = msgspec.json.Decoder(rpc.Fetched)
+
+
+class Fetched(msgspec.Struct, gc=False):
+    """`rpc.Fetched`, with its messages."""
+
+    messages: list[Claimed]
+    unreadable: list[int] = []
+
+
+class Delivered(Fetched, gc=False, kw_only=True):
+    """`rpc.Delivered`, with its messages."""
+
+    subscription_id: str
+
+
+_fetched = msgspec.json.Decoder(Fetched)
 
 read_subscribed = msgspec.json.Decoder(rpc.Subscribed).decode
+read_delivered = msgspec.json.Decoder(Delivered).decode
 
 
-def claimed_of(fetched: rpc.Fetched | rpc.Delivered) -> list[Claimed]:
-    found = _claimed.decode(fetched.messages)
+def claimed_of(fetched: Fetched) -> list[Claimed]:
+    found = fetched.messages
     for at in fetched.unreadable:
         found[at] = _unpacked(found[at])
     return found
@@ -287,7 +303,7 @@ class RemoteConsumer(Consumer):
             self._granting, self._credit_upto = None, self._delivered
         granting.result()
 
-    def take_messages(self, delivered: rpc.Delivered) -> None:
+    def take_messages(self, delivered: Delivered) -> None:
         """On the loop of the connection."""
         found = claimed_of(delivered)
         self._delivered += len(found)
@@ -343,7 +359,7 @@ class RemoteConsumer(Consumer):
 
     def _take_found(self, found: list[Claimed]) -> None:
         if self.spec.mode != "ephemeral":
-            self._in_flight.update((claimed.message.seq, claimed) for claimed in found)
+            self._in_flight.update(zip([claimed.message.seq for claimed in found], found, strict=True))
         if found:
             self._last_seq = max(self._last_seq, found[-1].message.seq)
             self.deliver(found)
@@ -380,9 +396,12 @@ class RemoteConsumer(Consumer):
             late = [] if self.spec.mode == "ephemeral" else sorted(claimed.message.seq for claimed in settled)
             complete([(done_already, late, None)])
             return done_already
-        mine = [claimed for claimed in settled if self._was_handed_out_last(claimed)]
-        acks = Acks([claimed.message.seq for claimed in mine], strict=False)
-        stale = {claimed.message.seq for claimed in settled}.difference(acks.seqs) if len(mine) < len(settled) else ()
+        mine, acks = settled, Acks([claimed.message.seq for claimed in settled], strict=False)
+        stale: Collection[int] = ()
+        if not all(map(is_, map(self._in_flight.get, acks.seqs, settled), settled)):
+            mine = [claimed for claimed in settled if self._was_handed_out_last(claimed)]
+            acks.seqs = [claimed.message.seq for claimed in mine]
+            stale = {claimed.message.seq for claimed in settled}.difference(acks.seqs)
         completion: Completion[list[int]] = self._send_acks(acks, lambda raw: sorted({*read_late(raw), *stale}))
 
         completion.watch(lambda _: self._forget(mine) if completion.error is None else None)
@@ -458,10 +477,9 @@ class RemoteConsumer(Consumer):
 
     def _forget(self, settled: Sequence[Claimed]) -> None:
         """The server settles by seq: a redelivery just before is settled, too."""
-        for claimed in settled:
-            again = self._in_flight.pop(claimed.message.seq, claimed)
-            if again is not claimed:
-                self._drop(partial(is_, again))
+        removed = list(map(self._in_flight.pop, [claimed.message.seq for claimed in settled], settled))
+        for again in compress(removed, map(is_not, removed, settled)):
+            self._drop(partial(is_, again))
 
     def release(self, untouched: Sequence[Claimed]) -> Completion[None]:
         self._forget(untouched)

@@ -37,7 +37,7 @@ from headwater.broker.subscribe import Start, SubscribeOptions, check_subscripti
 from headwater.broker.transaction import OwnTransaction
 from headwater.broker.verbs import ExternalTxVerbs
 from headwater.client.connection import Connection
-from headwater.client.consumer import RemoteConsumer, start_on_the_wire, subscribe_params
+from headwater.client.consumer import RemoteConsumer, read_delivered, start_on_the_wire, subscribe_params
 from headwater.client.live import RemoteLive
 from headwater.client.outbox import Request
 from headwater.client.rpc import RpcMethods
@@ -92,7 +92,6 @@ def _reader(type: Any) -> Callable[[Any], Any]:
 _seq = msgspec.json.Decoder(_Seq)
 _seqs = msgspec.json.Decoder(_Seqs)
 _removed = msgspec.json.Decoder(_Removed)
-_delivered = msgspec.json.Decoder(rpc.Delivered)
 _gap_notice = msgspec.json.Decoder(rpc.GapNotice)
 _paused_notice = msgspec.json.Decoder(rpc.SubscriptionId)
 _lost_notice = msgspec.json.Decoder(rpc.LostNotice)
@@ -330,7 +329,7 @@ class RemoteLog:
     # --- notifications of the server ------------------------------------------------------------------------------
 
     def _take_messages(self, notice: Raw) -> None:
-        delivered = _delivered.decode(notice)
+        delivered = read_delivered(notice)
         consumer = self._consumers.get(delivered.subscription_id)
         if consumer is not None:  # else it was closed, and the server has released them
             consumer.take_messages(delivered)

@@ -7,7 +7,7 @@ network. Its receipt is needed until no copy can arrive any more.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -25,50 +25,23 @@ LATE_COPY_S = 300.0  # servers close a connection after less silence than this, 
 Outcome = tuple[Completion[Any], Any, BaseException | None]
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A call to the server. `again`: it may be sent again after the connection broke. `count`: how many messages it
     publishes. `gathers`: it may be sent as part of a batch, which then has `parts`. `decode` makes the value of the
     completion from the raw result. `params` may be a function that makes them when the call is sent."""
 
-    __slots__ = (
-        "again",
-        "alone",
-        "completion",
-        "consumer",
-        "count",
-        "deadline_s",
-        "decode",
-        "gathers",
-        "method",
-        "number",
-        "params",
-        "parts",
-    )
-
-    def __init__(
-        self,
-        method: str,
-        params: Any,
-        decode: Callable[[Any], Any],
-        *,
-        again: bool = True,
-        alone: bool = False,
-        count: int = 0,
-        gathers: bool = False,
-        consumer: Resumable | None = None,
-    ) -> None:
-        self.method = method
-        self.params = params
-        self.decode = decode
-        self.again = again
-        self.alone = alone
-        self.count = count
-        self.gathers = gathers
-        self.number = 0
-        self.parts: Sequence[Request] = ()
-        self.consumer = consumer
-        self.deadline_s: float | None = None
-        self.completion: Completion[Any] = Completion()
+    method: str
+    params: Any
+    decode: Callable[[Any], Any]
+    again: bool = True
+    alone: bool = False
+    count: int = 0
+    gathers: bool = False
+    consumer: Resumable | None = None
+    number: int = 0
+    parts: Sequence[Request] = ()
+    deadline_s: float | None = None
+    completion: Completion[Any] = msgspec.field(default_factory=Completion)
 
 
 class Resumable(Protocol):
@@ -89,7 +62,9 @@ class Resumable(Protocol):
 class Numbering:
     def __init__(self) -> None:
         self._next = 1
-        self._open: dict[int, None] = {}  # the first number of each request that is not confirmed, in order
+        # The first number of each request that is not confirmed. To find the first of a dict that loses its first ones,
+        # all that it has lost are passed over.
+        self._open: OrderedDict[int, None] = OrderedDict()
         self._confirmed = 0
         self._may_come_twice: set[int] = set()
         self._settled_late: deque[tuple[float, int]] = deque()  # when a number is confirmed after all
@@ -100,7 +75,7 @@ class Numbering:
             request.number = self._next
             self._next += request.count
             self._open[request.number] = None
-        request.params.number = request.number
+            request.params.number = request.number
         confirmed = next(iter(self._open))
         if confirmed - self._confirmed >= CONFIRM_EVERY:
             self._confirmed = request.params.confirmed = confirmed

@@ -233,7 +233,8 @@ class Session:
         if len(text) <= self.frame_bytes_max:
             try:
                 data = text.encode() if isinstance(text, str) else text
-                str(data, "utf-8")  # the decoder does not check what it skips
+                if not data.isascii():
+                    str(data, "utf-8")  # the decoder does not check what it skips
             except UnicodeError as exc:
                 details = {"where": "frame", "why": "the frame is not UTF-8", "next": "Send JSON in UTF-8"}
                 raise Fault(PARSE_ERROR, "Parse error", details) from exc

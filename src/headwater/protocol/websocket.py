@@ -1,11 +1,14 @@
 """WebSocket without I/O, for both ends: bytes in, whole messages out, and the reverse.
 
-The `websockets` library reads and writes the frames. What it leaves to its callers is here: fragments are joined, and
-binary messages are refused where they have no meaning.
+The `websockets` library reads the frames and keeps the state. What it leaves to its callers is here: fragments are
+joined, and binary messages are refused where they have no meaning. Text frames are written here, because every message
+takes one and the library needs a dozen calls for it.
 """
 
 from __future__ import annotations
 
+import secrets
+import struct
 from collections.abc import Sequence
 
 from websockets.client import ClientProtocol
@@ -18,6 +21,11 @@ from websockets.uri import parse_uri
 
 from headwater.protocol.jsonrpc import NULL_ID, error_text, frame_too_long
 
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # the library was installed without its part in C
+    from websockets.utils import apply_mask
+
 SUBPROTOCOL = Subprotocol("jsonrpc")
 NORMAL = int(CloseCode.NORMAL_CLOSURE)
 GOING_AWAY = int(CloseCode.GOING_AWAY)
@@ -26,6 +34,23 @@ POLICY_VIOLATION = int(CloseCode.POLICY_VIOLATION)
 TRY_LATER = int(CloseCode.TRY_AGAIN_LATER)
 
 _CONTROL = (Opcode.PING, Opcode.PONG)
+_TEXT_FIN = 0x80 | Opcode.TEXT
+_MASKED = 0x80
+
+
+def text_frame(text: bytes, *, masked: bool) -> bytes:
+    """A whole text message as one frame (RFC 6455, section 5.2). What a client sends is masked."""
+    length, mask_bit = len(text), _MASKED if masked else 0
+    if length < 126:
+        head = bytes((_TEXT_FIN, mask_bit | length))
+    elif length < 1 << 16:
+        head = struct.pack("!BBH", _TEXT_FIN, mask_bit | 126, length)
+    else:
+        head = struct.pack("!BBQ", _TEXT_FIN, mask_bit | 127, length)
+    if not masked:
+        return head + text
+    key = secrets.token_bytes(4)
+    return b"%b%b%b" % (head, key, apply_mask(text, key))
 
 
 class WebSocket:
@@ -33,6 +58,8 @@ class WebSocket:
 
     def __init__(self, protocol: ServerProtocol | ClientProtocol) -> None:
         self._protocol = protocol
+        self._is_client = isinstance(protocol, ClientProtocol)
+        self._frames: list[bytes] = []  # to be sent before what the protocol has to send
         self._fragments = bytearray()  # not a list, which empty fragments would grow for ever
         self._is_text = True
         self._is_refused = False
@@ -89,8 +116,7 @@ class WebSocket:
 
     def send(self, texts: Sequence[bytes]) -> None:
         if self._protocol.state is OPEN:
-            for text in texts:
-                self._protocol.send_text(text)
+            self._frames += [text_frame(text, masked=self._is_client) for text in texts]
 
     def send_binary(self, data: bytes) -> None:
         if self.is_open:
@@ -112,10 +138,11 @@ class WebSocket:
             self._protocol.fail(code, reason)
 
     def data_to_send(self) -> bytes:
+        frames, self._frames = self._frames, []
         chunks = self._protocol.data_to_send()
         if SEND_EOF in chunks:
             self.wants_eof = True
-        return b"".join(chunks)
+        return b"".join(frames + chunks)
 
     @property
     def is_open(self) -> bool:

@@ -201,6 +201,9 @@ class Connection:
         self._address = address
         per_second = limits.requests_per_second
         self._rate = RateLimit(per_second, limits.burst) if per_second else None
+        self._requests_max = limits.requests_in_flight
+        self.is_answering = False  # `finished` follows at once
+        self._is_flush_due = False  # at the end of this turn
         self._working = 0  # calls that have no answer yet
         self._open: dict[Exchange, OpenFrame] = {}  # the frames of those calls
         self._reserved: dict[asyncio.Task[Any], int] = {}  # bytes of outbound room, by the task that answers a call
@@ -370,7 +373,8 @@ class Connection:
         self._working += len(calls)
         self._open[exchange] = OpenFrame(len(calls), bytes)
         self._transport.hold(bytes)
-        self._update_reading()
+        if self._working > self._requests_max:
+            self._update_reading()
         if self._rate is not None and (retry_after := self._rate.take(len(calls))):
             self._refuse_all(exchange, retry_after)
             return
@@ -409,17 +413,24 @@ class Connection:
         self.finished(len(exchange.calls), exchange)
 
     def finished(self, count: int, exchange: Exchange) -> None:
-        """So many calls of a frame are answered."""
+        """So many calls of a frame are answered. Where others have no answer yet, theirs may come in this turn too."""
+        self.is_answering = False
         self._working -= count
         frame = self._open[exchange]
         frame.calls -= count
+        if self._working or self._transport.is_dispatching:
+            if self.session.has_something_to_send:
+                self._flush_soon()
+        else:
+            self.flush()
         if not frame.calls:
             del self._open[exchange]
             self._transport.hold(-frame.bytes)
             if frame.reserved_bytes:
                 self.flush()
                 self.release_room(frame.reserved_bytes)
-        self._update_reading()
+        if self._is_paused:
+            self._update_reading()
         if self._draining is not None and not self._working:
             self._draining.set()
 
@@ -428,6 +439,7 @@ class Connection:
             self.require_method(call.method)
             method = self.context.registry.find(call.method)
             assert method.params is not None
+            self.is_answering = True
             exchange.answer(call, method.run(self, params_of(call, method.params)))
             outcome = "done"
         except Exception as exc:
@@ -447,6 +459,7 @@ class Connection:
                     refuse = partial(self._refuse_self_wait, call)
                     self.keep_room(await self.room(LARGE_BYTES, LARGE_BYTES, refuse))
                 outcome = await self._through_middleware(call)
+            self.is_answering = True
             if outcome.fault is None:
                 exchange.answer(call, outcome.result)
         except HeadwaterError as exc:
@@ -533,11 +546,18 @@ class Connection:
     # --- frames out ---------------------------------------------------------------------------------------------
 
     def _flush_soon(self) -> None:
-        self.loop.call_soon(self.flush)
+        """At the end of this turn, with all that is queued until then."""
+        if not (self.is_answering or self._is_flush_due):
+            self._is_flush_due = True
+            self.loop.call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._is_flush_due = False
+        self.flush()
 
     def flush(self) -> None:
         texts = self.session.texts_to_send()
-        if self.is_gone:
+        if self.is_gone or not texts:
             return
         self._transport.send(texts)
         if self.is_full:  # a client that does not read its answers is not read from
@@ -611,7 +631,7 @@ class Connection:
 
     def _update_reading(self) -> None:
         """Reads calls while few are unanswered, and while the client reads its answers."""
-        most = self.context.limits.requests_in_flight
+        most = self._requests_max
         too_many = self._working > (most // 2 if self._is_paused else most)
         pause = too_many or not self._writable.is_set() or self._draining is not None
         if pause is not self._is_paused:

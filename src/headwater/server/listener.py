@@ -366,7 +366,7 @@ class WebSocketTransport(asyncio.Protocol):
         self._wants_drain = False
         self._is_paused = False  # by the client's connection
         self._is_held = False  # for lack of room, or because earlier data is not processed yet
-        self._is_dispatching = False
+        self.is_dispatching = False
         self._is_scheduled = False
         self._is_ending = False
         self._is_authenticated = False
@@ -550,9 +550,9 @@ class WebSocketTransport(asyncio.Protocol):
                 self._transport.abort()
 
     def _dispatch(self) -> None:
-        if self._is_dispatching:  # a message may be done at once, and make room for the next one
+        if self.is_dispatching:  # a message may be done at once, and make room for the next one
             return
-        self._is_dispatching = True
+        self.is_dispatching = True
         count = 0
         while self._messages and self._client is not None and not self._is_paused and count < SLICE_MESSAGES:
             data, is_text = self._messages.popleft()
@@ -562,12 +562,12 @@ class WebSocketTransport(asyncio.Protocol):
                 self._client.receive_text(data)
             elif self._receive_binary is not None:
                 self._receive_binary(data)
-        self._is_dispatching = False
+        self.is_dispatching = False
 
     def hold(self, bytes: int) -> None:
         """Adds the bytes of a frame with calls that have no answer; a negative number removes them."""
         self._open_bytes += bytes
-        if self._is_dispatching:
+        if self.is_dispatching:
             return
         if self._is_held:
             self.on_room()

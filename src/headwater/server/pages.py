@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -25,6 +27,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SUBSCRIPTIONS_SHOWN_MAX = 1_000  # series of their own; more would make a scrape useless
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _WAITS = (*_SECONDS, 30.0, 60.0, 300.0, 3600.0)
+_PUBLISHES = frozenset({"rpc.publish", "rpc.publish.batch"})
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 PROBE_SECONDS_MAX = 5.0
 SCRAPE_SECONDS_MAX = 10.0
@@ -67,15 +70,17 @@ class Metrics:
         self.connected = counter("connections", "Clients that have connected.")
         self.refused = counter("connections_refused", "Connections refused.", "why")
         self._calls = counter("requests", "Calls by method and outcome.", "method", "outcome")
-        self._publish_calls = {name: self._calls.labels(name, "done") for name in ("rpc.publish", "rpc.publish.batch")}
-        self._duration = histogram("request_duration", "Time to answer a call.", _SECONDS, "method")
+        self._calls_of = cache(self._calls.labels)
+        for name in _PUBLISHES:  # there from the start, with 0
+            self._calls_of(name, "done")
+        self._duration_of = cache(histogram("request_duration", "Time to answer a call.", _SECONDS, "method").labels)
         self._published = counter("published_messages", "Messages stored.")
         self._duplicates = counter("duplicate_messages", "Messages sent again and recognised.")
         self._publish_duration = histogram("publish_duration", "From frame to commit.", _SECONDS)
         self._delivered = counter("delivered_messages", "Messages delivered to durable subscriptions.")
         self._redelivered = counter("redelivered_messages", "Of these, not for the first time.")
         self._delivery_delay = histogram("delivery_delay", "From publish to first delivery.", _WAITS)
-        self._settled = counter("settled_messages", "Messages settled by clients.", "how")
+        self._settled_by = cache(counter("settled_messages", "Messages settled by clients.", "how").labels)
         self._live = counter("live_messages", "Messages sent to live subscriptions.")
         self._live_dropped = counter("live_messages_dropped", "Messages that a slow live subscription missed.")
         self._log_seq = gauge("log_last_seq", "The seq of the last message.")
@@ -86,37 +91,39 @@ class Metrics:
         self._oldest = gauge("subscription_oldest_seconds", "Age of the oldest of them.", "subscription")
         self._in_flight = gauge("subscription_in_flight", "Delivered and not settled.", "subscription")
         self._dead = gauge("dead_letters", "Dead letters by reason.", "reason")
+        # A Counter takes five calls and a lock to add one: these are added up here until the page is asked for.
+        self._counted: defaultdict[Counter, int] = defaultdict(int)
 
     def count_calls(self, method: str, outcome: str, count: int) -> None:
-        self._calls.labels(method, outcome).inc(count)
+        self._counted[self._calls_of(method, outcome)] += count
 
     def observe_call(self, method: str, done: bool, seconds: float) -> None:
-        self._calls.labels(method, "done" if done else "refused").inc()
-        self._duration.labels(method).observe(seconds)
+        self._counted[self._calls_of(method, "done" if done else "refused")] += 1
+        self._duration_of(method).observe(seconds)
 
     def observe_in_place(self, method: str, calls: int, seconds: float) -> None:
         """Calls of one method and one transaction."""
-        publishes = self._publish_calls.get(method)
-        if publishes is None:
+        if method not in _PUBLISHES:
             self.observe_call(method, True, seconds)
         else:
-            publishes.inc(calls)
+            self._counted[self._calls_of(method, "done")] += calls
             self._publish_duration.observe(seconds)
 
     def count_published(self, messages: int, duplicates: int) -> None:
-        self._published.inc(messages - duplicates)
+        self._counted[self._published] += messages - duplicates
         if duplicates:
             self._duplicates.inc(duplicates)
 
     def observe_delivered(self, found: Sequence[Claimed], now_ms: int) -> None:
-        again = sum(1 for claimed in found if claimed.attempt > 1)
-        self._delivered.inc(len(found))
-        self._redelivered.inc(again)
+        again = len([claimed for claimed in found if claimed.attempt > 1])
+        self._counted[self._delivered] += len(found)
+        if again:
+            self._redelivered.inc(again)
         if found and not again:  # the oldest message stands for its batch, so that a batch is one observation
             self._delivery_delay.observe(max(0, now_ms - found[0].message.published_ms) / 1000)
 
     def count_settled(self, how: str, count: int) -> None:
-        self._settled.labels(how).inc(count)
+        self._counted[self._settled_by(how)] += count
 
     def count_live(self, sent: int, dropped: int) -> None:
         self._live.inc(sent)
@@ -163,6 +170,12 @@ class Metrics:
         lent = self._lent[name]
         assert isinstance(lent, kind)
         return lent
+
+    def add_up(self) -> None:
+        """On the event loop, which counts: before `text`, which takes longer and may run on a thread."""
+        for counter, count in self._counted.items():
+            counter.inc(count)
+        self._counted.clear()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -234,6 +247,7 @@ class Pages:
             why = exc.why if isinstance(exc, HeadwaterError) else f"not counted within {SCRAPE_SECONDS_MAX:g} s"
             return text_response(503, why)
         metrics.note_log(log, letters, core.engine.store.journal_bytes())
+        metrics.add_up()
         return HttpResponse(200, CONTENT_TYPE, await asyncio.to_thread(metrics.text))
 
     async def _health(self) -> HttpResponse:

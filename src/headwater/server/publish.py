@@ -162,17 +162,19 @@ def _start(connection: Connection, exchange: Exchange, calls: Sequence[Call], fl
             else:
                 flow.send(stored.result())
         except StopIteration as stop:
-            connection.finished(len(calls), exchange)
+            connection.is_answering = True
             if len(calls) == 1:
                 exchange.answer(calls[0], stop.value[0])
             else:
                 exchange.answer_all(calls, stop.value)
+            connection.finished(len(calls), exchange)
             metrics.observe_in_place(method, len(calls), time.perf_counter() - began_s)
         except Exception as exc:
-            connection.finished(len(calls), exchange)
             fault = connection.fault_for(exc, method)
+            connection.is_answering = True
             for call in calls:
                 exchange.refuse(call, fault)
+            connection.finished(len(calls), exchange)
             metrics.count_calls(method, "refused", len(calls))
 
     resume(None)

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from msgspec import UNSET
@@ -161,17 +162,17 @@ class Held:
         return NOTHING_TAKEN
 
     def _fitting(self, found: list[Claimed]) -> list[Claimed]:
-        total, fit = 0, 0
-        for claimed in found:
-            total += claimed.message.size + len(memoryview(claimed.message.raw_headers))
-            if fit and total > TAKE_BYTES_MAX:
-                self.subscriber.put_back(found[fit:])
-                break
-            fit += 1
-        if fit:
-            self._usual_bytes = max(1, total // fit)
-            self._least_bytes = min(TAKE_BYTES_MAX, self._usual_bytes)
-        return found[:fit]
+        if not found:
+            return found
+        sizes = [each.message.size + len(memoryview(each.message.raw_headers)) for each in found]
+        total = sum(sizes)
+        if total > TAKE_BYTES_MAX:
+            fit = max(1, sum(size <= TAKE_BYTES_MAX for size in accumulate(sizes)))
+            self.subscriber.put_back(found[fit:])
+            found, total = found[:fit], sum(sizes[:fit])
+        self._usual_bytes = max(1, total // len(found))
+        self._least_bytes = min(TAKE_BYTES_MAX, self._usual_bytes)
+        return found
 
     def end_waits(self) -> None:
         """Make waiting fetches return nothing. Messages that one of them just claimed go to the next fetch."""
@@ -458,14 +459,15 @@ class Subscriptions:
         client goes on meanwhile."""
         subscriber = self.find(id)
         claimed = subscriber.still_in_flight(seqs)
-        known = {each.message.seq for each in claimed}
         late: list[int] = []
         if claimed:
             late = yield subscriber.submit_ack(claimed, lazy=lazy)
         self._connection.context.metrics.count_settled("ack", len(claimed) - len(late))
         if isinstance(subscriber, TailConsumer):
             return []
-        return sorted({*late, *(seq for seq in seqs if seq not in known)})
+        if len(claimed) < len(seqs):
+            late = [*late, *set(seqs).difference([each.message.seq for each in claimed])]
+        return sorted(late)
 
     def nack(self, params: rpc.Settle) -> Flow[dict[str, bool]]:
         """The messages failed: deliver them again after `delay`, or dead-letter those without attempts left."""
@@ -570,7 +572,7 @@ class Subscriptions:
 @contextlib.asynccontextmanager
 async def _one_large_at_a_time(connection: Connection, found: Sequence[Claimed]) -> AsyncIterator[None]:
     """Large batches are encoded one at a time, and other connections have their turn between two of them."""
-    if sum(claimed.message.size for claimed in found) < LARGE_BYTES:
+    if sum([claimed.message.size for claimed in found]) < LARGE_BYTES:
         yield
         return
     async with connection.context.writing_large:
