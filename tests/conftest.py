@@ -133,18 +133,21 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def _shared_database(postgres: PostgresServer) -> str:
-    return postgres.new_database()
+def _shared_database(postgres: PostgresServer) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
+    """With a connection that stays: a new one costs more than all that it does here."""
+    url = postgres.new_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield url, connection
 
 
 @pytest.fixture
-def postgres_schema_url(_shared_database: str) -> str:
+def postgres_schema_url(_shared_database: tuple[str, psycopg.Connection[Any]]) -> str:
     """An empty log in a database that many share. It is emptied rather than made: that takes a tenth of the time."""
-    with psycopg.connect(_shared_database) as connection:
-        there = connection.execute("SELECT to_regclass('headwater.headwater')").fetchone()
-        if there != (None,):
-            connection.execute(_EMPTY_LOG)
-    return _shared_database
+    url, connection = _shared_database
+    there = connection.execute("SELECT to_regclass('headwater.headwater')").fetchone()
+    if there != (None,):
+        connection.execute(_EMPTY_LOG)
+    return url
 
 
 @pytest.fixture

@@ -97,9 +97,9 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def finish(start: Callable[..., subprocess.Popen[str]]) -> Run:
     """Run a command as a process to its end."""
 
-    def call(*arguments: object, input: str | None = None, **options: Any) -> Result:
+    def call(*arguments: object, input: str | None = None, timeout: float = 60, **options: Any) -> Result:
         process = start(*arguments, stdin=subprocess.PIPE, **options)
-        out, err = process.communicate(input, timeout=60)
+        out, err = process.communicate(input, timeout=timeout)
         return Result(process.returncode, out, err)
 
     return call

@@ -47,12 +47,6 @@ def test_publish_tail_and_subscribe(run, finish, url: str):
     assert (info["lag"], info["acked"]) == (0, 11)
 
 
-def test_an_id_is_stored_once(run, url: str):
-    first = run("publish", url, "once", "1", "--id", "the-one", "--json").json
-    again = run("publish", url, "once", "1", "--id", "the-one", "--json").json
-    assert (first["seq"], first["duplicate"], again["duplicate"]) == (again["seq"], False, True)
-
-
 def test_a_batch_larger_than_a_frame_goes_in_parts(finish, url: str):
     lines = "".join(json.dumps({"fill": "x" * 50_000}) + "\n" for _ in range(150))  # 7.5 MB; a frame takes 4
     assert finish("publish", url, "large", input=lines).out.startswith("published 150 messages")
@@ -154,14 +148,6 @@ def test_top(run, looked_at, url: str):
 # --- keep -----------------------------------------------------------------------------------------------------------
 
 
-def test_seek_and_rm(run, url: str):
-    run("publish", url, "sought", "1")
-    run("subscribe", url, "seeker", "sought", "--no-follow")
-    assert "1 message to come" in run("subscriptions", "seek", url, "seeker", "-1h").out
-    assert run("subscriptions", "rm", url, "seeker").out == "removed subscription seeker\n"
-    assert run("lag", url, "seeker").code == 2
-
-
 def test_dead_letters(run, url: str, tmp_path: Path):
     with headwater.open(url) as log:
         log.publish("died", {"n": 1})
@@ -176,15 +162,6 @@ def test_dead_letters(run, url: str, tmp_path: Path):
     assert run("dlq", url, "-s", "undertaker").out == "no dead letters\n"
     assert run("dlq", "import", url, tmp_path / "letters").out == "imported 1 dead letter\n"
     assert run("dlq", "purge", url, "-s", "undertaker", "--yes").out == "deleted 1 dead letter\n"
-
-
-def test_retention(run, url: str):
-    for number in range(3):
-        run("publish", url, "brief", str(number))
-    assert run("retention", "set", url, "brief", "--max-count", 1, "--json").json["max_count"] == 1
-    assert "2 under brief" in run("retention", "run", url).out
-    assert run("retention", "rm", url, "brief").code == 0
-    assert run("retention", "rm", url, "brief").code == 2
 
 
 def test_doctor(run, url: str, file: Path):

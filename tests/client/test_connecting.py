@@ -189,7 +189,13 @@ async def test_tls_with_a_certificate_of_ones_own(serve: Any, tmp_path: Path) ->
         stranger = await refusal(server.url, **NEVER)
         assert isinstance(stranger, UnreachableError)
         assert "certificate" in stranger.why.lower()
-        assert isinstance(await refusal(server.url.replace("wss:", "ws:"), **NEVER), UnreachableError)
+        url = server.url
+        plain = await refusal(url.replace("wss:", "ws:"), **NEVER)
+    assert isinstance(plain, UnreachableError)
+    assert (plain.why, plain.next) == (
+        "it closed the connection without an answer",
+        f"If it has a certificate, write {url}",
+    )
 
 
 async def test_a_certificate_for_another_host_is_refused(serve: Any, tmp_path: Path) -> None:

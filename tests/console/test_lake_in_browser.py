@@ -141,7 +141,7 @@ def test_a_broken_lake_is_named_with_what_to_do(page: Page, lake: Path, text: st
 
 
 @pytest.mark.parametrize(
-    ("folder", "why"), [("gone", "There is no such folder"), ("s3://bucket/lake", "not one at a url")]
+    ("folder", "why"), [("gone", "There is no such folder"), ("gs://bucket/lake", "in a folder or on S3")]
 )
 def test_a_lake_that_is_not_there_is_named(
     serve: Callable[..., Running], open_page: Callable[[str], Page], folder: str, why: str
@@ -151,6 +151,16 @@ def test_a_lake_that_is_not_there_is_named(
     open_lake(page)
     assert why in page.text("#lake-problem")
     assert folder in page.text("#lake-problem")
+
+
+def test_an_axis_of_bytes_has_round_numbers_of_bytes(page: Page, lake: Path) -> None:
+    chart = status()["charts"][0]
+    size = {"unit": "bytes", "series": [{"name": "log", "values": [50 * 2**20, 97 * 2**20]}]}
+    write(lake, status(charts=[{**chart, **size}]))
+    open_lake(page)
+    page.until("document.querySelector('#lake-charts text')")
+    ticks = page.evaluate("[...document.querySelectorAll('#lake-charts text')].map((each) => each.textContent)")
+    assert {"0 B", "64 MiB", "128 MiB"} <= {*ticks}
 
 
 def test_without_a_lake_the_page_says_how_to_get_one(

@@ -152,7 +152,8 @@ def test_a_message_shows_its_deliveries_attempts_and_dead_letters(page: Page, lo
         page.until("document.querySelector('#message-body pre').textContent.includes('18')")
         state, attempts, note = deliveries(page)["stock"]
         assert (state, attempts) == ("in flight", "1")
-        assert note.startswith("with a consumer of this shared subscription, until ")
+        [consumer] = log.subscription("stock").consumers
+        assert note.startswith(f"with {consumer}, until ")
         assert page.evaluate("document.querySelector('#found-rows tr[aria-current]').dataset.key") == "2"
         press(page, "#message", "Close")
         assert page.evaluate("document.getElementById('message').hidden") is True

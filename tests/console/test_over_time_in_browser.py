@@ -171,3 +171,13 @@ def test_a_subscription_without_a_sample_is_not_called_missing(
     page.until("document.getElementById('subscription-count').textContent === '1'")
     page.evaluate("document.querySelector('#zoom button').click()")  # which looks again
     page.until(f"{said}.startsWith('No figures yet')")
+
+
+def test_no_two_ticks_of_an_axis_of_two_days_read_the_same(page: Page) -> None:
+    script = """
+    import("/console/chart.js").then(({ timeTicks }) => {
+      const until = new Date(2026, 0, 3, 21, 0).getTime();
+      return timeTicks(until - 47 * 3600_000, until, 560).map(({ text }) => text);
+    })
+    """
+    assert page.evaluate(script) == ["2 Jan", "12:00", "3 Jan", "12:00"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from browser import Page
 from running import Running
-from steps import go, listening, publish
+from steps import go, listening, press, publish, texts
 
 import headwater
 from headwater.server.auth import EVERYTHING, Scopes, TokenFile
@@ -117,7 +117,8 @@ ALL = ["#overview", "#messages", "#subscriptions", "#dead-letters", "#lake", "#a
         (Scopes(publish=(">",)), ["#messages", "#api"], ["live"]),
         (Scopes(read=("orders.>",)), ["#overview", "#messages", "#api"], ["letter-tile", "publish"]),
         (Scopes(manage=(">",)), ["#overview", "#subscriptions", "#dead-letters", "#lake", "#api"], []),
-        (Scopes(manage=("orders.>",)), ["#overview", "#subscriptions", "#api"], ["letter-tile"]),
+        (Scopes(manage=("orders.>",)), ["#overview", "#subscriptions", "#dead-letters", "#api"], []),
+        (Scopes(consume=("*",)), ["#subscriptions", "#api"], ["letter-tile"]),
         (Scopes(admin=True), ["#lake", "#api"], []),
         (Scopes(call=(">",)), ["#api"], []),
     ],
@@ -203,3 +204,44 @@ def test_messages_and_subscriptions_show_what_the_token_may(
         assert manager.text("#message-body .items summary code") == "no"
         go(manager, "subscriptions")
         manager.until("document.querySelector('#subscription-rows .actions')?.checkVisibility()")
+
+
+def test_a_manager_of_some_topics_sees_and_redrives_the_dead_letters_of_those_alone(
+    serve: Callable[..., Running], open_page: Callable[[str], Page], tokens: TokenFile, tmp_path: Path
+) -> None:
+    server = serve(tokens=str(tmp_path / "tokens.json"), audit=str(tmp_path / "audit.jsonl"))
+    everything = tokens.create("everything", EVERYTHING, now_ms=0)
+    with headwater.open(server.url, token=everything) as log:
+        log.publish_many([("mails.new", 1), ("orders.new", 2), ("orders.paid", 3), ("stock.full", 4), ("stock.low", 5)])
+        with log.subscribe("all", ">") as subscription:
+            for message in subscription.fetch(5):
+                message.reject("the same for each")
+        scopes = Scopes(manage=("orders.>", "stock.low"))
+        page = signed_in(open_page(server.page), tokens.create("manager", scopes, now_ms=0))
+        assert page.text("#letter-count") == "2"
+        assert page.text("#redriving") == "of orders.>"
+        go(page, "dead-letters")
+        page.until("document.querySelectorAll('#letter-list > li').length === 1")
+        assert page.text("#letters-note") == "2 letters in 1 group"
+        assert texts(page, "#letter-topics option") == ["orders.>", "stock.low"]
+        page.click("#letter-list summary")
+        page.until("document.querySelectorAll('#letter-list .letter').length === 2")
+        assert texts(page, "#letter-list .letter strong") == ["orders.new", "orders.paid"]
+        press(page, "#letter-list", "Redrive group…")
+        page.until("document.getElementById('ask').open")
+        page.click("#ask-yes")
+        page.until("document.getElementById('letters-done').textContent === '2 letters redriven'")
+        assert [letter.redriving for letter in log.dead_letters.list()] == [False, True, True, False, False]
+        page.evaluate(
+            "((choice) => { choice.value = 'stock.low'; choice.onchange(); })(document.getElementById('letter-topics'))"
+        )
+        page.until("document.getElementById('letters-note').textContent === '1 letter in 1 group'")
+        page.click("#letter-list summary")
+        page.until("document.querySelector('#letter-list .letter strong')?.textContent === 'stock.low'")
+        press(page, "#letters", "Purge all…")
+        page.until("document.getElementById('ask').open")
+        page.click("#ask-yes")
+        page.until("document.getElementById('letters-done').textContent === '1 letter purged'")
+        left = [letter.message.topic for letter in log.dead_letters.list()]
+        assert left == ["mails.new", "orders.new", "orders.paid", "stock.full"]
+    assert "right.refused" not in (tmp_path / "audit.jsonl").read_text()

@@ -21,16 +21,23 @@ PLACES = ("sqlite", "postgres", "served")
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each test over each place, or over the PLACES of its module; one that needs the engine in its own process
-    (`engine_here`) not behind a server."""
+    (`engine_here`) not behind a server, and one of what is refused before the store is asked (`no_store_asked`) not in
+    PostgreSQL, which would repeat it."""
     if "open_log" in metafunc.fixturenames:
-        here = "engine_here" in metafunc.fixturenames
-        places = [place for place in getattr(metafunc.module, "PLACES", PLACES) if not (here and place == "served")]
+        without = {"engine_here": "served", "no_store_asked": "postgres"}
+        left_out = {place for fixture, place in without.items() if fixture in metafunc.fixturenames}
+        places = [place for place in getattr(metafunc.module, "PLACES", PLACES) if place not in left_out]
         metafunc.parametrize("open_log", places, indirect=True)
 
 
 @pytest.fixture
 def engine_here() -> None:
     """For tests that reach into the engine in ways that a client cannot."""
+
+
+@pytest.fixture
+def no_store_asked() -> None:
+    """For tests of what is refused before the store is asked."""
 
 
 class LogOpener:

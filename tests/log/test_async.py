@@ -16,7 +16,6 @@ from headwater.errors import (
     InvalidDataError,
     InvalidStateError,
     LeaseLostError,
-    NotDeliveredError,
     SubscriptionActiveError,
 )
 
@@ -111,25 +110,6 @@ async def test_a_hundred_publishers_share_commits(opening: Opening, monkeypatch:
         assert [message.data for message in await subscription.fetch()] == list(range(100)), "in the order of asking"
 
 
-async def test_one_bad_publish_among_many_fails_alone(opening: Opening) -> None:
-    async with opening as log:
-        outcomes = await asyncio.gather(
-            *(log.publish("a", float("nan") if n == 5 else n) for n in range(10)), return_exceptions=True
-        )
-        assert [type(outcome) for outcome in outcomes].count(InvalidDataError) == 1
-        assert await log.last_seq() == 9
-
-
-async def test_a_waiting_fetch_is_woken(opening: Opening) -> None:
-    async with opening as log:
-        subscription = await log.subscribe("s", "a")
-        waiting = asyncio.create_task(subscription.fetch(timeout=None))
-        await asyncio.sleep(0)
-        await log.publish("b", 0)
-        await log.publish("a", 1)
-        assert seqs(await waiting) == [2]
-
-
 async def test_async_iteration(opening: Opening) -> None:
     async with opening as log:
         await log.publish_many([("a", n) for n in range(250)])
@@ -154,16 +134,6 @@ async def test_async_iteration(opening: Opening) -> None:
         await subscription.close()
         await task
         assert received == list(range(1, 252))
-
-
-async def test_two_shared_consumers(opening: Opening) -> None:
-    async with opening as log:
-        one, two = [await log.subscribe("s", "a", mode="shared") for _ in range(2)]
-        await log.publish_many([("a", n) for n in range(4)])
-        assert [seqs(await one.fetch(2)), seqs(await two.fetch())] == [[1, 2], [3, 4]]
-        behind = await log.subscribe("behind", "a", mode="shared")
-        with pytest.raises(NotDeliveredError):
-            await behind.ack_many(await (await log.subscribe("all", ">")).fetch())
 
 
 def test_the_two_faces_share_a_file(tmp_path: Path, clock: ManualClock) -> None:
@@ -243,13 +213,6 @@ async def test_a_closed_log_says_so(url: str, clock: ManualClock) -> None:
         with pytest.raises(ClosedError):
             await verb
     await log.close()
-
-
-async def test_a_closed_log_says_so_to_readers_too(url: str, clock: ManualClock) -> None:
-    async with headwater.open_async(url, clock=clock, maintenance_interval=None, heartbeats=False) as log:
-        pass
-    with pytest.raises(ClosedError):
-        await log.last_seq()
 
 
 async def test_an_unconfirmed_ack_is_done_after_close(opening: Opening) -> None:

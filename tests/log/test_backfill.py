@@ -43,6 +43,7 @@ def test_in_a_transaction(log: Log, clock: ManualClock, engine_here: None) -> No
     assert [message.published_at for message in everything(log)] == [at]
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [

@@ -122,7 +122,8 @@ def test_the_state_of_a_message_in_each_subscription(log: Log, clock: ManualCloc
     assert (in_flight.state, in_flight.attempts) == ("in_flight", 1)
     assert in_flight.due_ms is not None
     assert in_flight.due_ms > clock.now_ms()
-    assert (in_flight.holder is not None) == (mode == "exclusive")
+    info = log.subscription("s")
+    assert in_flight.holder in [info.holder, *info.consumers]
     assert delivery(log, 4)("s").state == "undelivered"
     assert [delivery(log, seq)("choosy").state for seq in (3, 4)] == ["not_matching", "undelivered"]
     assert delivery(log, 3)("elsewhere").state == "not_matching"
@@ -142,6 +143,24 @@ def test_the_state_of_a_message_in_each_subscription(log: Log, clock: ManualCloc
     assert flying.seq == 3
     log.seek("s", "first")
     assert delivery(log, 2)("s").state == "undelivered", "its dead letter is of an earlier delivery"
+
+
+def test_the_consumer_of_a_shared_subscription_that_has_a_message_is_named(open_log: Any, clock: ManualClock) -> None:
+    log, other = open_log(), open_log()
+    log.publish_many([("a", n) for n in range(4)])
+    first = log.subscribe("s", "a", mode="shared", backoff=0, jitter=0)
+    [name] = log.subscription("s").consumers
+    second = other.subscribe("s", "a", mode="shared", backoff=0, jitter=0)
+    [other_name] = {*log.subscription("s").consumers} - {name}
+    mine, theirs, failed = first.fetch(1)[0], second.fetch(1)[0], first.fetch(1)[0]
+    assert [delivery(log, each.seq)("s").holder for each in (mine, theirs)] == [name, other_name]
+    failed.nack()
+    assert delivery(log, failed.seq)("s").holder is None, "it waits for its next attempt"
+    [again] = second.fetch(1)
+    assert (again.seq, delivery(log, again.seq)("s").holder) == (failed.seq, other_name)
+    clock.advance(16)  # longer than the lease of a consumer, which has no heartbeat here
+    gone = delivery(log, mine.seq)("s")
+    assert (gone.state, gone.holder) == ("in_flight", None), "a consumer that shows no life is not named"
 
 
 def test_rights_decide_what_is_seen_of_a_message(log: Log) -> None:

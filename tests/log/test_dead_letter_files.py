@@ -107,19 +107,13 @@ def test_a_broken_line_is_named_and_nothing_is_imported(log: Log, broken: str) -
     assert len(log.dead_letters.list()) == 2
 
 
-@pytest.mark.parametrize("change", [{"died_at": "yesterday"}, {"died_at": 5}, {"message": 5}], ids=str)
-def test_a_line_with_a_wrong_value_is_named(log: Log, change: dict[str, Any]) -> None:
-    dead_letter_two(log)
-    line = {**plain(log)[0], **change}
-    with pytest.raises(InvalidDataError) as refused:
-        log.dead_letters.import_([json.dumps(line)])
-    assert refused.value.where == "line 1"
-    assert len(log.dead_letters.list()) == 2
-
-
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize(
     "change",
     [
+        {"died_at": "yesterday"},
+        {"died_at": 5},
+        {"message": 5},
         {"attempts": "many"},
         {"subscription": 5},
         {"reason": "boredom"},
@@ -129,23 +123,6 @@ def test_a_line_with_a_wrong_value_is_named(log: Log, change: dict[str, Any]) ->
         {"message.topic": 5},
         {"message.id": 5},
         {"message.priority": "x"},
-    ],
-    ids=str,
-)
-def test_a_line_with_a_value_of_the_wrong_type_is_named(log: Log, change: dict[str, Any]) -> None:
-    dead_letter_two(log)
-    line = plain(log)[0]
-    for name, value in change.items():
-        *inside, name = name.split(".")
-        (line["message"] if inside else line)[name] = value
-    with pytest.raises(InvalidDataError) as refused:
-        log.dead_letters.import_([json.dumps(line)])
-    assert refused.value.where == "line 1"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
         {"subscription": "x" * 129},
         {"attempts": 2**64},
         {"redrives": -1},
@@ -157,9 +134,9 @@ def test_a_line_with_a_value_of_the_wrong_type_is_named(log: Log, change: dict[s
         {"message.data": "x" * 1_048_576},
         {"message.priority": 10**9},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda change: str(change)[:40],
 )
-def test_a_line_over_a_limit_is_named(log: Log, change: dict[str, Any]) -> None:
+def test_a_line_with_a_value_that_cannot_be_is_named(log: Log, change: dict[str, Any]) -> None:
     dead_letter_two(log)
     line = plain(log)[0]
     for name, value in change.items():

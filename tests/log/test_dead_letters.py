@@ -71,6 +71,7 @@ def test_one_can_be_looked_at(three: Log) -> None:
         three.dead_letters.get(99)
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize(
     ("given", "error"),
     [

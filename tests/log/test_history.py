@@ -166,3 +166,22 @@ def test_a_log_in_memory_is_not_locked_by_its_own_sample(clock: ManualClock) -> 
         log.publish("a", 1)
         take(log)
         assert read(log).file_bytes[-1]
+
+
+def test_of_many_subscriptions_those_with_the_greatest_lag_are_kept(
+    log: Log, minutes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.broker.history.SUBSCRIPTIONS_MAX", 2)
+    for id in ("a", "b", "c"):
+        log.subscribe(id, f"{id}.>").close()
+    assert read(log).subscriptions_left_out == 1
+    log.publish_many([("b.x", 1), ("c.x", 1), ("c.x", 2)])
+    minutes(1)
+    assert read(log).subscriptions.keys() == {"b", "c"}
+    log.publish_many([("a.x", n) for n in range(3)])
+    minutes(1)
+    found = read(log)
+    assert found.subscriptions.keys() == {"a", "c"}, "no more are answered than are kept at one time"
+    assert found.subscriptions["c"].lag[-3:] == [2, 2, None]
+    log.delete_subscription("b")
+    assert read(log).subscriptions_left_out == 0

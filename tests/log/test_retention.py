@@ -123,6 +123,7 @@ def test_policies_survive_reopening(open_log: Any) -> None:
         assert left(log) == [2]
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize(
     ("pattern", "limits", "error"),
     [
@@ -144,6 +145,7 @@ def test_an_impossible_policy_is_refused(
     assert log.retention() == []
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize("limits", [{"max_count": "3"}, {"max_count": 1.5}, {"max_bytes": True}], ids=str)
 def test_a_limit_of_the_wrong_type_is_refused(log: Log, limits: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):

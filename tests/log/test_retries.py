@@ -1,6 +1,7 @@
 """Trying again: after a nack, after a lost lease, and no more than so often."""
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ def test_a_nack_with_zero_delay_comes_back_at_once(log: Log, mode: Any) -> None:
     assert attempts(subscription.fetch()) == [(1, 2)]
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize("delay", [-1, "5", float("nan")], ids=repr)
 def test_an_impossible_delay_is_refused_and_nothing_settled(log: Log, mode: Any, delay: Any) -> None:
     log.publish("a", 1)
@@ -387,3 +389,26 @@ def test_a_stack_begins_with_the_handler(log: Log) -> None:
     frames = [line for line in (letter.stack or "").splitlines() if line.startswith("  File ")]
     assert len(frames) == 1
     assert frames[0].endswith("in fail")
+
+
+def test_the_only_attempt_is_not_spent_on_messages_ahead(open_log: Any, mode: Any) -> None:
+    """After a kill, messages that no handler had begun would be dead letters."""
+    log = open_log()
+    log.publish_many([("a", n) for n in range(5)])
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    @log.on("a", id="s", mode=mode, max_attempts=1, concurrency=1 if mode == "exclusive" else 2)
+    def handler(message: Any) -> None:
+        begun.release()
+        assert go_on.wait(10)
+
+    log.start()
+    handlers = 1 if mode == "exclusive" else 2
+    for _ in range(handlers):
+        assert begun.acquire(timeout=10)
+    assert [info.in_flight for info in log.subscriptions()] == [handlers]
+    go_on.set()
+    for _ in range(5 - handlers):
+        assert begun.acquire(timeout=10)
+    log.stop()
+    assert [(info.acked, info.dead) for info in log.subscriptions()] == [(5, 0)]

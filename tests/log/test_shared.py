@@ -1,5 +1,6 @@
 """Competing consumers: each message to one of them, passed on when that one is gone."""
 
+import os
 import threading
 from typing import Any
 
@@ -144,3 +145,11 @@ def test_consumers_survive_each_other_over_a_reopen(open_log: Any, clock: Manual
         received += [(message.seq, message.attempt) for message in found]
         subscription.ack_many(found)
     assert received == [(2, 2), (3, 2), (4, 2)]
+
+
+def test_a_consumer_behind_a_server_has_the_name_that_its_client_chose(open_log: Any) -> None:
+    log = open_log()
+    with log.subscribe("s", "a", mode="shared"):
+        [name] = log.subscription("s").consumers
+        assert str(os.getpid()) in name
+        assert (":" in name) is not open_log.is_served, "a server's own names have colons"

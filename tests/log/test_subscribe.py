@@ -48,6 +48,7 @@ def test_a_start_in_time_is_the_first_message_at_or_after_it(log: Log, clock: Ma
     assert seqs(log.subscribe("before", "a", start=noon - timedelta(days=365)).fetch()) == [1, 2, 3]
 
 
+@pytest.mark.usefixtures("no_store_asked")
 @pytest.mark.parametrize("start", ["last", -1, 1.5, True, datetime(2020, 1, 1)], ids=repr)
 def test_an_impossible_start_is_refused(log: Log, start: Any) -> None:
     with pytest.raises(InvalidOptionError):

@@ -98,6 +98,7 @@ def test_bad_sql_has_a_named_error(ledger: Log, subscription: Any, sql: str) -> 
     assert rows(ledger) == []
 
 
+@pytest.mark.parametrize("subscription", ["exclusive"], indirect=True)
 @pytest.mark.parametrize(
     "sql",
     [

@@ -28,9 +28,6 @@ from headwater.topics import parse_pattern
 HERE = Path(__file__).parent
 FIRST_QUERIES_S_MAX = 300  # the first test pays for the start of Spark, on a machine that has other things to do
 LONG_S_MAX = 1_500
-QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-"""The JVM compiles simply and at once: what tests run ends before the better compiler has paid for itself. It saves a
-third of their processor time, and changes nothing of what they prove."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -51,16 +48,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def spark(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, s3: S3Server
 ) -> Iterator[SparkSession]:
-    """Its workers can reach lakes on S3: they have the environment that the JVM began with."""
+    """As commands have it for little data: queries over few rows end before compilers and second plans have paid for
+    themselves. Its workers can reach lakes on S3: they have the environment that the JVM began with."""
     scratch = tmp_path_factory.mktemp("spark")
-    place: dict[str, Any] = {"master": "local[2]", "conf": QUICK_START}
+    place: dict[str, Any] = {"master": "local[2]", "short": True}
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in s3.lake_environment.items():
                 patch.setenv(name, value)
             match pytestconfig.getoption("--spark"):
                 case "connect":
-                    place = {"remote": "local[2]", "conf": QUICK_START}
+                    place = {"remote": "local[2]", "short": True}
                 case "standalone":
                     from standalone import EXECUTORS, standalone_cluster
 

@@ -49,9 +49,9 @@ def both(tmp_path: Path) -> tuple[object, ...]:
 
 def test_run_query_replay_audit(call: Call, both: tuple[object, ...], tmp_path: Path) -> None:
     lake = both[2:]
-    code, out, _ = call("run", *both, "--json")
+    code, out, err = call("run", *both, "--json")
     ran = json.loads(out)
-    assert (code, ran["messages"], ran["last_seq"]) == (0, 4, 4)
+    assert (code, err, ran["messages"], ran["last_seq"]) == (0, "", 4, 4)
     assert (ran["tables"]["bronze/messages"], ran["tables"]["silver/messages"]) == (4, 4)
     assert call("run", *both)[1].startswith("0 messages ingested, up to seq 4, in ")
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lake_world import World
+from s3_server import S3Server
 
 from headwater.errors import CorruptError, InvalidStateError
 from headwater.pipeline import status_file
-from headwater.pipeline.lake import STATUS_FILE
+from headwater.pipeline.lake import STATUS_FILE, Lake
 from headwater.pipeline.logs import log_identity
 from headwater.pipeline.status_file import DAY_MS, HOUR_MS, _chart, write_verdict
+from headwater.pipeline.storage import Storage
 from headwater.server import lake as reading
 
 AUDIT = {
@@ -89,6 +93,47 @@ def test_a_server_refuses_what_is_no_such_file(world: World) -> None:
     path.write_text(json.dumps({"version": 1, "padding": "x" * reading.STATUS_BYTES_MAX}))
     with pytest.raises(CorruptError, match="damaged"):
         reading.read_lake(str(world.lake_path), salt)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S3Server, Lake]]:
+    with S3Server() as server:
+        for name, value in server.lake_environment.items():
+            monkeypatch.setenv(name, value)
+        yield server, Lake(Storage(server.new_lake()))
+
+
+def test_a_lake_in_a_bucket_has_the_same_file(bucket: tuple[S3Server, Lake]) -> None:
+    _, lake = bucket
+    write_verdict(lake, AUDIT)
+    with pytest.raises(InvalidStateError, match="no run has finished"):
+        reading.read_lake(lake.name, 7)
+    document = {"version": 1, "log": 7, "last_seq": 3, "audit": None}
+    status_file._write(lake, document)
+    assert reading.read_lake(lake.name, 7) == document
+    assert reading.read_lake(lake.name.replace("s3://", "s3a://"), 7) == document
+    write_verdict(lake, AUDIT)
+    assert reading.read_lake(lake.name, 7)["audit"]["failed"] == ["rows: " + 294 * "x"]
+    with pytest.raises(InvalidStateError, match="another log"):
+        reading.read_lake(lake.name, 8)
+    status_file._write(lake, document | {"padding": "x" * reading.STATUS_BYTES_MAX})
+    with pytest.raises(CorruptError, match="the limit"):
+        reading.read_lake(lake.name, 7)
+
+
+def test_a_bucket_that_does_not_answer_costs_a_bounded_time(
+    bucket: tuple[S3Server, Lake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, lake = bucket
+    monkeypatch.setattr(reading, "REQUEST_S", 0.5)
+    server.pause()
+    began_s = time.monotonic()
+    with pytest.raises(InvalidStateError, match="cannot be read") as refused:
+        reading.read_lake(lake.name, 7)
+    assert time.monotonic() - began_s < 10
+    assert refused.value.where == lake.name
+    with pytest.raises(InvalidStateError, match="in a folder or on S3"):
+        reading.read_lake("gs://bucket/lake", 7)
 
 
 def test_a_chart_has_the_greatest_series_and_steps_of_hours_or_days() -> None:

@@ -124,20 +124,6 @@ async def test_subscriptions_are_listed_in_pages(serve: Serve) -> None:
             assert [info.id for info in await log.subscriptions()] == ids
 
 
-async def test_removing_a_subscription_forgets_it(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish_many("a", 2)
-        await client.subscribe("s", "a")
-        await client.deliveries(2)
-        await client.ack("s", 1)
-        assert await client.code("rpc.subscription.remove", {"subscription_id": "s"}) == -32001  # while it is held
-        await client.release("s")
-        assert await client.call("rpc.subscription.remove", {"subscription_id": "s"}) == {"ok": True}
-        assert await client.code("rpc.subscription.remove", {"subscription_id": "s"}) == -32002
-        assert (await client.subscribe("s", "a"))["resumed_from_sequence"] == 0
-        assert await client.delivered_seqs(2) == [1, 2]
-
-
 async def test_seeking_moves_a_subscription(serve: Serve) -> None:
     async with serve() as server, connect(server) as client:
         await client.publish_many("a", 4)
@@ -185,20 +171,6 @@ async def test_retention_is_set_shown_and_taken_away(serve: Serve) -> None:
         ]:
             assert await client.code("rpc.retain", wrong) == code, wrong
         assert await client.call("rpc.retention") == []
-
-
-async def test_unacked_messages_are_kept_if_so_wished(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish_many("a", 5)
-        await client.subscribe("s", "a")
-        await client.deliveries(5)
-        await client.ack("s", 1, 2)
-        await client.release("s")
-        await client.call("rpc.retain", {"topic": "a", "max_count": 0, "keep_unacked": True})
-        report = await client.call("rpc.maintenance.run")
-        assert (report["pruned"], report["gaps"], report["skipped"]) == ({"a": 2}, 0, False)
-        await client.subscribe("s", "a")
-        assert await client.delivered_seqs(3) == [3, 4, 5]
 
 
 # --- dead letters -----------------------------------------------------------------------------------------------------
@@ -250,32 +222,6 @@ async def test_dead_letters_are_listed_and_found(serve: Serve) -> None:
         counts = await client.call("rpc.dead_letters.stats")
         assert (counts["total"], counts["by_topic"], counts["by_reason"]) == (3, {"a": 2, "b": 1}, {"rejected": 3})
         assert counts["by_error"] == {"no stock": 2, "no address": 1}
-
-
-async def test_dead_letters_are_redriven_and_purged(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        letters = await dead_letter_three(client)
-        assert await client.call("rpc.dead_letters.redrive", {"topic": "a"}) == {"redriven": 2, "failed": {}}
-        for delivery in await client.deliveries(2):
-            await client.ack("s", delivery["sequence_id"])
-        assert [letter["id"] for letter in await client.call("rpc.dead_letters")] == [letters[2]["id"]]
-        assert await client.call("rpc.dead_letters.redrive", {"to_topic": "again"}) == {"redriven": 1, "failed": {}}
-        assert (await client.delivery())["topic"] == "again"
-        assert await client.call("rpc.dead_letters.purge") == 0
-
-
-async def test_dead_letters_travel_as_lines(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        before = await dead_letter_three(client)
-        lines = (await client.call("rpc.dead_letters.export"))["lines"]
-        assert len(lines) == 3
-        assert await client.call("rpc.dead_letters.purge", {"topic": "a"}) == 2
-        assert await client.call("rpc.dead_letters.purge") == 1
-        assert await client.call("rpc.dead_letters") == []
-        assert await client.call("rpc.dead_letters.import", {"lines": lines}) == 3
-        after = await client.call("rpc.dead_letters")
-        assert [letter["message"]["data"] for letter in after] == [letter["message"]["data"] for letter in before]
-        assert await client.code("rpc.dead_letters.import", {"lines": ["nonsense"]}) == -32602
 
 
 async def test_messages_are_searched_in_pages(serve: Serve) -> None:

@@ -198,11 +198,12 @@ async def test_refusals_of_the_persistent_methods(serve: Serve, spelling: Spelli
         await client.subscribe("s", "a")
         await client.publish("a", 1)
         await client.delivery()
-        refused = await other.refusal(subscribe, {"subscription_id": "s", "topic": "a"})
-        assert (refused["code"], refused["message"]) == (
-            -32001,
-            "Subscription 's' is already active on another connection",
-        )
+        for each in (other, client):
+            refused = await each.refusal(subscribe, {"subscription_id": "s", "topic": "a"})
+            assert (refused["code"], refused["message"]) == (
+                -32001,
+                "Subscription 's' is already active on another connection",
+            )
         for params, code in [
             ({"subscription_id": "t", "topic": "a..b"}, -32004),
             ({"subscription_id": "t", "topic": "orders.*.>"}, -32004),

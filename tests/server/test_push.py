@@ -36,19 +36,6 @@ async def test_no_more_are_in_flight_than_asked_for(serve: Serve, mode: str) -> 
         assert await client.has_nothing_to_read()
 
 
-async def test_deliveries_come_in_the_order_of_the_log(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client, connect(server) as publisher:
-        await client.subscribe("s", "a.*", max_in_flight=10)
-        for topic in ("a.x", "b.x", "a.y") * 20:
-            await publisher.publish(topic)
-        wanted = [seq for seq in range(1, 61) if seq % 3 != 2]
-        got: list[int] = []
-        while len(got) < len(wanted):
-            got += await client.delivered_seqs(1)
-            await client.ack("s", got[-1])
-        assert got == wanted
-
-
 async def test_a_client_that_never_sent_hello_gets_one_notification_a_frame(serve: Serve) -> None:
     async with serve() as server, connect(server) as plain, connect(server) as modern:
         await plain.publish_many("a", 20)
@@ -90,40 +77,6 @@ async def test_a_delay_of_a_nack_is_waited_for(serve: Serve) -> None:
         assert (await client.delivery())["attempt"] == 2
 
 
-async def test_after_its_last_attempt_a_message_is_dead(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish("a", "poison")
-        await client.subscribe("s", "a", max_attempts=3, **QUIET)
-        for attempt in (1, 2, 3):
-            assert (await client.delivery())["attempt"] == attempt
-            params = {"subscription_id": "s", "sequence_id": 1, "reason": f"no. {attempt}", "stack": "line 7"}
-            await client.call("rpc.nack", params)
-        [letter] = await client.call("rpc.dead_letters")
-        assert (letter["reason"], letter["attempts"], letter["error"], letter["stack"]) == (
-            "max_attempts",
-            3,
-            "no. 3",
-            "line 7",
-        )
-        assert letter["message"]["data"] == "poison"
-        await client.publish("a", "fine")
-        assert (await client.delivery())["sequence_id"] == 2
-
-
-async def test_what_is_rejected_is_dead_at_once(serve: Serve) -> None:
-    async with serve() as server, connect(server) as client:
-        await client.publish("a", {"n": 1})
-        await client.subscribe("s", "a")
-        await client.delivery()
-        await client.call("rpc.reject", {"subscription_id": "s", "sequence_id": 1, "reason": "broken"})
-        [letter] = await client.call("rpc.dead_letters", {"subscription": "s"})
-        assert (letter["reason"], letter["error"], letter["message"]["data"]) == ("rejected", "broken", {"n": 1})
-        await client.release("s")
-        assert (await client.subscribe("s", "a"))["undelivered_count"] == 0
-        await client.call("rpc.dead_letters.redrive", {"ids": [letter["id"]]})
-        assert (await client.delivery())["sequence_id"] == 1
-
-
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 async def test_what_is_not_acked_in_time_comes_back_unless_it_is_extended(serve: Serve, mode: str) -> None:
     clock = ManualClock()
@@ -157,20 +110,6 @@ async def test_an_ack_that_was_not_waited_for_is_not_lost_by_leaving(serve: Serv
 
 
 # --- coming and going -------------------------------------------------------------------------------------------------
-
-
-async def test_a_closed_client_gives_back_its_deliveries(serve: Serve) -> None:
-    async with serve() as server:
-        async with connect(server) as client:
-            await client.publish_many("a", 4)
-            await client.subscribe("s", "a")
-            await client.deliveries(4)
-            await client.ack("s", 2)
-        await gone(server)
-        async with connect(server) as client:
-            result = await client.subscribe("s", "a")
-            assert (result["resumed_from_sequence"], result["undelivered_count"]) == (0, 3)
-            assert [(d["sequence_id"], d["attempt"]) for d in await client.deliveries(3)] == [(1, 2), (3, 2), (4, 2)]
 
 
 async def test_what_a_client_had_when_it_closed_comes_back(serve: Serve) -> None:

@@ -485,6 +485,31 @@ async def test_dead_letters_of_other_topics_are_not_there(serve_tokens: Serve, m
         assert str(hidden) == str(missing).replace("9", "1")
         assert [each["id"] for each in await client.call("rpc.dead_letters", {"topic": "a.>"})] == [2]
         assert (await client.call("rpc.dead_letters.get", {"id": 2}))["subscription"] == "t"
+        for pattern in ("a.>", "a.x", "a.*"):  # what the database tells alone, and what it does not
+            own = {"topic": pattern}
+            assert (await client.call("rpc.dead_letters.stats", own))["by_topic"] == {"a.x": 1}
+            assert [each["subscription"] for each in await client.call("rpc.dead_letters.groups", own)] == ["t"]
+            other = {**own, "ids": [1]}
+            redriven = await client.call("rpc.dead_letters.redrive", {**other, "dry_run": True})
+            assert (redriven, await client.call("rpc.dead_letters.purge", other)) == ({"redriven": 0, "failed": {}}, 0)
+        for method in ("", ".stats", ".groups", ".redrive", ".purge"):
+            for params in ({}, {"topic": ">"}, {"topic": "b"}, {"topic": "a.#"}, {"ids": [1]}, {"subscription": "s"}):
+                assert await client.code(f"rpc.dead_letters{method}", params) == UNAUTHORIZED, (method, params)
+        assert len(await owner.call("rpc.dead_letters")) == 2
+
+
+async def test_dead_letters_are_found_by_a_pattern_as_the_token_has_it(serve_tokens: Serve, make: Make) -> None:
+    async with (
+        serve_tokens() as server,
+        connect(server, **bearer(make("all", EVERYTHING))) as owner,
+        connect(server, **bearer(make("manager", manage=["a.#"]))) as client,
+    ):
+        for id, topic in (("r", "ab"), ("s", "a"), ("t", "a.x")):
+            await dead_letter(owner, id, topic)
+        [pattern] = (await client.call("rpc.hello"))["rights"]["manage"]
+        found = await client.call("rpc.dead_letters", {"topic": pattern})
+        assert [each["message"]["topic"] for each in found] == ["a", "a.x"]
+        assert (await client.call("rpc.dead_letters.stats", {"topic": pattern}))["by_topic"] == {"a": 1, "a.x": 1}
 
 
 async def test_an_imported_letter_reaches_no_subscription_that_does_not_read_its_topic(

@@ -72,14 +72,6 @@ async def test_a_subscription_without_a_timeout_stays(serve: Serve) -> None:
         assert (await log.run_maintenance()).expired_subscriptions == ["dropped"]
 
 
-async def test_a_subscription_in_use_is_not_dropped(serve: Serve) -> None:
-    clock = ManualClock()
-    async with serve(clock=clock, log_subscription_timeout=60.0) as server, connect(server) as client:
-        await client.subscribe("s", "a", lease=3_600)
-        clock.advance(61)
-        assert (await client.call("rpc.maintenance.run"))["expired_subscriptions"] == []
-
-
 @pytest.mark.parametrize(
     "flags",
     [{"port": -1}, {"limits_frame_bytes": 10}, {"host": "0.0.0.0"}],

@@ -20,9 +20,15 @@ from headwater.ports.records import Gap
 from headwater.stores.sqlite import SqliteStore, migrations
 from headwater.stores.sqlite.migrations import SCHEMA_VERSION
 
-OLD_VERSIONS = (1, 2, 3, 4)
+OLD_VERSIONS = (1, 2, 3, 4, 5)
 # What stands in the way if the user has it already.
-NEW_IN = {2: {"receipts"}, 3: {"pruned", "sinks", "timings", "timings_by_hour"}, 4: {"ids_by_log"}, 5: {"samples"}}
+NEW_IN = {
+    2: {"receipts"},
+    3: {"pruned", "sinks", "timings", "timings_by_hour"},
+    4: {"ids_by_log"},
+    5: {"samples"},
+    6: {"dead_letters_by_seq"},
+}
 TIME_LIMIT_S = 30
 CLOCK = ManualClock()
 

@@ -16,6 +16,7 @@ import msgspec
 from headwater.broker.deliveries import already_active, load
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Flow
+from headwater.broker.shared_consumers import consumer_of, live_consumers
 from headwater.broker.statistics import LAG_LOOKED_AT_MAX, Waiting, look_upto
 from headwater.broker.subscribe import Allow, Start, start_position
 from headwater.delivery.window import Range
@@ -71,7 +72,8 @@ State = Literal["not_matching", "undelivered", "in_flight", "waiting", "settled"
 
 class DeliveryInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a message in one subscription. `due_ms`: the end of its lease if it is in flight, else when it is
-    delivered next. `settled` includes what lies before the subscription's start. `unknown`: its filter is broken."""
+    delivered next. `holder`: the consumer that has it, as long as that shows life. `settled` includes what lies before
+    the subscription's start. `unknown`: its filter is broken."""
 
     subscription: str
     pattern: str
@@ -211,6 +213,8 @@ def _state(
     if row is not None:
         is_redriving = row.dead_letter is not None
         if row.token and now_ms < row.due_ms:
+            if record.spec.mode == "shared":
+                holder = consumer_of(row.token, live_consumers(reader, record.id, now_ms))
             return "in_flight", row.attempts, holder, row.due_ms, is_redriving
         return "waiting", row.attempts, None, row.due_ms, is_redriving
     try:
@@ -245,7 +249,7 @@ def preview_seek(
         if allow is not None:
             allow(record)
         if record.spec.mode == "exclusive" and record.lease.live(engine.clock.now_ms()):
-            raise already_active(record, "Close it there, seek, and subscribe again")
+            raise already_active(record, "Close it, seek, and subscribe again")
         target = start_position(reader, start)
         selection, window = selection_of(record.spec), record.window
         count = _counting(reader, selection)

@@ -71,6 +71,9 @@ class Consumer(ABC):
         self._waiter = waiter
         self._now_ms = now_ms
         self._prefetch = Prefetch(spec, prefetch)
+        # A killed process leaves open which of its messages were begun, so each has had an attempt. The only one must
+        # not be spent on a message that was in the buffer.
+        self._takes_ahead = spec.mode == "ephemeral" or spec.retry.max_attempts > 1
         self._lock = threading.RLock()  # what is asked of the log may be answered at once, on the same thread
         self._in_flight: dict[int, Claimed] = {}
         self._look_again_ms: int | None = None  # when a claim may find something though nothing wakes us
@@ -169,7 +172,7 @@ class Consumer(ABC):
 
     def take_next(self, wait_s: float | None) -> Flow[Claimed | None]:
         """For iterators and workers, inside `taking()`: one, claimed ahead; None when time is up."""
-        taken = yield from self.take(1, wait_s, ahead=True)
+        taken = yield from self.take(1, wait_s, ahead=self._takes_ahead)
         return taken[0] if taken else None
 
     def pop(self) -> Claimed | None:

@@ -105,7 +105,7 @@ def make_query(given: Mapping[str, Any]) -> DeadLetterQuery:
     return DeadLetterQuery(
         ids=None if ids is None else _check_ids(ids),
         subscription=check_optional_text("subscription", given.get("subscription")),
-        topic=None if topic is None else parse_pattern(topic),
+        topic=parse_pattern(topic) if isinstance(topic, str) else topic,
         type=check_optional_text("type", given.get("type")),
         reason=None if reason is None else check_choice("reason", reason, REASONS),
         error=None if error is None else parse_regex(error, "error"),
@@ -482,7 +482,8 @@ def _statistics(reader: Reader, query: DeadLetterQuery) -> LetterStatistics:
 
 def _is_for_store(query: DeadLetterQuery) -> bool:
     """Whether the database can tell alone which letters match."""
-    return not query.is_left_to_broker and (query.topic is None or query.topic.is_exact)
+    topic = query.topic
+    return not query.is_left_to_broker and (topic is None or topic.is_exact or topic.exact_prefix_only)
 
 
 def _groups(reader: Reader, query: DeadLetterQuery) -> list[LetterGroup]:

@@ -15,6 +15,7 @@ import msgspec
 
 from headwater.broker.committer import TransactionHooks
 from headwater.broker.logger import logger
+from headwater.broker.shared_consumers import next_token
 from headwater.delivery.filters import Path, parse_path, value_at
 from headwater.delivery.lease import release, renew, take
 from headwater.delivery.retry import GiveUp, Reason, Retry, decide_redelivery
@@ -45,6 +46,7 @@ from headwater.ports.store import Reader, Writer
 PRIORITY_ROWS_MAX = 10_000  # how many messages are looked through for the highest priority
 KEYED_ROWS_MAX = 1_000  # how many messages may be parked behind others of their key
 RECOVERY_PAGE = 1_000
+THIS_PROCESS = "this process"
 PUBLISHED_BYTES_MAX = 16 * 1024  # claimed by the transaction that publishes, before a server has reserved room for it
 ERROR_CHARS_MAX = 2_000  # of a dead letter
 STACK_CHARS_MAX = 8_000
@@ -165,7 +167,7 @@ def take_exclusive_lease(
         left_s = (record.lease.until_ms - now_ms) / 1000
         raise already_active(
             record,
-            "Close it there, wait for it with the option timeout (the lease of a dead consumer "
+            "Close it, wait for it with the option timeout (the lease of a dead consumer "
             f"ends in {left_s:.0f} s), or set the option mode to shared to share the work",
         )
     seqs = left.seqs if left is not None and left.window == record.window else [*left_in_flight(writer, record)]
@@ -187,8 +189,11 @@ def left_in_flight(reader: Reader, record: SubscriptionRecord) -> Iterator[int]:
 
 
 def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActiveError:
-    why = f"Subscription '{record.id}' is already active on another connection"  # JROW's text
-    return SubscriptionActiveError(why, where=f"held by {_holder(record.lease.owner)}", next=next)
+    holder = _holder(record.lease.owner)
+    place = "in this process" if holder == THIS_PROCESS else "on another connection"  # JROW's text
+    return SubscriptionActiveError(
+        f"Subscription '{record.id}' is already active {place}", where=f"held by {holder}", next=next
+    )
 
 
 def _holder(owner: str) -> str:
@@ -200,15 +205,21 @@ def _holder(owner: str) -> str:
         return "a client of the server"
     if name.startswith(SERVED):
         return "a client of this server" if is_here else f"a client of the server in process {pid} on {host}"
-    return "this process" if is_here else f"process {pid} on {host}"
+    return THIS_PROCESS if is_here else f"process {pid} on {host}"
 
 
 def resume(
-    writer: Writer, record: SubscriptionRecord, asked: Resume, now_ms: int, left: LeftInFlight | None = None
+    writer: Writer,
+    record: SubscriptionRecord,
+    asked: Resume,
+    consumer: str,
+    now_ms: int,
+    left: LeftInFlight | None = None,
 ) -> tuple[SubscriptionRecord, Resumed]:
     """Continue a subscription. An exclusive one that another consumer has had since is acquired anew, or refused."""
     if record.spec.mode != "exclusive":  # the token of a claim is unique, so this client gets one of its own
-        record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
+        token = next_token(record.lease.fence, consumer)
+        record = replace(record, lease=replace(record.lease, fence=token))
         return _reclaim(writer, record, asked.held, now_ms)
     # Not by the fence: the answer to an earlier resume may be lost, and then the client knows an old one.
     if record.lease.last_owner != asked.owner:

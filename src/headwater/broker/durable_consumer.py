@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from headwater.broker import deliveries
@@ -49,10 +49,11 @@ class DurableConsumer(Consumer):
         self.resumed_from = resumed_from
         self._in_flight = InFlight(engine, record, waiter, resumed.held)
         self._state: Cursor | LeasedRows = (
-            LeasedRows(self._in_flight, record) if record.spec.keeps_rows else Cursor(self._in_flight, record)
+            LeasedRows(self._in_flight, record, name) if record.spec.keeps_rows else Cursor(self._in_flight, record)
         )
         self._lane = engine.filters if selection.takes_time else engine.readers
         self._is_paused = record.spec.paused_ms is not None  # as far as this process knows
+        self.on_paused: Callable[[], None] | None = None  # on whichever thread learns of a pause
         self._looked_s = 0.0  # at the log, not only at what this process published
         engine.ensure_watching()
 
@@ -192,6 +193,8 @@ class DurableConsumer(Consumer):
             if untouched:
                 with contextlib.suppress(ClosedError):  # then closing gives them back
                     self._releasing = self.release(untouched)
+            if self.on_paused is not None:
+                self.on_paused()
 
     def _is_still_paused(self) -> Flow[bool]:
         self._waiter.is_stale, self._looked_s = False, time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from heapq import nlargest
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from headwater.ports.store import COUNTERS, Reader, Writer
 MINUTE_MS = 60_000
 SAMPLE_S = 30.0  # half of the shortest step, so that no step is left without one
 RINGS = ((MINUTE_MS, 1_440), (15 * MINUTE_MS, 1_344))  # the step and the rows of each: a day, and two weeks
-SUBSCRIPTIONS_MAX = 100  # of one sample: the first ones by id
+SUBSCRIPTIONS_MAX = 100  # of one sample, and of one answer: those with the greatest lag
 REASONS_MAX = 1_000
 
 
@@ -44,7 +45,8 @@ class SubscriptionHistory(msgspec.Struct, frozen=True):
 
 class History(msgspec.Struct, frozen=True):
     """One value for each step from `from_ms` on; None where nothing was recorded. `published` and `acked` are rates per
-    second. Of a subscription that was deleted nothing is shown."""
+    second. Of a subscription that was deleted nothing is shown. `subscriptions_left_out`: how many there are beyond
+    SUBSCRIPTIONS_MAX; those with the greatest lag are shown."""
 
     from_ms: int
     step_ms: int
@@ -53,6 +55,7 @@ class History(msgspec.Struct, frozen=True):
     file_bytes: list[int | None]
     journal_bytes: list[int | None]
     subscriptions: dict[str, SubscriptionHistory]
+    subscriptions_left_out: int = 0
 
 
 def take_sample(engine: Engine) -> Flow[None]:
@@ -63,16 +66,14 @@ def take_sample(engine: Engine) -> Flow[None]:
 
 def _sample(engine: Engine, reader: Reader) -> Sample:
     now_ms = engine.clock.now_ms()
+    infos = nlargest(SUBSCRIPTIONS_MAX, describe_all(reader, now_ms), key=lambda info: info.lag)
     return Sample(
         at_ms=now_ms,
         last_seq=reader.last_seq(),
         dead_letters=sum(reader.count_dead_letters(DeadLetterQuery(), "reason", REASONS_MAX).values()),
         file_bytes=reader.file_bytes(),
         journal_bytes=engine.store.journal_bytes(),
-        subscriptions={
-            info.id: SubscriptionSample(info.lag, info.acked)
-            for info in describe_all(reader, now_ms, SUBSCRIPTIONS_MAX)
-        },
+        subscriptions={info.id: SubscriptionSample(info.lag, info.acked) for info in infos},
     )
 
 
@@ -109,7 +110,12 @@ def history(reader: Reader, span: str, now_ms: int) -> History:
         at = sample.at_ms // step_ms - first
         found[at] = merged(found.get(at), sample)
     created = {record.id: record.created_ms for record in reader.subscriptions()}
-    names = {id for sample in found.values() for id in sample.subscriptions} & created.keys()
+    lags: dict[str, int] = {}
+    for sample in found.values():
+        for id, each in sample.subscriptions.items():
+            if id in created:
+                lags[id] = max(each.lag, lags.get(id, 0))
+    names = nlargest(SUBSCRIPTIONS_MAX, sorted(lags), key=lags.__getitem__)
 
     def values(of: Callable[[Sample], int | None]) -> list[int | None]:
         return [of(found[at]) if at in found else None for at in range(steps)]
@@ -132,6 +138,7 @@ def history(reader: Reader, span: str, now_ms: int) -> History:
         file_bytes=values(lambda sample: sample.file_bytes),
         journal_bytes=values(lambda sample: sample.journal_bytes),
         subscriptions={id: of_subscription(id) for id in sorted(names)},
+        subscriptions_left_out=max(0, len(created) - SUBSCRIPTIONS_MAX),
     )
 
 

@@ -15,6 +15,7 @@ from headwater.broker import deliveries
 from headwater.broker.committer import TransactionHooks
 from headwater.broker.deliveries import Claimed, ClaimResult, FetchPlan, replace
 from headwater.broker.in_flight import InFlight, Rows
+from headwater.broker.shared_consumers import next_token
 from headwater.ports.records import Scan, SubscriptionRecord, selection_of
 from headwater.ports.store import Reader, Writer
 
@@ -22,8 +23,8 @@ DENSE_SEQS = 1_000  # a claim that advanced no further cost the writer next to n
 
 
 class LeasedRows:
-    def __init__(self, in_flight: InFlight, record: SubscriptionRecord) -> None:
-        self.id, self.spec = record.id, record.spec
+    def __init__(self, in_flight: InFlight, record: SubscriptionRecord, name: str) -> None:
+        self.id, self.spec, self._name = record.id, record.spec, name
         self._in_flight = in_flight
         self._selection = selection_of(record.spec)
         self._filter_takes_time = self._selection.takes_time
@@ -120,7 +121,8 @@ class LeasedRows:
         bytes_max: int | None,
     ) -> ClaimResult:
         if record.spec.mode == "shared":  # every claim has a token of its own, so an old one is recognised
-            record = replace(record, lease=replace(record.lease, fence=record.lease.fence + 1))
+            token = next_token(record.lease.fence, self._name)
+            record = replace(record, lease=replace(record.lease, fence=token))
         fresh = self._fresh(writer, record, plan, bytes_max)
         if plan.is_current:
             record, claimed = deliveries.claim_fresh(writer, hooks, record, fresh(plan.room), now_ms)

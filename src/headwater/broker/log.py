@@ -149,7 +149,8 @@ class LocalLog:
             after = yield from self.engine.read(lambda reader: start_position(reader, start))
             subscriber = TailConsumer(self.engine, id, spec, after)
         else:
-            request = SubscribeRequest(start, takeover, resume, self.engine.new_owner(), tenant)
+            name = self.engine.new_owner() if resume is None else resume.owner
+            request = SubscribeRequest(start, takeover, resume, name, tenant)
             begun = yield from acquire(self.engine, id, spec, request, timeout_s)
             self._end_former_holders(begun.record)
             subscriber = DurableConsumer(self.engine, begun.record, begun.resumed_from, begun.resumed, request.consumer)
@@ -175,7 +176,7 @@ class LocalLog:
             if allow is not None:
                 allow(record)
             if record.lease.live(self.engine.clock.now_ms()):
-                raise already_active(record, "Close it there first")
+                raise already_active(record, "Close it first")
             writer.end_redrives(id, "the subscription was removed")
             writer.delete_subscription(id)
 
@@ -190,7 +191,7 @@ class LocalLog:
             if allow is not None:
                 allow(record)
             if record.spec.mode == "exclusive" and record.lease.live(self.engine.clock.now_ms()):
-                raise already_active(record, "Close it there, seek, and subscribe again")
+                raise already_active(record, "Close it, seek, and subscribe again")
             after = start_position(writer, start)
             lease = Lease("", record.lease.fence + 1, 0)
             writer.end_redrives(id, "the subscription was moved")

@@ -338,7 +338,7 @@ def _begin(
     if request.takeover or not _held_ms(engine, record, now_ms):
         record = replace(record, lease=release(record.lease))
     if request.resume is not None:
-        record, resumed = deliveries.resume(writer, record, request.resume, now_ms, left)
+        record, resumed = deliveries.resume(writer, record, request.resume, request.consumer, now_ms, left)
     elif spec.mode == "exclusive":
         record = deliveries.take_exclusive_lease(writer, record, engine.new_owner(), now_ms, left)
     writer.save_subscription(record)

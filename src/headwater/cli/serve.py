@@ -153,7 +153,7 @@ def serve(
     ] = None,
     lake: Annotated[
         str | None,
-        _running("--lake", metavar="DIR", envvar="HEADWATER_LAKE", help="The lake that the console shows."),
+        _running("--lake", metavar="DIR|URL", envvar="HEADWATER_LAKE", help="The lake that the console shows."),
     ] = None,
     tracing: Annotated[bool | None, _running("--tracing", help="Record OpenTelemetry spans.")] = None,
     log_format: Annotated[

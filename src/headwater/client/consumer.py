@@ -493,6 +493,13 @@ class RemoteConsumer(Consumer):
         self.deliver([], [Gap(self.id, notice.from_, notice.to, notice.count, notice.why, at_ms)])
         self._wake()
 
+    def release_buffer(self) -> None:
+        """The subscription is paused: no code gets what was sent ahead."""
+        with self._lock:
+            untouched = [] if self._closing else self._pop(len(self._buffer))
+        if untouched:
+            self._releasing = self.release(untouched)
+
     def _submit_close(self, seen: Collection[tuple[int, int]] | None, vanished: bool) -> None:
         self._leaves_s = time.monotonic() + LEAVE_S
 

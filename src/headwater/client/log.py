@@ -94,6 +94,7 @@ _seqs = msgspec.json.Decoder(_Seqs)
 _removed = msgspec.json.Decoder(_Removed)
 _delivered = msgspec.json.Decoder(rpc.Delivered)
 _gap_notice = msgspec.json.Decoder(rpc.GapNotice)
+_paused_notice = msgspec.json.Decoder(rpc.SubscriptionId)
 _lost_notice = msgspec.json.Decoder(rpc.LostNotice)
 _infos = _reader(list[SubscriptionInfo])
 _info = _reader(SubscriptionInfo)
@@ -133,6 +134,7 @@ class RemoteLog:
             "rpc.deliver": self._take_messages,
             "rpc.gap": self._take_gap,
             "rpc.lost": self._take_loss,
+            "rpc.paused": self._take_pause,
             "rpc.notification": self.live.take_notification,
         }
 
@@ -343,6 +345,11 @@ class RemoteLog:
         consumer = self._consumers.get(_lost_notice.decode(notice).subscription_id)
         if consumer is not None:
             consumer.lose(None)
+
+    def _take_pause(self, notice: Raw) -> None:
+        consumer = self._consumers.get(_paused_notice.decode(notice).subscription_id)
+        if consumer is not None:
+            consumer.release_buffer()
 
     # --- heartbeats, closing ------------------------------------------------------------------------------------
 

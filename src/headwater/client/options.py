@@ -19,6 +19,7 @@ TOKEN_VARIABLE = "HEADWATER_TOKEN"
 CERTIFICATE_VARIABLE = "HEADWATER_CERTIFICATE"
 NO_TLS = "it does not speak TLS"
 HUNG_UP = "it hung up right after the TLS handshake"
+NO_ANSWER = "it closed the connection without an answer"
 URL_NEXT = "Write ws://host:8765"
 JITTER = 0.25
 STRATEGIES = ("exponential", "fixed", "none")
@@ -174,7 +175,9 @@ def unreachable(settings: ConnectionSettings, why: str) -> UnreachableError:
     where, next = redact_url(settings.url, user=False), "Is the server running? headwater serve LOG"
     if why == NO_TLS:
         next = f"Write {where.replace('wss:', 'ws:', 1)}, or give the server a certificate"
-    if why == HUNG_UP:
+    elif why == NO_ANSWER:
+        next = f"If it has a certificate, write {where.replace('ws:', 'wss:', 1)}"
+    elif why == HUNG_UP:
         next = f"If it asks for a certificate: name a PEM file with certificate and key in {CERTIFICATE_VARIABLE}"
     elif "certificate" in why:
         next = "Trust a certificate of your own with ca=FILE (--ca FILE for commands)"

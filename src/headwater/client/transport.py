@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from headwater.broker.logger import logger
-from headwater.client.options import HUNG_UP, ConnectionSettings
+from headwater.client.options import HUNG_UP, NO_ANSWER, ConnectionSettings
 from headwater.errors import UnauthorizedError, UnreachableError
 from headwater.protocol.jsonrpc import FRAME_BYTES_MAX
 from headwater.protocol.websocket import NORMAL, ClientSocket
@@ -121,8 +121,8 @@ class ClientTransport(asyncio.Protocol):
         if self._liveness_timer is not None:
             self._liveness_timer.cancel()
         try:
-            if not self.opened.done() and not self._has_received and self._speaks_tls:
-                self.opened.set_exception(UnreachableError(HUNG_UP))
+            if not self.opened.done() and not self._has_received:
+                self.opened.set_exception(UnreachableError(HUNG_UP if self._speaks_tls else NO_ANSWER))
             elif not self.opened.done():
                 self._socket.receive_eof()
                 self._check_opened()

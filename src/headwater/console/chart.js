@@ -38,7 +38,8 @@ export function timeTicks(fromMs, untilMs, widthPx) {
   const ticks = [];
   const first = Math.ceil((fromMs - offsetMs) / stepMs) * stepMs + offsetMs;
   for (let at = first; at <= untilMs; at += stepMs) ticks.push(at);
-  return ticks.map((at) => ({ at, text: stepMs >= DAY_MS / 2 ? dayOf(new Date(at)) : minuteOf(at) }));
+  const isDay = (at) => stepMs >= DAY_MS || minuteOf(at) === "00:00";
+  return ticks.map((at) => ({ at, text: isDay(at) ? dayOf(new Date(at)) : minuteOf(at) }));
 }
 
 /** Parts of a line between gaps; a value alone is drawn as a dot. */

@@ -65,6 +65,7 @@ const connection = new Connection(address, {
       const textContent = "Connected again. What came meanwhile is not here.";
       $("tail").prepend(make("li", { className: "note", textContent }));
     }
+    letters.begin();
     replicas.begin();
     overTime.begin();
     lake.begin();
@@ -78,6 +79,7 @@ const connection = new Connection(address, {
     $("signed-in").hidden = true;
     $("tail").replaceChildren(); // what the next token may not read
     $("pages").hidden = true;
+    setText($("log"), "");
     complain("token-problem", error);
     $("token-text").focus();
   },
@@ -170,7 +172,7 @@ async function look() {
     const mayLook = connection.may("read") || connection.may("manage");
     const statistics = mayLook ? await connection.call("rpc.stats") : null;
     if (statistics) showStatistics(statistics);
-    if (connection.may("manage-all")) await letters.lookIfDue(statistics);
+    if (connection.may("manage")) await letters.lookIfDue(statistics);
     if (connection.may("watch")) await Promise.all([overTime.lookIfDue(), lake.lookIfDue(statistics?.last_seq)]);
     if (connection.may("watch") && connection.may("read-all")) await replicas.lookIfDue();
     complain("overview-problem");
@@ -197,14 +199,14 @@ function showStatistics(statistics) {
   topics = statistics.topics.map(([topic, total, size, , publishedMs]) => ({ topic, total, size, publishedMs }));
   showRate(statistics.last_seq);
   const newestMs = topics.reduce((newest, { publishedMs }) => Math.max(newest, publishedMs), 0);
-  const lag = all.reduce((sum, each) => sum + each.lag, 0);
+  const lag = all.reduce((sum, each) => sum + each.lag, 0), isLeast = all.some((each) => each.lag_is_least);
   setText($("messages"), whole(statistics.messages));
   setText($("bytes"), bytes(statistics.bytes));
   setText($("topic-count"), whole(topics.length));
   setText($("newest"), newestMs ? `last message ${ago(newestMs)}` : "");
   setText($("subscription-count"), whole(all.length));
   overTime.hasSubscriptions = all.length > 0;
-  setText($("lag"), all.length ? `${whole(lag)} behind` : "");
+  setText($("lag"), all.length ? `${isLeast ? "≥ " : ""}${whole(lag)} behind` : "");
   const gone = new Set(ofTopics.keys());
   for (const { topic, total } of topics) {
     if (!gone.delete(topic)) ofTopics.set(topic, new Growth());
@@ -337,5 +339,5 @@ $("call-form").onsubmit = async (event) => {
 
 $("known-methods").append(...Object.keys(METHODS).map((value) => make("option", { value })));
 $("method").oninput = () => ($("params").placeholder = METHODS[$("method").value.trim()] ?? "");
-setText($("url"), address.href);
+setText($("url"), ($("connection").title = address.href));
 connection.connect();

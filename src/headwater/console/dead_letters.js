@@ -12,7 +12,6 @@ const WHYS_MAX = 5, NAMED_MAX = 10; // reasons and subscriptions listed in a dia
 const EVERY = "All subscriptions";
 
 const keyOf = ({ subscription, reason, handler, error }) => JSON.stringify([subscription, reason, handler, error]);
-const filterOf = ({ subscription, reason, handler, error }) => ({ subscription, reason, handler, error_kind: error });
 
 export class DeadLetters {
   #counts = { total: 0, redriving: 0, by_subscription: {} };
@@ -23,11 +22,25 @@ export class DeadLetters {
   constructor(connection, showMessage) {
     Object.assign(this, { connection, showMessage });
     $("letter-filter").onchange = () => this.#lookNow();
+    $("letter-topics").onchange = () => {
+      $("letter-list").replaceChildren(); // a group of the same name has other letters there
+      this.#lookNow();
+    };
     $("redrive-all").onclick = () => this.#settle("redrive", "all", this.#filter);
     $("purge-all").onclick = () => this.#settle("purge", "all", this.#filter);
-    $("redrive-chosen").onclick = () => this.#settle("redrive", "the selected", { ids: [...this.#chosen.keys()] });
-    $("purge-chosen").onclick = () => this.#settle("purge", "the selected", { ids: [...this.#chosen.keys()] });
+    $("redrive-chosen").onclick = () => this.#settle("redrive", "the selected", this.#withIds(this.#chosen.keys()));
+    $("purge-chosen").onclick = () => this.#settle("purge", "the selected", this.#withIds(this.#chosen.keys()));
     $("choose-none").onclick = () => this.#chooseNone();
+  }
+
+  /** The token may be another. One that may not manage every topic sees one of its patterns at a time. */
+  begin() {
+    const patterns = this.connection.may("manage-all") ? [] : (this.connection.rights.manage ?? []);
+    const chosen = $("letter-topics").value;
+    $("letter-topics").replaceChildren(...patterns.map((value) => make("option", { value, textContent: value })));
+    if (patterns.includes(chosen)) $("letter-topics").value = chosen;
+    $("letter-topics").hidden = !patterns.length;
+    this.#lookedAt = -LOOK_MS;
   }
 
   async lookIfDue({ subscriptions }) {
@@ -44,12 +57,13 @@ export class DeadLetters {
   async #look() {
     this.#lookedAt = performance.now();
     const [counts, groups] = await Promise.all([
-      this.connection.call("rpc.dead_letters.stats"),
+      this.connection.call("rpc.dead_letters.stats", this.#topics),
       this.connection.call("rpc.dead_letters.groups", this.#filter),
     ]);
     this.#counts = counts;
     setText($("letter-count"), whole(counts.total));
-    setText($("redriving"), counts.redriving ? `${whole(counts.redriving)} on the way again` : "");
+    const again = counts.redriving ? `${whole(counts.redriving)} on the way again` : "";
+    setText($("redriving"), [this.#topics.topic && `of ${this.#topics.topic}`, again].filter(Boolean).join(", "));
     tell("letter-badge", counts.total ? whole(counts.total) : "");
     $("letter-tile").classList.toggle("alarm", counts.total > 0);
     $("redrive-all").disabled = $("purge-all").disabled = !groups.length;
@@ -57,9 +71,22 @@ export class DeadLetters {
     this.#showGroups(groups);
   }
 
+  get #topics() {
+    const topic = $("letter-topics").value;
+    return topic ? { topic } : {};
+  }
+
   get #filter() {
     const subscription = $("letter-filter").value;
-    return subscription ? { subscription } : {};
+    return subscription ? { ...this.#topics, subscription } : this.#topics;
+  }
+
+  #withIds(ids) {
+    return { ...this.#topics, ids: [...ids] };
+  }
+
+  #ofGroup({ subscription, reason, handler, error }) {
+    return { ...this.#topics, subscription, reason, handler, error_kind: error };
   }
 
   #showChoice(names) {
@@ -115,7 +142,7 @@ export class DeadLetters {
   #groupBody(item, list) {
     const stack = make("div"), more = button("Show more", () => this.#load(item, true));
     const act = (verb, className) => button(`${verb} group…`, () =>
-      this.#settle(verb.toLowerCase(), "the group", filterOf(item.group)), className);
+      this.#settle(verb.toLowerCase(), "the group", this.#ofGroup(item.group)), className);
     item.more = more;
     this.#load(item);
     this.#showStack(item, stack);
@@ -142,7 +169,7 @@ export class DeadLetters {
     const limit = PAGE * Math.max(1, Math.ceil(known.length / PAGE));
     const page = isMore ? { after: Number(known.at(-1).dataset.id), limit: PAGE } : { limit };
     try {
-      const letters = await this.connection.call("rpc.dead_letters", { ...filterOf(item.group), ...page });
+      const letters = await this.connection.call("rpc.dead_letters", { ...this.#ofGroup(item.group), ...page });
       const old = new Map(known.map((each) => [each.dataset.state, each]));
       const items = letters.map((letter) => old.get(stateOf(letter)) ?? this.#letter(letter));
       if (isMore) item.letters.append(...items);
@@ -177,9 +204,9 @@ export class DeadLetters {
 
   #body({ id, message, stack, error, subscription, ...letter }) {
     const { data, headers, seq, topic, unreadable, ...rest } = message;
+    const what = `letter ${id}, ${topic} #${textOf(seq)} of ${subscription}`;
     const act = (verb, className) => button(`${verb}…`, () =>
-      this.#settle(verb.toLowerCase(), `letter ${id}, ${topic} #${textOf(seq)} of ${subscription}`, { ids: [id] }),
-    className);
+      this.#settle(verb.toLowerCase(), what, this.#withIds([id])), className);
     const toMessage = button("Show message", () => this.showMessage(seq));
     toMessage.dataset.right = "read";
     return [

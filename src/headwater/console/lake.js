@@ -81,8 +81,8 @@ export class Lake {
     if (this.#drawn === found.ran_at) return;
     this.#drawn = found.ran_at;
     const charts = found.charts.map(({ title, unit, from_ms: fromMs, step_ms: stepMs, series }) => {
-      const isWhole = unit === "count";
-      const chart = new Chart(title, { format: FORMATS[unit] ?? whole, isWhole, isFilled: series.length === 1 });
+      const format = FORMATS[unit] ?? whole, isWhole = unit === "count", base = unit === "bytes" ? 2 : 10;
+      const chart = new Chart(title, { format, base, isWhole, isFilled: series.length === 1 });
       const plain = series.map(({ name, values }) => ({ name, values: values.map(numberOf) }));
       chart.show({ fromMs, stepMs, series: plain });
       return chart.element;

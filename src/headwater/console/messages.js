@@ -191,7 +191,7 @@ export class Messages {
 
   #range(found) {
     const ends = [found[0], found.at(-1)].map(({ seq }) => whole(numberOf(seq)));
-    return `seq ${ends.join(" to ")}`;
+    return `seq ${[...new Set(ends)].join(" to ")}`;
   }
 
   /** Which row is the one shown beside. */

@@ -1,7 +1,7 @@
 // Figures over time: the server keeps them in the log, so that they survive a restart of either side.
 
 import { Chart, Colours } from "./chart.js";
-import { $, bytes, complain, numberOf, perSecond, whole } from "./show.js";
+import { $, bytes, complain, count, numberOf, perSecond, setText, whole } from "./show.js";
 
 const LOOK_MS = 20_000; // the server takes a sample twice a minute
 
@@ -51,8 +51,10 @@ export class OverTime {
     }
   }
 
-  #show({ from_ms: fromMs, step_ms: stepMs, subscriptions, ...figures }) {
+  #show({ from_ms: fromMs, step_ms: stepMs, subscriptions, subscriptions_left_out: leftOut, ...figures }) {
     const each = Object.entries(subscriptions);
+    const shown = count(each.length, "subscription"), more = whole(leftOut);
+    setText($("over-time-note"), leftOut ? `the ${shown} with the greatest lag; ${more} more are not shown` : "");
     const show = (chart, series, empty) => this.#charts[chart].show({
       fromMs, stepMs, empty, series: series.map(({ name, values }) => ({ name, values: values.map(numberOf) })),
     });

@@ -73,6 +73,9 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     traceparent: Annotated[str | None, Header()] = None
     raw_headers: Annotated[msgspec.Raw, Column("headers")] = NO_HEADERS
 
+    def __repr__(self) -> str:
+        return f"<message {self.seq} on {self.topic}>"
+
     @property
     def id(self) -> str:
         """The publisher's id, or one derived from time, log and seq."""

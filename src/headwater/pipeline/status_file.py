@@ -1,13 +1,11 @@
-"""`status.json` in a lake's folder: what the console of a server shows of the lake. A server imports nothing of Spark
-or Arrow and reads this file alone. Each run writes it, and each audit its verdict into it."""
+"""`status.json` in a lake's folder or bucket: what the console of a server shows of the lake. A server imports nothing
+of Spark or Arrow and reads this file alone. Each run writes it, and each audit its verdict into it."""
 
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,28 +26,23 @@ FAILED_MAX, TEXT_CHARS_MAX = 10, 300
 
 
 def write_status(lake: Lake, now_ms: int) -> None:
-    """After a run. Does nothing for a lake at a url, which a server cannot read."""
-    if lake.storage.is_local:
-        _write(lake, lake_document(lake, now_ms))
+    """After a run."""
+    _write(lake, lake_document(lake, now_ms))
 
 
 def write_verdict(lake: Lake, audit: dict[str, Any]) -> None:
     """After an audit, into the file of the last run: the tables of a broken lake need not be readable."""
-    if not lake.storage.is_local:
-        return
     try:
-        document = msgspec.json.decode(Path(lake.storage.root, STATUS_FILE).read_bytes(), type=dict[str, Any])
+        document = msgspec.json.decode(lake.storage.read(STATUS_FILE), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
         return
     _write(lake, document | {"audit": _audit(audit)})
 
 
 def _write(lake: Lake, document: dict[str, Any]) -> None:
-    path = Path(lake.storage.root, STATUS_FILE)
-    with write_errors_translated(str(path)):
-        scratch = path.with_name(f"{STATUS_FILE}.new")
+    with write_errors_translated(lake.storage.uri(STATUS_FILE)), lake.storage.new_file("") as scratch:
         scratch.write_bytes(msgspec.json.encode(document))
-        os.replace(scratch, path)
+        lake.storage.put(scratch, STATUS_FILE)
 
 
 def lake_document(lake: Lake, now_ms: int) -> dict[str, Any]:

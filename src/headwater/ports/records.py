@@ -173,7 +173,7 @@ class Appended(NamedTuple):
     duplicates: frozenset[int]  # positions whose id was known: their seq is the first one's
 
 
-class DeadLetter(msgspec.Struct, frozen=True):
+class DeadLetter(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A message that will not be delivered to this subscription again unless it is redriven. `id` 0: not stored yet."""
 
     id: int

@@ -28,7 +28,7 @@ from headwater.ports.records import RetentionPolicy, Selection, SubscriptionReco
 from headwater.ports.store import Reader
 from headwater.protocol import methods as rpc
 from headwater.server.auth import Scopes, not_allowed, parse_any_spelling
-from headwater.server.lake import read_lake
+from headwater.server.lake import is_bucket, of_buckets, read_lake
 from headwater.server.publish import PUBLISHER_CHARS_MAX, publish, publish_batch
 from headwater.server.registry import Method, Needs
 from headwater.server.subscriptions import OK, Subscriptions, seqs_of, start_of
@@ -359,11 +359,11 @@ def lake(connection: Connection, params: rpc.Nothing) -> Flow[msgspec.Raw]:
     """What the last run and the last audit of the pipeline found; null if the server is given no lake."""
     if not connection.scopes.may_watch:
         raise not_allowed("admin, or manage", ">")
-    folder, salt = connection.context.lake, connection.core.engine.store.salt
-    read = yield Blocking(
-        lambda: _encoded(None if folder is None else read_lake(folder, salt)), connection.core.engine.statistics
-    )
-    return cast(msgspec.Raw, read)
+    lake, engine = connection.context.lake, connection.core.engine
+    if lake is None:
+        return _encoded(None)
+    pool = of_buckets if is_bucket(lake) else engine.statistics
+    return cast(msgspec.Raw, (yield Blocking(lambda: _encoded(read_lake(lake, engine.store.salt)), pool)))
 
 
 def health(connection: Connection, params: rpc.Nothing) -> Flow[Any]:
@@ -512,8 +512,10 @@ def _filter(connection: Connection, params: rpc.DeadLetterFilter) -> GroupFilter
         value = getattr(params, name)
         if isinstance(value, str) and len(value) > NAME_CHARS_MAX:
             raise TooLargeError(f"{name} has more than {NAME_CHARS_MAX} characters")
-    connection.require_manage(parse_pattern(">" if params.topic is None else params.topic))
-    return cast(GroupFilter, {name: value for name in names if (value := getattr(params, name)) is not None})
+    pattern = parse_any_spelling(">" if params.topic is None else params.topic)
+    connection.require_manage(pattern)
+    given = {name: value for name in names if (value := getattr(params, name)) is not None}
+    return cast(GroupFilter, given if params.topic is None else {**given, "topic": pattern})
 
 
 def dead_letter_statistics(connection: Connection, params: rpc.DeadLetterFilter) -> Flow[LetterStatistics]:

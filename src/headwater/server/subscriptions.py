@@ -303,6 +303,8 @@ class Subscriptions:
             raise not_allowed("read or consume", id)
         held = self._held[id] = Held(subscriber)
         subscriber.on_gap = partial(self._notify_gap, id)
+        if params.deliver == "fetch" and isinstance(subscriber, DurableConsumer):
+            subscriber.on_paused = partial(self._notify_paused, id)
         try:
             undelivered = await self._count_undelivered(subscriber)
         except BaseException:  # such as the timeout: the client does not know that it holds it, and tries again
@@ -428,6 +430,11 @@ class Subscriptions:
     def _notify_gap(self, id: str, gap: Gap) -> None:
         notice = rpc.GapNotice(id, gap.from_seq, gap.to_seq, gap.count, gap.why, iso(gap.at_ms))
         self._connection.notify("rpc.gap", notice)
+
+    def _notify_paused(self, id: str) -> None:
+        """On whichever thread learns of a pause."""
+        notify = self._connection.notify
+        self._connection.loop.call_soon_threadsafe(notify, "rpc.paused", rpc.SubscriptionId(id))
 
     # --- settling -----------------------------------------------------------------------------------------------
 

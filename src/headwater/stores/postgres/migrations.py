@@ -121,8 +121,10 @@ BEGIN
 END $$;
 """
 
+_DEAD_LETTERS_BY_SEQ = "CREATE INDEX dead_letters_by_seq ON dead_letters (seq);"
+
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
-MIGRATIONS: list[str] = [_IDS_BY_TOPIC + _ROLES_AND_LIMITS, _SAMPLES]
+MIGRATIONS: list[str] = [_IDS_BY_TOPIC + _ROLES_AND_LIMITS, _SAMPLES, _DEAD_LETTERS_BY_SEQ]
 SCHEMA_VERSION = 1 + len(MIGRATIONS)
 OWN_FUNCTIONS = frozenset(re.findall(r"FUNCTION (\w+)\(", FUNCTIONS))
 

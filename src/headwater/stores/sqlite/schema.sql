@@ -1,4 +1,4 @@
--- The log's tables, version 5. Times are milliseconds since 1970 UTC.
+-- The log's tables, version 6. Times are milliseconds since 1970 UTC.
 
 -- One row, one message. `topic` and `data` are all an INSERT by hand needs; such a row is checked here. Headwater's own
 -- rows were checked before and say so in `checked`: 1 if they have nothing but topic, data and time, else 2. A NULL `id`
@@ -111,6 +111,7 @@ CREATE TABLE dead_letters (
     redrive_error TEXT,
     message       TEXT NOT NULL
 ) STRICT;
+CREATE INDEX dead_letters_by_seq ON dead_letters (seq);
 
 CREATE TABLE gaps (
     number       INTEGER PRIMARY KEY,
