@@ -321,12 +321,13 @@ def _what_to_write(error: str, verb: str, function: Callable[..., Any]) -> str:
     return f"Write {getattr(function, '__name__', verb)}({shape})"
 
 
-def _here(name: str, words: dict[str, str]) -> str | None:
+def word_here(name: str, words: dict[str, str]) -> str | None:
+    """The word here for one of another system."""
     return next((here for here, others in words.items() if name in others.split()), None)
 
 
 def _instead(name: str, words: dict[str, str], options: Sequence[str]) -> str:
-    text = _here(name, words) or _close(name, options)
+    text = word_here(name, words) or _close(name, options)
     if text is None:
         return f"It takes {', '.join(options)}"
     return f"Write {text}=" if text in options else text
@@ -348,5 +349,5 @@ def no_module_attribute(module: str, name: str) -> NoReturn:
 
 
 def _instead_of(kind: str, name: str) -> str:
-    instead = _here(name, ATTRIBUTES[kind])
+    instead = word_here(name, ATTRIBUTES[kind])
     return "" if instead is None else f". {instead}" if instead[0].isupper() else f". Write {instead}"

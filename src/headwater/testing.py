@@ -21,7 +21,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast, overload
@@ -32,7 +32,7 @@ from headwater.api._sync import Log
 from headwater.arguments import check_whole, hinted
 from headwater.broker.consumer import Consumer
 from headwater.broker.flow import Flow, run_async, run_blocking
-from headwater.broker.handlers import Handler, Registration, RunningHandler
+from headwater.broker.handlers import Registration, RunningHandler
 from headwater.broker.log import LocalLog
 from headwater.broker.schedules import Occurrence, RunningSchedule, ScheduleRegistration
 from headwater.broker.subscribe import SubscribeOptions, make_spec
@@ -268,32 +268,17 @@ class _Drain:
 
     def _recorded(self, registration: Registration) -> Registration:
         """The registration with a handler that is counted and whose errors are noted."""
-        handler, id = registration.handler, registration.id
+
+        def count() -> None:
+            self._calls += 1
 
         def note(message: Any, error: BaseException) -> None:
-            self._errors.append(HandlerError(id, message._claimed.message, message.attempt, error))
-
-        async def awaited(message: Any, outcome: Awaitable[Any]) -> Any:
-            try:
-                return await outcome
-            except BaseException as exc:
-                note(message, exc)
-                raise
-
-        @wraps(handler)
-        def recorded(message: Any) -> Any:
-            self._calls += 1
-            try:
-                outcome = handler(message)
-            except BaseException as exc:
-                note(message, exc)
-                raise
-            return awaited(message, outcome) if inspect.isawaitable(outcome) else outcome
+            self._errors.append(HandlerError(registration.id, message._claimed.message, message.attempt, error))
 
         options = registration.options
         if options.get("mode") == "ephemeral" and "start" not in options:
             options = cast(SubscribeOptions, {**options, "start": _read_to.get(self._log, 0) + 1})
-        return registration._replace(handler=cast(Handler, recorded), options=options)
+        return registration._replace(handler=_observed(registration.handler, count, note), options=options)
 
     def _due_times(self) -> Iterator[int]:
         for _, consumer in self._running.values():
@@ -344,29 +329,38 @@ class _DrainedSchedule:
         self.last_ms = 0
         self.next_ms: int | None = None
         self.error: BaseException | None = None
-        function = registration.function
 
-        def note(error: BaseException) -> None:
+        def note(occurrence: Occurrence, error: BaseException) -> None:
             self.error = error
 
-        async def awaited(outcome: Awaitable[Any]) -> Any:
-            try:
-                return await outcome
-            except BaseException as exc:
-                note(exc)
-                raise
-
-        def called(occurrence: Occurrence) -> Any:
-            drain.count_occurrence()
-            try:
-                outcome = function(occurrence)
-            except BaseException as exc:
-                note(exc)
-                raise
-            return awaited(outcome) if inspect.isawaitable(outcome) else outcome
-
+        called = _observed(registration.function, drain.count_occurrence, note)
         spawn = drain._log._handlers._spawn
         self.running = RunningSchedule(drain._core, registration._replace(function=called), spawn, _nothing)
+
+
+def _observed(
+    function: Callable[[Any], Any], on_call: Callable[[], None], on_error: Callable[[Any, BaseException], None]
+) -> Callable[[Any], Any]:
+    """The function, which may return an awaitable, with its calls and its errors reported."""
+
+    async def awaited(argument: Any, outcome: Awaitable[Any]) -> Any:
+        try:
+            return await outcome
+        except BaseException as exc:
+            on_error(argument, exc)
+            raise
+
+    @wraps(function)
+    def observed(argument: Any) -> Any:
+        on_call()
+        try:
+            outcome = function(argument)
+        except BaseException as exc:
+            on_error(argument, exc)
+            raise
+        return awaited(argument, outcome) if inspect.isawaitable(outcome) else outcome
+
+    return observed
 
 
 class _LimitReached(Exception):

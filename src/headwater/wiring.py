@@ -203,14 +203,8 @@ def serve(
         for name in inspect.signature(serve).parameters
         if name not in OpenOptions.__annotations__ and name not in ("url", "config", "profile")
     }
-    settings = load_settings(
-        config=config,
-        profile=profile,
-        flags={**flags, "server.log": None if url is None else os.fsdecode(url)},
-        environment=os.environ,
-        directory=os.getcwd(),
-    )
-    return make_server(settings, **options)
+    flags["server.log"] = None if url is None else os.fsdecode(url)
+    return make_server(load_settings(config=config, profile=profile, flags=flags), **options)
 
 
 def _setting_path(name: str) -> str:
@@ -343,9 +337,10 @@ def open_bus(
 ) -> Iterator[Bus]:
     """A log and the transports that `[transports.…]` and `[messages.…]` of headwater.toml give to its typed messages,
     in the profile that holds; `url` goes before the log that the file names."""
+    from headwater.settings import load_settings
     from headwater.typed import make_bus
 
-    settings = _settings_for_bus(config, profile)
+    settings = load_settings(config=config, profile=profile, serves=False)
     place = url or settings.server.log
     with open(place, **_options_for(place, settings)) as log, make_bus(settings, log, open_transport) as bus:
         yield bus
@@ -356,23 +351,16 @@ async def open_bus_async(
     url: str | os.PathLike[str] | None = None, *, config: str | None = None, profile: str | None = None
 ) -> AsyncIterator[AsyncBus]:
     """The same for asyncio."""
+    from headwater.settings import load_settings
     from headwater.typed import make_bus
 
-    settings = await asyncio.to_thread(_settings_for_bus, config, profile)
+    settings = await asyncio.to_thread(load_settings, config=config, profile=profile, serves=False)
     place = url or settings.server.log
     async with (
         open_async(place, **_options_for(place, settings)) as log,
         await asyncio.to_thread(make_bus, settings, log, open_transport) as bus,
     ):
         yield bus
-
-
-def _settings_for_bus(config: str | None, profile: str | None) -> Settings:
-    from headwater.settings import load_settings
-
-    return load_settings(
-        config=config, profile=profile, flags={}, environment=os.environ, directory=os.getcwd(), serves=False
-    )
 
 
 def _options_for(url: str | os.PathLike[str], settings: Settings) -> AllOptions:

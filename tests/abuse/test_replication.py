@@ -17,8 +17,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from headwater.replication.names import Remote, place_of
-from headwater.replication.outcome import Outcome
-from headwater.replication.push import PushOptions, push
+from headwater.replication.outcome import Outcome, TransferOptions
+from headwater.replication.push import push
 
 REPLICAS = {"publish": ["replica.>"], "read": ["replica.>"], "consume": ["*"]}
 SYNC = """
@@ -53,7 +53,9 @@ def pushes(server: Attacked, database: Path, token: str, count: int) -> list[asy
         copy.write_bytes(database.read_bytes())
         remote = place_of(f"{server.url}/bad/{number}")
         assert isinstance(remote, Remote)
-        tasks.append(asyncio.create_task(push(str(copy), remote, PushOptions(client_id=f"bad:{number}", key=token))))
+        tasks.append(
+            asyncio.create_task(push(str(copy), remote, TransferOptions(client_id=f"bad:{number}", key=token)))
+        )
     return tasks
 
 

@@ -164,13 +164,13 @@ def test_what_a_command_left_is_checked(tmp_path: Path, monkeypatch, capsys, par
 
     monkeypatch.setattr(story, "command", and_damage)
     with pytest.raises(story.DemoFailed, match=claim):
-        part(story.Narrator(), tmp_path)
+        part(story.Narrator(tmp_path), tmp_path)
     assert "✗" in capsys.readouterr().out
 
 
 def test_a_command_that_fails_is_shown_with_its_error(tmp_path: Path, capsys):
     with pytest.raises(story.DemoFailed, match="headwater sync ends with 0, not 2"):
-        story.command(story.Narrator(), tmp_path, "sync", "missing.db", "ws://127.0.0.1:1/shop/app.db")
+        story.command(story.Narrator(tmp_path), tmp_path, "sync", "missing.db", "ws://127.0.0.1:1/shop/app.db")
     assert "missing.db" in capsys.readouterr().out
 
 

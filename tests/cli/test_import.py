@@ -16,7 +16,7 @@ from eventually import eventually
 from served import ServedFile
 
 import headwater
-from headwater.cli import importing
+from headwater.cli import lines
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "BATCH_LINES", 10)
+    monkeypatch.setattr(lines, "BATCH_LINES", 10)
 
 
 def test_a_log_comes_out_and_in_again(run: Run, log: headwater.Log, path: Path, file: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_bad_line_is_named(run: Run, path: Path, file: Path, small_batches: No
 
 
 def test_a_line_that_is_too_long(run: Run, path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "LINE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 1_000)
     write(file, 3)
     with file.open("a") as opened:
         opened.write('{"topic": "a", "data": "' + "x" * 2_000 + '"}\n')

@@ -17,7 +17,7 @@ from served import RunningServer
 
 import headwater
 from headwater.cli.commands import TARGETS, app, load_command
-from headwater.cli.output import write_error
+from headwater.cli.output import show_error
 from headwater.cli.stopping import exit_code_of
 from headwater.errors import (
     DiskFullError,
@@ -251,6 +251,7 @@ def test_it_is_json_also_where_no_umlaut_can_be_printed(monkeypatch: pytest.Monk
     printed = io.BytesIO()
     with io.TextIOWrapper(printed, "ascii", errors="backslashreplace", write_through=True) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        write_error({"why": "no log /tmp/\u00fc\udcff.db", "exit": 2})
+        show_error("InvalidOptionError", "no log /tmp/\u00fc\udcff.db", "", "", 2, as_json=True)
         monkeypatch.undo()
-        assert json.loads(printed.getvalue())["error"] == {"why": "no log /tmp/\u00fc\\udcff.db", "exit": 2}
+        error = json.loads(printed.getvalue())["error"]
+        assert (error["why"], error["exit"]) == ("no log /tmp/\u00fc\\udcff.db", 2)

@@ -36,8 +36,8 @@ def test_on_a_narrow_terminal_columns_of_names_are_shortened_first():
 def test_a_text_is_folded_between_its_words_in_its_column_or_under_its_row():
     shown = pairs([("why", "the file is on a disk that is full")])
     assert list(shown.lines(20)) == ["why  the file is on", "     a disk that is", "     full"]
-    below = table("version", ">size")
-    below.add_row("7", "1 B", below="a long message that has its own lines")
+    below = table("version", ">size", "+message")
+    below.add_row("7", "1 B", "a long message that has its own lines")
     assert list(below.lines(24)) == [
         "version  size",
         "7         1 B",

@@ -41,11 +41,11 @@ def store(directory: Path) -> Iterator[ReplicaStore]:
     with ReplicaStore(directory, VersionRetention(), clock).open(serve=True) as store:
         for number in (1, 2, 3):
             clock.advance((HOUR_MS if number > 1 else 0) / 1000)
-            scratch = store.pushes.begin(NAME, base="latest", push_id=f"push {number}", client="laptop:1")
+            scratch = store.begin_push(NAME, base="latest", push_id=f"push {number}", client="laptop:1")
             with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
                 connection.execute("CREATE TABLE IF NOT EXISTS t (n)")
                 connection.execute("INSERT INTO t VALUES (?)", (number,))
-            store.pushes.accept(scratch, PushFacts(message=f"number {number}\nand more", dbhash=dbhash(scratch.path)))
+            store.accept_push(scratch, PushFacts(message=f"number {number}\nand more", dbhash=dbhash(scratch.path)))
         yield store
 
 
@@ -273,10 +273,10 @@ def test_verify_on_a_full_disk_says_what_was_not_checked(
 
 
 def test_a_version_without_a_hash_is_whole_and_not_proved(store: ReplicaStore, directory: Path, run: Run) -> None:
-    scratch = store.pushes.begin(NAME, base="latest", push_id="push 4")
+    scratch = store.begin_push(NAME, base="latest", push_id="push 4")
     with contextlib.closing(sqlite3.connect(scratch.path)) as connection, connection:
         connection.execute("INSERT INTO t VALUES (4)")
-    store.pushes.accept(scratch, PushFacts())
+    store.accept_push(scratch, PushFacts())
     result = run("replica", "verify", directory)
     assert (result.code, result.out.splitlines()[0], result.out.splitlines()[-1]) == (
         0,

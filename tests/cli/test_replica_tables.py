@@ -9,7 +9,7 @@ import pytest
 
 from headwater.cli import output
 from headwater.cli import replica as replica_commands
-from headwater.cli.output import clock
+from headwater.cli.output import clock, show_table, table_of
 from headwater.replication.host.catalogue import ClientReport, Replica, ReplicaListing, Version
 from headwater.replication.names import ReplicaName
 
@@ -27,8 +27,7 @@ def terminal(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[], list[str]]:
     """The lines shown on a terminal so many columns wide."""
-    for module in (output, replica_commands):
-        monkeypatch.setattr(module, "terminal_columns", lambda: request.param)
+    monkeypatch.setattr(output, "terminal_columns", lambda: request.param)
 
     def lines() -> list[str]:
         shown = capsys.readouterr().out.splitlines()
@@ -39,7 +38,7 @@ def terminal(
 
 
 def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: Callable[[], list[str]]) -> None:
-    replica_commands.show_versions([version(12, TEXT), version(11, "")], remote=False)
+    show_table(table_of([version(12, TEXT), version(11, "")], replica_commands._VERSION_COLUMNS))
     first, *rows = terminal()
     assert first.split()[:7] == ["version", "pushed", "size", "new", "pages", "on", "disk"]
     assert "from" in first
@@ -55,7 +54,8 @@ def test_versions_keep_their_times_and_sizes_beside_a_long_message(terminal: Cal
 
 def test_reports_can_be_read_to_their_end(terminal: Callable[[], list[str]]) -> None:
     document = json.dumps({"kind": "conflict", "error": TEXT})
-    replica_commands.show_reports([ClientReport(AT_MS, CLIENT, document)])
+    report = replica_commands._report_json(ClientReport(AT_MS, CLIENT, document))
+    show_table(table_of([report], replica_commands._REPORT_COLUMNS))
     head, first, *more = terminal()
     assert head.split() == ["at", "kind", "from", "error"]
     assert first.startswith(f"{clock(AT_MS)}  conflict  build-server-07.  before the move")
@@ -65,7 +65,7 @@ def test_reports_can_be_read_to_their_end(terminal: Callable[[], list[str]]) -> 
 def test_replicas_keep_their_times_and_sizes_beside_a_long_name(terminal: Callable[[], list[str]]) -> None:
     name = ReplicaName("shop", "a-much-longer-name-than-most-databases-have.sqlite3")
     replica = Replica("0" * 16, name, AT_MS, 12, 12, 73_728, AT_MS)
-    replica_commands.show_replicas([ReplicaListing(replica, version(12, ""))])
+    show_table(table_of([ReplicaListing(replica, version(12, ""))], replica_commands._REPLICA_COLUMNS))
     head, first, *more = terminal()
     assert all(cell in first for cell in (clock(AT_MS), "68 KiB", "72 KiB"))
     assert "".join([first.split()[0], *(line.strip() for line in more)]) == name.path

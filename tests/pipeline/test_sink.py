@@ -51,8 +51,6 @@ from headwater.pipeline.logs import backend_of, open_snapshot
 from headwater.pipeline.sink import (
     IGNORED,
     LEFTOVER_MS,
-    PIECE_BYTES_MAX,
-    PIECE_ROWS_MAX,
     PUBLISHED,
     BatchWriter,
     RowChecker,
@@ -62,7 +60,6 @@ from headwater.pipeline.sink import (
     StreamWriter,
     check_columns,
     is_repeat,
-    pieces,
     row_ids,
     sink_key,
 )
@@ -330,13 +327,6 @@ def test_an_error_names_the_column_of_a_time_that_python_cannot_hold() -> None:
     batch = pa.record_batch([["t"], ["1"], pa.array([2**62], TYPES["deliver_at"])], names=names)
     with pytest.raises(InvalidDataError, match="row 0 of the partition, or below it: a value of deliver_at"):
         list(RowChecker(names, None, False, "the partition", NOW_MS).drafts(batch))
-
-
-def test_pieces_are_bounded_by_rows_and_by_bytes() -> None:
-    assert [len(piece) for piece in pieces([Draft("t", "1", 1)] * 2_500)] == [PIECE_ROWS_MAX, PIECE_ROWS_MAX, 500]
-    large = list(pieces([Draft("t", "x", 1_000_000)] * 40))
-    assert max(sum(draft.size for draft in piece) for piece in large) <= PIECE_BYTES_MAX
-    assert sum(map(len, large)) == 40
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

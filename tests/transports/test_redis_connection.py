@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 
 from headwater.errors import InvalidOptionError, TransportFailedError
 from headwater.topics import parse_pattern
-from headwater.transports import redis_connection
+from headwater.transports.base import batches
 from headwater.transports.redis import RedisPubSub, RedisStreams
 from headwater.transports.redis_connection import (
-    RECONNECT_MOST_S,
-    StreamEntry,
-    batches,
-    reconnect_delay_s,
     translated,
 )
 from headwater.transports.redis_consumer import StreamSettings, channels_of, read_claim
@@ -116,33 +112,14 @@ def test_errors_of_redis_become_ours_with_the_cause(error: Exception) -> None:
     assert failed.value.next
 
 
-@given(st.integers(1, 10_000), st.floats(0, 1))
-def test_reconnects_wait_twice_as_long_each_time_within_a_limit(attempt: int, roll: float) -> None:
-    delay = reconnect_delay_s(attempt, roll)
-    assert min(RECONNECT_MOST_S, 0.1 * 2 ** min(attempt - 1, 10)) <= delay <= RECONNECT_MOST_S
-    assert reconnect_delay_s(1, roll) <= 0.125
-
-
-@given(st.lists(st.integers(0, redis_connection.BATCH_BYTES_MAX * 2), max_size=20), st.integers(0, 2_000))
-def test_batches_keep_the_order_and_the_limits(large: list[int], small: int) -> None:
-    entries = [StreamEntry(str(at), "t", "", _Sized(size)) for at, size in enumerate([*large, *[1] * small])]
-    found = list(batches(entries))
-    assert [entry for batch in found for entry in batch] == entries
+@given(st.lists(st.integers(0, 200), max_size=20), st.integers(0, 200), st.integers(1, 50))
+def test_batches_keep_the_order_and_the_limits(large: list[int], small: int, items_max: int) -> None:
+    items = list(enumerate([*large, *[1] * small]))
+    found = list(batches(items, lambda item: item[1], items_max, 100))
+    assert [item for batch in found for item in batch] == items
     for batch in found:
-        assert 0 < len(batch) <= redis_connection.BATCH_MESSAGES_MAX
-        assert len(batch) == 1 or sum(entry.size for entry in batch) <= redis_connection.BATCH_BYTES_MAX
-
-
-class _Sized(bytes):
-    """Bytes that only say how many they are."""
-
-    def __new__(cls, size: int) -> _Sized:
-        made = super().__new__(cls, b"")
-        made.size = size
-        return made
-
-    def __len__(self) -> int:
-        return int(self.size)  # type: ignore[attr-defined]
+        assert 0 < len(batch) <= items_max
+        assert len(batch) == 1 or sum(size for _, size in batch) <= 100
 
 
 @pytest.mark.parametrize(

@@ -282,5 +282,5 @@ def test_modules_that_cannot_be_used(tmp_path, monkeypatch, text, why, next):
 
 def test_a_file_that_cannot_be_written(module, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidOptionError, match=r"file/x\.json: it cannot be written"):
+    with pytest.raises(InvalidOptionError, match=r"file/x\.json: cannot be written"):
         schema(module, output="file/x.json")

@@ -332,17 +332,9 @@ _exported_letter = msgspec.json.Decoder(ExportedLetter)
 
 
 def _exported(letter: DeadLetter) -> ExportedLetter:
-    return ExportedLetter(
-        letter.subscription,
-        letter.reason,
-        letter.attempts,
-        iso(letter.died_ms),
-        to_document(letter.message),
-        letter.error,
-        letter.stack,
-        letter.handler,
-        letter.redrives,
-    )
+    own = ("subscription", "reason", "attempts", "error", "stack", "handler", "redrives")
+    fields: dict[str, Any] = {name: getattr(letter, name) for name in own}
+    return ExportedLetter(died_at=iso(letter.died_ms), message=to_document(letter.message), **fields)
 
 
 def _checked(message: Message) -> Message:

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import functools
 import glob
-import inspect
 import math
 import os
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from datetime import datetime
 from difflib import get_close_matches
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import headwater
-from headwater.cli.completion import WORDS, offering
+from headwater.cli.completion import WORDS
 from headwater.cli.output import note
-from headwater.errors import InvalidConfigurationError, InvalidOptionError, NotALogError, UnauthorizedError
+from headwater.cli.parameters import Shared, argument, declared, flag, option
+from headwater.errors import (
+    HeadwaterError,
+    InvalidConfigurationError,
+    InvalidOptionError,
+    NotALogError,
+    UnauthorizedError,
+)
 from headwater.formats import TIME_HELP, is_postgres, mask_url, parse_time, refuse_mistyped_url
 
 if TYPE_CHECKING:
     from headwater.broker.subscribe import Start
-    from headwater.wiring import AllOptions, OpenOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,68 +44,41 @@ CONFIG_VARIABLE, PROFILE_VARIABLE, CONFIG_FILE = "HEADWATER_CONFIG", "HEADWATER_
 
 START_HELP = f"first, new, a seq (7: from message 7 on), or a time {TIME_HELP}"
 
+AsJson = Annotated[bool, flag("Print JSON for programs.", "--json")]
+
+_with_server = partial(option, rich_help_panel="With a server")
 LogPath = Annotated[
     str,
-    typer.Argument(
-        metavar="LOG",
-        help="The log: a file like events.db, a database like postgres://host/name, or a server like ws://host:8765. "
+    argument(
+        "LOG",
+        "The log: a file like events.db, a database like postgres://host/name, or a server like ws://host:8765. "
         "Else HEADWATER_LOG.",
-        autocompletion=offering("log"),
+        offers="log",
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
-_PANEL = "With a server"
-_Token = Annotated[
+Token = Annotated[
     str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
-        help="The token for the server. HEADWATER_TOKEN is safer: other users can see arguments.",
-        rich_help_panel=_PANEL,
-    ),
+    _with_server("TOKEN", "The token for the server. HEADWATER_TOKEN is safer: other users can see arguments."),
 ]
-_Ca = Annotated[
-    str | None,
-    typer.Option(
-        "--ca",
-        metavar="FILE",
-        help="Certificates to trust for wss://, instead of the system's.",
-        rich_help_panel=_PANEL,
-    ),
-]
+Ca = Annotated[str | None, _with_server("FILE", "Certificates to trust for wss://, instead of the system's.")]
 
 
-class LogName(str):
+class LogName(Shared, str):
     """A LOG as it was named, with the credentials for a server."""
 
-    token: str | None = None
-    ca: str | None = None
+    token: str | None
+    ca: str | None
 
-
-def takes_log(command: Callable[..., None]) -> Callable[..., None]:
-    """For commands whose parameter `path` is a LogPath: they get --token and --ca too, and a LogName."""
-
-    @functools.wraps(command)
-    def with_log_name(*, path: str, token: str | None, ca: str | None, **rest: Any) -> None:
-        name = LogName(path)
+    def __new__(cls, path: LogPath, token: Token = None, ca: Ca = None) -> LogName:
+        name = super().__new__(cls, path)
         name.token, name.ca = token, ca
         if not is_remote(name) and (token or ca):
             given = "--token" if token else "--ca"
             kind = "a file" if is_file(path) else "a database"
             next = "Name it like ws://host:8765"
             raise InvalidOptionError(f"{given} is for a server, and {shown_name(path)} is {kind}", next=next)
-        command(path=name, **rest)
-
-    signature = inspect.signature(command, eval_str=True)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [parameter.replace(kind=kind) for parameter in signature.parameters.values()]
-    ours = {"token": _Token, "ca": _Ca}
-    parameters += [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in ours.items()]
-    with_log_name.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    with_log_name.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_log_name
+        return name
 
 
 def is_remote(path: str) -> bool:
@@ -116,48 +94,32 @@ def is_file(path: str) -> bool:
     return not is_remote(path) and not is_postgres(path)
 
 
-@contextmanager
-def existing_log(path: str, **options: object) -> Iterator[headwater.Log]:
+def existing_log(path: str, **options: Any) -> AbstractContextManager[headwater.Log]:
     """The log at `path`, which must exist: an inspection must not create one."""
     if is_remote(path):
-        with _connected(path) as log:
-            yield log
-        return
-    if is_file(path):
-        require_log(path)
-    with _opened(path, create=False, **options) if _may_be_written(path) else _read_only(path) as log:
-        yield log
+        return _connected(path)
+    if is_file(path) and not _may_be_written(require_log(path)):
+        from headwater.wiring import open_read_only
+
+        return open_read_only(file_of(path))
+    return _opened(path, create=False, **options)
 
 
-def _may_be_written(path: str) -> bool:
+def _may_be_written(file: str) -> bool:
     """The file, and its write-ahead log: that is there, or may be made."""
-    if not is_file(path):
-        return True
-    file = file_of(path)
     beside = file + "-wal" if os.path.exists(file + "-wal") else os.path.dirname(os.path.abspath(file))
     return os.access(file, os.W_OK) and os.access(beside, os.W_OK)
 
 
-@contextmanager
-def _read_only(path: str) -> Iterator[headwater.Log]:
-    from headwater.wiring import open_read_only
-
-    with open_read_only(file_of(path)) as log:
-        yield log
-
-
-@contextmanager
-def log_or_new_one(path: str) -> Iterator[headwater.Log]:
+def log_or_new_one(path: str) -> AbstractContextManager[headwater.Log]:
     """The log at `path`, created if it does not exist; a note says so, because the name may be a typo."""
     if is_remote(path):
-        with _connected(path) as log:
-            yield log
-        return
-    made = is_new(path)
-    with _opened(path) as log:
-        if made:
-            note(f"made a new log: {file_of(path)}")
-        yield log
+        return _connected(path)
+    makes_log = is_new(path)
+    log = _opened(path)
+    if makes_log:
+        note(f"made a new log: {file_of(path)}")
+    return log
 
 
 def is_new(path: str) -> bool:
@@ -165,50 +127,34 @@ def is_new(path: str) -> bool:
     return is_file(path) and not os.path.exists(file_of(path))
 
 
-@contextmanager
-def _opened(path: str, **options: object) -> Iterator[headwater.Log]:
-    settings: OpenOptions = {"maintenance_interval": None}
-    settings.update(options)  # type: ignore[typeddict-item]
-    with headwater.open(file_of(path) if is_file(path) else str(path), **settings) as log:
-        yield log
+def _opened(path: str, **options: Any) -> headwater.Log:
+    return headwater.open(file_of(path) if is_file(path) else str(path), maintenance_interval=None, **options)
 
 
 @contextmanager
 def _connected(url: str) -> Iterator[headwater.Log]:
-    options: AllOptions = {"connect_timeout": CONNECT_S_MAX}
-    if isinstance(url, LogName):
-        options |= {"token": url.token, "ca": url.ca}
+    credentials: dict[str, Any] = {"token": url.token, "ca": url.ca} if isinstance(url, LogName) else {}
     try:
-        opened = headwater.open(str(url), **options)
+        opened = headwater.open(str(url), connect_timeout=CONNECT_S_MAX, **credentials)
     except UnauthorizedError as exc:
         next = "Pass --token, or set HEADWATER_TOKEN; on the server's machine, headwater token create makes one"
         raise UnauthorizedError(exc.why, where=str(url), next=next) from exc
+    is_broken = is_over = False
+
+    def on_state(state: str) -> None:
+        """Notes while a command waits: the connection broke, and is back."""
+        nonlocal is_broken
+        if is_over or state != ("connected" if is_broken else "reconnecting"):
+            return
+        is_broken = not is_broken
+        note(f"lost {opened.name}; trying again" if is_broken else f"connected again to {opened.name}")
+
     with opened as log:
-        notes = _ConnectionNotes(log.name)
-        log.remote.on_state(notes.on_state)
+        log.remote.on_state(on_state)
         try:
             yield log
         finally:
-            notes.is_over = True
-
-
-class _ConnectionNotes:
-    """Notes while a command waits: the connection broke, and is back."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._is_broken = False
-        self.is_over = False
-
-    def on_state(self, state: str) -> None:
-        if self.is_over:
-            return
-        if state == "reconnecting" and not self._is_broken:
-            self._is_broken = True
-            note(f"lost {self._url}; trying again")
-        elif state == "connected" and self._is_broken:
-            self._is_broken = False
-            note(f"connected again to {self._url}")
+            is_over = True
 
 
 def require_log(path: str) -> str:
@@ -239,12 +185,22 @@ def file_of(path: str) -> str:
     return rest.removeprefix("/") if found else path.removeprefix("sqlite:")  # as headwater.open reads it
 
 
+@contextmanager
+def usable_file(use: Literal["read", "written"], file: str, next: str) -> Iterator[None]:
+    """Around the use of a file that the call names."""
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise InvalidOptionError(f"cannot be {use} ({why})", where=file, next=next) from exc
+
+
 def parse_start(text: str, name: str = "--start") -> Start:
     """Where to begin reading: `first`, `new`, the seq of the first message to read, or a time."""
-    if text == "first":
-        return "first"
-    if text == "new":
-        return "new"
+    if text in ("first", "new"):
+        return cast("Start", text)
     if text.isascii() and text.isdigit():
         return int(text)
     try:
@@ -431,7 +387,13 @@ class Group(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
     ) -> Callable[[F], F]:
-        return super().command(name, cls=cls or Command, **settings)
+        register = super().command(name, cls=cls or Command, **settings)
+
+        def add(command: F) -> F:
+            register(declared(command))
+            return command
+
+        return add
 
 
 def _names_a_file(word: str) -> bool:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import apsw
-import typer
 
 import headwater
 from headwater.cli.arguments import AsJson, is_file
 from headwater.cli.doctor import mount_of
-from headwater.cli.output import note, pairs, show_table, table, write_items
+from headwater.cli.output import note, pairs, show_table, table_of, write_items
+from headwater.cli.parameters import argument, flag, option
 from headwater.errors import InvalidOptionError, UnreachableError
 
 BATCH = 1_000
@@ -44,15 +44,11 @@ class Measured(NamedTuple):
 
 
 def bench(
-    directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="Where to measure: the disk your log would be on.")
-    ] = ".",
-    seconds: Annotated[float, typer.Option("--seconds", metavar="SECONDS", min=0.4, max=120, help="In all.")] = 5.0,
-    size: Annotated[int, typer.Option("--size", metavar="BYTES", min=16, max=500_000, help="JSON per message.")] = 190,
-    durability: Annotated[
-        Literal["full", "relaxed"], typer.Option("--durability", help="An fsync per commit, or none.")
-    ] = "full",
-    through_server: Annotated[bool, typer.Option("--server", help="Through a server in another process.")] = False,
+    directory: Annotated[str, argument("DIR", "Where to measure: the disk your log would be on.")] = ".",
+    seconds: Annotated[float, option("SECONDS", "In all.", min=0.4, max=120)] = 5.0,
+    size: Annotated[int, option("BYTES", "JSON per message.", min=16, max=500_000)] = 190,
+    durability: Annotated[Literal["full", "relaxed"], flag("An fsync per commit, or none.")] = "full",
+    through_server: Annotated[bool, flag("Through a server in another process.", "--server")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure publishing and consuming on this machine, on a temporary log in DIR."""
@@ -141,27 +137,23 @@ def _show(facts: dict[str, Any], measured: list[Measured]) -> None:
             ]
         )
     )
-    shown = table("what", ">messages/s", ">p50", ">p99", ">messages")
-    for result in measured:
-        shown.add_row(
-            result.name,
-            f"{result.per_second:,.0f}",
-            "-" if result.p50_ms is None else f"{result.p50_ms:.2f} ms",
-            "-" if result.p99_ms is None else f"{result.p99_ms:.2f} ms",
-            f"{result.messages:,}",
-        )
-    show_table(shown)
+    columns: dict[str, Callable[[Measured], str]] = {
+        "what": lambda result: result.name,
+        ">messages/s": lambda result: f"{result.per_second:,.0f}",
+        ">p50": lambda result: _ms_text(result.p50_ms),
+        ">p99": lambda result: _ms_text(result.p99_ms),
+        ">messages": lambda result: f"{result.messages:,}",
+    }
+    show_table(table_of(measured, columns))
+
+
+def _ms_text(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms:.2f} ms"
 
 
 def _json(result: Measured) -> dict[str, Any]:
-    return {
-        "name": result.name,
-        "messages": result.messages,
-        "seconds": round(result.seconds, 3),
-        "per_second": round(result.per_second),
-        "p50_ms": result.p50_ms,
-        "p99_ms": result.p99_ms,
-    }
+    rounded = {"seconds": round(result.seconds, 3), "per_second": round(result.per_second)}
+    return {**result._asdict(), **rounded}
 
 
 def _fsync_ms(scratch: str) -> float:

@@ -76,13 +76,14 @@ def load_command(name: str) -> Any:
     module, _, attribute = TARGETS[name].partition(":")
     found = getattr(importlib.import_module(f"headwater.cli.{module}"), attribute)
     from headwater.cli.arguments import Command
+    from headwater.cli.parameters import declared
 
     holder = typer.Typer(rich_markup_mode="rich")
     holder.callback()(lambda: None)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     else:
-        holder.command(name, cls=getattr(found, "command_class", Command))(found)
+        holder.command(name, cls=getattr(found, "command_class", Command))(declared(found))
     return typer.main.get_group(holder).commands[name]
 
 

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from headwater.cli.arguments import AsJson, Group
-from headwater.cli.output import printable, say, show_table, table, write_document, write_items
+from headwater.cli.output import say, show_list, write_document
+from headwater.cli.parameters import option
 from headwater.formats import plural
 
 if TYPE_CHECKING:
-    from headwater.settings import Settings
+    from headwater.settings import Explained, Settings
 
 config = Group(help="The configuration: headwater.toml, HEADWATER_… variables, flags.")
 
 ConfigFile = Annotated[
-    str | None,
-    typer.Option(
-        "--config", metavar="FILE", help="The configuration file. Else HEADWATER_CONFIG, or ./headwater.toml."
-    ),
+    str | None, option("FILE", "The configuration file. Else HEADWATER_CONFIG, or ./headwater.toml.", "--config")
 ]
-ProfileName = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="One of development, test and production.")
-]
+ProfileName = Annotated[str | None, option("NAME", "One of development, test and production.")]
 
 
 @config.command("show")
 def show(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson = False) -> None:
     """Show every setting, its value and where that came from."""
     settings = _settings(file, profile)
-    if as_json:
-        values = [each._asdict() for each in settings.explain()]
-        write_items(values, file=settings.file, profile=settings.profile)
-        return
     from headwater.settings.model import as_toml
 
-    shown = table("key", "~value", "source")
-    for each in settings.explain():
-        shown.add_row(each.key, printable(as_toml(each.value)), printable(each.source))
-    show_table(shown)
+    columns: dict[str, Callable[[Explained], str]] = {
+        "key": lambda each: each.key,
+        "~value": lambda each: as_toml(each.value),
+        "source": lambda each: each.source,
+    }
+    read = {"file": settings.file, "profile": settings.profile}
+    show_list(settings.explain(), lambda each: each._asdict(), columns, empty="", as_json=as_json, **read)
 
 
 @config.command("check")
@@ -57,10 +50,10 @@ def check(file: ConfigFile = None, profile: ProfileName = None, as_json: AsJson 
     if as_json:
         write_document({"file": settings.file, "profile": settings.profile, "set": sources, "defaults": defaults})
         return
-    read = f"{printable(settings.file)} is fine" if settings.file else "fine; there is no file"
+    read = f"{settings.file} is fine" if settings.file else "fine; there is no file"
     say(f"{read} (profile {settings.profile})")
     for source, number in sources.items():
-        say(f"  {plural(number, 'value')} from {printable(source)}")
+        say(f"  {plural(number, 'value')} from {source}")
     say(f"  {plural(defaults, 'default')}")
 
 
@@ -68,4 +61,4 @@ def _settings(file: str | None, profile: str | None) -> Settings:
     # Imported when needed: pydantic takes longer to import than most commands take to run.
     from headwater.settings import load_settings
 
-    return load_settings(config=file, profile=profile, flags={}, environment=os.environ, directory=os.getcwd())
+    return load_settings(config=file, profile=profile)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogPath, existing_log, takes_log
-from headwater.cli.completion import offering
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogName, existing_log, usable_file
 from headwater.cli.output import (
     Text,
     clock,
@@ -18,14 +18,15 @@ from headwater.cli.output import (
     headers_text,
     note,
     pairs,
-    printable,
     say,
+    show_list,
+    show_result,
     show_table,
     table,
     write_document,
-    write_items,
 )
-from headwater.errors import HeadwaterError, InvalidOptionError
+from headwater.cli.parameters import Shared, argument, flag, option
+from headwater.errors import InvalidOptionError
 from headwater.formats import plural
 
 if TYPE_CHECKING:
@@ -33,48 +34,34 @@ if TYPE_CHECKING:
     from headwater.broker.dead_letters import LetterFilter
     from headwater.ports.records import DeadLetter
 
-Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Dead letters by id.")]
-Subscription = Annotated[
-    str | None,
-    typer.Option(
-        "--subscription", "-s", metavar="ID", help="Of this subscription.", autocompletion=offering("subscription")
-    ),
-]
-Topic = Annotated[
-    str | None,
-    typer.Option("--topic", "-t", metavar="PATTERN", help="Of topics that match.", autocompletion=offering("topic")),
-]
-Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Of this type.")]
-Reason = Annotated[
-    str | None, typer.Option("--reason", "-r", metavar="REASON", help="Like max_attempts, rejected or expired.")
-]
-Error = Annotated[str | None, typer.Option("--error", "-e", metavar="REGEX", help="With an error text that matches.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; tell what would be done.")]
-All = Annotated[bool, typer.Option("--all", help="All of them; needed if nothing else selects.")]
+Ids = Annotated[list[int] | None, argument("ID", "Dead letters by id.")]
+DryRun = Annotated[bool, flag("Change nothing; tell what would be done.")]
+All = Annotated[bool, flag("All of them; needed if nothing else selects.", "--all")]
 
 
-def make_filter(
-    ids: Iterable[int] | None,
-    subscription: str | None,
-    topic: str | None,
-    type: str | None,
-    reason: str | None,
-    error: str | None,
-) -> LetterFilter:
-    given = {
-        "ids": ids or None,
-        "subscription": subscription,
-        "topic": topic,
-        "type": type,
-        "reason": reason,
-        "error": error,
-    }
-    return cast("LetterFilter", {name: value for name, value in given.items() if value is not None})
+@dataclass(frozen=True)
+class Conditions(Shared):
+    """Which dead letters: all conditions given hold together."""
 
+    subscription: Annotated[str | None, option("ID", "Of this subscription.", "-s", offers="subscription")] = None
+    topic: Annotated[str | None, option("PATTERN", "Of topics that match.", "-t", offers="topic")] = None
+    type: Annotated[str | None, option("TYPE", "Of this type.")] = None
+    reason: Annotated[str | None, option("REASON", "Like max_attempts, rejected or expired.", "-r")] = None
+    error: Annotated[str | None, option("REGEX", "With an error text that matches.", "-e")] = None
 
-def require_choice(chosen: LetterFilter, all_of_them: bool) -> None:
-    if not chosen and not all_of_them:
-        raise InvalidOptionError("which dead letters?", next="Give their ids, a filter like --subscription, or --all")
+    def filter(self) -> LetterFilter:
+        return cast("LetterFilter", {name: value for name, value in vars(self).items() if value is not None})
+
+    def choice(self, ids: list[int] | None, all_of_them: bool) -> LetterFilter:
+        """For commands that change what they select: no condition must not mean all by accident."""
+        chosen = self.filter()
+        if ids:
+            chosen["ids"] = ids
+        if not chosen and not all_of_them:
+            raise InvalidOptionError(
+                "which dead letters?", next="Give their ids, a filter like --subscription, or --all"
+            )
+        return chosen
 
 
 dlq = Group(
@@ -82,54 +69,41 @@ dlq = Group(
     help="Dead letters: messages that a subscription gave up on.\n\n[dim]List:[/]  headwater dlq events.db",
 )
 
-Id = Annotated[int, typer.Argument(metavar="ID", help="The dead letter.")]
+Id = Annotated[int, argument("ID", "The dead letter.")]
 
 
 @dlq.command("ls")
-@takes_log
 def list_letters(
-    path: LogPath,
-    subscription: Subscription = None,
-    topic: Topic = None,
-    type: Type = None,
-    reason: Reason = None,
-    error: Error = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N.")] = 100,
-    after: Annotated[int, typer.Option("--after", metavar="ID", min=0, help="Only those after this id.")] = 0,
+    path: LogName,
+    conditions: Conditions,
+    limit: Annotated[int, option("N", "Show at most N.", "-n", min=1)] = 100,
+    after: Annotated[int, option("ID", "Only those after this id.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, oldest first."""
-    chosen = make_filter(None, subscription, topic, type, reason, error)
     with existing_log(path) as log:
-        letters = log.dead_letters.list(after=after, limit=limit, **chosen)
-    if as_json:
-        from headwater.broker.dead_letters import to_json
+        letters = log.dead_letters.list(after=after, limit=limit, **conditions.filter())
+    from headwater.broker.dead_letters import to_json
 
-        write_items([to_json(letter) for letter in letters])
-        return
-    if not letters:
-        say("no dead letters")
-        return
-    shown = table(">id", "died", "~subscription", ">seq", "~topic", "reason", ">attempts", "~error")
-    for letter in letters:
-        shown.add_row(
-            str(letter.id),
-            clock(letter.died_ms),
-            printable(letter.subscription),
-            count(letter.message.seq),
-            Text(printable(letter.message.topic), "cyan"),
-            Text("redriving", "yellow") if letter.redriving else Text(letter.reason, "red"),
-            str(letter.attempts),
-            printable(_first_line(letter.error)),
-        )
-    show_table(shown)
-    if len(letters) == limit:
+    show_list(letters, to_json, _COLUMNS, empty="no dead letters", as_json=as_json)
+    if letters and len(letters) == limit and not as_json:
         note(f"there may be more: --after {letters[-1].id}")
 
 
+_COLUMNS: dict[str, Callable[[DeadLetter], str | Text]] = {
+    ">id": lambda letter: str(letter.id),
+    "died": lambda letter: clock(letter.died_ms),
+    "~subscription": lambda letter: letter.subscription,
+    ">seq": lambda letter: count(letter.message.seq),
+    "~topic": lambda letter: Text(letter.message.topic, "cyan"),
+    "reason": lambda letter: Text("redriving", "yellow") if letter.redriving else Text(letter.reason, "red"),
+    ">attempts": lambda letter: str(letter.attempts),
+    "~error": lambda letter: (letter.error or "-").split("\n", 1)[0],
+}
+
+
 @dlq.command("show")
-@takes_log
-def show(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+def show(path: LogName, id: Id, as_json: AsJson = False) -> None:
     """Show one dead letter whole: the message, the error, the stack."""
     with existing_log(path) as log:
         letter = log.dead_letters.get(id)
@@ -141,62 +115,46 @@ def show(path: LogPath, id: Id, as_json: AsJson = False) -> None:
     show_table(pairs(_details(letter)))
     if letter.stack:
         say(Text("stack", "dim"))
-        say(Text(printable(letter.stack.rstrip())))
+        say(letter.stack.rstrip())
 
 
 def _details(letter: DeadLetter) -> list[tuple[str, str | Text]]:
     message = letter.message
     rows: list[tuple[str, str | Text]] = [
         ("dead letter", str(letter.id)),
-        ("subscription", Text(printable(letter.subscription))),
+        ("subscription", letter.subscription),
         ("reason", Text(letter.reason, "red")),
-        ("error", Text(printable(letter.error or "-"))),
-        ("handler", Text(printable(letter.handler or "-"))),
+        ("error", letter.error or "-"),
+        ("handler", letter.handler or "-"),
         ("attempts", str(letter.attempts)),
         ("died", clock(letter.died_ms)),
         ("redrives", str(letter.redrives) + (", one on its way" if letter.redriving else "")),
         ("message", f"seq {message.seq}, published {clock(message.published_ms)}"),
-        ("id", Text(printable(message.id))),
-        ("topic", Text(printable(message.topic), "cyan")),
-        ("headers", Text(headers_text(message) or "-")),
-        ("data", Text(printable(message.data_json))),
+        ("id", message.id),
+        ("topic", Text(message.topic, "cyan")),
+        ("headers", headers_text(message) or "-"),
+        ("data", message.data_json),
     ]
     if letter.redrive_error:
-        rows.append(("redrive error", Text(printable(letter.redrive_error), "red")))
+        rows.append(("redrive error", Text(letter.redrive_error, "red")))
     return rows
 
 
 @dlq.command("stats")
-@takes_log
-def statistics(
-    path: LogPath,
-    subscription: Subscription = None,
-    topic: Topic = None,
-    type: Type = None,
-    reason: Reason = None,
-    error: Error = None,
-    as_json: AsJson = False,
-) -> None:
+def statistics(path: LogName, conditions: Conditions, as_json: AsJson = False) -> None:
     """Count dead letters by reason, subscription, topic, type and error."""
-    chosen = make_filter(None, subscription, topic, type, reason, error)
     with existing_log(path) as log:
-        found = log.dead_letters.statistics(**chosen)
+        found = log.dead_letters.statistics(**conditions.filter())
     if as_json:
         write_document(found)
         return
     say(f"{plural(found.total, 'dead letter')}, {found.redriving:,} on their way again")
-    groups = {
-        "reason": found.by_reason,
-        "subscription": found.by_subscription,
-        "topic": found.by_topic,
-        "type": found.by_type,
-        "error": found.by_error,
-    }
-    for name, counts in groups.items():
+    for name in ("reason", "subscription", "topic", "type", "error"):
+        counts: dict[str, int] = getattr(found, f"by_{name}")
         if any(counts):  # the empty key alone counts those without a type or an error
             shown = table(">count", f"~by {name}")
             for key, number in counts.items():
-                shown.add_row(count(number), printable(key) or Text("none", "dim"))
+                shown.add_row(count(number), key or Text("none", "dim"))
             say("")
             show_table(shown)
 
@@ -208,18 +166,11 @@ def _note_unknown(log: headwater.Log, ids: list[int] | None) -> None:
 
 
 @dlq.command("redrive")
-@takes_log
 def redrive(
-    path: LogPath,
+    path: LogName,
+    conditions: Conditions,
     ids: Ids = None,
-    to_topic: Annotated[
-        str | None, typer.Option("--to-topic", metavar="TOPIC", help="Publish them on this topic instead.")
-    ] = None,
-    subscription: Subscription = None,
-    topic: Topic = None,
-    type: Type = None,
-    reason: Reason = None,
-    error: Error = None,
+    to_topic: Annotated[str | None, option("TOPIC", "Publish them on this topic instead.")] = None,
     all_of_them: All = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -230,8 +181,7 @@ def redrive(
 
     [dim]By error:[/]  headwater dlq redrive events.db -s billing --error Timeout
     """
-    chosen = make_filter(ids, subscription, topic, type, reason, error)
-    require_choice(chosen, all_of_them)
+    chosen = conditions.choice(ids, all_of_them)
     with existing_log(path) as log:
         _note_unknown(log, ids)
         done = log.dead_letters.redrive(to_topic=to_topic, dry_run=dry_run, **chosen)
@@ -247,23 +197,17 @@ def redrive(
 
 
 @dlq.command("purge")
-@takes_log
 def purge(
-    path: LogPath,
+    path: LogName,
+    conditions: Conditions,
     ids: Ids = None,
-    subscription: Subscription = None,
-    topic: Topic = None,
-    type: Type = None,
-    reason: Reason = None,
-    error: Error = None,
     all_of_them: All = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, flag("Do not ask.", "-y")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete dead letters for good."""
-    chosen = make_filter(ids, subscription, topic, type, reason, error)
-    require_choice(chosen, all_of_them)
+    chosen = conditions.choice(ids, all_of_them)
     with existing_log(path) as log:
         if not (yes or dry_run) and sys.stdin.isatty():
             total = log.dead_letters.purge(dry_run=True, **chosen)
@@ -271,75 +215,42 @@ def purge(
                 raise typer.Exit(1)
         _note_unknown(log, ids)
         purged = log.dead_letters.purge(dry_run=dry_run, **chosen)
-    if as_json:
-        write_document({"purged": purged})
-    else:
-        say(f"{'would delete' if dry_run else 'deleted'} {plural(purged, 'dead letter')}")
+    text = f"{'would delete' if dry_run else 'deleted'} {plural(purged, 'dead letter')}"
+    show_result({"purged": purged}, text, as_json=as_json)
 
 
 @dlq.command("export")
-@takes_log
 def export(
-    path: LogPath,
-    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Into a file, not to stdout.")] = None,
-    subscription: Subscription = None,
-    topic: Topic = None,
-    type: Type = None,
-    reason: Reason = None,
-    error: Error = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The default: one JSON object a line.")] = False,
+    path: LogName,
+    conditions: Conditions,
+    out: Annotated[str | None, option("FILE", "Into a file, not to stdout.", "-o")] = None,
+    as_json: Annotated[bool, flag("The default: one JSON object a line.", "--json")] = False,
 ) -> None:
     """Write dead letters as JSON lines; they stay in the log. `dlq import` reads them."""
-    chosen = make_filter(None, subscription, topic, type, reason, error)
     written = 0
     with existing_log(path) as log:
-        lines = log.dead_letters.export(**chosen)
+        lines = log.dead_letters.export(**conditions.filter())
         if out is None:
             sys.stdout.writelines(f"{line}\n" for line in lines)
             return
-        try:
-            with open(out, "w", encoding="utf-8") as file:
-                for line in lines:
-                    file.write(f"{line}\n")
-                    written += 1
-        except HeadwaterError:
-            raise
-        except OSError as exc:
-            raise InvalidOptionError(
-                f"cannot be written ({exc.strerror})", where=out, next="Name another file"
-            ) from exc
+        with usable_file("written", out, "Name another file"), open(out, "w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(f"{line}\n")
+                written += 1
     note(f"{plural(written, 'dead letter')} in {out}")
 
 
 @dlq.command("import")
-@takes_log
 def import_letters(
-    path: LogPath,
-    file: Annotated[str | None, typer.Argument(metavar="FILE", help="From `dlq export`; stdin if not given.")] = None,
+    path: LogName,
+    file: Annotated[str | None, argument("FILE", "From `dlq export`; stdin if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import exported dead letters into a log. They get new ids."""
-    with existing_log(path) as log, _lines_of(file) as lines:
+    with (
+        existing_log(path) as log,
+        usable_file("read", file or "stdin", "Name a file of `dlq export`"),
+        nullcontext(sys.stdin) if file is None else open(file, encoding="utf-8") as lines,
+    ):
         imported = log.dead_letters.import_(lines)
-    if as_json:
-        write_document({"imported": imported})
-    else:
-        say(f"imported {plural(imported, 'dead letter')}")
-
-
-@contextlib.contextmanager
-def _lines_of(file: str | None) -> Iterator[Iterable[str]]:
-    try:
-        with contextlib.nullcontext(sys.stdin) if file is None else open(file, encoding="utf-8") as opened:
-            yield opened
-    except HeadwaterError:
-        raise
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise InvalidOptionError(
-            f"cannot be read ({why})", where=file or "stdin", next="Name a file of `dlq export`"
-        ) from exc
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "-").split("\n", 1)[0]
+    show_result({"imported": imported}, f"imported {plural(imported, 'dead letter')}", as_json=as_json)

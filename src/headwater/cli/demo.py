@@ -6,16 +6,15 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from typing import Annotated
 
-import typer
-
 from headwater.cli.arguments import AsJson
 from headwater.cli.main import show_version, versions
-from headwater.cli.output import show_error, write_document, write_error
+from headwater.cli.output import write_document
+from headwater.cli.parameters import option
 
 
 def demo(
     directory: Annotated[
-        str, typer.Option("--dir", metavar="DIR", help="Where to put its files; those of an earlier demo are replaced.")
+        str, option("DIR", "Where to put its files; those of an earlier demo are replaced.", "--dir")
     ] = "headwater-demo",
     as_json: AsJson = False,
 ) -> None:
@@ -28,19 +27,10 @@ def demo(
     Ends with 0 only if everything it says was checked to be true, and with 1
     at the first claim that is not. Its files and the next commands stay.
     """
-    from headwater.demo.story import DemoFailed, run
+    from headwater.demo.story import run
 
-    try:
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            result = run(directory)
-    except DemoFailed as exc:
-        details = {"kind": "DemoFailed", "why": f"a claim does not hold: {exc}", "where": directory}
-        next = "The files stay as they were then; headwater demo begins anew"
-        if as_json:
-            write_error({**details, "next": next, "exit": 1})
-        else:
-            show_error(f"{directory}: {details['why']}", next)
-        raise typer.Exit(1) from None
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        result = run(directory)
     if as_json:
         write_document(result._asdict())
 

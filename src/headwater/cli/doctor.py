@@ -14,9 +14,10 @@ import apsw
 import typer
 
 import headwater
-from headwater.cli.arguments import AsJson, LogPath, existing_log, is_remote, require_log, shown_name, takes_log
+from headwater.cli.arguments import AsJson, LogName, existing_log, is_remote, require_log, shown_name
 from headwater.cli.inspect import held_by, is_lake, is_late
-from headwater.cli.output import Column, Table, Text, clock, printable, say, show_table, write_items
+from headwater.cli.output import Column, Table, Text, clock, say, show_table, write_items
+from headwater.cli.parameters import option
 from headwater.errors import HeadwaterError, NotALogError, StoreError
 from headwater.formats import format_seconds, format_size, is_postgres, parse_duration, plural
 from headwater.version import install_hint
@@ -46,17 +47,11 @@ class Finding(NamedTuple):
     next: str = ""
 
 
-@takes_log
 def doctor(
     context: typer.Context,
-    path: LogPath = "",
-    lag_max: Annotated[
-        int, typer.Option("--max-lag", metavar="N", min=0, help="Report a subscription that is further behind.")
-    ] = 100_000,
-    age_max: Annotated[
-        str,
-        typer.Option("--max-age", metavar="SPAN", help="Report a subscription that has waited longer."),
-    ] = "1h",
+    path: LogName = LogName(""),  # noqa: B008
+    lag_max: Annotated[int, option("N", "Report a subscription that is further behind.", "--max-lag", min=0)] = 100_000,
+    age_max: Annotated[str, option("SPAN", "Report a subscription that has waited longer.", "--max-age")] = "1h",
     as_json: AsJson = False,
 ) -> None:
     """Examine a log and its machine; each finding says what to do next.
@@ -97,9 +92,9 @@ def _show(findings: list[Finding], wrong: list[Finding]) -> None:
     columns = [Column(""), Column("", style="bold"), Column("", overflow="fold")]
     shown = Table(columns, has_header=False)
     for finding in findings:
-        shown.add_row(marks[finding.level], finding.check, Text(printable(finding.what)))
+        shown.add_row(marks[finding.level], finding.check, finding.what)
         if finding.next:
-            shown.add_row("", "", Text(f"next: {printable(finding.next)}", "dim"))
+            shown.add_row("", "", Text(f"next: {finding.next}", "dim"))
     show_table(shown)
     verdict = Text(f"{plural(len(wrong), 'thing')} wrong", "bold red") if wrong else Text("healthy", "bold green")
     say(verdict)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import parse_qsl, unquote
 
 import typer
 
 import headwater
-from headwater.cli.arguments import REMOTE, START_HELP, AsJson, LogPath, existing_log, is_file, parse_start, takes_log
+from headwater.cli.arguments import REMOTE, START_HELP, AsJson, LogName, existing_log, is_file, parse_start
 from headwater.cli.messages import EVERYTHING, Dialect, Where
 from headwater.cli.output import StatusLine, count, note, say, write_document
+from headwater.cli.parameters import argument, flag, option
 from headwater.cli.stopping import FINDING, INTERRUPTED, Stop
 from headwater.errors import ClosedError, InvalidOptionError
 from headwater.formats import DURATION_HELP, parse_duration, plural, redact_url
 
 if TYPE_CHECKING:
     from headwater.api.forwarder import Forwarder, ForwarderStatus
+    from headwater.transports.base import BaseTransport
 
 LOOK_S = 0.2
 ONCE_FAILURES = 3  # with --once, a target that is away ends it soon
@@ -33,37 +36,24 @@ _LOG_URLS = (*REMOTE, "postgres://", "postgresql://", "sqlite:", "memory:")
 _TELLS_TARGETS_APART = ("stream", "stream_per_topic", "prefix", "table", "endpoint", "schema", "db")
 
 
-@takes_log
 def forward(
-    path: LogPath,
+    path: LogName,
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="TARGET",
-            help="Where copies go: redis://host/0, s3://bucket/prefix, file:///copy.jsonl, headwater:other.db, …",
+        argument(
+            "TARGET", "Where copies go: redis://host/0, s3://bucket/prefix, file:///copy.jsonl, headwater:other.db, …"
         ),
     ],
-    topics: Annotated[
-        str, typer.Option("--topics", metavar="PATTERN", help="Which messages: orders.new, orders.*, orders.>")
-    ] = EVERYTHING,
-    id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The subscription's name; by default derived from TARGET.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=5_000, help="Send up to N at a time.")] = 100,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="SPAN", help=f"How long a batch may wait for more: {DURATION_HELP}.")
-    ] = "5s",
-    once: Annotated[
-        bool, typer.Option("--once", help="End when the messages that are there now are forwarded.")
-    ] = False,
-    start: Annotated[
-        str, typer.Option("--start", metavar="START", help=f"Where a new one begins: {START_HELP}.")
-    ] = "first",
+    topics: Annotated[str, option("PATTERN", "Which messages: orders.new, orders.*, orders.>")] = EVERYTHING,
+    id: Annotated[str | None, option("ID", "The subscription's name; by default derived from TARGET.")] = None,
+    batch: Annotated[int, option("N", "Send up to N at a time.", min=1, max=5_000)] = 100,
+    wait: Annotated[str, option("SPAN", f"How long a batch may wait for more: {DURATION_HELP}.")] = "5s",
+    once: Annotated[bool, flag("End when the messages that are there now are forwarded.")] = False,
+    start: Annotated[str, option("START", f"Where a new one begins: {START_HELP}.")] = "first",
     where: Where = None,
     dialect: Dialect = "nats",
     target_token: Annotated[
-        str | None,
-        typer.Option("--target-token", metavar="TOKEN", help="For a TARGET like ws://host:8765. Else HEADWATER_TOKEN."),
+        str | None, option("TOKEN", "For a TARGET like ws://host:8765. Else HEADWATER_TOKEN.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +74,7 @@ def forward(
     name = id or default_id(target)
     begin = parse_start(start)
     span = parse_duration(wait, "--wait")
-    with existing_log(path) as log, Stop() as stop, _Opened(target, target_token) as transport:
+    with existing_log(path) as log, Stop() as stop, closing(_open_target(target, target_token)) as transport:
         forwarder = Forwarder(
             log,
             transport,
@@ -163,24 +153,12 @@ def _identity(url: str) -> str:
     return "-".join([place.replace("://", ":", 1).replace(":@", ":", 1), *parameters])
 
 
-class _Opened:
-    """The target, for as long as the command runs."""
-
-    def __init__(self, target: str, token: str | None) -> None:
-        options: dict[str, Any] = {}
-        if token is not None:
-            if not target.startswith(REMOTE):
-                raise InvalidOptionError(
-                    "--target-token is for a server", where="TARGET", next="Name it like ws://host:8765"
-                )
-            options["token"] = token
-        self._transport = headwater.open_transport(target, **options)
-
-    def __enter__(self) -> Any:
-        return self._transport
-
-    def __exit__(self, *exc: object) -> None:
-        self._transport.close()
+def _open_target(target: str, token: str | None) -> BaseTransport:
+    if token is None:
+        return headwater.open_transport(target)
+    if not target.startswith(REMOTE):
+        raise InvalidOptionError("--target-token is for a server", where="TARGET", next="Name it like ws://host:8765")
+    return headwater.open_transport(target, token=token)
 
 
 def _words(status: ForwarderStatus) -> str:

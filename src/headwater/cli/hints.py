@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from headwater.arguments import word_here
+
 # The words of other systems and of other commands, by the command here; a blank stands between a group and its command.
 _COMMANDS = {
     "publish": "send produce enqueue emit pub add",
@@ -64,9 +66,9 @@ def _of_command(message: str, name: str, context: Any) -> tuple[str, str]:
     if root is None:
         return message, ""
     if context.command is not root:  # of a group
-        same = _here(name, _IN_GROUPS)
+        same = word_here(name, _IN_GROUPS)
         return message, f"Write {context.command_path} {same}" if same in context.command.commands else ""
-    meant = _here(name, _COMMANDS)
+    meant = word_here(name, _COMMANDS)
     if meant is None:
         return message, ""
     return f"No such command {name!r}", f"Write headwater {meant}"  # without a word that only looks alike
@@ -79,10 +81,6 @@ def _of_option(message: str, option: str, context: Any) -> tuple[str, str]:
         if option in others.split() and needed in known.split(" "):
             return f"No such option: {option}", f"{'Use' if here.startswith('the ') else 'Write'} {here}"
     return message, ""
-
-
-def _here(name: str, words: dict[str, str]) -> str | None:
-    return next((here for here, others in words.items() if name in others.split()), None)
 
 
 def _words(context: Any) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -22,15 +22,14 @@ from headwater.cli.arguments import (
     AsJson,
     Group,
     ListsByDefault,
-    LogPath,
+    LogName,
     existing_log,
     file_of,
     is_file,
     parse_start,
     shown_name,
-    takes_log,
+    usable_file,
 )
-from headwater.cli.completion import offering
 from headwater.cli.output import (
     LiveScreen,
     Table,
@@ -39,14 +38,14 @@ from headwater.cli.output import (
     count,
     note,
     pairs,
-    printable,
-    say,
+    show_list,
+    show_result,
     show_table,
-    table,
+    table_of,
     write_document,
-    write_items,
     write_line,
 )
+from headwater.cli.parameters import argument, flag, option
 from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import DURATION_HELP, format_seconds, format_size, iso, parse_duration, plural
 
@@ -55,12 +54,9 @@ if TYPE_CHECKING:
     from headwater.ports.records import TopicCount
 
 
-@takes_log
 def topics(
-    path: LogPath,
-    pattern: Annotated[
-        str | None, typer.Argument(metavar="PATTERN", help="Like orders.>", autocompletion=offering("topic"))
-    ] = None,
+    path: LogName,
+    pattern: Annotated[str | None, argument("PATTERN", "Like orders.>", offers="topic")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the topics of a log with their counts and sizes."""
@@ -69,26 +65,18 @@ def topics(
     wanted = None if pattern is None else parse_pattern(pattern)
     with existing_log(path) as log:
         found = [topic for topic in log.topics() if wanted is None or wanted.matches(topic.topic)]
-    if as_json:
-        write_items([topic_json(topic) for topic in found])
-        return
-    if not found:
-        say("no topics" if pattern is None else f"no topics match {pattern}")
-        return
-    shown = table("~topic", ">messages", ">size", ">last seq", "last published")
-    for topic in found:
-        shown.add_row(
-            printable(topic.topic),
-            count(topic.count),
-            format_size(topic.bytes),
-            count(topic.last_seq),
-            clock(topic.last_published_ms),
-        )
-    show_table(shown)
+    columns: dict[str, Callable[[TopicCount], str]] = {
+        "~topic": lambda topic: topic.topic,
+        ">messages": lambda topic: count(topic.count),
+        ">size": lambda topic: format_size(topic.bytes),
+        ">last seq": lambda topic: count(topic.last_seq),
+        "last published": lambda topic: clock(topic.last_published_ms),
+    }
+    empty = "no topics" if pattern is None else f"no topics match {pattern}"
+    show_list(found, topic_json, columns, empty=empty, as_json=as_json)
 
 
-@takes_log
-def stats(path: LogPath, as_json: AsJson = False) -> None:
+def stats(path: LogName, as_json: AsJson = False) -> None:
     """Sum up a log: messages, topics, subscriptions, dead letters, disk."""
     with existing_log(path) as log:
         found = log.statistics()
@@ -114,7 +102,7 @@ def stats(path: LogPath, as_json: AsJson = False) -> None:
     lag = sum(info.lag for info in found.subscriptions)
     held = sum(bool(held_by(info)) for info in found.subscriptions)
     rows = [
-        ("log", printable(file_of(path) if is_file(path) else file)),
+        ("log", file_of(path) if is_file(path) else file),
         ("messages", f"{found.messages:,} of {format_size(found.bytes)} in {plural(len(found.topics), 'topic')}"),
         ("last seq", count(found.last_seq)),
         ("subscriptions", f"{len(found.subscriptions):,}, {held} held, {plural(lag, 'message')} to go"),
@@ -158,54 +146,29 @@ _TAKES_MINUS: dict[str, Any] = {"ignore_unknown_options": True, "help_option_nam
 LAKE_PREFIX = "lake:"
 LAKE_IDLE_MS = 24 * 3_600_000
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The subscription.", autocompletion=offering("subscription"))]
+Id = Annotated[str, argument("ID", "The subscription.", offers="subscription")]
 
 
 @subscriptions.command("ls")
-@takes_log
-def list_subscriptions(path: LogPath, as_json: AsJson = False) -> None:
+def list_subscriptions(path: LogName, as_json: AsJson = False) -> None:
     """List the subscriptions of a log."""
     with existing_log(path) as log:
         infos = log.subscriptions()
-    if as_json:
-        write_items([subscription_json(info) for info in infos])
-        return
-    if not infos:
-        say(f"no subscriptions yet; begin one: headwater subscribe {path} ID PATTERN")
-        return
-    shown = table("~subscription", "~pattern", "mode", ">position", ">lag", ">in flight", ">dead", ">gaps", "~held by")
-    for info in infos:
-        shown.add_row(
-            printable(info.id),
-            printable(info.pattern),
-            info.mode,
-            count(info.position),
-            lag_text(info),
-            count(info.in_flight),
-            Text(count(info.dead), "red" if info.dead else ""),
-            Text(count(info.gaps), "red" if info.gaps else ""),
-            Text(f"paused since {clock(info.paused_ms)}", "yellow")
-            if info.paused_ms is not None
-            else held_by(info) or Text(f"free since {clock(info.active_ms)}", "dim"),
-        )
-    show_table(shown)
+    empty = f"no subscriptions yet; begin one: headwater subscribe {path} ID PATTERN"
+    columns = {name: cell for name, cell in _COLUMNS.items() if name not in (">waiting", ">oldest")}
+    show_list(infos, subscription_json, columns, empty=empty, as_json=as_json)
 
 
 @subscriptions.command("rm")
-@takes_log
-def remove(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+def remove(path: LogName, id: Id, as_json: AsJson = False) -> None:
     """Remove a subscription with all its state. Its dead letters stay."""
     with existing_log(path) as log:
         log.delete_subscription(id)
-    if as_json:
-        write_document({"removed": id})
-    else:
-        say(f"removed subscription {id}")
+    show_result({"removed": id}, f"removed subscription {id}", as_json=as_json)
 
 
 @subscriptions.command("pause")
-@takes_log
-def pause(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+def pause(path: LogName, id: Id, as_json: AsJson = False) -> None:
     """Deliver nothing of a subscription until it is resumed.
 
     It keeps its position, in every process. Messages in flight may still be
@@ -213,34 +176,25 @@ def pause(path: LogPath, id: Id, as_json: AsJson = False) -> None:
     """
     with existing_log(path) as log:
         log.pause(id)
-    if as_json:
-        write_document({"paused": id})
-    else:
-        say(f"paused {id}; deliver again with: headwater subscriptions resume {path} {id}")
+    text = f"paused {id}; deliver again with: headwater subscriptions resume {path} {id}"
+    show_result({"paused": id}, text, as_json=as_json)
 
 
 @subscriptions.command("resume")
-@takes_log
-def resume(path: LogPath, id: Id, as_json: AsJson = False) -> None:
+def resume(path: LogName, id: Id, as_json: AsJson = False) -> None:
     """Deliver again, from where a pause stopped."""
     with existing_log(path) as log:
         log.resume(id)
-        info = log.subscription(id)
-    if as_json:
-        write_document({"resumed": id, "lag": info.lag})
-    else:
-        say(f"resumed {id}; {plural(info.lag, 'message')} to come")
+        lag = log.subscription(id).lag
+    show_result({"resumed": id, "lag": lag}, f"resumed {id}; {plural(lag, 'message')} to come", as_json=as_json)
 
 
 @subscriptions.command("seek", context_settings=_TAKES_MINUS)
-@takes_log
 def seek(
-    path: LogPath,
+    path: LogName,
     id: Id,
-    place: Annotated[str | None, typer.Argument(metavar="START", help=f"{START_HELP}.")] = None,
-    start: Annotated[
-        str | None, typer.Option("--start", metavar="START", help="The same as the argument START.")
-    ] = None,
+    place: Annotated[str | None, argument("START", f"{START_HELP}.")] = None,
+    start: Annotated[str | None, option("START", "The same as the argument START.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Move a subscription to another place in the log.
@@ -259,25 +213,17 @@ def seek(
     wanted = parse_start(given[0], "START")
     with existing_log(path) as log:
         position = log.seek(id, wanted)
-        info = log.subscription(id)
-    if as_json:
-        write_document({"id": id, "position": position, "lag": info.lag})
-    else:
-        say(f"{id} begins after seq {position:,}; {plural(info.lag, 'message')} to come")
+        lag = log.subscription(id).lag
+    text = f"{id} begins after seq {position:,}; {plural(lag, 'message')} to come"
+    show_result({"id": id, "position": position, "lag": lag}, text, as_json=as_json)
 
 
-@takes_log
 def lag(
-    path: LogPath,
-    id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One subscription.", autocompletion=offering("subscription"))
-    ] = None,
-    at_most: Annotated[
-        int | None, typer.Option("--max-lag", metavar="N", min=0, help="End with 1 if one is further behind.")
-    ] = None,
+    path: LogName,
+    id: Annotated[str | None, argument("ID", "One subscription.", offers="subscription")] = None,
+    at_most: Annotated[int | None, option("N", "End with 1 if one is further behind.", "--max-lag", min=0)] = None,
     age_max: Annotated[
-        str | None,
-        typer.Option("--max-age", metavar="SPAN", help=f"End with 1 if one has waited longer: {DURATION_HELP}."),
+        str | None, option("SPAN", f"End with 1 if one has waited longer: {DURATION_HELP}.", "--max-age")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -296,22 +242,10 @@ def lag(
         infos = log.subscriptions() if id is None else [log.subscription(id)]
         last_seq = log.last_seq()
     late = [info for info in infos if is_late(info, at_most, age_ms_max)]
-    if as_json:
-        write_items([subscription_json(info) for info in infos], last_seq=last_seq)
-    elif infos:
-        shown = table("~subscription", ">lag", ">in flight", ">waiting", ">oldest", ">position")
-        for info in infos:
-            shown.add_row(
-                printable(info.id),
-                lag_text(info, alarm=info in late),
-                count(info.in_flight),
-                count(info.waiting),
-                "-" if info.oldest_unacked_s is None else format_seconds(info.oldest_unacked_s),
-                count(info.position),
-            )
-        show_table(shown)
-    else:
-        say("no subscriptions yet")
+    names = ("~subscription", ">lag", ">in flight", ">waiting", ">oldest", ">position")
+    columns = {name: _COLUMNS[name] for name in names}
+    columns[">lag"] = lambda info: lag_text(info, alarm=info in late)
+    show_list(infos, subscription_json, columns, empty="no subscriptions yet", as_json=as_json, last_seq=last_seq)
     for info in infos:
         if is_idle_lake(info, time.time() * 1000) and not as_json:
             note(lake_note(info, shown_name(path)))
@@ -352,31 +286,47 @@ def lag_text(info: SubscriptionInfo, *, alarm: bool = False) -> Text:
 def held_by(info: SubscriptionInfo) -> str:
     """The holder, or how many consumers share it and the processes that they are in; empty if there is none."""
     if not info.consumers:
-        return printable(info.holder or "")
+        return info.holder or ""
     processes = dict.fromkeys(":".join(name.split(":")[:2]) for name in info.consumers)
-    return printable(f"{plural(len(info.consumers), 'consumer')}: {', '.join(processes)}")
+    return f"{plural(len(info.consumers), 'consumer')}: {', '.join(processes)}"
+
+
+_SHOWN = (
+    "id", "pattern", "mode", "position", "lag", "lag_is_least", "in_flight", "waiting", "oldest_unacked_s", "acked",
+    "redelivered", "dead", "gaps", "holder", "consumers",
+)  # fmt: skip
 
 
 def subscription_json(info: SubscriptionInfo) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "pattern": info.pattern,
-        "mode": info.mode,
-        "position": info.position,
-        "lag": info.lag,
-        "lag_is_least": info.lag_is_least,
-        "in_flight": info.in_flight,
-        "waiting": info.waiting,
-        "oldest_unacked_s": info.oldest_unacked_s,
-        "acked": info.acked,
-        "redelivered": info.redelivered,
-        "dead": info.dead,
-        "gaps": info.gaps,
-        "holder": info.holder,
-        "consumers": info.consumers,
-        "created_at": iso(info.created_ms),
-        "active_at": iso(info.active_ms),
-    }
+    fields = {name: getattr(info, name) for name in _SHOWN}
+    return {**fields, "created_at": iso(info.created_ms), "active_at": iso(info.active_ms)}
+
+
+def _count_of(name: str, style: str = "") -> Callable[[SubscriptionInfo], Text]:
+    return lambda info: Text(count(getattr(info, name)), style if getattr(info, name) else "")
+
+
+def _holder(info: SubscriptionInfo) -> str | Text:
+    if info.paused_ms is not None:
+        return Text(f"paused since {clock(info.paused_ms)}", "yellow")
+    return held_by(info) or Text(f"free since {clock(info.active_ms)}", "dim")
+
+
+Columns = dict[str, Callable[["SubscriptionInfo"], str | Text]]
+
+_COLUMNS: Columns = {
+    "~subscription": lambda info: info.id,
+    "~pattern": lambda info: info.pattern,
+    "mode": lambda info: info.mode,
+    ">position": _count_of("position"),
+    ">lag": lag_text,
+    ">in flight": _count_of("in_flight"),
+    ">waiting": _count_of("waiting"),
+    ">oldest": lambda info: "-" if info.oldest_unacked_s is None else format_seconds(info.oldest_unacked_s),
+    ">dead": _count_of("dead", "red"),
+    ">gaps": _count_of("gaps", "red"),
+    "~held by": _holder,
+}
 
 
 # --- top --------------------------------------------------------------------------------------------------------------
@@ -398,13 +348,10 @@ class Rates(NamedTuple):
     acked: dict[str, float]
 
 
-@takes_log
 def top(
-    path: LogPath,
-    once: Annotated[bool, typer.Option("--once", help="Measure one interval, print it and end.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=3600, help="Between two samples.")
-    ] = 1.0,
+    path: LogName,
+    once: Annotated[bool, flag("Measure one interval, print it and end.")] = False,
+    interval: Annotated[float, option("SECONDS", "Between two samples.", "-i", min=0.1, max=3600)] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Watch a log live: messages per second by topic, lag by subscription.
@@ -498,34 +445,29 @@ def rates(before: Sample, after: Sample) -> Rates:
 def frame(name: str, before: Sample, after: Sample) -> list[Table | str | Text]:
     now, per_second = after.statistics, rates(before, after)
     title = Text()
-    title.append(printable(os.path.basename(name) if is_file(name) else name), "bold")
+    title.append(os.path.basename(name) if is_file(name) else name, "bold")
     title.append(f"   {_rate(per_second.published)} in", "green" if per_second.published else "dim")
     title.append(f"   {now.messages:,} messages, {format_size(now.bytes)}, last seq {now.last_seq:,}", "dim")
-    topics = table("~topic", ">in", ">messages", ">size")
     busiest = sorted(now.topics, key=lambda topic: (-per_second.topics[topic.topic], -topic.last_seq))
-    for topic in busiest[:TOPICS_SHOWN_MAX]:
-        speed = per_second.topics[topic.topic]
-        topics.add_row(
-            Text(printable(topic.topic), "cyan"), _speed(speed), count(topic.count), format_size(topic.bytes)
-        )
-    subscriptions = table("~subscription", ">acked", ">lag", ">in flight", ">waiting", ">oldest", ">dead", "~held by")
-    for info in sorted(now.subscriptions, key=lambda info: (-info.lag, info.id)):
-        subscriptions.add_row(
-            Text(printable(info.id), "cyan"),
-            _speed(per_second.acked[info.id]),
-            lag_text(info),
-            count(info.in_flight),
-            count(info.waiting),
-            "-" if info.oldest_unacked_s is None else format_seconds(info.oldest_unacked_s),
-            Text(count(info.dead), "red" if info.dead else ""),
-            held_by(info) or Text("-", "dim"),
-        )
+    topic_columns: dict[str, Callable[[TopicCount], str | Text]] = {
+        "~topic": lambda topic: Text(topic.topic, "cyan"),
+        ">in": lambda topic: _speed(per_second.topics[topic.topic]),
+        ">messages": lambda topic: count(topic.count),
+        ">size": lambda topic: format_size(topic.bytes),
+    }
+    columns: Columns = {
+        "~subscription": lambda info: Text(info.id, "cyan"),
+        ">acked": lambda info: _speed(per_second.acked[info.id]),
+        **{name: _COLUMNS[name] for name in (">lag", ">in flight", ">waiting", ">oldest", ">dead")},
+        "~held by": lambda info: held_by(info) or Text("-", "dim"),
+    }
+    subscriptions = sorted(now.subscriptions, key=lambda info: (-info.lag, info.id))
     more = len(busiest) - TOPICS_SHOWN_MAX
-    parts: list[Table | str | Text] = [title, "", topics]
+    parts: list[Table | str | Text] = [title, "", table_of(busiest[:TOPICS_SHOWN_MAX], topic_columns)]
     if more > 0:
         parts.append(Text(f"and {more:,} more topics", "dim"))
     if now.subscriptions:
-        parts += ["", subscriptions]
+        parts += ["", table_of(subscriptions, columns)]
     if sys.stdout.isatty():
         parts += ["", Text("q quits", "dim")]
     return parts
@@ -572,17 +514,14 @@ class Format(StrEnum):
 
 
 def schema(
-    module: Annotated[str, typer.Argument(metavar="MODULE", help="A Python module, like shop.events.")],
-    format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.json_schema,
+    module: Annotated[str, argument("MODULE", "A Python module, like shop.events.")],
+    format: Annotated[Format, flag("What to write.")] = Format.json_schema,
     output: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write it there; into a directory, a file for each schema."),
+        str | None, option("FILE", "Write it there; into a directory, a file for each schema.", "--out", "-o")
     ] = None,
-    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of an AsyncAPI document.")] = "Events",
-    api_version: Annotated[
-        str, typer.Option("--api-version", metavar="TEXT", help="Version of an AsyncAPI document.")
-    ] = "1.0.0",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the names of the files as JSON.")] = False,
+    title: Annotated[str, option("TEXT", "Title of an AsyncAPI document.")] = "Events",
+    api_version: Annotated[str, option("TEXT", "Version of an AsyncAPI document.")] = "1.0.0",
+    as_json: Annotated[bool, flag("Print the names of the files as JSON.", "--json")] = False,
 ) -> None:
     """Write the message classes of a module as JSON Schemas or as AsyncAPI.
 
@@ -609,20 +548,13 @@ def schema(
     if output is None:
         write_document(document)
     elif format is Format.json_schema and (output.endswith(("/", os.sep)) or os.path.isdir(output)):
-        files = [Path(output) / f"{name}.json" for name in document]
+        files = [str(Path(output) / f"{name}.json") for name in document]
         for file, each in zip(files, document.values(), strict=True):
-            _write(file, each)
-        _say_written(files, f"{plural(len(document), 'schema')} in {output}", as_json=as_json)
+            _write(Path(file), each)
+        show_result({"items": files}, f"{plural(len(document), 'schema')} in {output}", as_json=as_json)
     else:
         _write(Path(output), document)
-        _say_written([Path(output)], f"wrote {output}", as_json=as_json)
-
-
-def _say_written(files: list[Path], text: str, *, as_json: bool) -> None:
-    if as_json:
-        write_items([str(file) for file in files])
-    else:
-        say(text)
+        show_result({"items": [output]}, f"wrote {output}", as_json=as_json)
 
 
 def _import(module: str) -> ModuleType:
@@ -649,8 +581,6 @@ def _import(module: str) -> ModuleType:
 def _write(path: Path, document: object) -> None:
     import msgspec
 
-    try:
+    with usable_file("written", str(path), "Name another"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-    except OSError as exc:
-        raise InvalidOptionError(f"it cannot be written: {exc.strerror}", where=str(path), next="Name another") from exc

@@ -85,13 +85,9 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 def _show_error(kind: str, why: str, where: str, next: str, code: int, as_json: bool) -> int:
-    from headwater.cli.output import show_error, write_error
+    from headwater.cli.output import show_error
 
-    if as_json:
-        write_error({"kind": kind, "why": why, "where": where, "next": next, "exit": code})
-    else:
-        show_error(f"{where}: {why}" if where else why, next)
-    return code
+    return show_error(kind, why, where, next, code, as_json=as_json)
 
 
 def _reraise_for_debugging() -> None:

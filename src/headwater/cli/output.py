@@ -12,14 +12,14 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO, TypeVar
 
 from headwater.errors import InvalidDataError
-from headwater.formats import plural
+from headwater.formats import format_size, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from headwater.api.received import Received
     from headwater.message import Message
+
+T = TypeVar("T")
 
 PIPE_COLUMNS = 10_000  # lines into a pipe are not wrapped
 TOPIC_COLUMNS_MAX = 32
@@ -73,20 +75,22 @@ def _has_styles(stream: TextIO) -> bool:
 
 
 class Text:
-    """A line in parts, each with a style like `bold red`. In a pipe it is plain."""
+    """A line in parts, each with a style like `bold red`. In a pipe it is plain. It cannot control a terminal."""
 
     def __init__(self, text: str = "", style: str = "") -> None:
-        self.parts = [(text, style)]
+        self.parts = [(printable(text), style)]
 
     @classmethod
     def assemble(cls, *parts: str | tuple[str, str] | Text) -> Text:
         made = cls()
         for part in parts:
-            made.parts += part.parts if isinstance(part, Text) else [(part, "") if isinstance(part, str) else part]
+            made.parts += (
+                Text(part) if isinstance(part, str) else part if isinstance(part, Text) else Text(*part)
+            ).parts
         return made
 
     def append(self, text: str, style: str = "") -> Text:
-        self.parts.append((text, style))
+        self.parts.append((printable(text), style))
         return self
 
     def __str__(self) -> str:
@@ -165,25 +169,46 @@ def clock(ms: int, *, has_date: bool = False) -> str:
 # --- lines and documents ----------------------------------------------------------------------------------------------
 
 
-def say(text: str | Text) -> None:
-    """A line of a command's result."""
-    _print(text, sys.stdout)
+def say(text: str | Text, stream: TextIO | None = None) -> None:
+    """A line of a command's result; on stderr if it is not one for a pipe."""
+    _print(text, stream or sys.stdout)
 
 
 def note(text: str) -> None:
     """Something beside the result, on stderr."""
-    _print(Text(printable(text), "dim"), sys.stderr)
-
-
-def show_error(why: str, next: str) -> None:
-    _print(Text(f"error: {printable(why)}", "red"), sys.stderr)
-    if next:
-        _print(Text(f"next: {printable(next)}", "dim"), sys.stderr)
+    _print(Text(text, "dim"), sys.stderr)
 
 
 def _print(text: str | Text, stream: TextIO) -> None:
+    text = _text(text)
     with _around_lines():
-        stream.write(f"{text.ansi() if isinstance(text, Text) and _has_styles(stream) else text}\n")
+        stream.write(f"{text.ansi() if _has_styles(stream) else text}\n")
+
+
+def show_result(document: object, text: str | Text, *, as_json: bool) -> None:
+    """The whole result of a command: a document for programs, a line for people."""
+    if as_json:
+        write_document(document)
+    else:
+        say(text)
+
+
+def show_list(
+    items: Sequence[T],
+    to_json: Callable[[T], object],
+    columns: Mapping[str, Callable[[T], str | Text]],
+    *,
+    empty: str,
+    as_json: bool,
+    **more: object,
+) -> None:
+    """The whole result of a command that lists. `more`: what the document has beside its items."""
+    if as_json:
+        write_items([to_json(each) for each in items], **more)
+    elif items:
+        show_table(table_of(items, columns))
+    else:
+        say(empty)
 
 
 def write_document(value: object) -> None:
@@ -207,84 +232,83 @@ def write_line(value: object) -> None:
         sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
-def write_error(details: Mapping[str, str | int]) -> None:
-    """Under --json: why a command failed, as the last line of stderr; stdout has only results."""
+def show_error(kind: str, why: str, where: str, next: str, code: int, *, as_json: bool) -> int:
+    """Why a command failed, as the last lines of stderr; stdout has only results. Returns the exit code."""
+    if not as_json:
+        _print(Text(f"error: {f'{where}: {why}' if where else why}", "red"), sys.stderr)
+        if next:
+            _print(Text(f"next: {next}", "dim"), sys.stderr)
+        return code
+    texts = {"kind": kind, "why": why, "where": where, "next": next}
     # Paths may hold bytes that are no text, which JSON refuses.
-    known = {
-        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-        for name, value in details.items()
-    }
+    known = {name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}
     # In ASCII: characters that the encoding of stderr lacks would be escaped there, and not as JSON does.
-    sys.stderr.write(json.dumps({"error": known}, separators=(",", ":")) + "\n")
+    sys.stderr.write(json.dumps({"error": {**known, "exit": code}}, separators=(",", ":")) + "\n")
+    return code
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
+GAP_COLUMNS = 2
+SHORTENED_COLUMNS_MIN = 4
+FOLDED_COLUMNS_MIN = 32
+TEXT_COLUMNS_MIN = 24
+INDENT_COLUMNS = 4
+
+
 @dataclass
 class Column:
-    """Cells that are wider than their column are shortened, or folded into lines."""
+    """Cells that are wider than their column are shortened, or folded into lines. A terminal is narrow if a column that
+    has `wanted` would have less: then what `gives_way` is left out, or goes under its row."""
 
     header: str
     justify: Literal["left", "right"] = "left"
     overflow: Literal["cut", "fold"] = "cut"
     min_width: int | None = None
     style: str = ""
+    wanted: int | None = None
+    gives_way: Literal["", "left out", "below"] = ""
 
-
-GAP_COLUMNS = 2
-SHORTENED_COLUMNS_MIN = 4
+    def fit(self, lines: list[Text], width: int) -> list[Text]:
+        if self.overflow == "fold":
+            return [part for line in lines for part in line.folded(max(width, 1))]
+        return [line.cut(width) for line in lines]
 
 
 @dataclass
 class Table:
     columns: list[Column]
     has_header: bool = True
-    rows: list[tuple[tuple[str | Text, ...], str]] = field(default_factory=list)
+    rows: list[tuple[str | Text, ...]] = field(default_factory=list)
 
-    def add_row(self, *cells: str | Text, below: str = "") -> None:
-        """`below`: a text under the row, indented and folded."""
-        self.rows.append((cells, below))
+    def add_row(self, *cells: str | Text) -> None:
+        self.rows.append(cells)
 
     def lines(self, columns: int = sys.maxsize, *, styled: bool = False) -> Iterator[str]:
         """At most so wide, columns two blanks apart, without trailing blanks."""
-        rows: list[tuple[list[list[Text]], str]] = []
-        if self.has_header:
-            rows.append(([[Text(each.header, "bold dim")] for each in self.columns], ""))
-        for cells, below in self.rows:
-            given = zip(self.columns, cells, strict=True)
-            rows.append(([_text(cell, each.style).lines() for each, cell in given], below))
-        widths = self._widths([cells for cells, _ in rows], columns)
-        for parts, below in rows:
-            shown = [self._fit(*each) for each in zip(parts, self.columns, widths, strict=True)]
-            for number in range(max(map(len, shown), default=0)):
-                yield _row(shown, number, self.columns, widths, styled=styled)
-            for line in Text(below).folded(columns - 4) if below else ():
-                yield f"    {line}".rstrip()
-
-    def _widths(self, rows: list[list[list[Text]]], columns: int) -> list[int]:
-        """As wide as the cells, if there is room. Otherwise columns without a minimum give way first, the widest of
-        them first, then the others down to their minimum."""
-        widths = [
-            max((cell_width(str(line)) for cells in rows for line in cells[at]), default=0)
-            for at in range(len(self.columns))
+        rows = [
+            [_text(cell, each.style).lines() for each, cell in zip(self.columns, cells, strict=True)]
+            for cells in self.rows
         ]
-        excess = sum(widths) + GAP_COLUMNS * (len(widths) - 1) - columns
-        for with_minimum in (False, True):
-            able = [at for at, each in enumerate(self.columns) if (each.min_width is not None) == with_minimum]
-            while excess > 0 and (able := [at for at in able if widths[at] > self._least(at)]):
-                widths[max(able, key=lambda at: widths[at])] -= 1
-                excess -= 1
-        return widths
-
-    def _least(self, at: int) -> int:
-        return self.columns[at].min_width or SHORTENED_COLUMNS_MIN
-
-    @staticmethod
-    def _fit(lines: list[Text], column: Column, width: int) -> list[Text]:
-        if column.overflow == "fold":
-            return [part for line in lines for part in line.folded(max(width, 1))]
-        return [line.cut(width) for line in lines]
+        if self.has_header:
+            rows.insert(0, [[Text(each.header, "bold dim")] for each in self.columns])
+        every = range(len(self.columns))
+        widths = [max((cell_width(str(line)) for row in rows for line in row[at]), default=0) for at in every]
+        wanted = [min(width, each.wanted or width) for each, width in zip(self.columns, widths, strict=True)]
+        is_narrow = sum(wanted) + GAP_COLUMNS * (len(wanted) - 1) > columns
+        beside = [at for at, each in enumerate(self.columns) if not (is_narrow and each.gives_way)]
+        below = [at for at, each in enumerate(self.columns) if is_narrow and each.gives_way == "below"]
+        shown = [self.columns[at] for at in beside]
+        widths = _fitted([widths[at] for at in beside], shown, columns)
+        for number, row in enumerate(rows):
+            cells = [each.fit(row[at], width) for at, each, width in zip(beside, shown, widths, strict=True)]
+            for line in range(max(map(len, cells), default=0)):
+                yield _row(cells, line, shown, widths, styled=styled)
+            if number or not self.has_header:
+                texts = [row[at][0] for at in below if str(row[at][0]) != "-"]
+                for line_below in (part for text in texts for part in text.folded(columns - INDENT_COLUMNS)):
+                    yield f"{' ' * INDENT_COLUMNS}{line_below}".rstrip()
 
     def __rich__(self) -> RichText:
         """On a live screen."""
@@ -294,8 +318,21 @@ class Table:
         return RichText("\n").join(RichText.from_ansi(line) for line in lines)
 
 
-def _text(cell: str | Text, style: str) -> Text:
+def _text(cell: str | Text, style: str = "") -> Text:
     return cell if isinstance(cell, Text) else Text(cell, style)
+
+
+def _fitted(widths: list[int], shown: list[Column], columns: int) -> list[int]:
+    """As wide as the cells, if there is room. Otherwise columns without a minimum give way first, the widest of them
+    first, then the others down to their minimum."""
+    excess = sum(widths) + GAP_COLUMNS * (len(widths) - 1) - columns
+    least = [each.min_width or SHORTENED_COLUMNS_MIN for each in shown]
+    for with_minimum in (False, True):
+        able = [at for at, each in enumerate(shown) if (each.min_width is not None) == with_minimum]
+        while excess > 0 and (able := [at for at in able if widths[at] > least[at]]):
+            widths[max(able, key=lambda at: widths[at])] -= 1
+            excess -= 1
+    return widths
 
 
 def _row(cells: list[list[Text]], number: int, columns: list[Column], widths: list[int], *, styled: bool) -> str:
@@ -319,14 +356,32 @@ def cell_width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(mark) in "WF" else not unicodedata.combining(mark) for mark in text)
 
 
+_MARKS: dict[str, dict[str, Any]] = {
+    ">": {"justify": "right"},
+    "~": {"min_width": None},
+    "=": {"min_width": None, "overflow": "fold", "wanted": FOLDED_COLUMNS_MIN},
+    "+": {"min_width": None, "overflow": "fold", "wanted": TEXT_COLUMNS_MIN, "gives_way": "below"},
+    "?": {"gives_way": "left out"},
+}
+
+
 def table(*columns: str) -> Table:
-    """Columns whose name begins with '>' hold numbers; those with '~' are shortened first on a narrow terminal."""
+    """The mark before a name: `>` for numbers; `~` for what is shortened first on a narrow terminal, `=` for what is
+    folded; there `+`, a text, goes under its row, and `?` is left out."""
     made = []
     for name in columns:
-        bare = name.lstrip(">~")
-        min_width = None if name.startswith("~") else len(bare)
-        made.append(Column(bare, "right" if name.startswith(">") else "left", min_width=min_width))
+        marked = _MARKS.get(name[:1])
+        bare = name if marked is None else name[1:]
+        made.append(Column(bare, **{"min_width": len(bare), **(marked or {})}))
     return Table(made)
+
+
+def table_of(items: Iterable[T], columns: Mapping[str, Callable[[T], str | Text]]) -> Table:
+    """A row for each item; `columns` makes its cells, by the names that `table` takes."""
+    made = table(*columns)
+    for each in items:
+        made.add_row(*(cell(each) for cell in columns.values()))
+    return made
 
 
 def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
@@ -361,7 +416,8 @@ class MessagePrinter:
         if self._as_json:
             write_line(received.message.to_json() | {"attempt": received.attempt})
         elif self._console is None:
-            sys.stdout.write(f"{self._line(received, Text(_one_line(received.message.data_json)))}\n")
+            before, after = self._ends(received)
+            sys.stdout.write(f"{before}{_one_line(received.message.data_json)}{after}\n")
         else:
             from rich.highlighter import JSONHighlighter
 
@@ -371,10 +427,6 @@ class MessagePrinter:
 
     def flush(self) -> None:
         sys.stdout.flush()
-
-    def _line(self, received: Received, data: Text) -> Text:
-        before, after = self._ends(received)
-        return Text.assemble(before, data, after)
 
     def _ends(self, received: Received) -> tuple[Text, Text]:
         """What stands before the data, and behind it."""
@@ -425,7 +477,7 @@ class StatusLine:
         self._line = console(to_stderr=True).status(text) if is_terminal(sys.stderr) else None
         self.is_shown = self._line is not None
 
-    def __enter__(self) -> StatusLine:
+    def __enter__(self) -> Self:
         if self._line is not None:
             self._line.start()
         return self
@@ -437,40 +489,6 @@ class StatusLine:
     def show(self, text: str) -> None:
         if self._line is not None:
             self._line.update(printable(text))
-
-
-class PublishBar:
-    """Progress of publishing lines, on a terminal: by bytes if the size is known, else a count."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._by_bytes = bool(total_bytes)
-        self._bar: Progress | None = None
-        if is_terminal(sys.stderr):
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
-            from rich.progress import TimeElapsedColumn as Elapsed
-
-            columns = [BarColumn(), TaskProgressColumn()] if total_bytes else [MofNCompleteColumn()]
-            screen = console(to_stderr=True)
-            self._bar = Progress(TextColumn("{task.description}"), *columns, Elapsed(), console=screen, transient=True)
-            self._task = self._bar.add_task("publishing", total=total_bytes or None)
-
-    def __enter__(self) -> PublishBar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def read(self, size: int) -> None:
-        if self._bar is not None and self._by_bytes:
-            self._bar.advance(self._task, size)
-
-    def published(self, messages: int) -> None:
-        if self._bar is not None:
-            completed = None if self._by_bytes else messages
-            self._bar.update(self._task, description=plural(messages, "message"), completed=completed)
 
 
 class Bars:
@@ -498,7 +516,7 @@ class Bars:
             redirect_stderr=False,
         )
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         if self._bars is not None:
             self._bars.start()
             surround_lines(self._hidden)
@@ -524,34 +542,50 @@ class Bars:
             return
         if self._task is not None:
             length = self._bars.tasks[self._task].total
-            self._bars.update(self._task, total=length or 1, completed=length or 1, of=_of(length, length))
-        self._task = self._bars.add_task(name, total=total or None, of=_of(0, total))
+            self._bars.update(self._task, total=length or 1, completed=length or 1, of=self._of(length, length))
+        self._task = self._bars.add_task(name, total=total or None, of=self._of(0, total))
 
-    def reached(self, done: int) -> None:
+    def reached(self, done: int, name: str | None = None) -> None:
+        """`name`: what the step is called from now on."""
         if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=done, of=_of(done, self._bars.tasks[self._task].total))
+            of = self._of(done, self._bars.tasks[self._task].total)
+            self._bars.update(self._task, completed=done, of=of, description=name)
+
+    def _of(self, done: float | None, total: float | None) -> str:
+        return f"{self._amount(done or 0)} of {self._amount(total)}" if total else ""
+
+    def _amount(self, number: float) -> str:
+        return f"{number:,.0f}"
 
 
-def _of(done: float | None, total: float | None) -> str:
-    return f"{done:,.0f} of {total:,.0f}" if total else ""
+class LinesBar(Bars):
+    """Lines that are read, by their bytes, and the messages that they become."""
+
+    def __init__(self, total_bytes: int) -> None:
+        super().__init__()
+        self._bytes = 0
+        self.step("publishing", total_bytes)
+
+    def read(self, size: int) -> None:
+        self._bytes += size
+        self.reached(self._bytes)
+
+    def published(self, messages: int) -> None:
+        self.reached(self._bytes, plural(messages, "message"))
+
+    def _amount(self, number: float) -> str:
+        return format_size(number)
 
 
-class Following:
+class Following(StatusLine):
     """`pipeline.run.Progress` of a run without an end: one line that says what is being done, or how far it is."""
 
     def __init__(self, upto: Callable[[], int]) -> None:
+        super().__init__("beginning …")
         self._upto = upto
-        self._line = StatusLine("beginning …")
-
-    def __enter__(self) -> Following:
-        self._line.__enter__()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._line.__exit__(*exc)
 
     def step(self, name: str, total: int | None = None) -> None:
-        self._line.show(f"{name} …")
+        self.show(f"{name} …")
 
     def reached(self, done: int) -> None:
         pass
@@ -560,9 +594,8 @@ class Following:
         """Wait until then, or until a signal ends it."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self._line.is_shown:
-                self._line.show(f"up to seq {count(self._upto())}")
-            time.sleep(min(left, POLL_S) if self._line.is_shown else left)
+            self.show(f"up to seq {count(self._upto())}")
+            time.sleep(min(left, POLL_S) if self.is_shown else left)
         return True
 
 

@@ -14,11 +14,12 @@ import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, suppress
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,8 +37,8 @@ from headwater.cli.arguments import (
     looks_like_log,
     require_log,
     shown_name,
+    usable_file,
 )
-from headwater.cli.completion import offering
 from headwater.cli.output import (
     Bars,
     Following,
@@ -46,13 +47,16 @@ from headwater.cli.output import (
     count,
     note,
     pairs,
-    printable,
     say,
+    show_list,
+    show_result,
     show_table,
     table,
+    table_of,
     write_document,
     write_items,
 )
+from headwater.cli.parameters import Shared, argument, flag, option
 from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, StoreError
 from headwater.formats import (
     DURATION_HELP,
@@ -67,7 +71,7 @@ from headwater.formats import (
 from headwater.version import install_hint, missing_for_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from headwater.pipeline.lake import Lake
     from headwater.pipeline.report import Report
@@ -83,7 +87,7 @@ BEHIND = "Bronze has more than these tables: headwater pipeline run brings them 
 
 pipeline = Group(
     help="The history of a log as Delta tables, made and queried on Apache Spark.\n\n"
-    "[dim]Begin:[/]  headwater pipeline run events.db --lake ./lake",
+    "[dim]Begin:[/]  headwater pipeline run events.db --lake ./lake"
 )
 _MAKE, _INSPECT, _OPERATE = "Make", "Inspect", "Operate"
 
@@ -96,21 +100,41 @@ def _lake_or_default(lake: str) -> str:
 
 LogArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="LOG",
-        help="The log: a file like events.db, or postgres://…. Else HEADWATER_LOG.",
-        autocompletion=offering("log"),
-        show_default=False,
+    argument(
+        "LOG", "The log: a file like events.db, or postgres://…. Else HEADWATER_LOG.", offers="log", show_default=False
     ),
 ]
 _lake_option = partial(
-    typer.Option,
-    "--lake",
-    metavar="DIR|URL",
-    help="The lake: a folder, or like s3://bucket/lake. Else HEADWATER_LAKE.",
-    show_default=False,
+    option, "DIR|URL", "The lake: a folder, or like s3://bucket/lake. Else HEADWATER_LAKE.", show_default=False
 )
 LakeOption = Annotated[str, _lake_option(callback=_lake_or_default)]
+
+
+_spark = partial(option, rich_help_panel="Spark")
+
+
+@dataclass
+class SparkOptions(Shared):
+    """Spark takes seconds to start, so what cannot be used is refused when the command begins."""
+
+    master: Annotated[str | None, _spark("URL", "A cluster, like spark://host:7077.")] = None
+    remote: Annotated[str | None, _spark("URL", "Spark Connect, like sc://host:15002.")] = None
+    conf: Annotated[list[str] | None, _spark("NAME=VALUE", "A setting of Spark; repeatable.")] = None
+
+    def __post_init__(self) -> None:
+        require_extra()
+        if self.master is not None and self.remote is not None:
+            raise InvalidOptionError("--master and --remote exclude each other", next="Leave one of them out")
+        for each in self.conf or ():
+            if each.find("=") < 1:
+                advice = "Write it like spark.driver.memory=2g"
+                raise InvalidOptionError(f"a setting is NAME=VALUE, not {each!r}", where="--conf", next=advice)
+
+    def start(self, *, short: bool) -> Spark:
+        from headwater.pipeline.session import Spark
+
+        conf = dict(each.split("=", 1) for each in self.conf or ())
+        return Spark("headwater pipeline", master=self.master, remote=self.remote, conf=conf, short=short)
 
 
 def log_path(log: str) -> str:
@@ -157,26 +181,16 @@ def locked_lake(lake: str, *, create: bool = False) -> Iterator[Lake]:
 def run(
     log: LogArgument,
     lake: LakeOption = "",
-    continuous: Annotated[bool, typer.Option("--continuous", help="Follow the log until stopped.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Ingest what there is, and end. This is the default.")] = False,
+    continuous: Annotated[bool, flag("Follow the log until stopped.")] = False,
+    once: Annotated[bool, flag("Ingest what there is, and end. This is the default.")] = False,
     types: Annotated[
-        Path | None,
-        typer.Option(
-            "--types", metavar="DIR", help="JSON Schemas of message types: TYPE@VERSION.json. Default: LAKE/types."
-        ),
+        Path | None, option("DIR", "JSON Schemas of message types: TYPE@VERSION.json. Default: LAKE/types.")
     ] = None,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Rebuild the derived tables, for example after a change of the types.")
-    ] = False,
-    trigger: Annotated[
-        str, typer.Option("--trigger", metavar="SPAN", help=f"With --continuous, how often to ingest: {DURATION_HELP}.")
-    ] = "5s",
-    refresh: Annotated[
-        str, typer.Option("--refresh", metavar="SPAN", help="With --continuous, how often to derive silver and gold.")
-    ] = "60s",
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    rebuild: Annotated[bool, flag("Rebuild the derived tables, for example after a change of the types.")] = False,
+    trigger: Annotated[str, option("SPAN", f"With --continuous, how often to ingest: {DURATION_HELP}.")] = "5s",
+    refresh: Annotated[str, option("SPAN", "With --continuous, how often to derive silver and gold.")] = "60s",
+    *,
+    options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Bring the lake up to date with the log: bronze, silver, gold.
@@ -192,7 +206,6 @@ def run(
         raise InvalidOptionError("--once and --continuous exclude each other", next="Leave one of them out")
     trigger_s = parse_duration(trigger, "--trigger").total_seconds()
     refresh_s = parse_duration(refresh, "--refresh").total_seconds()
-    options = SparkOptions.read(master, remote, conf)
     source = log_path(log)
     registered = _registered(types, lake)
     began = time.monotonic()
@@ -218,12 +231,8 @@ def run(
     if as_json:
         write_document({"messages": ran.messages, "last_seq": ran.last_seq, "seconds": seconds, "tables": tables})
         return
-    say(
-        Text.assemble(
-            (f"{plural(ran.messages, 'message')} ingested", "green"),
-            (f", up to seq {ran.last_seq:,}, in {format_seconds(seconds)}", "dim"),
-        )
-    )
+    up_to = f", up to seq {ran.last_seq:,}, in {format_seconds(seconds)}"
+    say(Text.assemble((f"{plural(ran.messages, 'message')} ingested", "green"), (up_to, "dim")))
     bronze, silver, bad = (tables.get(name, 0) for name in ("bronze/messages", "silver/messages", "silver/quarantine"))
     say(Text(f"bronze {bronze:,}, silver {silver:,}, quarantined {bad:,}", "dim"))
 
@@ -248,34 +257,16 @@ class _ReplayCommand(Command):
 
 @pipeline.command(rich_help_panel=_MAKE, cls=_ReplayCommand)
 def replay(
-    to: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG",
-            help="Where to publish: a file, postgres://…, or ws://host:8765.",
-            autocompletion=offering("log"),
-            show_default=False,
-        ),
-    ],
-    where: Annotated[
-        str, typer.Option("--where", metavar="SQL", help="An SQL condition, like \"topic like 'orders.%'\".")
-    ],
+    to: Annotated[str, argument("LOG", "Where to publish: a file, postgres://…, or ws://host:8765.", offers="log")],
+    where: Annotated[str, option("SQL", "An SQL condition, like \"topic like 'orders.%'\".")],
     lake: LakeOption = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be published, and publish nothing.")
-    ] = False,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", min=0.001, help="Publish at most N messages a second.")
-    ] = None,
+    dry_run: Annotated[bool, flag("Show what would be published, and publish nothing.")] = False,
+    rate: Annotated[float | None, option("N", "Publish at most N messages a second.", min=0.001)] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The name of this replay; another name publishes the messages again."
-        ),
+        str | None, option("NAME", "The name of this replay; another name publishes the messages again.")
     ] = None,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    *,
+    options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Publish messages from the lake into a log, in their old order.
@@ -287,14 +278,11 @@ def replay(
     of each message follows from its old id and the replay, so that none is
     published twice. The header replayed_seq has the old seq.
     """
-    options = SparkOptions.read(master, remote, conf)
     if is_file(to):
         file_of(to)  # refuses a name that cannot be a file
     with ExitStack() as stack:
         opened = stack.enter_context(opened_lake(lake))
-        bars = stack.enter_context(Bars())
-        bars.step("starting Spark")
-        spark = stack.enter_context(running_spark(options, short=True)).session
+        bars, spark = stack.enter_context(spark_session(options, short=True))
 
         from headwater.pipeline.replay import chosen_messages, replay_name, replayed_to
         from headwater.pipeline.replay import replay as publish_again
@@ -324,11 +312,13 @@ def _show_choice(chosen: DataFrame, *, as_json: bool) -> None:
         write_document({"messages": total, "first": [{"seq": row["seq"], "topic": row["topic"]} for row in first]})
         return
     say(f"{plural(total, 'message')} would be published")
-    shown = table(">seq", "~topic", "~data")
-    for row in first:
-        shown.add_row(str(row["seq"]), printable(row["topic"]), printable((row["data"] or "")[:80]))
     if first:
-        show_table(shown)
+        columns: dict[str, Callable[[Any], str]] = {
+            ">seq": lambda row: str(row["seq"]),
+            "~topic": lambda row: row["topic"],
+            "~data": lambda row: (row["data"] or "")[:80],
+        }
+        show_table(table_of(first, columns))
 
 
 # --- status, report, history ----------------------------------------------------------------------------------------
@@ -357,11 +347,14 @@ def status(lake: LakeOption = "", as_json: AsJson = False) -> None:
         ("audited", verdict),
     ]
     show_table(pairs(rows))
-    shown = table("~table", ">rows", ">files", ">size", ">version")
-    for each in found["tables"]:
-        size = format_size(each["bytes"])
-        shown.add_row(each["table"], count(each["rows"]), count(each["files"]), size, str(each["version"]))
-    show_table(shown)
+    columns: dict[str, Callable[[Any], str]] = {
+        "~table": lambda each: each["table"],
+        ">rows": lambda each: count(each["rows"]),
+        ">files": lambda each: count(each["files"]),
+        ">size": lambda each: format_size(each["bytes"]),
+        ">version": lambda each: str(each["version"]),
+    }
+    show_table(table_of(found["tables"], columns))
 
 
 @pipeline.command(rich_help_panel=_INSPECT)
@@ -369,14 +362,9 @@ def report(
     lake: LakeOption = "",
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Where to put it. Default: report.html in the lake, or here if the lake is a url.",
-        ),
+        option("FILE", "Where to put it. Default: report.html in the lake, or here if the lake is a url.", "-o"),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_it: Annotated[bool, flag("Show it in the browser.", "--open")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make one HTML page of the gold tables and the audit's verdict. Needs no Spark and no network."""
@@ -387,10 +375,7 @@ def report(
         bars.step("report")
         target = _page_target(out, opened, "report.html")
         _write_page(render_report(report_of(opened)), target)
-    if as_json:
-        write_document({"page": str(target)})
-    else:
-        say(str(target))
+    show_result({"page": str(target)}, str(target), as_json=as_json)
     if open_it:
         webbrowser.open(target.as_uri())
 
@@ -427,21 +412,15 @@ def _page_target(named: Path | None, lake: Lake, default: str) -> Path:
 
 
 def _write_page(page: str, target: Path) -> None:
-    try:
+    with usable_file("written", str(target), "Name a file elsewhere: --out FILE"):
         target.write_text(page, encoding="utf-8")
-    except OSError as exc:
-        raise InvalidOptionError(
-            f"cannot be written ({exc.strerror})", where=str(target), next="Name a file elsewhere: --out FILE"
-        ) from exc
 
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def history(
     lake: LakeOption = "",
-    name: Annotated[str, typer.Option("--table", metavar="NAME", help="Which table.")] = "bronze/messages",
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N, newest first.")
-    ] = HISTORY_MAX,
+    name: Annotated[str, option("NAME", "Which table.", "--table")] = "bronze/messages",
+    limit: Annotated[int, option("N", "Show at most N, newest first.", "-n", min=1)] = HISTORY_MAX,
     as_json: AsJson = False,
 ) -> None:
     """Show the versions of a table: when each was committed, and what it changed. Needs no Spark.
@@ -456,21 +435,15 @@ def history(
             next_ = f"Tables here: {', '.join(tables)}"
             raise InvalidOptionError(f"the lake has no table {name}", where="--table", next=next_)
         versions = opened.history(asked, limit)
-    if as_json:
-        write_items(versions, table=asked)
-        return
-    shown = table(">version", "time", "operation", "job", ">rows", ">seqs")
-    for each in versions:
-        seqs = "" if each["upto"] is None else f"{each['after'] + 1:,} to {each['upto']:,}"
-        shown.add_row(
-            str(each["version"]),
-            each["at"],
-            printable(each["operation"]),
-            printable(each["job"] or ""),
-            "" if each["rows"] is None else count(each["rows"]),
-            seqs,
-        )
-    show_table(shown)
+    columns: dict[str, Callable[[Any], str]] = {
+        ">version": lambda each: str(each["version"]),
+        "time": lambda each: each["at"],
+        "operation": lambda each: each["operation"],
+        "job": lambda each: each["job"] or "",
+        ">rows": lambda each: "" if each["rows"] is None else count(each["rows"]),
+        ">seqs": lambda each: "" if each["upto"] is None else f"{each['after'] + 1:,} to {each['upto']:,}",
+    }
+    show_list(versions, dict, columns, empty="", as_json=as_json, table=asked)
 
 
 # --- sql ------------------------------------------------------------------------------------------------------------
@@ -478,32 +451,17 @@ def history(
 
 @pipeline.command(rich_help_panel=_INSPECT)
 def sql(
-    log: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG",
-            help="The log, to see what is live too. Else HEADWATER_LOG.",
-            autocompletion=offering("log"),
-            show_default=False,
-        ),
-    ] = "",
-    query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="Like 'select topic, count(*) from messages group by 1'.")
-    ] = ...,  # type: ignore[assignment]
+    log: Annotated[str, argument("LOG", "The log, to see what is live too. Else HEADWATER_LOG.", offers="log")] = "",
+    query: Annotated[str, argument("QUERY", "Like 'select topic, count(*) from messages group by 1'.")] = ...,  # type: ignore[assignment]
     lake: Annotated[str, _lake_option(callback=lambda lake: lake or default_lake() or "")] = "",
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME|VERSION",
-            help=f"The lake as it was: {TIME_HELP}; or a version of bronze, as history shows them.",
-        ),
+        option("TIME|VERSION", f"The lake as it was: {TIME_HELP}; or a version of bronze, as history shows them."),
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most N rows.")] = ROWS_MAX,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    as_csv: Annotated[bool, flag("Print CSV.", "--csv")] = False,
+    limit: Annotated[int, option("N", "Print at most N rows.", "-n", min=1)] = ROWS_MAX,
+    *,
+    options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Ask in SQL, over the lake and the live log.
@@ -521,14 +479,11 @@ def sql(
         raise InvalidOptionError("there is nothing to ask", next="Name a --lake, a LOG, or both")
     if at is not None and (not lake or log):
         raise InvalidOptionError("--at is for a lake alone: a log shows only now", next="Name a --lake, and no LOG")
-    options = SparkOptions.read(master, remote, conf)
     source = log_path(log) if log else None
     with ExitStack() as stack:
         opened = stack.enter_context(opened_lake(lake, log=source)) if lake else None
         moment = None if at is None or opened is None else opened.moment(_parse_moment(at))
-        bars = stack.enter_context(Bars())
-        bars.step("starting Spark")
-        spark = stack.enter_context(running_spark(options, short=True)).session
+        bars, spark = stack.enter_context(spark_session(options, short=True))
 
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -567,9 +522,9 @@ def _show_rows(names: list[str], rows: list[list[Any]], *, as_csv: bool, as_json
     else:
         are_numbers = [all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(names))]
         marks = [">" if numbers and rows else "~" for numbers in are_numbers]
-        shown = table(*(f"{mark}{printable(name)}" for mark, name in zip(marks, names, strict=True)))
+        shown = table(*(f"{mark}{name}" for mark, name in zip(marks, names, strict=True)))
         for row in rows:
-            shown.add_row(*("" if value is None else printable(str(value)) for value in row))
+            shown.add_row(*("" if value is None else str(value) for value in row))
         show_table(shown)
 
 
@@ -603,16 +558,15 @@ def audit(
     lake: LakeOption = "",
     page: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "Where to put its page. Default: audit.html in the lake, or here if the lake is a url.",
             "--out",
             "-o",
-            metavar="FILE",
-            help="Where to put its page. Default: audit.html in the lake, or here if the lake is a url.",
         ),
     ] = None,
-    master: Master = None,
-    remote: Remote = None,
-    conf: Conf = None,
+    *,
+    options: SparkOptions,
     as_json: AsJson = False,
 ) -> None:
     """Prove that the lake holds each message of the log once, with the same content.
@@ -620,7 +574,6 @@ def audit(
     A message may be missing only if the log recorded that retention deleted it
     before it was ingested. Ends with 1 if a check failed.
     """
-    options = SparkOptions.read(master, remote, conf)
     source = log_path(log)
     with ExitStack() as stack:
         from headwater.pipeline.logs import log_identity
@@ -629,9 +582,7 @@ def audit(
         with suppress(CorruptError):  # which the audit is there to name
             opened.check_log(log_identity(source))
         target = _page_target(page, opened, "audit.html")
-        bars = stack.enter_context(Bars())
-        bars.step("starting Spark")
-        spark = stack.enter_context(running_spark(options)).session
+        bars, spark = stack.enter_context(spark_session(options))
 
         from headwater.pipeline.audit import audit as examine
         from headwater.pipeline.report import render_audit
@@ -651,15 +602,12 @@ def _show_audit(document: dict[str, Any], target: Path) -> None:
     shown = table("verdict", "check", "~found")
     shown.columns[1].min_width = max(len(check["name"]) for check in document["checks"])
     for check in document["checks"]:
-        shown.add_row(marks[check["status"]], check["name"], printable(check["what"]))
+        shown.add_row(marks[check["status"]], check["name"], check["what"])
     show_table(shown)
-    verdict = Text("whole", "bold green") if document["whole"] else Text("broken", "bold red")
+    verdict = ("whole", "bold green") if document["whole"] else ("broken", "bold red")
     not_yet = f"; {plural(document['not_yet'], 'message')} not ingested yet" if document.get("not_yet") else ""
-    say(
-        Text.assemble(
-            verdict, (f" up to seq {document['lake_seq']:,} in {format_seconds(document['seconds'])}{not_yet}", "dim")
-        )
-    )
+    up_to = f" up to seq {document['lake_seq']:,} in {format_seconds(document['seconds'])}{not_yet}"
+    say(Text.assemble(verdict, (up_to, "dim")))
     say(Text(str(target), "dim"))
     if not document["recorded"]:
         note("the lake may not be written, so this audit is not recorded in it")
@@ -672,7 +620,7 @@ def _show_audit(document: dict[str, Any], target: Path) -> None:
 def optimize(
     lake: LakeOption = "",
     everything: Annotated[
-        bool, typer.Option("--all", help="Merge all that fits into a large file, not only where files are many.")
+        bool, flag("Merge all that fits into a large file, not only where files are many.", "--all")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -706,16 +654,9 @@ pipeline.command("compact", hidden=True)(optimize)
 @pipeline.command(rich_help_panel=_OPERATE)
 def vacuum(
     lake: LakeOption = "",
-    older: Annotated[
-        str,
-        typer.Option(
-            "--older", metavar="SPAN", help="Keep the files of all versions since this long ago; at least 24h."
-        ),
-    ] = OLDER,
-    force: Annotated[
-        bool, typer.Option("--force", help="Allow less than 24h, while no run and no query is active.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    older: Annotated[str, option("SPAN", "Keep the files of all versions since this long ago; at least 24h.")] = OLDER,
+    force: Annotated[bool, flag("Allow less than 24h, while no run and no query is active.")] = False,
+    dry_run: Annotated[bool, flag("Show what would be removed, and remove nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove files that no recent version of a table has, and those that killed runs left. Needs no Spark.
@@ -733,11 +674,9 @@ def vacuum(
     with locked_lake(lake) as opened, Bars() as bars:
         bars.step("vacuum")
         files, size = opened.vacuum(hours, dry_run=dry_run)
-    if as_json:
-        write_document({"files": files, "bytes": size, "removed": not dry_run})
-        return
     verb = "would be removed" if dry_run else "removed"
-    say(Text.assemble((f"{plural(files, 'file')} {verb}", "green"), (f", {format_size(size)}", "dim")))
+    text = Text.assemble((f"{plural(files, 'file')} {verb}", "green"), (f", {format_size(size)}", "dim"))
+    show_result({"files": files, "bytes": size, "removed": not dry_run}, text, as_json=as_json)
 
 
 # --- Spark ------------------------------------------------------------------------------------------------------------
@@ -747,29 +686,6 @@ SHOWN_BYTES_MAX = 20_000
 SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
 STDERR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_option = partial(typer.Option, rich_help_panel="Spark")
-
-Master = Annotated[str | None, _option("--master", metavar="URL", help="A cluster, like spark://host:7077.")]
-Remote = Annotated[str | None, _option("--remote", metavar="URL", help="Spark Connect, like sc://host:15002.")]
-Conf = Annotated[list[str] | None, _option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable.")]
-
-
-class SparkOptions(NamedTuple):
-    master: str | None
-    remote: str | None
-    conf: dict[str, str]
-
-    @classmethod
-    def read(cls, master: str | None, remote: str | None, conf: list[str] | None) -> SparkOptions:
-        """Spark takes seconds to start: an option that cannot be used is refused before."""
-        require_extra()
-        if master is not None and remote is not None:
-            raise InvalidOptionError("--master and --remote exclude each other", next="Leave one of them out")
-        for each in conf or ():
-            if each.find("=") < 1:
-                advice = "Write it like spark.driver.memory=2g"
-                raise InvalidOptionError(f"a setting is NAME=VALUE, not {each!r}", where="--conf", next=advice)
-        return cls(master, remote, dict(each.split("=", 1) for each in conf or ()))
 
 
 def require_extra() -> None:
@@ -787,9 +703,7 @@ def running_spark(options: SparkOptions, stop: StopAtOnce | None = None, *, shor
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
     unwarned = warnings.catch_warnings(action=None if is_debugged() else "ignore")  # PySpark's are for programmers
     with StopAtOnce() if stop is None else nullcontext(stop) as stopping, unwarned, suppress_jvm_output():
-        from headwater.pipeline.session import Spark
-
-        spark = Spark("headwater pipeline", **options._asdict(), short=short)
+        spark = options.start(short=short)
         try:
             spark.wait()  # so that its start is not shown as work
             yield spark
@@ -806,6 +720,15 @@ def running_spark(options: SparkOptions, stop: StopAtOnce | None = None, *, shor
             else:  # interrupted in a conversation with the JVM, PySpark's threads complain about each other
                 with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), suppress(Exception):
                     spark.close()
+
+
+@contextmanager
+def spark_session(options: SparkOptions, *, short: bool = False) -> Iterator[tuple[Bars, SparkSession]]:
+    """For a command that does one thing on Spark, with bars from its start on."""
+    with Bars() as bars:
+        bars.step("starting Spark")
+        with running_spark(options, short=short) as spark:
+            yield bars, spark.session
 
 
 def is_debugged() -> bool:

@@ -9,32 +9,30 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from headwater.cli.arguments import AsJson, Group, ListsByDefault, is_remote
-from headwater.cli.completion import offering
 from headwater.cli.output import (
-    GAP_COLUMNS,
     Text,
-    cell_width,
     clock,
     count,
     note,
     printable,
     say,
-    show_table,
-    table,
-    terminal_columns,
-    write_document,
+    show_list,
+    show_result,
     write_items,
 )
+from headwater.cli.parameters import Shared, argument, flag, option
 from headwater.cli.stopping import FINDING, STORE
 from headwater.cli.sync import copy, follow, pull, push
 from headwater.errors import InvalidOptionError, UnknownReplicaError
-from headwater.formats import TIME_HELP, format_size, iso, parse_duration, parse_time, plural, time_ms
+from headwater.formats import TIME_HELP, format_size, iso, ms_of_iso, parse_duration, parse_time, plural, time_ms
 from headwater.replication import DIRECTORY_SUFFIX
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
 USUAL_DIRECTORIES = f"*{DIRECTORY_SUFFIX}"
 
 HOST_CHARS_MAX = 16
-NAME_COLUMNS_MIN = 32
-TEXT_COLUMNS_MIN = 24  # with fewer, a text is shown under its row
 
 _NEXT_WITHOUT: dict[Missing, str] = {
     "space": "Free some disk space, and verify again",
@@ -75,7 +71,7 @@ replica = Group(
 )
 key_commands = Group(
     help="Keys: rights to push to or pull from one replica.\n\n"
-    "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push",
+    "[dim]A first one:[/]  headwater replica key create events.db-replicas shop/app.db --push"
 )
 replica.add_typer(key_commands, name="key", rich_help_panel=_OPERATE)
 for _moves in (push, pull, follow, copy):
@@ -96,41 +92,27 @@ _PLACE_HELP = (
 )
 DirectoryArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="[DIR]",
-        help=f"The data directory of the server, else the only {USUAL_DIRECTORIES} here.",
+    argument(
+        "[DIR]",
+        f"The data directory of the server, else the only {USUAL_DIRECTORIES} here.",
         show_default=False,
         callback=_refuse_url,
-        autocompletion=offering("replica"),
+        offers="replica",
     ),
 ]
-PlaceArgument = Annotated[
-    str,
-    typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False, autocompletion=offering("replica")),
-]
-NameArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NS/NAME",
-        help="The replica, like shop/app.db.",
-        show_default=False,
-        autocompletion=offering("replica"),
-    ),
-]
+PlaceArgument = Annotated[str, argument("[DIR|URL]", _PLACE_HELP, offers="replica")]
+NameArgument = Annotated[str | None, argument("NS/NAME", "The replica, like shop/app.db.", offers="replica")]
 KeyOption = Annotated[
     str | None,
-    typer.Option(
-        "--key",
-        metavar="KEY",
-        help="A pull key, push key or token, for a URL.",
+    option(
+        "KEY",
+        "A pull key, push key or token, for a URL.",
         envvar=["HEADWATER_PULL_KEY", "HEADWATER_PUSH_KEY", "HEADWATER_TOKEN"],
         show_default=False,
         show_envvar=False,
     ),
 ]
-CaOption = Annotated[
-    str | None, typer.Option("--ca", metavar="FILE", help="Certificates to trust for wss://.", show_default=False)
-]
+CaOption = Annotated[str | None, option("FILE", "Certificates to trust for wss://.")]
 
 
 @contextmanager
@@ -216,6 +198,21 @@ def _parse_version(text: str) -> tuple[ReplicaName, VersionName]:
     return ReplicaName.parse(name), version or VersionName()
 
 
+@dataclass
+class LocalReplica(Shared):
+    """A replica in the data directory of a server."""
+
+    place: DirectoryArgument
+    name: NameArgument = None
+
+    @contextmanager
+    def opened(self, command: str) -> Iterator[tuple[ReplicaStore, ReplicaName]]:
+        directory, [name] = _directory_first(self.place, [self.name], command)
+        wanted = _parse_name(name)
+        with _opened(directory) as store:
+            yield store, wanted
+
+
 def _refuse_name(name: str | None) -> None:
     if name is not None:
         raise InvalidOptionError(f"a URL says which replica it is, and {name!r} too", next="Leave the second one out")
@@ -228,18 +225,17 @@ def _refuse_name(name: str | None) -> None:
 def list_replicas(
     place: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[DIR|URL]",
-            help=f"The data directory, else the only {USUAL_DIRECTORIES} here; or a server, or a namespace of one: ws://host/ns.",
+        argument(
+            "[DIR|URL]",
+            f"The data directory, else the only {USUAL_DIRECTORIES} here; or a server, or a namespace of one: ws://host/ns.",
             show_default=False,
         ),
     ] = None,
     stale: Annotated[
         str | None,
-        typer.Option(
-            "--stale",
-            metavar="SPAN",
-            help="Only those that were last pushed longer ago, like 1h or 2d; ends with 1 if there are any.",
+        option(
+            "SPAN",
+            "Only those that were last pushed longer ago, like 1h or 2d; ends with 1 if there are any.",
             show_default=False,
         ),
     ] = None,
@@ -263,12 +259,8 @@ def list_replicas(
     if span_ms is not None:
         before_ms = time_ms(datetime.now(UTC)) - span_ms
         found = [each for each in found if _pushed_ms(each) < before_ms]
-    if as_json:
-        write_items([_replica_json(each, newest, remote=remote) for each, newest in found])
-    elif found:
-        show_replicas(found)
-    else:
-        say("no replicas" if stale is None else f"no replica was last pushed longer ago than {stale}")
+    empty = "no replicas" if stale is None else f"no replica was last pushed longer ago than {stale}"
+    show_list(found, lambda each: _replica_json(*each, remote=remote), _REPLICA_COLUMNS, empty=empty, as_json=as_json)
     if is_cut:
         note(f"there are more than these {plural(listed, 'replica')}; name a namespace, like ws://host/ns")
     elif remote and key is None and not listed:
@@ -286,10 +278,8 @@ def _pushed_ms(listing: ReplicaListing) -> int:
 def log(
     place: PlaceArgument,
     name: NameArgument = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Show at most N.")] = 100,
-    before: Annotated[
-        int | None, typer.Option("--before", metavar="VERSION", min=1, help="Only versions before this one.")
-    ] = None,
+    limit: Annotated[int, option("N", "Show at most N.", "-n", min=1, max=1000)] = 100,
+    before: Annotated[int | None, option("VERSION", "Only versions before this one.", min=1)] = None,
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: AsJson = False,
@@ -306,35 +296,27 @@ def log(
         wanted = _parse_name(name)
         with _opened(directory) as store:
             versions = store.catalogue.versions(wanted, below=before, limit=limit)
-    if as_json:
-        write_items([_version_json(version, remote=remote) for version in versions])
+    columns = {name: cell for name, cell in _VERSION_COLUMNS.items() if not remote or name != ">on disk"}
+    to_json = partial(_version_json, remote=remote)
+    show_list(versions, to_json, columns, empty="no versions", as_json=as_json)
+    if as_json or not versions:
         return
-    if not versions:
-        say("no versions")
-        return
-    show_versions(versions, remote=remote)
+    if not all(version.dbhash for version in versions):
+        note("* came without a hash: verify tells whether it is whole, not whether it is what was pushed")
     if len(versions) == limit:
         note(f"there may be more: --before {versions[-1].number}")
 
 
 @replica.command("reports", rich_help_panel=_INSPECT)
 def reports(
-    place: DirectoryArgument,
-    name: NameArgument = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Show at most N.")] = 20,
+    local: LocalReplica,
+    limit: Annotated[int, option("N", "Show at most N.", "-n", min=1, max=1000)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the error reports of clients: pushes cut off in the middle, or failing for long."""
-    directory, [name] = _directory_first(place, [name], "reports")
-    wanted = _parse_name(name)
-    with _opened(directory) as store:
-        found = store.catalogue.reports(wanted, limit)
-    if as_json:
-        write_items([_report_json(report) for report in found])
-    elif found:
-        show_reports(found)
-    else:
-        say("no reports")
+    with local.opened("reports") as (store, wanted):
+        found = [_report_json(report) for report in store.catalogue.reports(wanted, limit)]
+    show_list(found, dict, _REPORT_COLUMNS, empty="no reports", as_json=as_json)
 
 
 # --- restore and remove ---------------------------------------------------------------------------------------------
@@ -344,31 +326,19 @@ def reports(
 def restore(
     place: PlaceArgument,
     words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NS/NAME[@VERSION]] TARGET",
-            help="The replica, its version, and the file to write.",
-            show_default=False,
-        ),
+        list[str], argument("[NS/NAME[@VERSION]] TARGET", "The replica, its version, and the file to write.")
     ],
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help=f"The version that was the newest then: {TIME_HELP}. A date is its first minute.",
+        option(
+            "TIME",
+            f"The version that was the newest then: {TIME_HELP}. A date is its first minute.",
             show_default=False,
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file TARGET; a database, in one transaction.")
-    ] = False,
-    if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="If TARGET is there, do nothing and end with 0.")
-    ] = False,
-    if_replica_exists: Annotated[
-        bool, typer.Option("--if-replica-exists", help="If nothing was pushed yet, do nothing and end with 0.")
-    ] = False,
+    overwrite: Annotated[bool, flag("Replace the file TARGET; a database, in one transaction.")] = False,
+    if_missing: Annotated[bool, flag("If TARGET is there, do nothing and end with 0.")] = False,
+    if_replica_exists: Annotated[bool, flag("If nothing was pushed yet, do nothing and end with 0.")] = False,
     key: KeyOption = None,
     ca: CaOption = None,
     as_json: AsJson = False,
@@ -388,11 +358,10 @@ def restore(
             "--if-missing keeps what is there, and --overwrite does not", next="Leave one of them out"
         )
 
-    def say_nothing_done(why: str) -> None:
-        if as_json:
-            write_document({"target": os.path.abspath(target), "version": None, "why": why})
-        else:
-            say(f"{why}: nothing to restore")
+    def end_without(why: str) -> NoReturn:
+        document = {"target": os.path.abspath(target), "version": None, "why": why}
+        show_result(document, f"{why}: nothing to restore", as_json=as_json)
+        raise typer.Exit
 
     if is_remote(place):
         from headwater.cli.replica_remote import RemoteReplica
@@ -404,11 +373,9 @@ def restore(
         target, remote = words[0], RemoteReplica(place, key, ca)
         address = remote.address
         if if_missing and os.path.exists(target):
-            say_nothing_done(f"{target} is there")
-            return
+            end_without(f"{target} is there")
         if if_replica_exists and not remote.has_version():
-            say_nothing_done(f"there is no version of {address.key} yet")
-            return
+            end_without(f"there is no version of {address.key} yet")
         refuse_target(target, overwrite=overwrite)
         if at is not None:
             if address.version is not None:
@@ -416,10 +383,8 @@ def restore(
             number = _number_at(at, lambda below: remote.versions(limit=VERSIONS_PAGE, before=below))
             remote = remote._replace(url=f"{address.key}@{number}")
         pulled = remote.pull(target)
-        if as_json:
-            write_document(pulled)
-        else:
-            say(f"restored version {pulled.version} of {pulled.remote} to {target}: {format_size(pulled.size)}")
+        text = f"restored version {pulled.version} of {pulled.remote} to {target}: {format_size(pulled.size)}"
+        show_result(pulled, text, as_json=as_json)
         return
     directory, [name, into, *more] = _directory_first(place, [*words, None][: max(2, len(words))], "restore")
     if name is None or into is None or more:
@@ -429,21 +394,17 @@ def restore(
     if at is not None and "@" in name:
         raise _version_and_time(name)
     if if_missing and os.path.exists(target):
-        say_nothing_done(f"{target} is there")
-        return
+        end_without(f"{target} is there")
     with _opened(directory) as store:
         catalogue = store.catalogue
         if if_replica_exists and ((found := catalogue.find(wanted)) is None or not found.newest):
-            say_nothing_done(f"there is no version of {wanted.path} yet")
-            return
+            end_without(f"there is no version of {wanted.path} yet")
         if at is not None:
             version_name = type(version_name)(_number_at(at, lambda below: catalogue.versions(wanted, below=below)))
         number = version_name.pick(catalogue.get(wanted).newest, catalogue.numbers(wanted))
         version = store.restore(wanted, number, target, overwrite=overwrite)
-    if as_json:
-        write_document({"target": os.path.abspath(target), **_version_json(version)})
-    else:
-        say(f"restored {wanted.path}@{number} to {target}: {format_size(version.size)}")
+    document = {"target": os.path.abspath(target), **_version_json(version)}
+    show_result(document, f"restored {wanted.path}@{number} to {target}: {format_size(version.size)}", as_json=as_json)
 
 
 def _unclear(usage: str) -> InvalidOptionError:
@@ -484,15 +445,12 @@ def _moment_text(moment: datetime) -> str:
 
 @replica.command("rm", rich_help_panel=_OPERATE)
 def remove(
-    place: DirectoryArgument,
-    name: NameArgument = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    local: LocalReplica,
+    yes: Annotated[bool, flag("Do not ask.", "-y")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a replica for good, with all its versions, keys and reports."""
-    directory, [name] = _directory_first(place, [name], "rm")
-    wanted = _parse_name(name)
-    with _opened(directory) as store:
+    with local.opened("rm") as (store, wanted):
         found = store.catalogue.get(wanted)
         if not yes:
             if not sys.stdin.isatty():
@@ -500,10 +458,8 @@ def remove(
             if not typer.confirm(f"Remove {wanted.path} with {plural(found.versions, 'version')} for good?", err=True):
                 raise typer.Exit(1)
         store.remove(wanted)
-    if as_json:
-        write_document({"removed": wanted.path, "id": found.id, "versions": found.versions})
-    else:
-        say(f"removed {wanted.path} with {plural(found.versions, 'version')}")
+    document = {"removed": wanted.path, "id": found.id, "versions": found.versions}
+    show_result(document, f"removed {wanted.path} with {plural(found.versions, 'version')}", as_json=as_json)
 
 
 # --- verify ---------------------------------------------------------------------------------------------------------
@@ -511,18 +467,9 @@ def remove(
 
 @replica.command("verify", rich_help_panel=_INSPECT)
 def verify(
-    place: Annotated[
-        str | None,
-        typer.Argument(metavar="[DIR|URL]", help=_PLACE_HELP, show_default=False, autocompletion=offering("replica")),
-    ] = None,
+    place: Annotated[str | None, argument("[DIR|URL]", _PLACE_HELP, offers="replica")] = None,
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NS/NAME[@VERSION]]",
-            help="One replica, or one version of it.",
-            show_default=False,
-            autocompletion=offering("replica"),
-        ),
+        str | None, argument("[NS/NAME[@VERSION]]", "One replica, or one version of it.", offers="replica")
     ] = None,
     key: KeyOption = None,
     ca: CaOption = None,
@@ -606,14 +553,10 @@ def _versions_to_verify(store: ReplicaStore, name: str | None) -> Iterator[tuple
 
 
 def _show_verdict(verdict: VersionVerdict, *, every_check: bool) -> None:
-    line = Text(f"{verdict.name}@{verdict.version}  ")
-    line.append(*_FINDINGS[verdict.finding])
-    say(line)
+    say(Text.assemble(f"{verdict.name}@{verdict.version}  ", _FINDINGS[verdict.finding]))
     for check in verdict.checks:
         if every_check or not check.ok:
-            details = Text(f"  {check.what}: ")
-            details.append(printable(check.details), "" if check.ok else "red")
-            say(details)
+            say(Text.assemble(f"  {check.what}: ", (check.details, "" if check.ok else "red")))
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------
@@ -621,11 +564,10 @@ def _show_verdict(verdict: VersionVerdict, *, every_check: bool) -> None:
 
 @key_commands.command("create")
 def create_key(
-    place: DirectoryArgument,
-    name: NameArgument = None,
-    push: Annotated[bool, typer.Option("--push", help="The key may push and pull.")] = False,
-    pull: Annotated[bool, typer.Option("--pull", help="The key may only pull.")] = False,
-    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="What it is for.", show_default=False)] = "",
+    local: LocalReplica,
+    push: Annotated[bool, flag("The key may push and pull.")] = False,
+    pull: Annotated[bool, flag("The key may only pull.")] = False,
+    label: Annotated[str, option("TEXT", "What it is for.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once: only a hash of it is kept.
@@ -637,47 +579,35 @@ def create_key(
 
     if push == pull:
         raise InvalidOptionError("a key is for pushes or for pulls", next="Pass either --push or --pull")
-    directory, [name] = _directory_first(place, [name], "key create")
-    wanted = _parse_name(name)
-    with _opened(directory) as store:
+    with local.opened("key create") as (store, wanted):
         is_new = store.catalogue.find(wanted) is None
         text = store.create_key(wanted, "push" if push else "pull", label)
         [made] = [each for each in store.catalogue.keys(wanted) if each.id == key_id_of(text)]
-    if as_json:
-        write_document({"key": text, **_key_json(made)})
-    else:
-        say(text)
+    show_result({"key": text, **_key_json(made)}, text, as_json=as_json)
     if is_new:
         note(f"made {wanted.path}, which has no version yet")
     note("it will not be shown again; only a hash of it is kept")
 
 
 @key_commands.command("ls")
-def list_keys(place: DirectoryArgument, name: NameArgument = None, as_json: AsJson = False) -> None:
+def list_keys(local: LocalReplica, as_json: AsJson = False) -> None:
     """List the keys of a replica, oldest first; never their secrets."""
-    directory, [name] = _directory_first(place, [name], "key ls")
-    wanted = _parse_name(name)
-    with _opened(directory) as store:
+    with local.opened("key ls") as (store, wanted):
         found = store.catalogue.keys(wanted)
-    if as_json:
-        write_items([_key_json(each) for each in found])
-        return
-    if not found:
-        say("no keys")
-        return
-    shown = table("id", "kind", "~label", "created")
-    for each in found:
-        shown.add_row(each.id, each.kind, printable(each.label) or "-", clock(each.created_ms))
-    show_table(shown)
+    columns: dict[str, Callable[[Key], str]] = {
+        "id": lambda each: each.id,
+        "kind": lambda each: each.kind,
+        "~label": lambda each: each.label or "-",
+        "created": lambda each: clock(each.created_ms),
+    }
+    show_list(found, _key_json, columns, empty="no keys", as_json=as_json)
 
 
 @key_commands.command("revoke")
 def revoke_key(
     place: DirectoryArgument,
     name: NameArgument = None,
-    id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="The key's id, or the whole key.", show_default=False)
-    ] = None,
+    id: Annotated[str | None, argument("ID", "The key's id, or the whole key.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key: a running server refuses it from now on."""
@@ -694,10 +624,7 @@ def revoke_key(
                 f"{wanted.path} has no key {key_id!r}", next="`headwater replica key ls` lists them"
             )
         left = len(store.catalogue.keys(wanted))
-    if as_json:
-        write_document({"revoked": key_id, "left": left})
-    else:
-        say(f"revoked {key_id}")
+    show_result({"revoked": key_id, "left": left}, f"revoked {key_id}", as_json=as_json)
     if not left:
         note("that was the last key: only a token of the server opens it now; key create makes another")
 
@@ -717,24 +644,17 @@ def _replica_json(replica: Replica, newest: Version | None, *, remote: bool = Fa
     }
 
 
+_LISTED = (
+    "base", "message", "client", "size", "page_size", "pages", "changed_pages", "wire_bytes", "stored_bytes", "dbhash",
+    "sha256",
+)  # fmt: skip
+_NOT_BY_A_SERVER = ("stored_bytes", "sha256")
+
+
 def _version_json(version: Version, *, remote: bool = False) -> dict[str, Any]:
-    """`remote`: without the fields that a server does not list."""
-    fields = {
-        "version": version.number,
-        "base": version.base,
-        "at": iso(version.at_ms),
-        "message": version.message,
-        "client": version.client,
-        "size": version.size,
-        "page_size": version.page_size,
-        "pages": version.pages,
-        "changed_pages": version.changed_pages,
-        "wire_bytes": version.wire_bytes,
-        "stored_bytes": version.stored_bytes,
-        "dbhash": version.dbhash,
-        "sha256": version.sha256,
-    }
-    return {name: value for name, value in fields.items() if not remote or name not in ("stored_bytes", "sha256")}
+    names = [name for name in _LISTED if not remote or name not in _NOT_BY_A_SERVER]
+    found = {name: getattr(version, name) for name in names}
+    return {"version": version.number, "at": iso(version.at_ms), **found}
 
 
 def _key_json(key: Key) -> dict[str, Any]:
@@ -762,88 +682,33 @@ def _verdict_json(verdict: VersionVerdict) -> dict[str, Any]:
     }
 
 
-# --- tables: in a narrow terminal text gives way; times, numbers and sizes do not ------------------------------------
+# --- columns: in a narrow terminal text gives way; times, numbers and sizes do not -----------------------------------
 
 
-def show_replicas(found: Sequence[ReplicaListing]) -> None:
-    heads = ["~replica", ">newest", "pushed", "changed", ">size", ">versions", ">on disk"]
-    rows = [
-        [
-            each.name.path,
-            count(each.newest) if newest else "-",
-            clock(newest.at_ms) if newest else "never",
-            clock(each.changed_ms) if each.changed_ms else "-",
-            format_size(newest.size) if newest else "-",
-            count(each.versions),
-            format_size(each.stored_bytes),
-        ]
-        for each, newest in found
-    ]
-    longest = max(cell_width(name) for name, *_ in rows)
-    if terminal_columns() < min(longest, NAME_COLUMNS_MIN) + _columns(heads[1:], [row[1:] for row in rows]):
-        at = heads.index("changed")  # the least important one
-        heads, rows = _without(heads, at), [_without(row, at) for row in rows]
-    shown = table(*heads)
-    shown.columns[0].overflow = "fold"
-    for name, *rest in rows:
-        shown.add_row(Text(name, "cyan"), *rest)
-    show_table(shown)
-
-
-def show_versions(versions: Sequence[Version], *, remote: bool) -> None:
-    heads = [">version", "pushed", ">size", ">new pages", ">on disk", "from"]
-    rows = [
-        [
-            f"{'' if version.dbhash else '*'}{version.number}",
-            clock(version.at_ms),
-            format_size(version.size),
-            count(version.changed_pages),
-            format_size(version.stored_bytes),
-            _host(version.client),
-        ]
-        for version in versions
-    ]
-    if remote:
-        at = heads.index(">on disk")
-        heads, rows = _without(heads, at), [_without(row, at) for row in rows]
-    _show_with_text(heads, rows, "message", [_first_line(version.message) for version in versions])
-    if not all(version.dbhash for version in versions):
-        note("* came without a hash: verify tells whether it is whole, not whether it is what was pushed")
-
-
-def show_reports(reports: Sequence[ClientReport]) -> None:
-    rows, errors = [], []
-    for report in reports:
-        fields = _report_json(report)["report"]
-        rows.append([clock(report.at_ms), _first_line(str(fields.get("kind", "-"))), _host(report.client)])
-        errors.append(_first_line(str(fields.get("error", ""))))
-    _show_with_text(["at", "kind", "from"], rows, "error", errors)
-
-
-def _show_with_text(heads: Sequence[str], rows: Sequence[Sequence[str]], name: str, texts: Sequence[str]) -> None:
-    """Rows that are never cut, each with a text that is folded: in a last column, or under the row."""
-    if terminal_columns() - _columns(heads, rows) >= min(TEXT_COLUMNS_MIN, max(map(cell_width, [name, *texts]))):
-        shown = table(*heads, f"~{name}")
-        shown.columns[-1].overflow = "fold"
-        for row, text in zip(rows, texts, strict=True):
-            shown.add_row(*row, text)
-        show_table(shown)
-        return
-    shown = table(*heads)
-    for row, text in zip(rows, texts, strict=True):
-        shown.add_row(*row, below="" if text == "-" else text)
-    show_table(shown)
-
-
-def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """The width of these columns, with the gaps after them."""
-    return sum(
-        max(map(cell_width, cells)) + GAP_COLUMNS for cells in zip([h.lstrip(">~") for h in heads], *rows, strict=True)
-    )
-
-
-def _without(cells: Sequence[str], at: int) -> list[str]:
-    return [*cells[:at], *cells[at + 1 :]]
+_REPLICA_COLUMNS: dict[str, Callable[[ReplicaListing], str | Text]] = {
+    "=replica": lambda each: Text(each.replica.name.path, "cyan"),
+    ">newest": lambda each: count(each.replica.newest) if each.newest else "-",
+    "pushed": lambda each: clock(each.newest.at_ms) if each.newest else "never",
+    "?changed": lambda each: clock(each.replica.changed_ms) if each.replica.changed_ms else "-",
+    ">size": lambda each: format_size(each.newest.size) if each.newest else "-",
+    ">versions": lambda each: count(each.replica.versions),
+    ">on disk": lambda each: format_size(each.replica.stored_bytes),
+}
+_VERSION_COLUMNS: dict[str, Callable[[Version], str]] = {
+    ">version": lambda version: f"{'' if version.dbhash else '*'}{version.number}",
+    "pushed": lambda version: clock(version.at_ms),
+    ">size": lambda version: format_size(version.size),
+    ">new pages": lambda version: count(version.changed_pages),
+    ">on disk": lambda version: format_size(version.stored_bytes),
+    "from": lambda version: _host(version.client),
+    "+message": lambda version: _first_line(version.message),
+}
+_REPORT_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "at": lambda report: clock(ms_of_iso(report["at"])),
+    "kind": lambda report: _first_line(str(report["report"].get("kind", "-"))),
+    "from": lambda report: _host(report["client"]),
+    "+error": lambda report: _first_line(str(report["report"].get("error", ""))),
+}
 
 
 def _host(client: str) -> str:

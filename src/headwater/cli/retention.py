@@ -2,70 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import typer
-
-from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogPath, existing_log, takes_log
-from headwater.cli.completion import offering
-from headwater.cli.output import count, note, printable, say, show_table, table, write_document, write_items
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogName, existing_log
+from headwater.cli.output import count, note, say, show_list, show_result, write_document
+from headwater.cli.parameters import argument, flag, option
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, format_seconds, format_size, parse_duration, parse_size, plural
 
 if TYPE_CHECKING:
     from headwater.ports.records import RetentionPolicy
 
+T = TypeVar("T")
+
 retention = Group(
     cls=ListsByDefault,
     help="Retention: how much history is kept, by topic pattern.\n\n[dim]List:[/]  headwater retention events.db",
 )
 
-Pattern = Annotated[
-    str, typer.Argument(metavar="PATTERN", help="Topics, like logs.> or orders.*", autocompletion=offering("topic"))
-]
-Dialect = Annotated[Literal["nats", "amqp"], typer.Option("--dialect", help="How the pattern is spelled.")]
+Pattern = Annotated[str, argument("PATTERN", "Topics, like logs.> or orders.*", offers="topic")]
+Dialect = Annotated[Literal["nats", "amqp"], flag("How the pattern is spelled.")]
 
 
 @retention.command("ls")
-@takes_log
-def list_policies(path: LogPath, as_json: AsJson = False) -> None:
+def list_policies(path: LogName, as_json: AsJson = False) -> None:
     """List the retention rules of a log."""
     with existing_log(path) as log:
         policies = log.retention()
-    if as_json:
-        write_items([_policy_json(policy) for policy in policies])
-        return
-    if not policies:
-        say(f"no rules: everything stays. Set one: headwater retention set {path} PATTERN --max-age 7d")
-        return
-    shown = table("~pattern", ">max age", ">max count", ">max bytes", "unacked")
-    for policy in policies:
-        limits = policy.limits
-        shown.add_row(
-            printable(policy.pattern),
-            "-" if limits.max_age_ms is None else format_seconds(limits.max_age_ms / 1000),
-            "-" if limits.max_count is None else count(limits.max_count),
-            "-" if limits.max_bytes is None else format_size(limits.max_bytes),
-            "stays" if limits.keep_unacked else "goes too",
-        )
-    show_table(shown)
+    empty = f"no rules: everything stays. Set one: headwater retention set {path} PATTERN --max-age 7d"
+    show_list(policies, _policy_json, _COLUMNS, empty=empty, as_json=as_json)
 
 
 @retention.command("set")
-@takes_log
 def set_policy(
-    path: LogPath,
+    path: LogName,
     pattern: Pattern,
-    max_age: Annotated[
-        str | None, typer.Option("--max-age", metavar="SPAN", help=f"Delete messages older than this: {DURATION_HELP}.")
-    ] = None,
-    max_count: Annotated[int | None, typer.Option("--max-count", metavar="N", help="Keep at most N messages.")] = None,
-    max_bytes: Annotated[
-        str | None, typer.Option("--max-bytes", metavar="SIZE", help="Keep at most this size: like 500MiB or 2GiB.")
-    ] = None,
-    keep_unacked: Annotated[
-        bool, typer.Option("--keep-unacked", help="Keep messages that a subscription has not settled.")
-    ] = False,
+    max_age: Annotated[str | None, option("SPAN", f"Delete messages older than this: {DURATION_HELP}.")] = None,
+    max_count: Annotated[int | None, option("N", "Keep at most N messages.")] = None,
+    max_bytes: Annotated[str | None, option("SIZE", "Keep at most this size: like 500MiB or 2GiB.")] = None,
+    keep_unacked: Annotated[bool, flag("Keep messages that a subscription has not settled.")] = False,
     dialect: Dialect = "nats",
     as_json: AsJson = False,
 ) -> None:
@@ -83,29 +59,22 @@ def set_policy(
             dialect=dialect,
         )
         policies = {(policy.pattern, policy.dialect): policy for policy in log.retention()}
-    if as_json:
-        write_document(_policy_json(policies[pattern, dialect]))
-    else:
-        say(f"set the rule of {printable(pattern)}; it is applied in the background, or now by `retention run`")
+    text = f"set the rule of {pattern}; it is applied in the background, or now by `retention run`"
+    show_result(_policy_json(policies[pattern, dialect]), text, as_json=as_json)
 
 
 @retention.command("rm")
-@takes_log
-def remove_policy(path: LogPath, pattern: Pattern, dialect: Dialect = "nats", as_json: AsJson = False) -> None:
+def remove_policy(path: LogName, pattern: Pattern, dialect: Dialect = "nats", as_json: AsJson = False) -> None:
     """Remove the rule of a pattern: nothing is deleted from now on."""
     with existing_log(path) as log:
         removed = log.delete_retention(pattern, dialect)
     if not removed:
         raise InvalidOptionError(f"there is no rule of {pattern!r}", next=f"`headwater retention {path}` lists them")
-    if as_json:
-        write_document({"removed": pattern})
-    else:
-        say(f"removed the rule of {printable(pattern)}")
+    show_result({"removed": pattern}, f"removed the rule of {pattern}", as_json=as_json)
 
 
 @retention.command("run")
-@takes_log
-def run(path: LogPath, as_json: AsJson = False) -> None:
+def run(path: LogName, as_json: AsJson = False) -> None:
     """Apply the rules now, and run the other maintenance."""
     with existing_log(path) as log:
         report = log.run_maintenance()
@@ -117,7 +86,7 @@ def run(path: LogPath, as_json: AsJson = False) -> None:
         return
     say(f"deleted {plural(sum(report.pruned.values()), 'message')}")
     for pattern, number in report.pruned.items():
-        say(f"  {number:,} under {printable(pattern)}")
+        say(f"  {number:,} under {pattern}")
     if report.gaps:
         note(f"{plural(report.gaps, 'message')} of them unacked; their subscriptions get a gap")
     for id in report.expired_subscriptions:
@@ -133,3 +102,16 @@ def _policy_json(policy: RetentionPolicy) -> dict[str, Any]:
         "max_bytes": policy.limits.max_bytes,
         "keep_unacked": policy.limits.keep_unacked,
     }
+
+
+_COLUMNS: dict[str, Callable[[RetentionPolicy], str]] = {
+    "~pattern": lambda policy: policy.pattern,
+    ">max age": lambda policy: _limit(policy.max_age_s, format_seconds),
+    ">max count": lambda policy: _limit(policy.limits.max_count, count),
+    ">max bytes": lambda policy: _limit(policy.limits.max_bytes, format_size),
+    "unacked": lambda policy: "stays" if policy.limits.keep_unacked else "goes too",
+}
+
+
+def _limit(value: T | None, shown: Callable[[T], str]) -> str:
+    return "-" if value is None else shown(value)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogPath, existing_log, takes_log
-from headwater.cli.output import clock, note, printable, say, show_table, table, write_document, write_items
+from headwater.cli.arguments import AsJson, Group, ListsByDefault, LogName, existing_log
+from headwater.cli.output import clock, note, show_list, show_result
+from headwater.cli.parameters import argument
 from headwater.cli.stopping import USAGE
 from headwater.formats import format_seconds, iso, plural, time_ms
 
@@ -24,8 +26,7 @@ schedules = Group(
 
 
 @schedules.command("ls")
-@takes_log
-def list_schedules(path: LogPath, as_json: AsJson = False) -> None:
+def list_schedules(path: LogName, as_json: AsJson = False) -> None:
     """List the schedules of a log, with their last and next occurrence.
 
     Programs declare them with @log.every and @log.cron. A schedule is overdue
@@ -33,49 +34,37 @@ def list_schedules(path: LogPath, as_json: AsJson = False) -> None:
     """
     with existing_log(path) as log:
         found = log.schedules()
-    if as_json:
-        write_items([_schedule_json(info) for info in found])
-        return
-    if not found:
-        say("no schedules; a program declares them with @log.every and @log.cron")
-        return
-    shown = table("~schedule", "timetable", "~topic", "missed", "last", "next")
-    for info in found:
-        shown.add_row(
-            printable(info.id),
-            printable(info.timetable),
-            printable(info.topic),
-            info.missed,
-            "-" if info.last_at is None else clock(time_ms(info.last_at)),
-            "-" if info.next_at is None else clock(time_ms(info.next_at)),
-        )
-    show_table(shown)
+    columns: dict[str, Callable[[ScheduleInfo], str]] = {
+        "~schedule": lambda info: info.id,
+        "timetable": lambda info: info.timetable,
+        "~topic": lambda info: info.topic,
+        "missed": lambda info: info.missed,
+        "last": lambda info: _moment(info.last_at),
+        "next": lambda info: _moment(info.next_at),
+    }
+    empty = "no schedules; a program declares them with @log.every and @log.cron"
+    show_list(found, _schedule_json, columns, empty=empty, as_json=as_json)
     late = [info for info in found if _overdue_s(info) > OVERDUE_S]
-    if late:
+    if late and not as_json:
         longest = format_seconds(max(map(_overdue_s, late)))
         note(f"{plural(len(late), 'schedule')} overdue, by {longest} at most: does a worker run them?")
 
 
 @schedules.command("rm")
-@takes_log
 def remove_schedule(
-    path: LogPath,
-    id: Annotated[str, typer.Argument(metavar="ID", help="The schedule's id.")],
-    as_json: AsJson = False,
+    path: LogName, id: Annotated[str, argument("ID", "The schedule's id.")], as_json: AsJson = False
 ) -> None:
     """Remove a schedule; processes that run it stop publishing until they are started again."""
     with existing_log(path) as log:
         removed = log.delete_schedule(id)
-    if as_json:
-        write_document({"schedule": id, "removed": removed})
-    else:
-        say(
-            f"removed schedule {printable(id)}"
-            if removed
-            else f"there is no schedule {printable(id)}; headwater schedules lists them"
-        )
+    text = f"removed schedule {id}" if removed else f"there is no schedule {id}; headwater schedules lists them"
+    show_result({"schedule": id, "removed": removed}, text, as_json=as_json)
     if not removed:
         raise typer.Exit(USAGE)
+
+
+def _moment(at: datetime | None) -> str:
+    return "-" if at is None else clock(time_ms(at))
 
 
 def _overdue_s(info: ScheduleInfo) -> float:

@@ -17,7 +17,8 @@ import typer
 import headwater
 from headwater.cli.arguments import Command, file_of, is_file, is_remote
 from headwater.cli.config import ConfigFile, ProfileName
-from headwater.cli.output import Text, console, printable
+from headwater.cli.output import Text, say
+from headwater.cli.parameters import argument, flag, option
 from headwater.cli.stopping import exit_code_of
 from headwater.demo import EVERYWHERE, page_of, reachable, this_command
 from headwater.errors import HeadwaterError, InvalidConfigurationError, InvalidOptionError
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 IN_MEMORY = "memory:"
 SAME_SIGNAL_S = 0.5  # a wrapper such as timeout(1) may pass on what the process got by itself
 
-_access = partial(typer.Option, rich_help_panel="Access")
-_running = partial(typer.Option, rich_help_panel="Running")
-_logging = partial(typer.Option, rich_help_panel="Logging")
+_ACCESS = {"rich_help_panel": "Access"}
+_RUNNING = {"rich_help_panel": "Running"}
+_LOGGING = {"rich_help_panel": "Logging"}
 
 SECTIONS = ("limits", "log", "replicas")
 _NO_SETTINGS = (
@@ -90,82 +91,61 @@ def serve(
     context: typer.Context,
     log: Annotated[
         str | None,
-        typer.Argument(
-            metavar="LOG", help="A file, created if it does not exist, or memory:. Else HEADWATER_LOG, or events.db."
-        ),
+        argument("LOG", "A file, created if it does not exist, or memory:. Else HEADWATER_LOG, or events.db."),
     ] = None,
-    host: Annotated[
-        str | None, _running("--host", metavar="HOST", help="The address to listen on; 127.0.0.1 by default.")
-    ] = None,
-    port: Annotated[
-        str | None, _running("--port", metavar="PORT", help="The port; 8765 by default. 0 picks a free one.")
-    ] = None,
+    host: Annotated[str | None, option("HOST", "The address to listen on; 127.0.0.1 by default.", **_RUNNING)] = None,
+    port: Annotated[str | None, option("PORT", "The port; 8765 by default. 0 picks a free one.", **_RUNNING)] = None,
     config: ConfigFile = None,
     profile: ProfileName = None,
     tokens: Annotated[
-        str | None,
-        _access("--tokens", metavar="FILE", help="Require a token of this file; `headwater token create` makes one."),
+        str | None, option("FILE", "Require a token of this file; `headwater token create` makes one.", **_ACCESS)
     ] = None,
     allow_anonymous: Annotated[
-        bool | None,
-        _access("--allow-anonymous", help="Require no token: every client that can connect may do everything."),
+        bool | None, flag("Require no token: every client that can connect may do everything.", **_ACCESS)
     ] = None,
     origins: Annotated[
         list[str] | None,
-        _access(
+        option(
+            "ORIGIN",
+            "Web pages of this origin may connect, like https://shop.example; *: any. Repeatable.",
             "--origin",
             "--origins",
-            metavar="ORIGIN",
-            help="Web pages of this origin may connect, like https://shop.example; *: any. Repeatable.",
+            **_ACCESS,
         ),
     ] = None,
     tls_certificate: Annotated[
-        str | None,
-        _access("--tls-certificate", metavar="FILE", help="A PEM file; the server then speaks wss:// and https://."),
+        str | None, option("FILE", "A PEM file; the server then speaks wss:// and https://.", **_ACCESS)
     ] = None,
-    tls_key: Annotated[
-        str | None, _access("--tls-key", metavar="FILE", help="The key, if it is not in the same file.")
-    ] = None,
+    tls_key: Annotated[str | None, option("FILE", "The key, if it is not in the same file.", **_ACCESS)] = None,
     tls_client_ca: Annotated[
-        str | None,
-        _access("--tls-client-ca", metavar="FILE", help="Require a client certificate of these authorities."),
+        str | None, option("FILE", "Require a client certificate of these authorities.", **_ACCESS)
     ] = None,
     metrics_need_token: Annotated[
         bool | None,
-        _access(
+        flag(
+            "Whether /metrics requires a token; by default it does if there are tokens.",
             "--metrics-need-token/--metrics-for-all",
-            help="Whether /metrics requires a token; by default it does if there are tokens.",
+            **_ACCESS,
         ),
     ] = None,
     audit: Annotated[
         str | None,
-        _access(
-            "--audit",
-            metavar="FILE",
-            help="Append refusals and changes, with their client, to this file as JSON lines.",
-        ),
+        option("FILE", "Append refusals and changes, with their client, to this file as JSON lines.", **_ACCESS),
     ] = None,
     shutdown_timeout: Annotated[
-        str | None, _running("--shutdown-timeout", metavar="SPAN", help="How long clients have to end; 10s by default.")
+        str | None, option("SPAN", "How long clients have to end; 10s by default.", **_RUNNING)
     ] = None,
     console_pages: Annotated[
-        bool | None, _running("--console/--no-console", help="Serve the console for browsers at /.")
+        bool | None, flag("Serve the console for browsers at /.", "--console/--no-console", **_RUNNING)
     ] = None,
     lake: Annotated[
-        str | None,
-        _running("--lake", metavar="DIR|URL", envvar="HEADWATER_LAKE", help="The lake that the console shows."),
+        str | None, option("DIR|URL", "The lake that the console shows.", envvar="HEADWATER_LAKE", **_RUNNING)
     ] = None,
-    tracing: Annotated[bool | None, _running("--tracing", help="Record OpenTelemetry spans.")] = None,
-    log_format: Annotated[
-        str | None, _logging("--log-format", metavar="FORMAT", help="text, or json: one object a line.")
-    ] = None,
-    log_level: Annotated[
-        str | None, _logging("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-    ] = None,
-    as_json: Annotated[bool, _logging("--json", help="The same as --log-format json.")] = False,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Serve a demo: a log of its own with publishers and consumers.")
-    ] = False,
+    tracing: Annotated[bool | None, flag("Record OpenTelemetry spans.", **_RUNNING)] = None,
+    log_format: Annotated[str | None, option("FORMAT", "text, or json: one object a line.", **_LOGGING)] = None,
+    log_level: Annotated[str | None, option("LEVEL", "debug, info, warning or error.", **_LOGGING)] = None,
+    as_json: Annotated[bool, flag("The same as --log-format json.", "--json", **_LOGGING)] = False,
+    demo: Annotated[bool, flag("Serve a demo: a log of its own with publishers and consumers.")] = False,
 ) -> None:
     """Serve a log: JSON-RPC over WebSocket, metrics and health, on one port.
 
@@ -193,7 +173,7 @@ def serve(
     from headwater.settings.model import DEFAULT
 
     try:
-        load = partial(load_settings, config=config, profile=profile, environment=os.environ, directory=os.getcwd())
+        load = partial(load_settings, config=config, profile=profile)
         settings = load(flags=given)
         default = settings.cli.log
         if settings.source_of("server.log") == DEFAULT and default is not None and not is_remote(default):
@@ -290,7 +270,7 @@ def show_banner(server: Server, *, is_new: bool) -> None:
     command = this_command() if settings.tokens is None else f"HEADWATER_TOKEN=hw_… {this_command()}"
     what = " (gone when this ends)" if settings.log == IN_MEMORY else " (a new log)" if is_new else ""
     title = Text(f"Headwater {headwater.__version__} serves ", "bold")
-    title.append(printable(settings.log), "bold cyan").append(what, "dim")
+    title.append(settings.log, "bold cyan").append(what, "dim")
     rows: list[tuple[str, str | Text]] = [
         ("address", Text.assemble((url, "cyan"), (_other_addresses(settings.host), "dim"))),
         ("open to", _access_text(server)),
@@ -302,12 +282,8 @@ def show_banner(server: Server, *, is_new: bool) -> None:
         *([("back up", f"{command} sync app.db {url}/shop/app.db")] if replicas_directory(server.settings) else []),
         ("stop", "Ctrl-C"),
     ]
-    screen = console(to_stderr=True)
-    screen.print()
-    screen.print(title, soft_wrap=True)
-    for name, value in rows:
-        screen.print(Text.assemble((f"  {name:<9}", "dim"), value), soft_wrap=True)
-    screen.print()
+    for line in (Text(), title, *(Text.assemble((f"  {name:<9}", "dim"), value) for name, value in rows), Text()):
+        say(line, sys.stderr)
 
 
 def _other_addresses(host: str) -> str:
@@ -324,7 +300,7 @@ def _access_text(server: Server) -> Text:
         make_one = f"{this_command()} token create --tokens {settings.tokens} --publish '>' --read '>' --consume '*'"
         if not known:
             return Text(f"no client yet; make a token: {make_one}", "yellow")
-        return Text(f"clients with a token; {printable(settings.tokens)} has {known:,}")
+        return Text(f"clients with a token; {settings.tokens} has {known:,}")
     if is_loopback(settings.host):
         return Text("every client on this machine, without a token")
     return Text("every client that can reach it, without a token", "yellow")

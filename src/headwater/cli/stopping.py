@@ -29,7 +29,7 @@ def exit_code_of(exc: HeadwaterError) -> int:
         UnknownDeadLetterError,
         UnknownReplicaError,
     )
-    return USAGE if isinstance(exc, unusable) else STORE
+    return getattr(exc, "exit_code", USAGE if isinstance(exc, unusable) else STORE)
 
 
 class Stop:

@@ -9,20 +9,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from headwater.cli.arguments import AsJson
-from headwater.cli.output import console, note, printable, say, surround_lines, write_document, write_line
+from headwater.cli.arguments import AsJson, Ca
+from headwater.cli.output import console, note, say, surround_lines, write_document, write_line
+from headwater.cli.parameters import Shared, argument, flag, option
 from headwater.errors import InvalidOptionError, UnauthorizedError
 from headwater.formats import format_duration, format_size, parse_duration
 from headwater.replication.timers import WAIT_IDLE_MS_DEFAULT, Timers
 
 if TYPE_CHECKING:
-    import asyncio
-
     from rich.progress import Progress, TaskID
 
     from headwater.replication.outcome import Outcome
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from headwater.replication.subscription import PullSubscription, PushSubscription
     from headwater.replication.sync import Sync
 
-_WHEN, _WHO = "Continuous", "With a server"
 logger = logging.getLogger("headwater")
 SPEEDUP_SHOWN_MIN = 1.5
 SPEEDUP_WHOLE_MIN = 10.0  # from here on without decimals
@@ -39,108 +36,70 @@ SOON_S = 0.5  # an end that takes longer is announced
 SPAN_HELP = "like 3s, 10m, 1h30m, 3d or 1w"
 
 
-def _option(*spellings: str, metavar: str | None = None, help: str, panel: str, envvar: str | None = None) -> Any:
-    return typer.Option(
-        *spellings,
-        metavar=metavar,
-        help=help if envvar is None else f"{help} Else {envvar}.",
-        rich_help_panel=panel,
-        show_default=False,
-        envvar=envvar,
-        show_envvar=False,
+_REPLICA = "A replica on a server, like ws://host:8765/ns/app.db"
+_DATABASE = "A SQLite database."
+Source = Annotated[
+    str, argument("SOURCE", "A database file, or a replica like ws://host/ns/app.db; @3 names a version.")
+]
+Target = Annotated[str, argument("TARGET", "What is made equal to it; a file or a replica.")]
+File = Annotated[str, argument("FILE", _DATABASE)]
+Url = Annotated[str, argument("URL", f"{_REPLICA}.")]
+VersionUrl = Annotated[str, argument("URL", f"{_REPLICA}; @3 or @latest-2 names a version.")]
+Message = Annotated[str, option("TEXT", "A note that is stored with the new version.", "-m")]
+DryRun = Annotated[bool, flag("Say what would change; transfer the pages and discard them.")]
+Overwrite = Annotated[bool, flag("Overwrite changes that were never pushed.")]
+Verbose = Annotated[bool, flag("Say more: claims, versions, retries.", "-v")]
+
+
+def _credential(metavar: str, help: str, variable: str) -> Any:
+    return option(
+        metavar, f"{help} Else {variable}.", rich_help_panel="With a server", envvar=variable, show_envvar=False
     )
 
 
-_argument = partial(typer.Argument, show_default=False)
-_REPLICA = "A replica on a server, like ws://host:8765/ns/app.db"
-Source = Annotated[
-    str,
-    _argument(metavar="SOURCE", help="A database file, or a replica like ws://host/ns/app.db; @3 names a version."),
-]
-Target = Annotated[str, _argument(metavar="TARGET", help="What is made equal to it; a file or a replica.")]
-File = Annotated[str, _argument(metavar="FILE", help="A SQLite database.")]
-Url = Annotated[str, _argument(metavar="URL", help=f"{_REPLICA}.")]
-VersionUrl = Annotated[str, _argument(metavar="URL", help=f"{_REPLICA}; @3 or @latest-2 names a version.")]
-Message = Annotated[
-    str,
-    typer.Option(
-        "--message", "-m", metavar="TEXT", help="A note that is stored with the new version.", show_default=False
-    ),
-]
-WaitIdle = Annotated[
-    str | None,
-    _option(
-        "--wait-idle",
-        metavar="SPAN",
-        help=f"Push after this long without a write, {SPAN_HELP}; {format_duration(WAIT_IDLE_MS_DEFAULT)} by default.",
-        panel=_WHEN,
-    ),
-]
-MinInterval = Annotated[
-    str | None,
-    _option(
-        "--min-interval",
-        metavar="SPAN",
-        help="The least time between pushes; by default that of --wait-idle.",
-        panel=_WHEN,
-    ),
-]
-MaxInterval = Annotated[
-    str | None,
-    _option(
-        "--max-interval",
-        metavar="SPAN",
-        help="Push at least this often, however busy the file is; 24h by default.",
-        panel=_WHEN,
-    ),
-]
-Coordinate = Annotated[
-    bool, _option("--coordinate", help="Take turns with other clients that push this replica.", panel=_WHEN)
-]
-PushOnExit = Annotated[bool, _option("--push-on-exit", help="Push once more before it ends.", panel=_WHEN)]
-PushKey = Annotated[
-    str | None,
-    _option("--push-key", metavar="KEY", help="A key that may push and pull.", panel=_WHO, envvar="HEADWATER_PUSH_KEY"),
-]
-PullKey = Annotated[
-    str | None,
-    _option("--pull-key", metavar="KEY", help="A key that may pull.", panel=_WHO, envvar="HEADWATER_PULL_KEY"),
-]
-Token = Annotated[
-    str | None,
-    _option(
-        "--token",
-        metavar="TOKEN",
-        help="A token of the server, instead of a key.",
-        panel=_WHO,
-        envvar="HEADWATER_TOKEN",
-    ),
-]
-Ca = Annotated[
-    str | None,
-    _option("--ca", metavar="FILE", help="Certificates to trust for wss://, instead of the system's.", panel=_WHO),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; transfer the pages and discard them.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Overwrite changes that were never pushed.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: claims, versions, retries.")]
+PushKey = Annotated[str | None, _credential("KEY", "A key that may push and pull.", "HEADWATER_PUSH_KEY")]
+PullKey = Annotated[str | None, _credential("KEY", "A key that may pull.", "HEADWATER_PULL_KEY")]
+Token = Annotated[str | None, _credential("TOKEN", "A token of the server, instead of a key.", "HEADWATER_TOKEN")]
+
+
+@dataclass
+class Access(Shared):
+    push_key: PushKey = None
+    pull_key: PullKey = None
+    token: Token = None
+    ca: Ca = None
+
+
+_timer = partial(option, "SPAN", rich_help_panel="Continuous")
+_when = partial(flag, rich_help_panel="Continuous")
+
+
+@dataclass
+class Following(Shared):
+    """When to push."""
+
+    wait_idle: Annotated[
+        str | None,
+        _timer(
+            f"Push after this long without a write, {SPAN_HELP}; {format_duration(WAIT_IDLE_MS_DEFAULT)} by default."
+        ),
+    ] = None
+    min_interval: Annotated[str | None, _timer("The least time between pushes; by default that of --wait-idle.")] = None
+    max_interval: Annotated[
+        str | None, _timer("Push at least this often, however busy the file is; 24h by default.")
+    ] = None
+    coordinate: Annotated[bool, _when("Take turns with other clients that push this replica.")] = False
+    push_on_exit: Annotated[bool, _when("Push once more before it ends.")] = False
 
 
 def sync(
     source: Source,
     target: Target,
     message: Message = "",
-    subscribe: Annotated[
-        bool, _option("--subscribe", help="Go on: push when the file changes; or pull each new version.", panel=_WHEN)
-    ] = False,
-    wait_idle: WaitIdle = None,
-    min_interval: MinInterval = None,
-    max_interval: MaxInterval = None,
-    coordinate: Coordinate = False,
-    push_on_exit: PushOnExit = False,
-    push_key: PushKey = None,
-    pull_key: PullKey = None,
-    token: Token = None,
-    ca: Ca = None,
+    subscribe: Annotated[bool, _when("Go on: push when the file changes; or pull each new version.")] = False,
+    *,
+    when: Following,
+    access: Access,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     verbose: Verbose = False,
@@ -160,23 +119,12 @@ def sync(
     not the newest is refused; TARGET@latest pushes it all the same. Ctrl-C or
     SIGTERM ends the command in order.
     """
-    timers = {"wait-idle": wait_idle, "min-interval": min_interval, "max-interval": max_interval}
-    given = {name: text for name, text in timers.items() if text is not None}
-    if not subscribe and (given or coordinate or push_on_exit):
-        flag = next(iter(given), "coordinate" if coordinate else "push-on-exit")
-        raise InvalidOptionError(f"--{flag} is for --subscribe", next="Add --subscribe, or leave it out")
-    with _work(
-        source,
-        target,
-        message=message,
-        keys=(push_key, pull_key, token),
-        ca=ca,
-        dry_run=dry_run,
-        overwrite=overwrite,
-        verbose=verbose,
-    ) as work:
+    if not subscribe and (given := [name for name, value in vars(when).items() if value not in (None, False)]):
+        option = given[0].replace("_", "-")
+        raise InvalidOptionError(f"--{option} is for --subscribe", next="Add --subscribe, or leave it out")
+    with _work(source, target, None, access, message, dry_run=dry_run, overwrite=overwrite, verbose=verbose) as work:
         if subscribe:
-            _keep_at_it(work, given, coordinate=coordinate, push_on_exit=push_on_exit, as_json=as_json)
+            _keep_at_it(work, when, as_json=as_json)
         else:
             _do_once(work, as_json=as_json)
 
@@ -200,8 +148,8 @@ def push(
     not the newest is refused; URL@latest pushes it all the same.
     headwater replica follow pushes whenever the file has changed.
     """
-    keys = (push_key, None, token)
-    with _work(file, url, "push", message=message, keys=keys, ca=ca, dry_run=dry_run, verbose=verbose) as work:
+    access = Access(push_key=push_key, token=token, ca=ca)
+    with _work(file, url, "push", access, message, dry_run=dry_run, verbose=verbose) as work:
         _do_once(work, as_json=as_json)
 
 
@@ -222,14 +170,14 @@ def pull(
 
     headwater replica restore writes a version to a new file instead.
     """
-    keys = (None, pull_key, token)
-    with _work(url, file, "pull", keys=keys, ca=ca, dry_run=dry_run, overwrite=overwrite, verbose=verbose) as work:
+    access = Access(pull_key=pull_key, token=token, ca=ca)
+    with _work(url, file, "pull", access, dry_run=dry_run, overwrite=overwrite, verbose=verbose) as work:
         _do_once(work, as_json=as_json)
 
 
 def copy(
-    source: Annotated[str, _argument(metavar="SOURCE", help="A SQLite database.")],
-    target: Annotated[str, _argument(metavar="TARGET", help="The file that is made equal to it.")],
+    source: Annotated[str, argument("SOURCE", _DATABASE)],
+    target: Annotated[str, argument("TARGET", "The file that is made equal to it.")],
     dry_run: DryRun = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -238,7 +186,7 @@ def copy(
 
     [dim]Copy:[/]  headwater replica copy app.db copy.db
     """
-    with _work(source, target, "copy", dry_run=dry_run, verbose=verbose) as work:
+    with _work(source, target, "copy", Access(), dry_run=dry_run, verbose=verbose) as work:
         _do_once(work, as_json=as_json)
 
 
@@ -246,16 +194,10 @@ def follow(
     source: Source,
     target: Target,
     message: Message = "",
-    wait_idle: WaitIdle = None,
-    min_interval: MinInterval = None,
-    max_interval: MaxInterval = None,
-    coordinate: Coordinate = False,
-    push_on_exit: PushOnExit = False,
+    *,
+    when: Following,
     overwrite: Overwrite = False,
-    push_key: PushKey = None,
-    pull_key: PullKey = None,
-    token: Token = None,
-    ca: Ca = None,
+    access: Access,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
@@ -266,22 +208,18 @@ def follow(
 
     Ctrl-C or SIGTERM ends the command in order.
     """
-    timers = {"wait-idle": wait_idle, "min-interval": min_interval, "max-interval": max_interval}
-    given = {name: text for name, text in timers.items() if text is not None}
-    keys = (push_key, pull_key, token)
-    with _work(source, target, message=message, keys=keys, ca=ca, overwrite=overwrite, verbose=verbose) as work:
-        _keep_at_it(work, given, coordinate=coordinate, push_on_exit=push_on_exit, as_json=as_json)
+    with _work(source, target, None, access, message, overwrite=overwrite, verbose=verbose) as work:
+        _keep_at_it(work, when, as_json=as_json)
 
 
 @contextmanager
 def _work(
     source: str,
     target: str,
-    direction: Literal["push", "pull", "copy"] | None = None,
-    *,
+    direction: Literal["push", "pull", "copy"] | None,
+    access: Access,
     message: str = "",
-    keys: tuple[str | None, str | None, str | None] = (None, None, None),
-    ca: str | None = None,
+    *,
     dry_run: bool = False,
     overwrite: bool = False,
     verbose: bool = False,
@@ -297,8 +235,8 @@ def _work(
             place_of(source),
             place_of(target),
             message=message,
-            keys=Keys(*keys),
-            ca=ca,
+            keys=Keys(access.push_key, access.pull_key, access.token),
+            ca=access.ca,
             dry=dry_run,
             overwrite=overwrite,
             client_id=new_client_id(),
@@ -326,21 +264,18 @@ def _do_once(work: Sync, *, as_json: bool) -> None:
     shown.outcome(outcome, as_document=True)
 
 
-def _keep_at_it(work: Sync, given: dict[str, str], *, coordinate: bool, push_on_exit: bool, as_json: bool) -> None:
+def _keep_at_it(work: Sync, when: Following, *, as_json: bool) -> None:
     if work.dry:
         raise InvalidOptionError("--dry-run changes nothing, and --subscribe never ends", next="Leave one of them out")
-    timers = Timers.of(
-        given.get("wait-idle", format_duration(WAIT_IDLE_MS_DEFAULT)),
-        given.get("min-interval"),
-        given.get("max-interval"),
-    )
+    idle = format_duration(WAIT_IDLE_MS_DEFAULT) if when.wait_idle is None else when.wait_idle
+    timers = Timers.of(idle, when.min_interval, when.max_interval)
+    given = {"waitIdle": when.wait_idle, "minInterval": when.min_interval, "maxInterval": when.max_interval}
     shown = _Display(as_json=as_json)
-    wire_names = {"wait-idle": "waitIdle", "min-interval": "minInterval", "max-interval": "maxInterval"}
     following = work.follow(
         timers,
-        given={wire_names[name]: parse_duration(text, f"--{name}").total_seconds() for name, text in given.items()},
-        coordinate=coordinate,
-        push_on_exit=push_on_exit,
+        given={name: parse_duration(text).total_seconds() for name, text in given.items() if text is not None},
+        coordinate=when.coordinate,
+        push_on_exit=when.push_on_exit,
         on_outcome=shown.outcome,
         on_progress=shown.progress,
     )
@@ -363,44 +298,37 @@ def _run(following: PushSubscription | PullSubscription, on_start: Callable[[], 
     """Run until a signal: the first one ends it in order, the second one at once."""
     import asyncio
 
+    asked = 0
+
+    def on_signal() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            following.stop()
+            loop.call_later(SOON_S, say_ending)
+        else:
+            running.cancel()
+
+    def say_ending() -> None:
+        if not running.done():
+            note("ending when the push has; Ctrl-C again ends it at once")
+
+    async def wait() -> None:
+        try:
+            await running
+        except asyncio.CancelledError:
+            if asked < 2:
+                raise
+            note("ended at once: the next push finds out whether a running one succeeded")
+
     with asyncio.Runner() as runner:
         with _signals_held():  # a signal while the loop is made would break it
             loop = runner.get_loop()
             running = loop.create_task(following.run())
-            ending = _Ending(following, running)
             for number in SIGNALS:
-                loop.add_signal_handler(number, ending.on_signal, loop)
+                loop.add_signal_handler(number, on_signal)
         on_start()
-        runner.run(ending.wait())
-
-
-class _Ending:
-    def __init__(self, following: PushSubscription | PullSubscription, running: asyncio.Task[None]) -> None:
-        self._following = following
-        self._running = running
-        self._asked = 0
-
-    def on_signal(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._asked += 1
-        if self._asked == 1:
-            self._following.stop()
-            loop.call_later(SOON_S, self._say_ending)
-        else:
-            self._running.cancel()
-
-    def _say_ending(self) -> None:
-        if not self._running.done():
-            note("ending when the push has; Ctrl-C again ends it at once")
-
-    async def wait(self) -> None:
-        import asyncio
-
-        try:
-            await self._running
-        except asyncio.CancelledError:
-            if self._asked < 2:
-                raise
-            note("ended at once: the next push finds out whether a running one succeeded")
+        runner.run(wait())
 
 
 @contextmanager
@@ -472,7 +400,7 @@ class _Display:
             (write_document if as_document else write_line)(outcome)
             sys.stdout.flush()
         else:
-            say(printable(sentence(outcome)))
+            say(sentence(outcome))
 
 
 def _bar() -> Progress:

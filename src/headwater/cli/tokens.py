@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from headwater.cli.arguments import AsJson, Group
-from headwater.cli.output import Text, clock, note, printable, say, show_table, table, write_document, write_items
+from headwater.cli.output import Text, clock, note, show_list, show_result
+from headwater.cli.parameters import argument, flag, option
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, iso, parse_duration, span_ms, time_ms
 
 if TYPE_CHECKING:
-    from headwater.server.auth import Token
+    from headwater.server.auth import Right, Token
 
 token = Group(
     help="Tokens: the rights to use a server.\n\n"
-    "[dim]A first one:[/]  headwater token create --read 'orders.>' --consume billing --label billing",
+    "[dim]A first one:[/]  headwater token create --read 'orders.>' --consume billing --label billing"
 )
 
-TokensPath = Annotated[
-    str, typer.Option("--tokens", metavar="FILE", envvar="HEADWATER_TOKENS", help="The file of tokens.")
-]
+TokensPath = Annotated[str, option("FILE", "The file of tokens.", envvar="HEADWATER_TOKENS")]
 Patterns = list[str] | None
 
 DEFAULT_FILE = "headwater.tokens"
@@ -31,43 +30,22 @@ DEFAULT_FILE = "headwater.tokens"
 @token.command("create")
 def create(
     tokens: TokensPath = DEFAULT_FILE,
-    publish: Annotated[
-        Patterns, typer.Option("--publish", metavar="PATTERN", help="Publish to these topics. Repeatable.")
-    ] = None,
-    read: Annotated[
-        Patterns,
-        typer.Option("--read", metavar="PATTERN", help="Read these topics, live or by consuming. Repeatable."),
-    ] = None,
+    publish: Annotated[Patterns, option("PATTERN", "Publish to these topics. Repeatable.")] = None,
+    read: Annotated[Patterns, option("PATTERN", "Read these topics, live or by consuming. Repeatable.")] = None,
     consume: Annotated[
-        Patterns,
-        typer.Option(
-            "--consume", metavar="NAME", help="Have durable subscriptions: billing, billing-*, or *. Repeatable."
-        ),
+        Patterns, option("NAME", "Have durable subscriptions: billing, billing-*, or *. Repeatable.")
     ] = None,
     manage: Annotated[
         Patterns,
-        typer.Option(
-            "--manage",
-            metavar="PATTERN",
-            help="Manage these topics: retention, dead letters, subscriptions of other tokens. Repeatable.",
-        ),
+        option("PATTERN", "Manage these topics: retention, dead letters, subscriptions of other tokens. Repeatable."),
     ] = None,
-    call: Annotated[
-        Patterns,
-        typer.Option("--call", metavar="PATTERN", help="Call these methods of the application. Repeatable."),
-    ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="Operate the server: health, maintenance, metrics.")] = False,
+    call: Annotated[Patterns, option("PATTERN", "Call these methods of the application. Repeatable.")] = None,
+    admin: Annotated[bool, flag("Operate the server: health, maintenance, metrics.")] = False,
     label: Annotated[
-        str,
-        typer.Option(
-            "--label",
-            metavar="TEXT",
-            help="Which service it is for. Tokens of one label share subscriptions and publishers.",
-        ),
+        str, option("TEXT", "Which service it is for. Tokens of one label share subscriptions and publishers.")
     ] = "",
     expires: Annotated[
-        str | None,
-        typer.Option("--expires", metavar="SPAN", help=f"Expires after this long: {DURATION_HELP}. Never by default."),
+        str | None, option("SPAN", f"Expires after this long: {DURATION_HELP}. Never by default.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -109,11 +87,8 @@ def create(
     expires_ms = None if expires is None else now_ms + span_ms(parse_duration(expires, "--expires"), "--expires")
     file = TokenFile(tokens)
     text = file.create(label, scopes, now_ms=now_ms, expires_ms=expires_ms)
-    if as_json:
-        [made] = [each for each in file.list() if each.id == id_of(text)]
-        write_document({"token": text, **_token_json(made, now_ms)})
-    else:
-        say(text)
+    [made] = [each for each in file.list() if each.id == id_of(text)]
+    show_result({"token": text, **_token_json(made, now_ms)}, text, as_json=as_json)
     note(f"it will not be shown again; {tokens} keeps only a hash of it")
 
 
@@ -123,28 +98,21 @@ def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> N
     from headwater.server.auth import LISTED, TokenFile
 
     found, now_ms = TokenFile(tokens).list(), _now_ms()
-    if as_json:
-        write_items([_token_json(each, now_ms) for each in found])
-        return
-    if not found:
-        say("no tokens: no client may connect")
-        return
-    shown = table("id", "~label", *(f"~{name}" for name in LISTED), "admin", "created", "expires")
-    for each in found:
-        shown.add_row(
-            each.id,
-            printable(each.label) or "-",
-            *(Text(printable(", ".join(getattr(each.scopes, name))) or "-", "cyan") for name in LISTED),
-            "yes" if each.scopes.admin else "-",
-            clock(each.created_ms, has_date=True),
-            _expiry(each, now_ms),
-        )
-    show_table(shown)
+    columns: dict[str, Callable[[Token], str | Text]] = {
+        "id": lambda each: each.id,
+        "~label": lambda each: each.label or "-",
+        **{f"~{name}": partial(_patterns, name) for name in LISTED},
+        "admin": lambda each: "yes" if each.scopes.admin else "-",
+        "created": lambda each: clock(each.created_ms, has_date=True),
+        "expires": lambda each: _expiry(each, now_ms),
+    }
+    empty = "no tokens: no client may connect"
+    show_list(found, lambda each: _token_json(each, now_ms), columns, empty=empty, as_json=as_json)
 
 
 @token.command("revoke")
 def revoke(
-    id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, or the whole token.")],
+    id: Annotated[str, argument("ID", "The token's id, or the whole token.")],
     tokens: TokensPath = DEFAULT_FILE,
     as_json: AsJson = False,
 ) -> None:
@@ -154,14 +122,15 @@ def revoke(
     token_id = id_of(id) or id
     if not TokenFile(tokens).revoke(token_id):
         raise InvalidOptionError(f"there is no token {token_id!r} in {tokens}", next="`headwater token ls` lists them")
-    if as_json:
-        write_document({"revoked": token_id})
-    else:
-        say(f"revoked {token_id}")
+    show_result({"revoked": token_id}, f"revoked {token_id}", as_json=as_json)
 
 
 def _now_ms() -> int:
     return time_ms(datetime.now(UTC))
+
+
+def _patterns(right: Right, each: Token) -> Text:
+    return Text(", ".join(getattr(each.scopes, right)) or "-", "cyan")
 
 
 def _expiry(each: Token, now_ms: int) -> str | Text:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from headwater.cli.parameters import argument, flag, option
 from headwater.cli.serve import tell_service_manager
 from headwater.errors import InvalidOptionError
 from headwater.formats import DURATION_HELP, SIZE_HELP, parse_duration, parse_size
@@ -21,50 +22,30 @@ MEMORY_MIN = 16 * 1024 * 1024
 
 
 def worker(
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:LOG", help="A log in a module, or a function that returns one.")
-    ],
-    processes: Annotated[
-        int, typer.Option("--processes", metavar="N", min=1, max=PROCESSES_MAX, help="How many processes.")
-    ] = 1,
+    target: Annotated[str, argument("MODULE:LOG", "A log in a module, or a function that returns one.")],
+    processes: Annotated[int, option("N", "How many processes.", min=1, max=PROCESSES_MAX)] = 1,
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads",
-            metavar="N",
+        option(
+            "N",
+            "How many messages a shared handler handles at a time in each process, unless it declares its own "
+            "concurrency; 1 by default. An exclusive handler runs in one process only, one message at a time.",
             min=1,
             max=THREADS_MAX,
-            help="How many messages a shared handler handles at a time in each process, unless it declares its own "
-            "concurrency; 1 by default. An exclusive handler runs in one process only, one message at a time.",
         ),
     ] = None,
-    max_tasks: Annotated[
-        int | None, typer.Option("--max-tasks", metavar="N", min=1, help="Replace a process after N messages.")
-    ] = None,
+    max_tasks: Annotated[int | None, option("N", "Replace a process after N messages.", min=1)] = None,
     max_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--max-memory", metavar="SIZE", help=f"Replace a process that grows above this size: {SIZE_HELP}."
-        ),
+        str | None, option("SIZE", f"Replace a process that grows above this size: {SIZE_HELP}.")
     ] = None,
-    shutdown_timeout: Annotated[
-        str,
-        typer.Option("--shutdown-timeout", metavar="SPAN", help=f"How long handlers have to finish: {DURATION_HELP}."),
-    ] = "30s",
+    shutdown_timeout: Annotated[str, option("SPAN", f"How long handlers have to finish: {DURATION_HELP}.")] = "30s",
     healthz: Annotated[
-        str | None,
-        typer.Option("--healthz", metavar="HOST:PORT", help="Serve /healthz there, with the state of the processes."),
+        str | None, option("HOST:PORT", "Serve /healthz there, with the state of the processes.")
     ] = None,
-    reload: Annotated[
-        bool, typer.Option("--reload", help="Replace the processes when a file of the program changes.")
-    ] = False,
-    log_format: Annotated[
-        Literal["text", "json"], typer.Option("--log-format", help="text, or json: one object a line.")
-    ] = "text",
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --log-format json.")] = False,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="The least that is logged.")
-    ] = "info",
+    reload: Annotated[bool, flag("Replace the processes when a file of the program changes.")] = False,
+    log_format: Annotated[Literal["text", "json"], flag("text, or json: one object a line.")] = "text",
+    as_json: Annotated[bool, flag("The same as --log-format json.", "--json")] = False,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], flag("The least that is logged.")] = "info",
 ) -> None:
     """Run the handlers and schedules of a module, in processes of their own.
 

@@ -30,7 +30,7 @@ import headwater
 from headwater.demo import page_of, this_command
 from headwater.demo.traffic import DAYS, MESSAGES, RUNS, publish_traffic
 from headwater.demo.worker import LEASE_S, SUBSCRIPTION
-from headwater.errors import InvalidOptionError
+from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.formats import format_size
 from headwater.version import install_hint, missing_for_spark
 
@@ -64,7 +64,7 @@ def run(directory: str) -> Result:
     folder = Path(directory)
     clear(folder)
     missing = missing_for_spark()
-    narrator = Narrator()
+    narrator = Narrator(folder)
     narrator.tell(f"All of Headwater, in about a minute. The files are in {folder}.", lead="")
     narrator.tell("Every ✓ is a check of what really happened; the first one that fails ends the demo.", lead="")
     parts = [
@@ -651,12 +651,15 @@ def command(narrator: Narrator, folder: Path, *arguments: str) -> str:
 # --- telling --------------------------------------------------------------------------------------------------------
 
 
-class DemoFailed(Exception):
+class DemoFailed(HeadwaterError):
     """Something the demo says turned out not to be true."""
+
+    exit_code = 1  # of the command: a finding
 
 
 class Narrator:
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._screen = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self._columns = min(self._screen.width, COLUMNS_MAX)
         self.checked = 0
@@ -713,7 +716,8 @@ class Narrator:
         self._print("   ✗ ", claim, "bold red")
         for line in why.splitlines():
             self.copyable(f"     {line}", "red")
-        raise DemoFailed(claim)
+        next = "The files stay as they were then; headwater demo begins anew"
+        raise DemoFailed(f"a claim does not hold: {claim}", where=str(self._folder), next=next)
 
     def _print(self, lead: str, text: str, style: str) -> None:
         """The lead, then the text, its further lines set in as far as the first."""

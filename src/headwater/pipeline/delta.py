@@ -22,13 +22,13 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from headwater.errors import ConflictError, CorruptError, InvalidOptionError, StoreError
+from headwater.files import sync_file
 from headwater.formats import iso
 from headwater.pipeline.storage import (
     DataFile,
     Storage,
     TableWriter,
     read_rows,
-    sync,
     write_error,
     write_errors_translated,
 )
@@ -415,7 +415,7 @@ def rename_torn_entries(storage: Storage, name: str) -> None:
         if is_whole_entry(path.read_bytes()):
             return
         path.rename(path.with_name(f"{path.name}.torn"))
-        sync(path.parent)
+        sync_file(path.parent)
 
 
 def _as_of(table: DeltaTable, at: dt.datetime) -> DeltaTable | None:

@@ -18,14 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.errors import HeadwaterError
+from headwater.files import lock_file
 from headwater.version import install_hint
-
-if sys.platform != "win32":
-    import fcntl
 
 JAVA_FEATURE_MIN = 17
 JAVA_ANSWER_S_MAX = 10.0
@@ -279,15 +278,6 @@ class Scratch:
 def _lock(folder: Path) -> int | None:
     """A lock that ends with the process, however it ends, and that other containers see too. None if another process
     holds it, or if the folder is another user's."""
-    if sys.platform == "win32":
-        return None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    with suppress(OSError):
+        return lock_file(folder, os.O_RDONLY)
+    return None

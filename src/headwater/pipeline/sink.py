@@ -44,6 +44,7 @@ from headwater.pipeline.options import Options, one_of, whole
 from headwater.ports.clock import SystemClock
 from headwater.ports.store import Writer
 from headwater.topics import check_topic
+from headwater.transports.base import batches
 
 BUSY_TIMEOUT_MS = 60_000  # a batch job waits longer than a publish: giving up costs the whole batch again
 SINK_ID_CHARS_MAX = 256
@@ -226,26 +227,26 @@ def _check_type(name: str, found: T.DataType, wanted: T.DataType) -> None:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class RowChecker:
     """Makes messages of one partition's batches in turn, with the checks and limits of a publish; an error names the
     row. They lack nothing but their seq, and their id where the row has none."""
 
-    def __init__(self, columns: Sequence[str], topic: str | None, is_text: bool, partition: str, now_ms: int) -> None:
-        self._columns = columns
-        self._topic = topic
-        self._is_text = is_text
-        self._partition = partition
-        self._now_ms = now_ms
-        self._rows = 0
+    columns: Sequence[str]
+    topic: str | None
+    is_text: bool
+    partition: str
+    now_ms: int
+    _rows: int = 0
 
     def drafts(self, batch: pa.RecordBatch) -> Iterator[Draft]:
-        for row in zip(*map(self._values, self._columns, map(batch.column, self._columns)), strict=True):
-            values = dict(zip(self._columns, row, strict=True))
-            topic = self._topic or values["topic"]
+        for row in zip(*map(self._values, self.columns, map(batch.column, self.columns)), strict=True):
+            values = dict(zip(self.columns, row, strict=True))
+            topic = self.topic or values["topic"]
             try:
                 yield self._draft(topic, values)
             except InvalidInputError as exc:
-                where = f"row {self._rows} of {self._partition}, topic {_quoted(topic)}"
+                where = f"row {self._rows} of {self.partition}, topic {_quoted(topic)}"
                 raise type(exc)(exc.why, where=where, next=f"{exc.next}. {_NOTHING}" if exc.next else _NOTHING) from exc
             self._rows += 1
 
@@ -253,7 +254,7 @@ class RowChecker:
         try:
             values: list[Any] = column.to_pylist()
         except (ValueError, OverflowError) as exc:  # a time that no datetime can hold
-            where = f"row {self._rows} of {self._partition}, or below it"
+            where = f"row {self._rows} of {self.partition}, or below it"
             raise InvalidDataError(f"a value of {name}: {exc}", where=where, next=_NOTHING) from exc
         return [None if pairs is None else dict(pairs) for pairs in values] if name == "headers" else values
 
@@ -262,7 +263,7 @@ class RowChecker:
         if text is None:
             next = "Filter such rows out, or use coalesce(col(\"data\"), lit('null')) to publish JSON null"
             raise InvalidDataError("data is null", next=next)
-        data = _encode(text).decode() if self._is_text else _checked_json(text)
+        data = _encode(text).decode() if self.is_text else _checked_json(text)
         size = len(data.encode())
         if size > DATA_BYTES_MAX:
             why = f"{size} bytes of JSON, the limit is {DATA_BYTES_MAX}"
@@ -270,7 +271,7 @@ class RowChecker:
         values.pop("topic", None)
         options = {_OPTION_OF.get(name, name): value for name, value in values.items() if value is not None}
         try:
-            made = make_draft("", None, cast(PublishOptions, options), self._now_ms)
+            made = make_draft("", None, cast(PublishOptions, options), self.now_ms)
         except InvalidInputError as exc:
             raise type(exc)(exc.why.replace("from_", "from"), next=exc.next) from exc
         return Draft(check_topic(topic), data, size, made.id, made.extras)
@@ -310,7 +311,7 @@ def stage(folder: str, drafts: Iterator[Draft]) -> StagedPartition:
     rows = 0
     try:
         with file:
-            for piece in pieces(chain([first], drafts)):
+            for piece in batches(chain([first], drafts), lambda draft: draft.size, PIECE_ROWS_MAX, PIECE_BYTES_MAX):
                 encoded = msgspec.msgpack.encode(piece)
                 file.write(len(encoded).to_bytes(LENGTH_BYTES))
                 file.write(encoded)
@@ -321,20 +322,6 @@ def stage(folder: str, drafts: Iterator[Draft]) -> StagedPartition:
         discard(folder, [StagedPartition(name, 0)])
         raise
     return StagedPartition(name, rows)
-
-
-def pieces(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
-    """The drafts in pieces, each as large as one append takes."""
-    piece: list[Draft] = []
-    piece_bytes = 0
-    for draft in drafts:
-        if piece and (len(piece) == PIECE_ROWS_MAX or piece_bytes + draft.size > PIECE_BYTES_MAX):
-            yield piece
-            piece, piece_bytes = [], 0
-        piece.append(draft)
-        piece_bytes += draft.size
-    if piece:
-        yield piece
 
 
 def staged_pieces(folder: str, staged: StagedPartition) -> Iterator[list[Draft]]:

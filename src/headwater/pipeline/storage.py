@@ -27,6 +27,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from headwater.errors import DiskFullError, InvalidOptionError, ReadOnlyError, StoreError
+from headwater.files import sync_file
 from headwater.formats import iso
 
 COPY_BYTES = 8 * 1024 * 1024
@@ -153,7 +154,7 @@ class Storage:
     def put(self, written: Path, path: str) -> None:
         """Give a local file its name in the lake; `sync` makes the name durable."""
         if self.is_local:
-            sync(written)
+            sync_file(written)
             os.rename(written, Path(self.root, path))
             return
         # Buffered, for delta-rs's stream takes bytes and not Arrow's buffers.
@@ -168,11 +169,11 @@ class Storage:
         if not self.is_local:
             return
         root = Path(self.root)
-        files = [root / path for path in paths]
-        for each in files:
-            sync(each)
-        for folder in {folder for file in files for folder in file.parents if folder.is_relative_to(root)}:
-            sync(folder)
+        written = [root / path for path in paths]
+        for each in written:
+            sync_file(each)
+        for folder in {folder for file in written for folder in file.parents if folder.is_relative_to(root)}:
+            sync_file(folder)
 
 
 def write_error(exc: BaseException, where: str) -> StoreError | None:
@@ -194,14 +195,6 @@ def write_errors_translated(where: str) -> Iterator[None]:
         if (found := write_error(exc, where)) is None or isinstance(exc, StoreError):
             raise
         raise found from exc
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------

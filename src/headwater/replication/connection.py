@@ -1,5 +1,5 @@
-"""The client's connections to a server of replicas: the WebSocket of a session, the one that a subscription keeps open,
-and plain HTTP requests. Refusals of the server become our errors."""
+"""The client's connections to a server of replicas: the WebSocket of a session, and plain HTTP requests. Refusals of
+the server become our errors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import asyncio
 import contextlib
 import http.client
 import logging
-import random
 import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
@@ -28,14 +26,12 @@ from websockets.exceptions import (
 )
 
 from headwater.client.options import client_context
-from headwater.delivery.retry import backoff_ms
 from headwater.errors import (
     CorruptError,
     DiskFullError,
     HeadwaterError,
     InvalidOptionError,
     OverloadedError,
-    RemoteError,
     ReplicationFailedError,
     TooLargeError,
     UnauthorizedError,
@@ -44,20 +40,9 @@ from headwater.errors import (
     VersionConflictError,
 )
 from headwater.replication.names import Remote
-from headwater.replication.outcome import OnFailure
-from headwater.replication.protocol import (
-    ABORT,
-    CLAIM,
-    CONFIG,
-    LATEST,
-    PREFIX,
-    RELEASE,
-    NewestVersion,
-    SubscribeInfo,
-)
+from headwater.replication.outcome import TransferOptions
+from headwater.replication.protocol import ABORT, CONFIG, PREFIX, NewestVersion
 from headwater.replication.rsync import READ_BYTES
-from headwater.replication.schedule import BACKOFF
-from headwater.replication.timers import seconds_text
 from headwater.version import VERSION
 
 FRAME_BYTES_MAX = 8 * 1024 * 1024  # of one frame of a server
@@ -66,11 +51,9 @@ FRAMES_WAITING_MAX = 16  # received and not yet used; above it, the server waits
 OPEN_S_MAX = 10.0
 CLOSE_S_MAX = 2.0
 PONG_S_MAX = 600.0  # the answer to a ping may queue behind all pages in flight on a slow network
-SUBSCRIPTION_PONG_S_MAX = 20.0  # a subscription carries little data, so a lost connection is noticed soon
 WHY_CHARS_MAX = 1000  # of an error text of a server
 UNREADABLE = (msgspec.MsgspecError, RecursionError)  # JSON of a server
 SILENCE_S_MAX = 1800.0  # while a server checks a push or rebuilds an old version
-VERSION_DIGITS_MAX = 18
 
 HTTP_SILENCE_S_MAX = 10.0
 HTTP_S_MAX = 30.0  # for a whole answer, however slowly it arrives
@@ -78,7 +61,6 @@ HTTP_BYTES_MAX = 64 * 1024 * 1024
 REFUSAL_BYTES_MAX = 16 * 1024
 
 CLOSED_EARLY = "the server closed the session too early"
-NOT_CONNECTED = "no connection to %s, trying again: %s"
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -109,14 +91,16 @@ class _WithoutRedirects(connect):
 class ReplicaConnection:
     """Connected while entered. `url` is that of an endpoint, like `ws://host:8765/sapi/push/ns/name`."""
 
-    def __init__(
-        self, url: str, *, key: str | None, ca: str | None, client_id: str, pong_s_max: float = PONG_S_MAX
-    ) -> None:
+    def __init__(self, url: str, options: TransferOptions, *, pong_s_max: float = PONG_S_MAX) -> None:
         self.url = url
         self.shown = re.sub(f"{PREFIX}(push|pull|subscribe)/", "/", url)
         """As the user named it."""
-        self._headers = {"X-ClientID": client_id, "X-ClientVersion": VERSION, **key_header(key, url)}
-        self._ca = ca
+        self._headers = {
+            "X-ClientID": options.client_id,
+            "X-ClientVersion": VERSION,
+            **key_header(options.key, url),
+        }
+        self._ca = options.ca
         self._pong_s_max = pong_s_max
         self._socket: ClientConnection | None = None
 
@@ -144,24 +128,18 @@ class ReplicaConnection:
             raise unreachable(exc, self.shown) from exc
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if self._socket is not None:
             if kind is not None:
-                with contextlib.suppress(AttributeError):  # see `_send`
+                with contextlib.suppress(AttributeError):  # see `send`
                     self._socket.transport.abort()  # no data in flight is worth waiting for
             await self._socket.close()
-
-    async def send(self, data: bytes) -> None:
-        """A binary frame; waits while the send buffer is full. Raises UnreachableError if the connection is lost."""
-        await self._send(data)
 
     async def send_text(self, text: str) -> None:
         """Send a text. It may queue behind pages, but not without limit."""
         try:
             async with asyncio.timeout(SILENCE_S_MAX):
-                await self._send(text)
+                await self.send(text)
         except TimeoutError as exc:
             why = f"the server has not read for {SILENCE_S_MAX:g} s"
             raise UnreachableError(why, where=self.shown, next="Try again") from exc
@@ -169,7 +147,8 @@ class ReplicaConnection:
     async def send_config(self, config: object) -> None:
         await self.send_text(CONFIG + msgspec.json.encode(config).decode())
 
-    async def _send(self, frame: str | bytes) -> None:
+    async def send(self, frame: str | bytes) -> None:
+        """Waits while the send buffer is full. Raises UnreachableError if the connection is lost."""
         assert self._socket is not None
         try:
             await self._socket.send(frame)
@@ -241,109 +220,6 @@ class ReplicaConnection:
 def is_cut(sending: asyncio.Task[T]) -> bool:
     """Whether it ended because the connection is lost."""
     return sending.done() and not sending.cancelled() and isinstance(sending.exception(), UnreachableError)
-
-
-# --- a subscription -------------------------------------------------------------------------------------------------
-
-
-class SubscriptionEvents(Protocol):
-    """Called on the event loop with the events of a subscription."""
-
-    def on_connected(self, info: SubscribeInfo) -> None: ...
-
-    def on_disconnected(self) -> None: ...
-
-    def on_version(self, number: int) -> None: ...
-
-    def on_granted(self) -> None: ...
-
-    def on_claimed(self, span_ms: int) -> None: ...
-
-    def on_released(self) -> None: ...
-
-
-class SubscriptionConnection:
-    """The connection that a subscription keeps open to `/sapi/subscribe/…`: it receives new versions, and claims go
-    both ways. A lost one is opened again, with growing pauses; only a refusal ends it. Nothing is lost with it: claims
-    are advisory, and the server sends the newest version at every opening."""
-
-    def __init__(
-        self,
-        remote: Remote,
-        config: Mapping[str, object],
-        events: SubscriptionEvents,
-        connect: Callable[[str], ReplicaConnection],
-        *,
-        on_down: OnFailure | None = None,
-    ) -> None:
-        """`on_down` is called for the first of several failures in a row."""
-        self._remote = remote
-        self._config = dict(config)
-        self._events = events
-        self._connect = connect
-        self._on_down = on_down
-        self._connection: ReplicaConnection | None = None
-        self._was_open = False
-
-    async def send(self, word: str, span_ms: int | None = None) -> None:
-        """Does nothing while disconnected: `on_disconnected` was called."""
-        if self._connection is not None:
-            try:
-                await self._connection.send_text(word if span_ms is None else f"{word} {seconds_text(span_ms)}")
-            except HeadwaterError:
-                logger.debug("the connection to %s broke while sending", self._remote.key)
-
-    async def run(self) -> None:
-        """Run until cancelled, or until the server refuses for good."""
-        failures = 0
-        while True:
-            try:
-                async with self._connect(self._remote.endpoint("subscribe")) as connection:
-                    await connection.send_config(self._config)
-                    self._connection, self._was_open = connection, True
-                    while (frame := await connection.next()) is not None:
-                        failures = 0
-                        self._receive(frame)
-            except UnauthorizedError:
-                raise
-            except UnknownReplicaError:
-                if not self._was_open:  # this server hosts no replicas; later it is one that restarts
-                    raise
-                logger.debug("the server does not serve %s at the moment", self._remote.key)
-            except (RemoteError, *UNREADABLE) as exc:
-                if not failures and self._on_down is not None:
-                    self._on_down(exc)
-                else:
-                    logger.debug(NOT_CONNECTED, self._remote.key, exc)
-            finally:
-                if self._connection is not None:
-                    self._connection = None
-                    self._events.on_disconnected()
-            failures += 1
-            await asyncio.sleep(backoff_ms(BACKOFF, failures, random.random()) / 1000)
-
-    def _receive(self, frame: str | bytes) -> None:
-        if isinstance(frame, bytes):
-            return
-        if frame.startswith(CONFIG):
-            self._events.on_connected(msgspec.json.decode(frame.removeprefix(CONFIG), type=SubscribeInfo))
-            return
-        word, _, rest = frame.partition(" ")
-        if word == LATEST and rest.isdecimal() and len(rest) <= VERSION_DIGITS_MAX:
-            self._events.on_version(int(rest))
-        elif word == CLAIM and not rest:
-            self._events.on_granted()
-        elif word == CLAIM:
-            self._events.on_claimed(_ms(rest))
-        elif word == RELEASE:
-            self._events.on_released()
-
-
-def _ms(text: str) -> int:
-    try:
-        return max(0, round(float(text) * 1000))
-    except (ValueError, OverflowError):
-        return 0
 
 
 # --- plain HTTP -----------------------------------------------------------------------------------------------------

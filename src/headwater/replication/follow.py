@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 from headwater.errors import InvalidOptionError
 from headwater.formats import Span, span_ms
@@ -151,9 +150,7 @@ class Follower:
     def __enter__(self) -> Follower:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         try:
             self.close()
         except Exception:

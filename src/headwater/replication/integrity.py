@@ -5,26 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import threading
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import IO
 
 from headwater.errors import CorruptError, LockedError, NotADatabaseError, ReplicationFailedError
 from headwater.replication import quick_check
 from headwater.replication.local_database import url_of
 from headwater.replication.quick_check import FINDINGS_MAX
-from headwater.replication.sqlite_tools import (
-    MEMORY_BYTES_MAX,
-    OUTPUT_BYTES_MAX,
-    cpu_s_for,
-    limit_exceeded,
-    run,
-    start,
-    tool_path,
-)
+from headwater.replication.sqlite_tools import MEMORY_BYTES_MAX, cpu_s_for, limit_exceeded, run, tool_path
+from headwater.replication.threads import stoppable
 
 CHECK_S_MAX = 600.0
 INTERACTIVE_S_MAX = 24 * 3600.0
@@ -32,59 +23,44 @@ HASH_MEMORY_BYTES_MAX = 2 * 1024**3  # a row is read whole, and may have a gigab
 MMAP_BYTES = 1 << 40  # as much as SQLite allows
 
 
-class HashProcess:
-    """A running `sqlite3_dbhash`: the hash of all rows and the schema, independent of pages.
+def dbhash(path: str, *, live: bool = False, stop: threading.Event | None = None) -> str:
+    """The hash of all rows and the schema, independent of pages: 40 hexadecimal digits. Blocks.
 
     `live`: other programs may write the database meanwhile. Then the hash may mix two states, and has a meaning only if
     it equals a known one."""
-
-    def __init__(self, path: str, *, live: bool = False) -> None:
-        self._path = os.path.abspath(path)
-        self._live = live
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  a pipe would have to be read meanwhile
-        url = None if live else _immutable_url(self._path)
-        self._process = start(
-            [tool_path("sqlite3_dbhash"), url or self._path],
-            memory_bytes=HASH_MEMORY_BYTES_MAX,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-        )
-
-    def result(self) -> str:
-        """40 hexadecimal digits. Blocks."""
-        self._process.wait()
-        with self._output:
-            output = os.pread(self._output.fileno(), OUTPUT_BYTES_MAX, 0).decode(errors="replace").strip()
-        digest, _, _ = output.partition(" ")
-        if self._live and "not a valid SQLite database" in output:  # it was read before; the tool waits for no lock
-            raise LockedError(
-                "a program is writing it", where=self._path, next="Try again when its transaction has ended"
-            )
-        if self._process.returncode or not re.fullmatch("[0-9a-f]{40}", digest):
-            raise ReplicationFailedError(f"sqlite3_dbhash: {output or self._process.returncode}", where=self._path)
-        return digest
-
-    def result_if_any(self) -> str | None:
-        """None for a database that needs functions or collations of its application to be read. Blocks."""
-        try:
-            return self.result()
-        except ReplicationFailedError as exc:
-            if "SQL statement error" in exc.why:
-                return None
-            raise
-
-    async def gone(self) -> None:
-        """Kill it if it runs, and wait until it has released its files."""
-        if self._process.poll() is None:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
-        self._output.close()
+    path = os.path.abspath(path)
+    url = None if live else _immutable_url(path)
+    command = [tool_path("sqlite3_dbhash"), url or path]
+    code, output = run(command, path, stop or threading.Event(), memory_bytes=HASH_MEMORY_BYTES_MAX)
+    digest, _, _ = (output := output.strip()).partition(" ")
+    if live and "not a valid SQLite database" in output:  # it was read before; the tool waits for no lock
+        raise LockedError("a program is writing it", where=path, next="Try again when its transaction has ended")
+    if code or not re.fullmatch("[0-9a-f]{40}", digest):
+        raise ReplicationFailedError(f"sqlite3_dbhash: {output or code}", where=path)
+    return digest
 
 
-def dbhash(path: str, *, live: bool = False) -> str:
-    """The hash of all rows and the schema. Blocks."""
-    return HashProcess(path, live=live).result()
+def dbhash_if_any(path: str, *, live: bool = False, stop: threading.Event | None = None) -> str | None:
+    """None for a database that needs functions or collations of its application to be read. Blocks."""
+    try:
+        return dbhash(path, live=live, stop=stop)
+    except ReplicationFailedError as exc:
+        if "SQL statement error" in exc.why:
+            return None
+        raise
+
+
+def start_hash(path: str, stack: AsyncExitStack, *, live: bool = False) -> asyncio.Task[str | None]:
+    """The same as a task, which ends with the stack at the latest: then the file is released."""
+    stop = threading.Event()
+    hashing = asyncio.create_task(stoppable(asyncio.to_thread(dbhash_if_any, path, live=live, stop=stop), stop))
+
+    async def end() -> None:
+        hashing.cancel()
+        await asyncio.gather(hashing, return_exceptions=True)
+
+    stack.push_async_callback(end)
+    return hashing
 
 
 def check_integrity(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import re
 import secrets
@@ -20,7 +19,6 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 from headwater.errors import (
@@ -53,6 +51,11 @@ Identity = tuple[int, int]  # device and inode
 _DONE = b"that is all\n"
 _ERROR = re.compile(r"(?:Parse |Runtime )?[Ee]rror\b.*?: (.*)")
 _SHAPE = "PRAGMA journal_mode; PRAGMA page_size; PRAGMA page_count;"
+# Without the bytes of COUNTERS; `substr` counts from 1.
+_FIRST_PAGE_HASH = (
+    "SELECT hex(sha3(hex(substr(data, 1, 24)) || hex(substr(data, 29, 64)) || hex(substr(data, 101))))"
+    " FROM sqlite_dbpage WHERE pgno = 1;"
+)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -156,9 +159,7 @@ class Shell:
     def __enter__(self) -> Shell:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self.close(EXIT_S_MAX if kind is None else STOP_S_MAX)
 
     def close(self, wait_s: float = EXIT_S_MAX) -> None:
@@ -207,13 +208,6 @@ class Shell:
     def ask_unsafe(self, command: str, timeout_s: float | None = None) -> list[str]:
         """One shell command that names another file, which has to be one of ours."""
         return self.ask(f".nonce {self._nonce}\n{command}", timeout_s)
-
-    def begin(self) -> None:
-        """Begin a read transaction."""
-        self.ask("BEGIN; PRAGMA schema_version;")  # it begins with the first read
-
-    def commit(self) -> None:
-        self.ask("COMMIT;")
 
     def data_version(self) -> str:
         """Changes whenever another connection has committed."""
@@ -300,24 +294,6 @@ def first_page_hash(path: str, stop: threading.Event | None = None) -> str:
 def read_first_page_hash(shell: Shell) -> str:
     """A hash of the first page without its counters of commits, which each copy keeps for itself. Blocks."""
     return shell.ask(_FIRST_PAGE_HASH)[0]
-
-
-def first_page_hash_of_copy(path: str, page_size: int) -> str:
-    """The same of a private copy, which may be opened in this process. Blocks."""
-    with open(path, "rb") as copy:
-        page = copy.read(page_size)
-    rest = page[: COUNTERS[0].start] + page[COUNTERS[0].stop : COUNTERS[1].start] + page[COUNTERS[1].stop :]
-    return hashlib.sha3_256(rest.hex().upper().encode()).hexdigest().upper()
-
-
-def _hex_of(start: int, stop: int | None = None) -> str:
-    length = "" if stop is None else f", {stop - start}"
-    return f"hex(substr(data, {start + 1}{length}))"
-
-
-_FIRST, _SECOND = COUNTERS
-_REST = f"{_hex_of(0, _FIRST.start)} || {_hex_of(_FIRST.stop, _SECOND.start)} || {_hex_of(_SECOND.stop)}"
-_FIRST_PAGE_HASH = f"SELECT hex(sha3({_REST})) FROM sqlite_dbpage WHERE pgno = 1;"
 
 
 # --- writing --------------------------------------------------------------------------------------------------------

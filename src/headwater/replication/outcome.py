@@ -1,4 +1,4 @@
-"""The progress and the outcome of a push, pull or copy."""
+"""The options, the progress and the outcome of a push, pull or copy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from typing import Literal, NamedTuple
 import msgspec
 
 Phase = Literal["preparing", "moving", "finishing"]
+
+
+class TransferOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a push or a pull. `message` is for a push, `overwrite` for a pull."""
+
+    client_id: str
+    key: str | None = None
+    ca: str | None = None
+    dry: bool = False
+    message: str = ""
+    overwrite: bool = False
 
 
 class Progress(NamedTuple):
@@ -62,3 +73,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 OnProgress = Callable[[Progress], None]
 OnOutcome = Callable[[Outcome], None]
 OnFailure = Callable[[Exception], None]
+
+
+class Callbacks(NamedTuple):
+    """Of a subscription. `on_failure` is called before each retry."""
+
+    on_outcome: OnOutcome
+    on_progress: OnProgress | None = None
+    on_failure: OnFailure | None = None

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import msgspec
 
@@ -20,11 +21,10 @@ from headwater.errors import (
     UnsyncedChangesError,
 )
 from headwater.replication.connection import CLOSE_S_MAX, CLOSED_EARLY, ReplicaConnection, as_partial
-from headwater.replication.integrity import HashProcess
+from headwater.replication.integrity import dbhash_if_any, start_hash
 from headwater.replication.local_database import (
     Shell,
     first_page_hash,
-    first_page_hash_of_copy,
     no_space,
     read_first_page_hash,
     remove_database,
@@ -34,7 +34,7 @@ from headwater.replication.local_database import (
     shape_of,
 )
 from headwater.replication.names import Remote
-from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
+from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress, TransferOptions
 from headwater.replication.protocol import PullOffer
 from headwater.replication.rsync import REPLICA_BEGIN, OriginStream, RsyncProcess
 from headwater.replication.snapshot import take_snapshot
@@ -44,15 +44,7 @@ from headwater.replication.threads import thread_to_its_end
 CLOSING_S_MAX = 60.0  # for the server to close the session after all pages are written
 
 
-class PullOptions(msgspec.Struct, frozen=True, kw_only=True):
-    client_id: str
-    key: str | None = None
-    ca: str | None = None
-    dry: bool = False
-    overwrite: bool = False
-
-
-async def pull(remote: Remote, local: str, options: PullOptions, progress: OnProgress | None = None) -> Outcome:
+async def pull(remote: Remote, local: str, options: TransferOptions, progress: OnProgress | None = None) -> Outcome:
     """Raises UnsyncedChangesError when the local database has changes that were never pushed, or never came from this
     remote.
 
@@ -66,26 +58,18 @@ async def pull(remote: Remote, local: str, options: PullOptions, progress: OnPro
                 pulling.stop.set()
 
 
+@dataclass(eq=False)
 class _Pull:
-    def __init__(
-        self,
-        remote: Remote,
-        local: str,
-        options: PullOptions,
-        progress: OnProgress | None,
-        state: SyncState,
-        stack: AsyncExitStack,
-    ) -> None:
-        self._remote = remote
-        self._local = local
-        self._path = state.database
-        self._options = options
-        self._progress = progress
-        self._state = state
-        self._stack = stack
-        self._connection = ReplicaConnection(
-            remote.endpoint("pull"), key=options.key, ca=options.ca, client_id=options.client_id
-        )
+    remote: Remote
+    local: str
+    options: TransferOptions
+    progress: OnProgress | None
+    state: SyncState
+    stack: AsyncExitStack
+
+    def __post_init__(self) -> None:
+        self._path = self.state.database
+        self._connection = ReplicaConnection(self.remote.endpoint("pull"), self.options)
         self.stop = threading.Event()  # so that no thread goes on waiting for a lock after a cancellation
         self._sent = 0
         self._received = OriginStream()
@@ -103,20 +87,20 @@ class _Pull:
         shape = await asyncio.to_thread(shape_of, self._path, self.stop)
         page_size = None if shape is None else shape.page_size
         hashing = None
-        if page_size is not None and self._options.overwrite:
+        if page_size is not None and self.options.overwrite:
             self._head = await asyncio.to_thread(first_page_hash, self._path, self.stop)
         elif page_size is not None:
-            self._compared = self._stack.enter_context(Shell(self._path, self.stop))
+            self._compared = self.stack.enter_context(Shell(self._path, self.stop))
             self._compared_version = await asyncio.to_thread(self._compared.data_version)
             self._head = await asyncio.to_thread(read_first_page_hash, self._compared)
-            hashing = self._start_hash()
-        await self._stack.enter_async_context(self._connection)
+            hashing = start_hash(self._path, self.stack, live=True)
+        await self.stack.enter_async_context(self._connection)
         await self._connection.send_config({})
         offer = await self._connection.config(PullOffer)
         self._size = offer.size
         self._received = OriginStream(offer.page_size)
         if hashing is not None:
-            self._refuse_unsynced(await asyncio.to_thread(hashing.result_if_any), offer)
+            self._refuse_unsynced(await hashing, offer)
         try:
             await self._move(offer, page_size)
         except LockedError:
@@ -131,18 +115,18 @@ class _Pull:
             raise as_partial(exc) from exc
         self._report("finishing")
         head: str | None
-        if self._options.dry:
+        if self.options.dry:
             dbhash = offer.dbhash
-            head = await asyncio.to_thread(first_page_hash_of_copy, self._state.pulled_path, offer.page_size)
+            head = await asyncio.to_thread(first_page_hash, self.state.pulled_path)
         else:
             dbhash, head = await self._proved(offer)
             record = SyncRecord(replica_id=offer.replica_id, base=offer.version, dbhash=dbhash, head=head)
-            self._state.save(self._remote, record)
+            self.state.save(self.remote, record)
         changed_pages = self._received.changed_pages(is_first_page_same=head == self._head is not None)
         return Outcome(
             kind="pull",
-            local=self._local,
-            remote=self._remote.key,
+            local=self.local,
+            remote=self.remote.key,
             version=offer.version,
             is_new=changed_pages > 0,
             base=offer.version,
@@ -154,22 +138,17 @@ class _Pull:
             seconds=time.monotonic() - started_s,
             changed_pages=changed_pages,
             dbhash=dbhash,
-            dry=self._options.dry,
+            dry=self.options.dry,
         )
 
     def _report(self, phase: Phase) -> None:
-        if self._progress is not None:
-            self._progress(Progress(self._sent, self._received.bytes, self._size, phase))
-
-    def _start_hash(self) -> HashProcess:
-        hashing = HashProcess(self._path, live=True)
-        self._stack.push_async_callback(hashing.gone)
-        return hashing
+        if self.progress is not None:
+            self.progress(Progress(self._sent, self._received.bytes, self._size, phase))
 
     # --- unsynced changes -----------------------------------------------------------------------------------------
 
     def _refuse_unsynced(self, here: str | None, offer: PullOffer) -> None:
-        record = self._state.load(self._remote)
+        record = self.state.load(self.remote)
         if here is not None and here in (offer.dbhash, record.dbhash, record.pulling):
             return
         why = "it was never synced with this remote"
@@ -186,7 +165,7 @@ class _Pull:
     def _refuse_written(self) -> None:
         """Refuse if it was written since the comparison. Called while the replica process holds the write lock and has
         written nothing yet. Blocks."""
-        if self._options.overwrite:
+        if self.options.overwrite:
             return
         if self._compared is None:
             was_written = shape_of(self._path, self.stop) is not None
@@ -199,21 +178,21 @@ class _Pull:
 
     async def _move(self, offer: PullOffer, page_size: int | None) -> None:
         """Receive all pages. If this fails, the file is as before, or does not exist if it did not."""
-        if self._options.dry:
+        if self.options.dry:
             if page_size == offer.page_size and not (await self._copy_aside()):
                 raise no_space(self._path)
-            await self._receive(self._state.pulled_path)
+            await self._receive(self.state.pulled_path)
             return
-        record = self._state.load(self._remote)
+        record = self.state.load(self.remote)
         was_there = self._was_there = os.path.exists(self._path)
         try:
             if was_there:
                 pulling = msgspec.structs.replace(record, pulling=offer.dbhash or "")
-                await thread_to_its_end(self._state.save, self._remote, pulling, durable=False)
+                await thread_to_its_end(self.state.save, self.remote, pulling, durable=False)
             if page_size in (None, offer.page_size):
                 await self._receive(self._path)
             else:  # sqlite3_rsync keeps the page size of a replica, so a new file is made and its content copied
-                await self._receive(self._state.pulled_path)
+                await self._receive(self.state.pulled_path)
                 await thread_to_its_end(self._replace)
         except BaseException as exc:
             if not was_there:
@@ -221,11 +200,11 @@ class _Pull:
             if self._may_be_written and os.path.exists(self._path):
                 record = await self._record_after(offer, record, exc)
             with contextlib.suppress(HeadwaterError):  # then `pulling` stays in the record, which is safe
-                self._state.save(self._remote, record, durable=False)
+                self.state.save(self.remote, record, durable=False)
             raise
 
     async def _copy_aside(self) -> bool:
-        return (await take_snapshot(self._path, self._state.pulled_path)).is_copy
+        return (await take_snapshot(self._path, self.state.pulled_path)).is_copy
 
     def _replace(self) -> None:
         """Through the connection that is open since the comparison: its data_version shows later writes. Blocks."""
@@ -235,7 +214,7 @@ class _Pull:
             self._may_be_written = True
 
         with self._compared or Shell(self._path) as shell:
-            replace_content(self._state.pulled_path, shell, begin)
+            replace_content(self.state.pulled_path, shell, begin)
 
     async def _record_after(self, offer: PullOffer, record: SyncRecord, error: BaseException) -> SyncRecord:
         """The record after an error that came when the replica process may have committed: the content decides which
@@ -331,7 +310,7 @@ class _Pull:
         raise ReplicationFailedError(
             why.format(offer.version),
             where=self._path,
-            next=f"Verify the replica first: headwater replica verify {self._remote.key}@{offer.version}; then {again}",
+            next=f"Verify the replica first: headwater replica verify {self.remote.key}@{offer.version}; then {again}",
         )
 
     def _hash_now(self) -> tuple[str | None, str, bool]:
@@ -339,5 +318,5 @@ class _Pull:
         `sqlite3_dbhash` waits for no lock. Blocks."""
         with Shell(self._path) as shell:
             before = shell.data_version()
-            here, head = self._start_hash().result_if_any(), read_first_page_hash(shell)
+            here, head = dbhash_if_any(self._path, live=True, stop=self.stop), read_first_page_hash(shell)
             return here, head, shell.data_version() != before

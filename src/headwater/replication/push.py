@@ -7,9 +7,8 @@ import logging
 import shlex
 import time
 import uuid
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 
@@ -28,10 +27,10 @@ from headwater.replication.connection import (
     is_cut,
     newest_version,
 )
-from headwater.replication.integrity import HashProcess
-from headwater.replication.local_database import first_page_hash_of_copy, require_shape, settle
+from headwater.replication.integrity import start_hash
+from headwater.replication.local_database import first_page_hash, require_shape, settle
 from headwater.replication.names import Remote
-from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress
+from headwater.replication.outcome import OnProgress, Outcome, Phase, Progress, TransferOptions
 from headwater.replication.protocol import (
     ABORT,
     MESSAGE,
@@ -59,18 +58,7 @@ ABORT_S_MAX = 2.0  # for the server's reason to arrive, when its process has fai
 logger = logging.getLogger("headwater")
 
 
-class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
-    client_id: str
-    message: str = ""
-    key: str | None = None
-    ca: str | None = None
-    dry: bool = False
-
-    def without_message(self) -> PushOptions:
-        return msgspec.structs.replace(self, message="")
-
-
-async def push(local: str, remote: Remote, options: PushOptions, progress: OnProgress | None = None) -> Outcome:
+async def push(local: str, remote: Remote, options: TransferOptions, progress: OnProgress | None = None) -> Outcome:
     """Raises VersionConflictError when the replica has a newer version than the one this database comes from.
 
     A dry run transfers the pages too; the server discards them."""
@@ -119,25 +107,17 @@ def _named_base(remote: Remote) -> int | str | None:
     return "latest"
 
 
+@dataclass(eq=False)
 class _Push:
-    def __init__(
-        self,
-        local: str,
-        remote: Remote,
-        options: PushOptions,
-        progress: OnProgress | None,
-        state: SyncState,
-        stack: AsyncExitStack,
-    ) -> None:
-        self._local = local
-        self._remote = remote
-        self._options = options
-        self._progress = progress
-        self._state = state
-        self._stack = stack
-        self._connection = ReplicaConnection(
-            remote.endpoint("push"), key=options.key, ca=options.ca, client_id=options.client_id
-        )
+    local: str
+    remote: Remote
+    options: TransferOptions
+    progress: OnProgress | None
+    state: SyncState
+    stack: AsyncExitStack
+
+    def __post_init__(self) -> None:
+        self._connection = ReplicaConnection(self.remote.endpoint("push"), self.options)
         self._sent = OriginStream()
         self._received = 0
         self._size = 0
@@ -148,51 +128,50 @@ class _Push:
         # even the first one late, it is recognised as ours.
         push_id = record.last_push_id or uuid.uuid4().hex
         if named_base is None and record.pulling is not None:
-            raise _half_pulled(self._remote, self._local)
+            raise _half_pulled(self.remote, self.local)
         self._report("preparing")
-        await require_shape(self._state.database)  # refuses before the server is asked
+        await require_shape(self.state.database)  # refuses before the server is asked
         taken = await self._snapshot_and_connect()
         self._size = taken.size
         self._sent = OriginStream(taken.page_size)
         hashing = None
-        if taken.is_copy and not self._options.dry:
-            hashing = HashProcess(taken.path)
-            self._stack.push_async_callback(hashing.gone)
+        if taken.is_copy and not self.options.dry:
+            hashing = start_hash(taken.path, self.stack)
         if not taken.is_copy:
-            self._stack.push_async_callback(settle, taken.path)
+            self.stack.push_async_callback(settle, taken.path)
         origin = await RsyncProcess.origin(taken.path)
-        self._stack.push_async_callback(origin.gone)
+        self.stack.push_async_callback(origin.gone)
         try:
             agreed = await self._begin(taken, record, record.base if named_base is None else named_base, push_id)
         except VersionConflictError as exc:
             if named_base is None and exc.newest:
                 raise await self._explained(exc, taken, record, may_recognise) from exc
             if isinstance(named_base, int) and named_base > exc.newest:
-                raise _no_such_base(exc, named_base, self._remote) from exc
+                raise _no_such_base(exc, named_base, self.remote) from exc
             raise
         head = None
         if taken.is_copy:
-            head = await asyncio.to_thread(first_page_hash_of_copy, taken.path, taken.page_size)
+            head = await asyncio.to_thread(first_page_hash, taken.path)
         if named_base is None and record.base and record.replica_id not in (None, agreed.replica_id):
-            raise _another_replica(agreed.base, self._remote)
+            raise _another_replica(agreed.base, self.remote)
         try:
-            if self._options.dry:
+            if self.options.dry:
                 committed, dbhash = await self._dry_run(origin, agreed, record, head), None
             else:
                 attempt = _attempt(record, named_base, agreed, push_id)
                 committed, dbhash = await self._move_and_commit(origin, hashing, attempt)
         except HeadwaterError as exc:
             raise as_partial(exc) from exc
-        if not self._options.dry:
+        if not self.options.dry:
             replica_id = committed.replica_id or agreed.replica_id
             result = SyncRecord(replica_id=replica_id, base=committed.version, dbhash=dbhash, head=head)
             # If a crash of the machine reverts it, the server recognises the push by its id, which is on disk.
-            self._state.save(self._remote, result, durable=False)
+            self.state.save(self.remote, result, durable=False)
         return Outcome(
             kind="push",
-            local=self._local,
-            remote=self._remote.key,
-            version=None if self._options.dry else committed.version,
+            local=self.local,
+            remote=self.remote.key,
+            version=None if self.options.dry else committed.version,
             is_new=committed.is_new,
             base=agreed.base,
             size=taken.size,
@@ -203,26 +182,26 @@ class _Push:
             seconds=time.monotonic() - started_s,
             changed_pages=committed.changed_pages,
             dbhash=dbhash,
-            dry=self._options.dry,
+            dry=self.options.dry,
         )
 
     def _report(self, phase: Phase) -> None:
-        if self._progress is not None:
-            self._progress(Progress(self._sent.bytes, self._received, self._size, phase))
+        if self.progress is not None:
+            self.progress(Progress(self._sent.bytes, self._received, self._size, phase))
 
     async def _snapshot_and_connect(self) -> Snapshot:
         """Both at once; without a connection the snapshot is cancelled."""
-        copying = asyncio.create_task(take_snapshot(self._state.database, self._state.snapshot_path))
+        copying = asyncio.create_task(take_snapshot(self.state.database, self.state.snapshot_path))
         try:
-            await self._stack.enter_async_context(self._connection)
+            await self.stack.enter_async_context(self._connection)
             return await copying
         finally:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
 
     async def _begin(self, taken: Snapshot, record: SyncRecord, base: int | str, push_id: str) -> PushReady:
-        if self._options.message:
-            await self._connection.send_text(MESSAGE + self._options.message)
+        if self.options.message:
+            await self._connection.send_text(MESSAGE + self.options.message)
         await self._connection.send_config(
             {
                 "base": base,
@@ -231,7 +210,7 @@ class _Push:
                 "baseHash": record.dbhash if base == record.base else None,
                 "pageSize": taken.page_size,
                 "pages": taken.pages,
-                "dry": self._options.dry,
+                "dry": self.options.dry,
             }
         )
         agreed = await self._connection.config(PushReady)
@@ -242,19 +221,17 @@ class _Push:
     async def _explained(
         self, conflict: VersionConflictError, taken: Snapshot, record: SyncRecord, may_recognise: bool
     ) -> VersionConflictError | _Recognised:
-        newest = await asyncio.to_thread(newest_version, self._remote, self._options.key, self._options.ca)
+        newest = await asyncio.to_thread(newest_version, self.remote, self.options.key, self.options.ca)
         here = None
         if taken.is_copy and (record.dbhash or (newest is not None and newest.dbhash)):
-            hashing = HashProcess(taken.path)
-            self._stack.push_async_callback(hashing.gone)
-            here = await asyncio.to_thread(hashing.result_if_any)
+            here = await start_hash(taken.path, self.stack)
         if may_recognise and newest is not None:
-            known = _recognised(newest, here, record, self._state)
+            known = _recognised(newest, here, record, self.state)
             if known is not None:
                 return _Recognised(known)
         if record.base and here is not None and here == record.dbhash:
-            return _nothing_written(conflict, record.base, self._remote, self._local)
-        return _stale(conflict, record.base, self._remote)
+            return _nothing_written(conflict, record.base, self.remote, self.local)
+        return _stale(conflict, record.base, self.remote)
 
     # --- the pages ----------------------------------------------------------------------------------------------
 
@@ -268,13 +245,13 @@ class _Push:
         return PushCommitted(version=0, changed_pages=pages, is_new=pages > 0)
 
     async def _move_and_commit(
-        self, origin: RsyncProcess, hashing: HashProcess | None, attempt: SyncRecord
+        self, origin: RsyncProcess, hashing: asyncio.Task[str | None] | None, attempt: SyncRecord
     ) -> tuple[PushCommitted, str | None]:
-        saving = asyncio.create_task(thread_to_its_end(self._state.save, self._remote, attempt))
-        self._stack.push_async_callback(lambda: asyncio.gather(saving, return_exceptions=True))
+        saving = asyncio.create_task(thread_to_its_end(self.state.save, self.remote, attempt))
+        self.stack.push_async_callback(lambda: asyncio.gather(saving, return_exceptions=True))
         await self._move(origin)
         self._report("finishing")
-        dbhash = await asyncio.to_thread(hashing.result_if_any) if hashing else None
+        dbhash = await hashing if hashing else None
         await saving
         return await self._complete(dbhash), dbhash
 
@@ -282,7 +259,7 @@ class _Push:
         """Send all pages; returns when the origin has exited without an error."""
         receiving = asyncio.create_task(self._receive(origin))
         try:
-            await self._unless_aborted(self._send(origin), receiving)
+            await self._send_all(origin, receiving)
             try:
                 await origin.wait()
             except ReplicationFailedError as exc:
@@ -297,17 +274,17 @@ class _Push:
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)
 
-    async def _unless_aborted(self, work: Coroutine[Any, Any, None], receiving: asyncio.Task[None]) -> None:
-        """Do the work; raises the server's reason if it ends the session first."""
-        working = asyncio.create_task(work)
+    async def _send_all(self, origin: RsyncProcess, receiving: asyncio.Task[None]) -> None:
+        """Raises the server's reason if it ends the session first."""
+        sending = asyncio.create_task(self._send(origin))
         try:
-            await self._connection.first_of(working, receiving, lambda: self._sent.bytes + self._received)
-            if not working.done() or (receiving.done() and is_cut(working)):
+            await self._connection.first_of(sending, receiving, lambda: self._sent.bytes + self._received)
+            if not sending.done() or (receiving.done() and is_cut(sending)):
                 await receiving
-            await working
+            await sending
         finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def _send(self, origin: RsyncProcess) -> None:
         head = tail = b""

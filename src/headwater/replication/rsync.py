@@ -17,6 +17,7 @@ from typing import IO, Any, Literal
 from headwater.errors import ReplicationFailedError
 from headwater.replication.local_database import make_private, refuse_no_database
 from headwater.replication.sqlite_tools import OUTPUT_BYTES_MAX, limit_exceeded, start, tool_path
+from headwater.replication.threads import together
 
 try:
     import fcntl
@@ -73,7 +74,6 @@ class RsyncProcess:
                 **limits,
             )
             ours.pop_all()  # they stay open
-        self.pid = self._process.pid
 
     @classmethod
     async def origin(cls, path: str) -> RsyncProcess:
@@ -243,51 +243,36 @@ def error_at_the_end(output: bytes, kind: int) -> str:
     return ""
 
 
-async def start_pair(origin_path: str, replica_path: str) -> tuple[RsyncProcess, RsyncProcess]:
-    """Start the processes for two databases of this machine: both or none."""
-    origin = await RsyncProcess.origin(origin_path)
-    try:
-        return origin, await RsyncProcess.replica(replica_path)
-    except BaseException:
-        await asyncio.shield(origin.gone())
-        raise
-
-
 async def transfer(
-    origin: RsyncProcess,
-    replica: RsyncProcess,
+    origin_path: str,
+    replica_path: str,
     stream: OriginStream,
-    on_progress: Callable[[int, int], None] = lambda to_replica, from_replica: None,
+    on_progress: Callable[[int, int], None] = lambda sent, received: None,
 ) -> int:
-    """Join two processes of this machine until both have exited; returns the bytes that the replica sent. Raises
-    ReplicationFailedError if either failed. `on_progress`: bytes to and from the replica."""
-    from_replica = 0
+    """Make one database of this machine equal to another; returns the bytes that the replica sent. Raises
+    ReplicationFailedError if either process failed. `on_progress`: bytes to and from the replica."""
+    received = 0
+    async with contextlib.AsyncExitStack() as stack:
+        origin = await RsyncProcess.origin(origin_path)
+        stack.push_async_callback(lambda: asyncio.shield(origin.gone()))
+        replica = await RsyncProcess.replica(replica_path)
+        stack.push_async_callback(lambda: asyncio.shield(replica.gone()))
 
-    async def forth() -> None:
-        while data := await origin.read():
-            stream.feed(data)
-            await replica.write(data)
-            on_progress(stream.bytes, from_replica)
-        replica.close_input()
+        async def forth() -> None:
+            while data := await origin.read():
+                stream.feed(data)
+                await replica.write(data)
+                on_progress(stream.bytes, received)
+            replica.close_input()
 
-    async def back() -> None:
-        nonlocal from_replica
-        while data := await replica.read():
-            from_replica += len(data)
-            await origin.write(data)
-        origin.close_input()
+        async def back() -> None:
+            nonlocal received
+            while data := await replica.read():
+                received += len(data)
+                await origin.write(data)
+            origin.close_input()
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(forth())
-            tasks.create_task(back())
+        await together(forth(), back())
         await replica.wait()
         await origin.wait()
-    finally:
-        await asyncio.shield(_both_gone(origin, replica))
-    return from_replica
-
-
-async def _both_gone(origin: RsyncProcess, replica: RsyncProcess) -> None:
-    await origin.gone()
-    await replica.gone()
+    return received

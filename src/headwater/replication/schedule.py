@@ -153,11 +153,6 @@ class PushSchedule:
         """When a failed push is tried again."""
         return self._retry_ms
 
-    @property
-    def failures(self) -> int:
-        """How many pushes have failed in a row."""
-        return self._failures
-
     def wake_ms(self) -> int | None:
         """When to call `step` again without an event; always later than the last step."""
         return self._wake_ms

@@ -116,10 +116,9 @@ def _without_copy(live: Snapshot, is_wal: bool) -> Snapshot:
 
 def _backup(source: Shell, into: str) -> None:
     """Copy in one read transaction."""
-    source.begin()
-    (cookie,) = source.ask("PRAGMA schema_version;")
+    (cookie,) = source.ask("BEGIN; PRAGMA schema_version;")  # the transaction begins with the first read
     _run_backup(source, into)
-    source.commit()
+    source.ask("COMMIT;")
     _write_header(into, SCHEMA_COOKIE, int(cookie))
 
 

@@ -11,8 +11,8 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -33,23 +33,21 @@ from headwater.errors import (
 )
 from headwater.formats import format_duration
 from headwater.replication.connection import (
-    NOT_CONNECTED,
+    UNREADABLE,
     ReplicaConnection,
-    SubscriptionConnection,
     http_request,
     http_url,
     is_partial,
     plain,
 )
 from headwater.replication.names import Remote
-from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome
-from headwater.replication.protocol import CHANGED, CLAIM, RELEASE, ReportKind, SubscribeInfo
-from headwater.replication.pull import PullOptions, pull
-from headwater.replication.push import PushOptions, push
+from headwater.replication.outcome import Callbacks, Outcome, TransferOptions
+from headwater.replication.protocol import CHANGED, CLAIM, CONFIG, LATEST, RELEASE, ReportKind, SubscribeInfo
+from headwater.replication.pull import pull
+from headwater.replication.push import push
 from headwater.replication.schedule import BACKOFF, Changed, Claim, Push, PushSchedule, Release
 from headwater.replication.sync_state import SyncState
-from headwater.replication.timers import Timers
-from headwater.replication.watch import DatabaseWatcher
+from headwater.replication.timers import Timers, seconds_text
 
 PERMANENT_ERRORS = (
     UnauthorizedError,
@@ -67,6 +65,10 @@ SHRUNK = 10  # times smaller than the last push: worth a warning
 REPORT_AFTER_MS = 5 * 60_000  # a failure that may pass by itself is reported when it has lasted this long
 REPORT_CHARS_MAX = 4_000
 
+PONG_S_MAX = 20.0  # a subscription carries little data, so a lost connection is noticed soon
+VERSION_DIGITS_MAX = 18
+NOT_CONNECTED = "no connection to %s, trying again: %s"
+
 logger = logging.getLogger("headwater")
 
 
@@ -75,14 +77,31 @@ def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class _Subscription:
-    """Runs until `stop()`, or until a permanent error."""
+class Subscription:
+    """Runs until `stop()`, or until a permanent error.
 
-    def __init__(self, on_failure: OnFailure | None) -> None:
-        self._on_failure = on_failure
+    It keeps a connection to `/sapi/subscribe/…`: it receives new versions, and claims go both ways. A lost one is
+    opened again, with growing pauses; only a refusal ends it. Nothing is lost with it: claims are advisory, and the
+    server sends the newest version at every opening. The methods `on_…` are its events."""
+
+    def __init__(
+        self,
+        local: str,
+        remote: Remote,
+        options: TransferOptions,
+        config: Mapping[str, object],
+        callbacks: Callbacks,
+    ) -> None:
+        self._local = local
+        self._remote = remote
+        self._options = options
+        self._config = config
+        self._on_outcome, self._on_progress, self._on_failure = callbacks
         self._wake = asyncio.Event()
         self._stopping = False
         self._error: BaseException | None = None
+        self._connection: ReplicaConnection | None = None
+        self._was_open = False
 
     def stop(self) -> None:
         """End soon and in order. Call it on the event loop."""
@@ -108,11 +127,96 @@ class _Subscription:
                 await self._wake.wait()
         self._wake.clear()
 
-    async def _run_connection(self, connection: SubscriptionConnection) -> None:
+    # --- the connection -----------------------------------------------------------------------------------------
+
+    async def keep_connected(self) -> None:
+        """Run until cancelled, or until the server refuses for good."""
+        failures = 0
         try:
-            await connection.run()
+            while True:
+                failures = 1 if await self._listen(failures) else failures + 1
+                await asyncio.sleep(backoff_ms(BACKOFF, failures, random.random()) / 1000)
         except Exception as exc:  # without its connection a subscription would wait for ever
             self._fail(exc)
+
+    async def _listen(self, failures: int) -> bool:
+        """Listen until the connection is lost; returns whether anything came. `failures`: in a row, before this."""
+        has_heard = False
+        try:
+            async with ReplicaConnection(
+                self._remote.endpoint("subscribe"), self._options, pong_s_max=PONG_S_MAX
+            ) as connection:
+                await connection.send_config(self._config)
+                self._connection, self._was_open = connection, True
+                while (frame := await connection.next()) is not None:
+                    has_heard = True
+                    self._receive(frame)
+        except UnauthorizedError:
+            raise
+        except UnknownReplicaError:
+            if not self._was_open:  # this server hosts no replicas; later it is one that restarts
+                raise
+            logger.debug("the server does not serve %s at the moment", self._remote.key)
+        except (RemoteError, *UNREADABLE) as exc:
+            if has_heard or not failures:
+                self.on_connection_down(exc)
+            else:
+                logger.debug(NOT_CONNECTED, self._remote.key, exc)
+        finally:
+            if self._connection is not None:
+                self._connection = None
+                self.on_disconnected()
+        return has_heard
+
+    def _receive(self, frame: str | bytes) -> None:
+        if isinstance(frame, bytes):
+            return
+        if frame.startswith(CONFIG):
+            info = msgspec.json.decode(frame.removeprefix(CONFIG), type=SubscribeInfo)
+            if info.warning:
+                logger.warning("%s", plain(info.warning))
+            self.on_connected(info)
+            return
+        word, _, rest = frame.partition(" ")
+        if word == LATEST and rest.isdecimal() and len(rest) <= VERSION_DIGITS_MAX:
+            self.on_version(int(rest))
+        elif word == CLAIM and not rest:
+            self.on_granted()
+        elif word == CLAIM:
+            self.on_claimed(_ms(rest))
+        elif word == RELEASE:
+            self.on_released()
+
+    async def _send(self, word: str, span_ms: int | None = None) -> None:
+        """Does nothing while disconnected: `on_disconnected` was called."""
+        if self._connection is not None:
+            try:
+                await self._connection.send_text(word if span_ms is None else f"{word} {seconds_text(span_ms)}")
+            except HeadwaterError:
+                logger.debug("the connection to %s broke while sending", self._remote.key)
+
+    def on_connected(self, info: SubscribeInfo) -> None: ...
+
+    def on_disconnected(self) -> None: ...
+
+    def on_connection_down(self, error: Exception) -> None:
+        """Called for the first of several failures in a row."""
+        logger.debug(NOT_CONNECTED, self._remote.key, error)
+
+    def on_version(self, number: int) -> None: ...
+
+    def on_granted(self) -> None: ...
+
+    def on_claimed(self, span_ms: int) -> None: ...
+
+    def on_released(self) -> None: ...
+
+
+def _ms(text: str) -> int:
+    try:
+        return max(0, round(float(text) * 1000))
+    except (ValueError, OverflowError):
+        return 0
 
 
 # --- pushing --------------------------------------------------------------------------------------------------------
@@ -129,7 +233,7 @@ class Watcher(Protocol):
 Watch = Callable[[str, Callable[[], object]], Watcher]
 
 
-class PushSubscription(_Subscription):
+class PushSubscription(Subscription):
     """Pushes at the start, and then when the timers are due. `run()` ends after `stop()`, or raises a permanent
     error."""
 
@@ -137,36 +241,26 @@ class PushSubscription(_Subscription):
         self,
         local: str,
         remote: Remote,
-        options: PushOptions,
+        options: TransferOptions,
+        callbacks: Callbacks,
         timers: Timers,
         *,
         coordinate: bool,
-        connect: Callable[[str], ReplicaConnection],
-        on_outcome: OnOutcome,
-        push_on_exit: bool = False,
-        on_progress: OnProgress | None = None,
-        on_failure: OnFailure | None = None,
-        watch: Watch = DatabaseWatcher,
+        push_on_exit: bool,
+        watch: Watch,
     ) -> None:
-        """`on_failure` is called before each retry. `watch`: a process that has the database open itself needs
-        `WatcherProcess`."""
-        super().__init__(on_failure)
-        self._watch = watch
-        self._local = local
-        self._remote = remote
-        self._options = options
-        self._coordinate = coordinate
-        self._push_on_exit = push_on_exit
-        self._on_outcome = on_outcome
-        self._on_progress = on_progress
-        self._schedule = PushSchedule(timers, coordinate, _now_ms(), random.random)
+        """`watch`: a process that has the database open itself needs `WatcherProcess`."""
         config = {
             "coordinate": coordinate,
             "waitIdle": timers.wait_idle_ms / 1000,
             "minInterval": timers.min_interval_ms / 1000,
             "maxInterval": timers.max_interval_ms / 1000,
         }
-        self._connection = SubscriptionConnection(remote, config, self, connect)
+        super().__init__(local, remote, options, config, callbacks)
+        self._watch = watch
+        self._coordinate = coordinate
+        self._push_on_exit = push_on_exit
+        self._schedule = PushSchedule(timers, coordinate, _now_ms(), random.random)
         self._reporter = Reporter(remote, options.key, options.ca)
         self._pushing: asyncio.Task[Outcome] | None = None
         self._pushed_bytes: int | None = None  # by the last push
@@ -176,7 +270,7 @@ class PushSubscription(_Subscription):
         """Push until `stop` is called. A permanent error ends it and is raised."""
         loop = asyncio.get_running_loop()
         watcher = self._watch(self._local, lambda: loop.call_soon_threadsafe(self._wrote))
-        connecting = asyncio.create_task(self._run_connection(self._connection))
+        connecting = asyncio.create_task(self.keep_connected())
         try:
             await asyncio.to_thread(watcher.start)
             while not self._stopping:
@@ -205,11 +299,11 @@ class PushSubscription(_Subscription):
         for action in self._schedule.step(_now_ms()):
             match action:
                 case Claim(span_ms):
-                    await self._connection.send(CLAIM, span_ms)
+                    await self._send(CLAIM, span_ms)
                 case Changed(span_ms):
-                    await self._connection.send(CHANGED, span_ms)
+                    await self._send(CHANGED, span_ms)
                 case Release():
-                    await self._connection.send(RELEASE)
+                    await self._send(RELEASE)
                 case Push():
                     self._pushing = asyncio.create_task(
                         push(self._local, self._remote, self._options, self._on_progress)
@@ -226,7 +320,7 @@ class PushSubscription(_Subscription):
         if error is None:
             # The message and a base by its number are for the first push only; `@latest` is for all of them.
             self._was_cut_off = False
-            self._options = self._options.without_message()
+            self._options = msgspec.structs.replace(self._options, message="")
             if self._remote.version is not None and self._remote.version.number is not None:
                 self._remote = msgspec.structs.replace(self._remote, version=None)
             self._reporter.note_success()
@@ -282,7 +376,7 @@ class PushSubscription(_Subscription):
         if self._coordinate and self._pushing is None:
             # Also a claim without a push: other clients would wait for it, perhaps for days. The server ignores a
             # release without a claim.
-            await self._connection.send(RELEASE)
+            await self._send(RELEASE)
         await self._reporter.flush()
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -292,8 +386,6 @@ class PushSubscription(_Subscription):
         self._wake.set()
 
     def on_connected(self, info: SubscribeInfo) -> None:
-        if info.warning:
-            logger.warning("%s", plain(info.warning))
         self._schedule.connected(_now_ms())
         self._wake.set()
 
@@ -321,36 +413,25 @@ class PushSubscription(_Subscription):
 # --- pulling --------------------------------------------------------------------------------------------------------
 
 
-class PullSubscription(_Subscription):
+class PullSubscription(Subscription):
     """Pulls each new version as it is announced, also those that came while disconnected."""
 
     def __init__(
         self,
-        remote: Remote,
         local: str,
-        options: PullOptions,
-        *,
-        given_timers: dict[str, Any],
-        connect: Callable[[str], ReplicaConnection],
-        on_outcome: OnOutcome,
-        on_progress: OnProgress | None = None,
-        on_failure: OnFailure | None = None,
+        remote: Remote,
+        options: TransferOptions,
+        callbacks: Callbacks,
+        given_timers: Mapping[str, float],
     ) -> None:
-        super().__init__(on_failure)
-        self._remote = remote
-        self._local = local
-        self._options = options
-        self._on_outcome = on_outcome
-        self._on_progress = on_progress
-        config = {"coordinate": False, **given_timers}
-        self._connection = SubscriptionConnection(remote, config, self, connect, on_down=self._on_connection_down)
+        super().__init__(local, remote, options, {"coordinate": False, **given_timers}, callbacks)
         self._newest = 0
         self._have = 0
         self._replica_id: str | None = None  # of the local copy
         self._is_first_version = True  # of a connection: it may be known already
 
     async def run(self) -> None:
-        connecting = asyncio.create_task(self._run_connection(self._connection))
+        connecting = asyncio.create_task(self.keep_connected())
         failures = 0
         try:
             while not self._stopping:
@@ -407,16 +488,11 @@ class PullSubscription(_Subscription):
     # --- events -------------------------------------------------------------------------------------------------
 
     def on_connected(self, info: SubscribeInfo) -> None:
-        if info.warning:
-            logger.warning("%s", plain(info.warning))
         if self._replica_id != info.replica_id:  # made anew while disconnected
             self._have = 0
         self._is_first_version = True
 
-    def on_disconnected(self) -> None:
-        """Called when the connection breaks; it reconnects by itself."""
-
-    def _on_connection_down(self, error: Exception) -> None:
+    def on_connection_down(self, error: Exception) -> None:
         self._report_failure(error, NOT_CONNECTED, self._remote.key, error)
 
     def on_version(self, number: int) -> None:
@@ -428,15 +504,6 @@ class PullSubscription(_Subscription):
         self._is_first_version = False
         self._newest = number
         self._wake.set()
-
-    def on_granted(self) -> None:
-        """A pull has no claims."""
-
-    def on_claimed(self, span_ms: int) -> None:
-        """A pull has no claims."""
-
-    def on_released(self) -> None:
-        """A pull has no claims."""
 
 
 # --- error reports --------------------------------------------------------------------------------------------------

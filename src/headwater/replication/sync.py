@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
 from headwater.errors import DiskFullError, InputOutputError, InvalidOptionError, ReplicationFailedError
-from headwater.replication.connection import SUBSCRIPTION_PONG_S_MAX, ReplicaConnection
 from headwater.replication.local_database import (
     Shell,
     first_page_hash,
@@ -31,10 +30,18 @@ from headwater.replication.local_database import (
     shape_of,
 )
 from headwater.replication.names import Local, Remote, VersionName, place_of
-from headwater.replication.outcome import OnFailure, OnOutcome, OnProgress, Outcome, Progress
-from headwater.replication.pull import PullOptions, pull
-from headwater.replication.push import PushOptions, push
-from headwater.replication.rsync import OriginStream, start_pair, transfer
+from headwater.replication.outcome import (
+    Callbacks,
+    OnFailure,
+    OnOutcome,
+    OnProgress,
+    Outcome,
+    Progress,
+    TransferOptions,
+)
+from headwater.replication.pull import pull
+from headwater.replication.push import push
+from headwater.replication.rsync import OriginStream, transfer
 from headwater.replication.snapshot import take_snapshot
 from headwater.replication.subscription import PullSubscription, PushSubscription, Watch
 from headwater.replication.sync_state import SyncState
@@ -46,8 +53,6 @@ Direction = Literal["push", "pull", "copy"]
 
 
 class Keys(NamedTuple):
-    """A push uses the push key, otherwise the token or the pull key; a pull the pull key, otherwise the others."""
-
     push: str | None = None
     pull: str | None = None
     token: str | None = None
@@ -60,6 +65,10 @@ class Keys(NamedTuple):
             pull or os.environ.get("HEADWATER_PULL_KEY"),
             token or os.environ.get("HEADWATER_TOKEN"),
         )
+
+    def key_for(self, direction: Direction) -> str | None:
+        """A push uses the push key, otherwise the token or the pull key; a pull the pull key, otherwise the others."""
+        return (self.push or self.token or self.pull) if direction == "push" else (self.pull or self.push or self.token)
 
 
 NO_KEYS = Keys()
@@ -92,11 +101,14 @@ class Sync:
             )
         for text in (message, *(place.path for place in (source, target) if isinstance(place, Local))):
             _check_text(text)
-        self._message = message
-        self._keys = keys
-        self._ca = ca
-        self._overwrite = overwrite
-        self._client_id = client_id
+        self._options = TransferOptions(
+            client_id=client_id,
+            key=keys.key_for(self.direction),
+            ca=ca,
+            dry=dry,
+            message=message,
+            overwrite=overwrite,
+        )
 
     def _refuse_mistyped(self) -> None:
         """Missing files and files that are no databases, before a server is asked."""
@@ -111,9 +123,9 @@ class Sync:
         self._refuse_mistyped()
         match self.source, self.target:
             case Local(path), Remote() as remote:
-                return await push(path, remote, self._push_options(), on_progress)
+                return await push(path, remote, self._options, on_progress)
             case Remote() as remote, Local(path):
-                return await pull(remote, path, self._pull_options(), on_progress)
+                return await pull(remote, path, self._options, on_progress)
             case Local(path), Local(to):
                 return await copy(path, to, on_progress, dry=self.dry)
         raise AssertionError(self.direction)
@@ -135,20 +147,18 @@ class Sync:
         if self.direction == "pull" and (coordinate or push_on_exit):
             flag = "coordinate" if coordinate else "pushOnExit"
             raise InvalidOptionError(f"--{flag} is for pushing", next="Leave it out")
+        callbacks = Callbacks(on_outcome, on_progress, on_failure)
         match self.source, self.target:
             case Local(path), Remote() as remote:
                 self._refuse_mistyped()
                 return PushSubscription(
                     path,
                     remote,
-                    self._push_options(),
+                    self._options,
+                    callbacks,
                     timers,
                     coordinate=coordinate,
                     push_on_exit=push_on_exit,
-                    connect=self._connect,
-                    on_outcome=on_outcome,
-                    on_progress=on_progress,
-                    on_failure=on_failure,
                     watch=watch,
                 )
             case Remote() as remote, Local(path):
@@ -159,41 +169,10 @@ class Sync:
                         next=f"Leave {remote.version} out, or --subscribe",
                     )
                 self._refuse_mistyped()
-                return PullSubscription(
-                    remote,
-                    path,
-                    self._pull_options(),
-                    given_timers=dict(given or {}),
-                    connect=self._connect,
-                    on_outcome=on_outcome,
-                    on_progress=on_progress,
-                    on_failure=on_failure,
-                )
+                return PullSubscription(path, remote, self._options, callbacks, given or {})
         raise InvalidOptionError(
             "only a replica on a server can be followed", next="Name it like ws://host:8765/ns/app.db"
         )
-
-    def _connect(self, url: str) -> ReplicaConnection:
-        key = self._push_key() if self.direction == "push" else self._pull_key()
-        return ReplicaConnection(
-            url, key=key, ca=self._ca, client_id=self._client_id, pong_s_max=SUBSCRIPTION_PONG_S_MAX
-        )
-
-    def _push_options(self) -> PushOptions:
-        return PushOptions(
-            message=self._message, key=self._push_key(), ca=self._ca, dry=self.dry, client_id=self._client_id
-        )
-
-    def _pull_options(self) -> PullOptions:
-        return PullOptions(
-            key=self._pull_key(), ca=self._ca, dry=self.dry, overwrite=self._overwrite, client_id=self._client_id
-        )
-
-    def _push_key(self) -> str | None:
-        return self._keys.push or self._keys.token or self._keys.pull
-
-    def _pull_key(self) -> str | None:
-        return self._keys.pull or self._keys.push or self._keys.token
 
 
 def _check_text(text: str) -> None:
@@ -293,7 +272,7 @@ async def copy(source: str, target: str, progress: OnProgress | None = None, *, 
                 into = await _private_copy(target if is_same_size else None, stack)
             was_there = os.path.exists(into)
             try:
-                received = await transfer(*await start_pair(steady, into), stream, on_progress)
+                received = await transfer(steady, into, stream, on_progress)
             except BaseException as exc:
                 if not was_there:
                     remove_if_empty(into)

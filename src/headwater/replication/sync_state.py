@@ -9,18 +9,13 @@ import contextlib
 import errno
 import os
 import shlex
-from types import TracebackType
 
 import msgspec
 
 from headwater.errors import DiskFullError, InputOutputError, LockedError
+from headwater.files import lock_file, sync_file
 from headwater.replication.local_database import private, remove_database
 from headwater.replication.names import Remote
-
-try:
-    import fcntl
-except ImportError:  # then only the server's compare-and-set guards against a second sync
-    fcntl = None  # type: ignore[assignment]
 
 ENDING = "-headwater"
 REMOTES_MAX = 100  # of one database, in its state
@@ -81,9 +76,7 @@ class SyncState:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         with contextlib.suppress(OSError):
             self._remove_temporary()
             if not os.path.exists(self._state_path):  # without a state, no directory stays
@@ -138,18 +131,14 @@ class SyncState:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.directory, mode=0o700)
         try:
-            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            held = lock_file(self._lock_path)
         except FileNotFoundError:
             return False
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as exc:
-                if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise
-                raise LockedError(
-                    "another sync of this database is running", where=self.database, next="Wait for it, or stop it"
-                ) from exc
+        if held is None:
+            raise LockedError(
+                "another sync of this database is running", where=self.database, next="Wait for it, or stop it"
+            )
+        self._lock = held
         try:
             here = os.stat(self._lock_path)
         except FileNotFoundError:
@@ -185,8 +174,4 @@ def _replace_file(path: str, content: bytes, durable: bool) -> None:
             os.unlink(draft)
         raise
     if durable:
-        directory = os.open(os.path.dirname(path), os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_file(os.path.dirname(path))

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import apsw
 
@@ -41,10 +41,6 @@ CHILD_RESTART_S = 5.0  # after a child that was killed or had no memory
 PARENT_POLL_S = 1.0  # whether the parent is alive
 
 READY, WROTE, STOP = b"ready\n", b"wrote\n", b"stop\n"
-
-State = Literal["new", "watching", "missing", "no directory"]
-
-_GONE = {"missing": "the database is not there", "no directory": "the directory of the database is not there"}
 
 OLD_WAL = (
     "%s was replaced while its -wal file was in use: every program that opens it reads that file into it. "
@@ -69,22 +65,15 @@ logger = logging.getLogger("headwater")
 class DatabaseWatcher:
     """Calls `on_write` from its own thread: soon after a commit, once for many, and after the file was replaced.
 
-    `on_gone(why)` and `on_back()` are called when the database, or its directory, disappears and is back. Every commit
-    after the return of `start` is reported, none before its call.
+    The database, or its directory, may disappear and come back. Every commit after the return of `start` is reported,
+    none before its call.
     """
 
-    def __init__(
-        self,
-        path: str,
-        on_write: Callable[[], object],
-        on_gone: Callable[[str], object] | None = None,
-        on_back: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, path: str, on_write: Callable[[], object]) -> None:
         self.path = os.path.abspath(path)
         self.looks = 0
         self.settled = threading.Event()  # set while every event has been examined
-        self._on_write, self._on_gone, self._on_back = on_write, on_gone, on_back
-        self._state: State = "new"
+        self._on_write = on_write
         self._view: DatabaseView | None = None
         self._directory: DirectoryEvents | None = None
         self._unreported = False
@@ -97,8 +86,9 @@ class DatabaseWatcher:
         self._thread = threading.Thread(target=self._run, name="headwater-database-watcher", daemon=True)
 
     @property
-    def state(self) -> State:
-        return self._state
+    def is_watching(self) -> bool:
+        """Whether the database is there, as far as is known."""
+        return self._view is not None
 
     def start(self) -> None:
         self._thread.start()
@@ -139,7 +129,7 @@ class DatabaseWatcher:
             directory = self._directory
             pause_s = next(rechecks, None)
             if pause_s is None:
-                is_watched = directory is not None and self._state == "watching" and not self._was_busy
+                is_watched = directory is not None and self.is_watching and not self._was_busy
                 pause_s = FALLBACK_POLL_S if is_watched else POLL_S
                 if not self._was_busy:  # otherwise the commit of an event may still be unseen
                     if directory is not None:
@@ -193,11 +183,15 @@ class DatabaseWatcher:
                 self._warn(f"cannot look at {self.path} now: {exc}")
         if not self._unreported or self._stopping.is_set():
             return False
-        self._unreported = not self._call(self._on_write)
+        try:
+            self._on_write()
+            self._unreported = False
+        except Exception:
+            logger.exception("a callback of the watcher of %s failed", self.path)
         return True
 
     def _look_closely(self) -> None:
-        has_directory = self._find_directory()
+        self._find_directory()
         identity = identity_of(self.path)
         old_wal = False
         if self._view is not None and self._view.identity != identity:
@@ -205,21 +199,19 @@ class DatabaseWatcher:
             self._view.close()
             self._view = None
         if identity is None:
-            self._change("missing" if has_directory else "no directory")
             return
         if self._view is None:
             self._unreported = self.looks > 1  # set before it is opened, which may fail
             self._view = DatabaseView(self.path, identity, may_checkpoint=not old_wal)
             if old_wal:
                 logger.warning(OLD_WAL, self.path)
-        self._change("watching")
         if self._view.moved(self._directory):
             self._unreported = True
         if self._directory is not None:
             self._reopen(self._view, self._directory)
 
-    def _find_directory(self) -> bool:
-        """Watch the current directory; returns whether it exists."""
+    def _find_directory(self) -> None:
+        """Watch the current directory, if there is one."""
         path = os.path.dirname(os.path.realpath(self.path))
         identity = identity_of(path)
         if self._directory is not None and (self._directory.gone or self._directory.identity != identity):
@@ -227,7 +219,6 @@ class DatabaseWatcher:
             self._directory = None
         if identity is not None and self._directory is None:
             self._directory = DirectoryEvents.watched(path, identity)
-        return identity is not None
 
     def _reopen(self, view: DatabaseView, directory: DirectoryEvents) -> None:
         """Close the connection for a moment after another program closed its own.
@@ -259,25 +250,6 @@ class DatabaseWatcher:
 
     def _has_to_reopen(self, directory: DirectoryEvents) -> bool:
         return directory.was_closed and time.monotonic() >= self._reopened_s + REOPEN_S_MIN
-
-    def _change(self, state: State) -> None:
-        before = self._state
-        if state == before or self._stopping.is_set():
-            return
-        self._state = state
-        if state in _GONE and self._on_gone is not None:
-            on_gone = self._on_gone
-            self._call(lambda: on_gone(_GONE[state]))
-        if before in _GONE and state == "watching" and self._on_back is not None:
-            self._call(self._on_back)
-
-    def _call(self, callback: Callable[[], object]) -> bool:
-        try:
-            callback()
-        except Exception:
-            logger.exception("a callback of the watcher of %s failed", self.path)
-            return False
-        return True
 
     def _warn(self, text: str) -> None:
         if text != self._warned:  # once, not every time

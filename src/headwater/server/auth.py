@@ -201,19 +201,6 @@ EVERYTHING = Scopes(publish=(">",), read=(">",), consume=("*",), manage=(">",), 
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
-class Token(msgspec.Struct, frozen=True):
-    """A token without its secret."""
-
-    id: str
-    label: str
-    scopes: Scopes
-    created_ms: int
-    expires_ms: int | None
-
-    def is_expired(self, now_ms: int) -> bool:
-        return self.expires_ms is not None and self.expires_ms <= now_ms
-
-
 class Grant(msgspec.Struct, frozen=True):
     """The rights of a client that has authenticated with a token."""
 
@@ -239,7 +226,7 @@ class TokenFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._lock = threading.RLock()
-        self._tokens: StoredTokens | None = None
+        self._tokens: Tokens | None = None
         self._seen: Signature | None = None
         self._generation = 0
         self._reported = ""
@@ -303,7 +290,7 @@ class TokenFile:
             while id in tokens:
                 id = secrets.token_hex(ID_BYTES)
             expires_at = None if expires_ms is None else datetime_of(expires_ms)
-            tokens[id] = StoredToken(id, _hash(secret), label, scopes, datetime_of(now_ms), expires_at)
+            tokens[id] = Token(id, _hash(secret), label, scopes, datetime_of(now_ms), expires_at)
             self._accept(write_tokens(self.path, scratch, tokens), tokens)
         return f"hw_{id}_{secret}"
 
@@ -318,16 +305,16 @@ class TokenFile:
 
     def list(self) -> tuple[Token, ...]:
         """All tokens, including expired ones, oldest first."""
-        return tuple(sorted(map(_token, self._current().values()), key=lambda token: (token.created_ms, token.id)))
+        return tuple(sorted(self._current().values(), key=lambda token: (token.created_ms, token.id)))
 
     # --- the current content ------------------------------------------------------------------------------------------
 
-    def _current(self) -> StoredTokens:
+    def _current(self) -> Tokens:
         with self._lock:
             self.refresh()
             return self._tokens or {}
 
-    def _accept(self, signature: Signature, tokens: StoredTokens) -> None:
+    def _accept(self, signature: Signature, tokens: Tokens) -> None:
         self._seen, self._tokens = signature, tokens
         self._generation += 1
         self._reported = ""
@@ -351,12 +338,8 @@ def id_of(text: str) -> str | None:
     return found[1] if found else None
 
 
-def _token(token: StoredToken) -> Token:
-    return Token(token.id, token.label, token.scopes, token.created_ms, token.expires_ms)
-
-
-def _grant(token: StoredToken, now_ms: int) -> Grant | None:
-    if _token(token).is_expired(now_ms):
+def _grant(token: Token, now_ms: int) -> Grant | None:
+    if token.is_expired(now_ms):
         return None
     return Grant(token.id, token.label, token.scopes, token.expires_ms)
 
@@ -368,7 +351,7 @@ def _hash(secret: str) -> str:
 # --- the file of tokens ---------------------------------------------------------------------------------------------
 
 
-class StoredToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token in the file. Unknown fields are refused: a misspelt `expires_at` must not mean "for ever"."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-z]{8,32}\Z")]
@@ -392,13 +375,16 @@ class StoredToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def expires_ms(self) -> int | None:
         return None if self.expires_at is None else time_ms(self.expires_at, "expires_at")
 
+    def is_expired(self, now_ms: int) -> bool:
+        return self.expires_ms is not None and self.expires_ms <= now_ms
 
-StoredTokens: TypeAlias = Mapping[str, StoredToken]
+
+Tokens: TypeAlias = Mapping[str, Token]
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    tokens: Annotated[tuple[StoredToken, ...], msgspec.Meta(max_length=TOKENS_MAX)]
+    tokens: Annotated[tuple[Token, ...], msgspec.Meta(max_length=TOKENS_MAX)]
 
 
 class _AnyVersion(msgspec.Struct):
@@ -424,21 +410,13 @@ class _ScopesOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         }
 
 
-class _TokenOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: str
-    sha256: str
-    label: str
-    scopes: _ScopesOfVersion1
-    created_at: _Time
-    expires_at: _Time | None
-
-
 class _DocumentOfVersion1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    tokens: Annotated[tuple[_TokenOfVersion1, ...], msgspec.Meta(max_length=TOKENS_MAX)]
+    tokens: list[dict[str, Any]]
 
     def upgrade(self) -> _Document:
-        tokens = [{**msgspec.to_builtins(each), "scopes": each.scopes.upgrade()} for each in self.tokens]
+        old = [(each, msgspec.convert(each.get("scopes"), _ScopesOfVersion1)) for each in self.tokens]
+        tokens = [{**each, "scopes": scopes.upgrade()} for each, scopes in old]
         return msgspec.convert({"version": VERSION, "tokens": tokens}, _Document)
 
 
@@ -469,7 +447,7 @@ def _signature(found: os.stat_result) -> Signature:
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
 
-def read_tokens(path: str) -> tuple[Signature, StoredTokens]:
+def read_tokens(path: str) -> tuple[Signature, Tokens]:
     """The tokens by id; raises InvalidConfigurationError, with an OSError as the cause if the file cannot be read."""
     try:
         # Not blocking, because it might be a pipe without a writer.
@@ -515,7 +493,7 @@ def _check_size(path: str, size: int) -> None:
         )
 
 
-def _decode(path: str, text: bytes) -> StoredTokens:
+def _decode(path: str, text: bytes) -> Tokens:
     try:
         version = msgspec.json.decode(text, type=_AnyVersion).version
         if not 1 <= version <= VERSION:
@@ -565,7 +543,7 @@ def _exclusive_writer(path: str) -> Iterator[int]:
         ) from exc
 
 
-def write_tokens(path: str, scratch: int, tokens: StoredTokens) -> Signature:
+def write_tokens(path: str, scratch: int, tokens: Tokens) -> Signature:
     """Replace the tokens file atomically and durably."""
     document = _Document(VERSION, tuple(tokens.values()))
     text = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

@@ -7,7 +7,7 @@ prefix: it admits WebSocket sessions, answers HTTP requests and gives the frames
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -88,42 +88,25 @@ class MountSession(Protocol):
     def on_closed(self, *, vanished: bool) -> None: ...
 
 
-class Rights(Protocol):
-    """What the token of a request allows."""
+class Rights:
+    """What the token of a request allows. `scopes` returns the scopes that the token has now; None when it was revoked
+    or has expired. `identity`: the token's id and label, for the audit trail."""
 
-    def may_publish(self, topic: str) -> bool: ...
+    def __init__(self, grant: Grant, scopes: Callable[[], Scopes | None]) -> None:
+        self.identity = {"token": grant.token_id, "label": grant.label}
+        self._scopes = scopes
 
-    def may_read(self, topic: str) -> bool: ...
+    def may_publish(self, topic: str) -> bool:
+        scopes = self._scopes()
+        return scopes is not None and scopes.may_publish(topic)
 
-    @property
-    def identity(self) -> Mapping[str, str]:
-        """The token's id and label, for the audit trail."""
+    def may_read(self, topic: str) -> bool:
+        scopes = self._scopes()
+        return scopes is not None and scopes.may_read(parse_pattern(topic))
 
 
 Publish = Callable[[str, Any, str], Awaitable[None]]
 """Topic, data and message id; returns when the message is durable."""
-
-
-class Meter(Protocol):
-    """Metrics of a mount, exported with those of the server. Names come without the server's prefix and without a
-    suffix (`_total`, `_seconds`). A metric that exists already, after a stop and a start, continues."""
-
-    def counter(self, name: str, text: str) -> Callable[[float], None]: ...
-
-    def counter_by(self, name: str, text: str, label: str, values: Sequence[str]) -> Callable[[str], None]:
-        """One counter for each of these values, and no others: each is a series for its scraper."""
-
-    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """`read` is called at each scrape, on the event loop: it must not block."""
-
-    def duration(self, name: str, text: str) -> Callable[[float], None]:
-        """A histogram of seconds."""
-
-
-class RecordAudit(Protocol):
-    """Writes an event to the server's audit trail. `identity`: token, label and address, as far as they are known."""
-
-    def __call__(self, event: str, identity: Mapping[str, str], **details: Any) -> None: ...
 
 
 class MountContext(NamedTuple):
@@ -132,8 +115,9 @@ class MountContext(NamedTuple):
     publish: Publish
     clock: Clock
     needs_token: bool
-    meter: Meter
-    audit: RecordAudit
+    meter: Metrics
+    audit: Callable[..., None]
+    """`audit(event, identity, **details)` writes to the audit trail."""
 
 
 class Mount(Protocol):
@@ -214,22 +198,6 @@ class CountedSession:
     def on_closed(self, *, vanished: bool) -> None:
         self._mounts.remove(self)
         self._session.on_closed(vanished=vanished)
-
-
-class TokenRights:
-    """`scopes` returns the scopes that the token has now; None when it was revoked or has expired."""
-
-    def __init__(self, grant: Grant, scopes: Callable[[], Scopes | None]) -> None:
-        self.identity = {"token": grant.token_id, "label": grant.label}
-        self._scopes = scopes
-
-    def may_publish(self, topic: str) -> bool:
-        scopes = self._scopes()
-        return scopes is not None and scopes.may_publish(topic)
-
-    def may_read(self, topic: str) -> bool:
-        scopes = self._scopes()
-        return scopes is not None and scopes.may_read(parse_pattern(topic))
 
 
 def path_of(target: str) -> str:

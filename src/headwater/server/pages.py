@@ -48,7 +48,7 @@ FILE_HEADERS = (
 
 
 class Metrics:
-    """All metrics of the server; also the `Meter` of its mounts."""
+    """All metrics of the server, and those of its mounts."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -137,20 +137,23 @@ class Metrics:
         for reason, count in letters_by_reason.items():
             self._dead.labels(reason).set(count)
 
-    # --- for mounts ----------------------------------------------------------------------------------------------
+    # --- for mounts: names come without the server's prefix and without a suffix (`_total`, `_seconds`) ---------------
 
     def counter(self, name: str, text: str) -> Callable[[float], None]:
         return self._lend(Counter, f"headwater_{name}", text).inc
 
     def counter_by(self, name: str, text: str, label: str, values: Sequence[str]) -> Callable[[str], None]:
+        """One counter for each of these values, and no others: each is a series for its scraper."""
         family = self._lend(Counter, f"headwater_{name}", text, labelnames=(label,))
         by_value = {value: family.labels(value) for value in values}  # there from the start, with 0
         return lambda value: by_value[value].inc()
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """`read` is called at each scrape, on the event loop: it must not block."""
         self._lend(Gauge, f"headwater_{name}", text).set_function(read)
 
     def duration(self, name: str, text: str) -> Callable[[float], None]:
+        """A histogram of seconds."""
         return self._lend(Histogram, f"headwater_{name}_seconds", text, buckets=_WAITS).observe
 
     def _lend(self, kind: type[Metric], name: str, text: str, **options: Any) -> Metric:

@@ -30,7 +30,7 @@ from headwater.server.mount import (
     Mount,
     Mounts,
     Refusal,
-    TokenRights,
+    Rights,
     UpgradeRequest,
     path_of,
     text_response,
@@ -265,7 +265,7 @@ class Server:
             return None
         return self._tokens.check(token, self._context.core.engine.clock.now_ms())
 
-    def _rights(self, grant: Grant | None) -> TokenRights | None:
+    def _rights(self, grant: Grant | None) -> Rights | None:
         """Looked up at each use, because a session may outlive its token."""
         tokens, context = self._tokens, self._context
         if grant is None or tokens is None or context is None:
@@ -276,7 +276,7 @@ class Server:
             now = tokens.grant(token_id, clock.now_ms())
             return None if now is None else now.scopes
 
-        return TokenRights(grant, scopes)
+        return Rights(grant, scopes)
 
     def _audit_refusal(self, request: UpgradeRequest | HttpRequest, status: int, why: str) -> None:
         if self._context is not None and status in (401, 403):

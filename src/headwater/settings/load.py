@@ -69,11 +69,11 @@ class Problem(NamedTuple):
 
 def load_settings(
     *,
-    config: str | None,
-    profile: str | None,
-    flags: Mapping[str, Any],
-    environment: Mapping[str, str],
-    directory: str,
+    config: str | None = None,
+    profile: str | None = None,
+    flags: Mapping[str, Any] = {},
+    environment: Mapping[str, str] = os.environ,
+    directory: str = ".",
     serves: bool = True,
 ) -> Settings:
     """Built-in defaults < built-in profile < file < file's profile < environment < flags.
@@ -83,13 +83,11 @@ def load_settings(
     """
     found = _find_file(config, environment, directory)
     file_name = found.name if found else ""
-    file, problems = _read_file(found, directory)
-    from_environment, more = _read_environment(environment)
-    problems += more
-    from_flags, more = _read_flags(flags)
-    problems += more
-    chosen, more = _choose_profile(profile, environment, file.profile, file_name)
-    problems += more
+    problems: list[Problem] = []
+    file = _read_file(found, directory, problems)
+    from_environment = _read_environment(environment, problems)
+    from_flags = _read_flags(flags, problems)
+    chosen = _choose_profile(profile, environment, file.profile, file_name, problems)
     if problems:
         raise _error_of(problems)
 
@@ -109,17 +107,20 @@ def load_settings(
 
 
 def _choose_profile(
-    flag: str | None, environment: Mapping[str, str], in_file: Profile | None, file_name: str
-) -> tuple[Value, list[Problem]]:
+    flag: str | None,
+    environment: Mapping[str, str],
+    in_file: Profile | None,
+    file_name: str,
+    problems: list[Problem],
+) -> Value:
     """The first source that names one. A wrong name is a problem even where another one wins."""
     sources = ((flag, PROFILE_FLAG), (environment.get(PROFILE_VARIABLE), PROFILE_VARIABLE), (in_file, file_name))
     given = [Value(name, source) for name, source in sources if name is not None]
-    problems = []
     for name, source in given:
         if name not in PROFILES:
             next = _did_you_mean(nearest(str(name), PROFILES)) or f"Name one of {', '.join(PROFILES)}"
             problems.append(Problem(source, f"there is no profile {quoted(name)}", next))
-    return [*given, Value(PROFILES[0], DEFAULT)][0], problems
+    return [*given, Value(PROFILES[0], DEFAULT)][0]
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -145,15 +146,16 @@ def _find_file(config: str | None, environment: Mapping[str, str], directory: st
     return _File(FILE_NAME, "") if os.path.lexists(os.path.join(directory, FILE_NAME)) else None
 
 
-def _read_file(file: _File | None, directory: str) -> tuple[ConfigurationFile, list[Problem]]:
+def _read_file(file: _File | None, directory: str, problems: list[Problem]) -> ConfigurationFile:
     if file is None:
-        return ConfigurationFile(), []
+        return ConfigurationFile()
     try:
-        return ConfigurationFile.model_validate(_parse_file(file, directory)), []
+        return ConfigurationFile.model_validate(_parse_file(file, directory))
     except ValidationError as exc:
-        return ConfigurationFile(), _problems_of(exc, ConfigurationFile, lambda path: f"{file.name}, {path}")
+        problems += _problems_of(exc, ConfigurationFile, lambda path: f"{file.name}, {path}")
     except InvalidConfigurationError as exc:
-        return ConfigurationFile(), [Problem(exc.where, exc.why, exc.next)]
+        problems.append(Problem(exc.where, exc.why, exc.next))
+    return ConfigurationFile()
 
 
 def _parse_file(file: _File, directory: str) -> dict[str, Any]:
@@ -204,23 +206,20 @@ def flag_of(path: str) -> str:
 VARIABLES: Mapping[str, str] = {TOKENS_VARIABLE: "server.tokens"} | {variable_of(path): path for path in PATHS}
 
 
-def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Value], list[Problem]]:
+def _read_environment(environment: Mapping[str, str], problems: list[Problem]) -> dict[str, Value]:
     values: dict[str, Value] = {}
-    problems: list[Problem] = []
     foreign = _service_links(environment)
     for name in sorted(environment):
         if not name.startswith(VARIABLE_PREFIX) or name in OTHER_VARIABLES or name in foreign:
             continue
         if path := VARIABLES.get(name) or _path_of_transport(name):
-            read, wrong = _read_text(path, environment[name], name)
-            values |= read
-            problems += wrong
+            values |= _read_text(path, environment[name], name, problems)
         else:
             problems.append(_unknown_variable(name))
     alike = (TOKENS_VARIABLE, variable_of(VARIABLES[TOKENS_VARIABLE]))
     if len({environment[name] for name in alike if name in environment}) > 1:
         problems.append(Problem(alike[0], f"{alike[1]} means the same and says something else", "Keep one of them"))
-    return values, problems
+    return values
 
 
 def _path_of_transport(variable: str) -> str | None:
@@ -232,31 +231,29 @@ def _path_of_transport(variable: str) -> str | None:
     return None
 
 
-def _read_flags(flags: Mapping[str, Any]) -> tuple[dict[str, Value], list[Problem]]:
+def _read_flags(flags: Mapping[str, Any], problems: list[Problem]) -> dict[str, Value]:
     values: dict[str, Value] = {}
-    problems: list[Problem] = []
     for path, value in flags.items():
         if value is None:
             continue
         if path in PATHS:
-            read, wrong = _read_text(path, value, flag_of(path))
-            values |= read
-            problems += wrong
+            values |= _read_text(path, value, flag_of(path), problems)
         else:
             meant = nearest(path, PATHS)
             next = _did_you_mean(flag_of(meant) if meant else None)
             problems.append(Problem(flag_of(path), f"there is no key {path}", next))
-    return values, problems
+    return values
 
 
-def _read_text(path: str, value: object, source: str) -> tuple[dict[str, Value], list[Problem]]:
+def _read_text(path: str, value: object, source: str, problems: list[Problem]) -> dict[str, Value]:
     section, *names, key = path.split(".")
     table: dict[str, object] = {key: _typed(section, key, value)}
     try:
         tables = Tables.model_validate({section: dict.fromkeys(names, table) or table})
     except ValidationError as exc:
-        return {}, _problems_of(exc, Tables, lambda _: source)
-    return values_in(tables, source), []
+        problems += _problems_of(exc, Tables, lambda _: source)
+        return {}
+    return values_in(tables, source)
 
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")

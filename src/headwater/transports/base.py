@@ -7,9 +7,9 @@ import re
 import secrets
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Protocol, Self, Unpack
+from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
@@ -31,6 +31,8 @@ from headwater.topics import check_topic
 
 ANY_NAME: frozenset[str] = frozenset("*")
 _RANDOM_TAIL_BITS = 48
+
+T = TypeVar("T")
 
 
 class HasMessage(Protocol):
@@ -122,6 +124,21 @@ class WrappingTransport(BaseTransport):
         if not isinstance(self.inner, Subscribable):
             raise publish_only(type(self.inner).__name__, self.name, "Subscribe at its target")
         return self.inner.subscribe(pattern, handle, group=group, consumer=consumer)
+
+
+def batches(items: Iterable[T], size_of: Callable[[T], int], items_max: int, bytes_max: int) -> Iterator[list[T]]:
+    """The items in batches within both limits; one that is larger than the limit of bytes is a batch of its own."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        own = size_of(item)
+        if batch and (len(batch) == items_max or size + own > bytes_max):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += own
+    if batch:
+        yield batch
 
 
 def publish_only(kind: str, where: str, instead: str) -> PublishOnlyError:

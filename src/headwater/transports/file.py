@@ -7,7 +7,6 @@ crash leaves nothing half renamed; and the order of files depends on no clock, a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -30,6 +29,7 @@ from headwater.errors import (
     TooLargeError,
     TransportFailedError,
 )
+from headwater.files import lock_file, sync_file
 from headwater.formats import Span, span_ms
 from headwater.message import Message, MessageDocument, from_document, to_document
 from headwater.ports.clock import Clock
@@ -222,7 +222,7 @@ class FileTransport(BaseTransport):
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             if self._sync:
-                _sync_directory(self._path.parent)
+                sync_file(self._path.parent)
             self._heal(file)
         except BaseException:
             os.close(file)
@@ -254,14 +254,11 @@ class FileTransport(BaseTransport):
         logger.warning("%s: its last line had no end; it %s", self.name, "got one" if whole else "was cut off")
 
     def _lock_side_file(self) -> int:
-        side = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(side, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            os.close(side)
+        side = lock_file(f"{self._path}.lock")
+        if side is None:
             raise TransportFailedError(
                 "another transport writes this file", where=self.name, next="Give each a path of its own, or close it"
-            ) from exc
+            )
         return side
 
     def _note_begun(self, now_ms: int) -> None:
@@ -370,14 +367,6 @@ def _is_whole(line: bytes) -> bool:
     except InvalidDataError:
         return False
     return True
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class StdoutTransport(BaseTransport):

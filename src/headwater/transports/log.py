@@ -19,7 +19,7 @@ from headwater.errors import (
 )
 from headwater.formats import iso
 from headwater.message import BATCH_MESSAGES_MAX, EXTRA_FIELDS, HEADERS_BYTES_MAX, Message, readable
-from headwater.transports.base import BaseTransport
+from headwater.transports.base import BaseTransport, batches
 
 logger = logging.getLogger("headwater")
 
@@ -76,7 +76,7 @@ class LogTransport(BaseTransport):
         """Publish in one transaction of the other log; in several above BATCH_BYTES_MAX. What the other log cannot hold
         is refused with its own InvalidInputError: sending it again will not help."""
         self._check_open()
-        for part in _parts(messages):
+        for part in batches(messages, _size_of, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX):
             try:
                 log = self._opened()
             except Exception as exc:  # also one of its options: that is no fault of the message
@@ -147,13 +147,5 @@ def copy_of(message: Message) -> Published:
     return message.topic, message.raw, options  # to the letter
 
 
-def _parts(messages: Sequence[Message]) -> Iterable[Sequence[Message]]:
-    begin = size = 0
-    for at, message in enumerate(messages):
-        own = message.size + len(message.raw_headers) + ENVELOPE_BYTES
-        if at > begin and (size + own > BATCH_BYTES_MAX or at - begin >= BATCH_MESSAGES_MAX):
-            yield messages[begin:at]
-            begin, size = at, 0
-        size += own
-    if begin < len(messages):
-        yield messages[begin:]
+def _size_of(message: Message) -> int:
+    return message.size + len(message.raw_headers) + ENVELOPE_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from headwater.errors import (
@@ -63,16 +63,12 @@ class MultiTransport(BaseTransport):
             outcomes = {
                 name: worker.call(worker.transport.publish_many, messages) for name, worker in self._workers.items()
             }
-        errors: dict[str, Exception] = {}
-        for name, outcome in outcomes.items():
-            try:
-                outcome.result()
-            except Exception as exc:
-                errors[name] = exc
-                first = messages[0].id if messages else None
-                logger.warning("%s did not take %d message(s), first %s: %s", name, len(messages), first, exc)
-            else:
-                self.last_errors.pop(name, None)
+        errors = _errors(outcomes)
+        first = messages[0].id if messages else None
+        for name, exc in errors.items():
+            logger.warning("%s did not take %d message(s), first %s: %s", name, len(messages), first, exc)
+        for name in outcomes.keys() - errors.keys():
+            self.last_errors.pop(name, None)
         self.last_errors.update(errors)
         if len(errors) == len(self._workers):
             raise AllTransportsFailedError(f"All transports failed: {_reasons(errors)}", causes=errors)
@@ -98,12 +94,7 @@ class MultiTransport(BaseTransport):
             outcomes = {name: worker.call(worker.transport.close) for name, worker in self._workers.items()}
             for worker in self._workers.values():
                 worker.stop()
-        errors: dict[str, Exception] = {}
-        for name, outcome in outcomes.items():
-            try:
-                outcome.result()
-            except Exception as exc:
-                errors[name] = exc
+        errors = _errors(outcomes)
         unsent = {
             message.scoped_id: message
             for error in errors.values()
@@ -115,6 +106,17 @@ class MultiTransport(BaseTransport):
             raise UnsentError(_reasons(errors), where=self.name, messages=list(unsent.values()))
         if errors:
             raise TransportFailedError(f"not closed well: {_reasons(errors)}", where=self.name)
+
+
+def _errors(outcomes: Mapping[str, Future[None]]) -> dict[str, Exception]:
+    """What failed, when all are done."""
+    errors: dict[str, Exception] = {}
+    for name, outcome in outcomes.items():
+        try:
+            outcome.result()
+        except Exception as exc:
+            errors[name] = exc
+    return errors
 
 
 def _reasons(errors: dict[str, Exception]) -> str:

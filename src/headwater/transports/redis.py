@@ -31,13 +31,14 @@ from headwater.formats import Span, redact_url, span_ms, split_url
 from headwater.message import NAME_CHARS_MAX, Message
 from headwater.ports.transport import Handle
 from headwater.topics import parse_pattern
-from headwater.transports.base import BaseTransport
+from headwater.transports.base import BaseTransport, batches
 from headwater.transports.redis_connection import (
+    BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
     CLIENT_OPTIONS,
-    RedisAddress,
     StreamEntry,
-    batches,
+    client_url,
+    make_client,
     to_doc,
     translated,
 )
@@ -93,12 +94,12 @@ class RedisTransport(BaseTransport):
     client_options = CLIENT_OPTIONS
 
     def __init__(self, url: str, shown: Mapping[str, str], *, recognises_ids: bool, retries: int) -> None:
-        self._redis_address = RedisAddress.parse(url)
+        self._client_url = client_url(url)
         database = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items() if name == "db"}
         query = urlencode({**database, **shown}, safe=":{}")
         self.name = redact_url(url) + (f"?{query}" if query else "")
         self.recognises_ids = recognises_ids
-        self._redis: Any = self._redis_address.connect(retries=retries)
+        self._redis: Any = make_client(self._client_url, retries=retries)
         self._connected = False
         self._sending = 0
         self._changed = threading.Condition()
@@ -221,13 +222,13 @@ class RedisStreams(RedisTransport):
             self._send_to_many(by_stream, sorted({message.topic for message in messages}))
             return
         for stream, entries in by_stream.items():
-            for batch in batches(entries):
+            for batch in _batches(entries):
                 keys, args = self._arguments(stream, batch)
                 self._add(keys=keys, args=args)
 
     def _send_to_many(self, by_stream: Mapping[str, Sequence[StreamEntry]], topics: Sequence[str]) -> None:
         """One batch of each stream per round trip: never two of the same, of which the first might fail alone."""
-        waiting = {stream: batches(entries) for stream, entries in by_stream.items()}
+        waiting = {stream: _batches(entries) for stream, entries in by_stream.items()}
         while waiting:
             with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.sadd(self._settings.topics_key, *topics)
@@ -270,7 +271,7 @@ class RedisStreams(RedisTransport):
         parsed = parse_pattern(pattern)
         _check_name("group", group)
         _check_name("consumer", consumer)
-        spec = ConsumerSpec(self.name, self._redis_address, parsed, handle, self._report)
+        spec = ConsumerSpec(self.name, self._client_url, parsed, handle, self._report)
         if group is None:
             if consumer is not None:
                 raise InvalidOptionError("a consumer belongs to a group", where=self.name, next="Pass group= as well")
@@ -284,6 +285,10 @@ class RedisStreams(RedisTransport):
             removed_at_end=consumer is None,
         )
         return self._start(named)
+
+
+def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[StreamEntry]]:
+    return batches(entries, lambda entry: entry.size, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX)
 
 
 def _check_name(what: str, name: str | None) -> None:
@@ -319,5 +324,5 @@ class RedisPubSub(RedisTransport):
                 next="Use Redis Streams (redis://) to share messages among consumers",
             )
         parsed = parse_pattern(pattern)
-        spec = ConsumerSpec(self.name, self._redis_address, parsed, handle, self._report)
+        spec = ConsumerSpec(self.name, self._client_url, parsed, handle, self._report)
         return self._start(PubSubConsumer(spec, self._prefix))

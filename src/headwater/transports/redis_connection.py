@@ -4,7 +4,7 @@ stream entries."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -21,9 +21,6 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 HEALTH_CHECK_S = 30
 CONNECTIONS_MAX = 32
-RECONNECT_FIRST_S = 0.1
-RECONNECT_MOST_S = 5.0
-JITTER = 0.25
 BATCH_MESSAGES_MAX = 500  # per script or pipeline: a script blocks the server for a few milliseconds
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 SCHEMES = ("redis", "rediss")
@@ -42,39 +39,36 @@ _decode = msgspec.json.Decoder(MessageDocument).decode
 Fields = Mapping[bytes, bytes]
 
 
-class RedisAddress(msgspec.Struct, frozen=True):
-    """The url for the client, which may hold a password: for no log, name or error."""
+def client_url(url: str) -> str:
+    """The url as the client takes it, from one whose query has only options of the client. It may hold a password: it
+    is for no log, name or error."""
+    parts = split_url(url, next="Write redis://user:password@host:6379/0, with %-escapes in passwords")
+    scheme = parts.scheme.partition("+")[0]
+    if scheme not in SCHEMES:
+        raise InvalidOptionError(f"{parts.scheme!r} is no scheme of Redis", next=f"Known: {', '.join(SCHEMES)}")
+    found = parts._replace(scheme=scheme).geturl()
+    try:
+        make_client(found)
+    except ValueError as exc:
+        raise InvalidOptionError(str(exc), where=f"{scheme}://{parts.hostname or ''}") from None
+    return found
 
-    url: str
 
-    @classmethod
-    def parse(cls, url: str) -> RedisAddress:
-        """An address from a url whose query has only options of the client. Does not connect."""
-        parts = split_url(url, next="Write redis://user:password@host:6379/0, with %-escapes in passwords")
-        scheme = parts.scheme.partition("+")[0]
-        if scheme not in SCHEMES:
-            raise InvalidOptionError(f"{parts.scheme!r} is no scheme of Redis", next=f"Known: {', '.join(SCHEMES)}")
-        address = cls(parts._replace(scheme=scheme).geturl())
-        try:
-            address.connect()
-        except ValueError as exc:
-            raise InvalidOptionError(str(exc), where=f"{scheme}://{parts.hostname or ''}") from None
-        return address
-
-    def connect(self, *, retries: int = 0, connections: int = CONNECTIONS_MAX) -> Any:
-        """A client with limits on connections and waits. `retries` only for idempotent commands: the command may have
-        run, and only its answer been lost. RESP2, which all servers answer in the same shape. Not typed: the client's
-        types differ between its versions."""
-        settings: dict[str, Any] = {
-            "socket_connect_timeout": CONNECT_TIMEOUT_S,
-            "socket_timeout": ANSWER_TIMEOUT_S,
-            "health_check_interval": HEALTH_CHECK_S,
-            "max_connections": connections,
-            "timeout": ANSWER_TIMEOUT_S,
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), retries),
-        }
-        return redis.Redis(connection_pool=redis.BlockingConnectionPool.from_url(self.url, **settings))
+def make_client(url: str, *, retries: int = 0, connections: int = CONNECTIONS_MAX) -> Any:
+    """A client with limits on connections and waits; it connects with its first command. `retries` only for idempotent
+    commands: the command may have run, and only its answer been lost. RESP2, which all servers answer in the same
+    shape. Not typed: the client's types differ between its versions."""
+    pool = redis.BlockingConnectionPool.from_url(
+        url,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=ANSWER_TIMEOUT_S,
+        health_check_interval=HEALTH_CHECK_S,
+        max_connections=connections,
+        timeout=ANSWER_TIMEOUT_S,
+        protocol=2,
+        retry=Retry(NoBackoff(), retries),
+    )
+    return redis.Redis(connection_pool=pool)
 
 
 @contextlib.contextmanager
@@ -102,13 +96,6 @@ _NEXT_STEPS: tuple[tuple[type[Exception], str], ...] = (
     (redis.TimeoutError, "It did not answer in time; what was given may have arrived"),
     (redis.ConnectionError, "Check that it runs and can be reached"),
 )
-
-
-def reconnect_delay_s(attempt: int, roll: float) -> float:
-    """The wait before attempt 1, 2, …: twice as long each time, with up to a quarter more at random (`roll`, from 0 to
-    1), so that many consumers do not reconnect at the same moment."""
-    doubled: float = min(RECONNECT_MOST_S, RECONNECT_FIRST_S * 2 ** min(attempt - 1, 16))
-    return min(RECONNECT_MOST_S, doubled * (1 + JITTER * roll))
 
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -142,15 +129,3 @@ def from_doc(doc: bytes | None, where: str) -> Message:
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         raise InvalidDataError(f"this is no message ({exc})", where=where) from exc
     return message
-
-
-def batches(entries: Sequence[StreamEntry]) -> Iterator[Sequence[StreamEntry]]:
-    """The entries in batches, each within both limits; an entry above the limit of bytes is a batch of its own."""
-    begin = size = 0
-    for at, entry in enumerate(entries):
-        if at > begin and (at - begin == BATCH_MESSAGES_MAX or size + entry.size > BATCH_BYTES_MAX):
-            yield entries[begin:at]
-            begin, size = at, 0
-        size += entry.size
-    if entries:
-        yield entries[begin:]

@@ -21,6 +21,7 @@ import msgspec
 import redis
 from redis.client import PubSub
 
+from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import InvalidDataError
 from headwater.formats import error_text, iso
 from headwater.message import Message, scoped_id
@@ -29,9 +30,8 @@ from headwater.topics import Pattern
 from headwater.transports.redis_connection import (
     ANSWER_TIMEOUT_S,
     Fields,
-    RedisAddress,
     from_doc,
-    reconnect_delay_s,
+    make_client,
     translated,
 )
 
@@ -48,6 +48,7 @@ DEAD_FIELDS_MAX = 256  # of an entry that another program wrote
 HOLDS_PER_IDLE = 4  # how often held entries are renewed within the time after which they could be reclaimed
 RECLAIMS_PER_IDLE = 2
 PAUSE_S_MIN = 0.01
+RECONNECT = RetryPolicy(base_ms=100, cap_ms=5_000)
 
 _GLOB = re.compile(r"([*?\[\]\\^])")
 
@@ -58,7 +59,7 @@ class ConsumerSpec(NamedTuple):
     """`report` is called with whether the server answers."""
 
     name: str
-    address: RedisAddress
+    url: str
     pattern: Pattern
     handle: Handle
     report: Callable[[bool], None]
@@ -112,7 +113,7 @@ class RedisConsumer(ABC):
                     if not self._stopping.is_set():
                         self._log_failure(exc, failures)
                         self._close()
-                        self._stopping.wait(reconnect_delay_s(failures, random.random()))
+                        self._stopping.wait(backoff_ms(RECONNECT, failures, random.random()) / 1000)
         finally:
             try:
                 self._finish()
@@ -215,8 +216,8 @@ class StreamConsumer(RedisConsumer):
         super().__init__(spec)
         self._settings = settings
         # One connection that waits for entries, and others that never do.
-        self._client = spec.address.connect(connections=1)
-        self._control = spec.address.connect(connections=2)
+        self._client = make_client(spec.url, connections=1)
+        self._control = make_client(spec.url, connections=2)
         self._client_id = 0
         self._streams: list[str] = []
         self._looked_at = -DISCOVER_S
@@ -715,7 +716,7 @@ class PubSubConsumer(RedisConsumer):
     def __init__(self, spec: ConsumerSpec, prefix: str) -> None:
         super().__init__(spec)
         self._channels = channels_of(prefix, spec.pattern)
-        self._redis = spec.address.connect(connections=1)
+        self._redis = make_client(spec.url, connections=1)
         self._pubsub: PubSub | None = None
         self._closing_lock = threading.Lock()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headwater.arguments import check_flag
 from headwater.errors import InvalidMessageError, InvalidOptionError, InvalidTopicError
 from headwater.message import NAME_CHARS_MAX, VERSION_MAX
 from headwater.topics import Dialect, check_topic
@@ -98,7 +99,7 @@ def declare(name: str, given: Mapping[str, Any], inherited: Mapping[str, Any], f
         reply_to=_reply_to(merged.get("reply_to"), where),
         serializer=serializer_named(merged.get("serializer", "json"), where),
         transports=_transports(merged.get("transports", ()), where),
-        log=_log(merged.get("log", True), where),
+        log=check_flag("log", merged.get("log", True), where),
         dedupe=_dedupe(merged.get("dedupe"), where),
     )
 
@@ -152,12 +153,6 @@ def _transports(value: object, where: str) -> tuple[str, ...]:
     if len(set(names)) != len(names) or len(names) > TRANSPORTS_MAX:
         raise InvalidOptionError(f"transports are up to {TRANSPORTS_MAX} different names", where=where)
     return tuple(names)
-
-
-def _log(value: object, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidOptionError(f"log is True or False, not {quoted(value)}", where=where)
-    return value
 
 
 def _dedupe(value: Any, where: str) -> Any:

@@ -27,10 +27,11 @@ from headwater.broker.handlers import Reject
 from headwater.broker.subscribe import SubscribeOptions
 from headwater.broker.verbs import LogVerbs
 from headwater.errors import HeadwaterError, InvalidInputError, InvalidOptionError, NoReplyError
+from headwater.message import Message
 from headwater.ports.dedupe import DedupeQueue
 from headwater.topics import parse_pattern
 from headwater.typed.bus import AsyncBus, Bus, log_of, publish_prepared
-from headwater.typed.codec import Prepared, class_of, prepare, read_event, unknown_type
+from headwater.typed.codec import class_of, prepare, read_event, unknown_type
 from headwater.typed.declaration import Declaration, common_pattern
 
 if TYPE_CHECKING:
@@ -272,7 +273,33 @@ def ask(
         sent = {**options, "reply_to": _reply_topic_of(verbs), "correlation_id": uuid.uuid4().hex}
         how["where"] = f"correlation_id == '{sent['correlation_id']}'"
     bus = target if isinstance(target, Bus | AsyncBus) else None
-    return _ask(verbs, bus, asked, prepare(asked, sent), how, replies, wait_s)
+    request = prepare(asked, sent)
+
+    def reply_of(message: Message) -> Event:
+        cls = class_of(replies, message)
+        if cls is None:
+            raise unknown_type(replies, message)
+        return read_event(cls, message)
+
+    def flow() -> Flow[Event]:
+        consumer = yield from verbs.subscribe(f"reply-{uuid.uuid4().hex}", sent["reply_to"], **how)
+        try:
+            yield from publish_prepared(verbs, bus, [(asked, request)])
+            deadline = time.monotonic() + wait_s
+            while (left_s := deadline - time.monotonic()) > 0:
+                found = yield from consumer.take(REPLIES_FETCHED, left_s)
+                for claimed in found:
+                    if claimed.message.correlation_id == sent["correlation_id"]:
+                        return reply_of(claimed.message)
+        finally:
+            yield from consumer.close()
+        raise NoReplyError(
+            f"no reply within {wait_s:g} s",
+            where=f"{where} on {request.topic}",
+            next="See that a handler of it runs and returns its reply, or give it more time with timeout=…",
+        )
+
+    return flow()
 
 
 def _reply_topic_of(verbs: LogVerbs) -> str:
@@ -282,34 +309,3 @@ def _reply_topic_of(verbs: LogVerbs) -> str:
 
 def _new_reply_topic() -> str:
     return f"{REPLY_TOPICS}.{uuid.uuid4().hex}"
-
-
-def _ask(
-    verbs: LogVerbs,
-    bus: Bus | AsyncBus | None,
-    asked: Event,
-    request: Prepared,
-    how: SubscribeOptions,
-    replies: Sequence[type[Event]],
-    wait_s: float,
-) -> Flow[Event]:
-    reply_to, correlation_id = request.options["reply_to"], request.options["correlation_id"]
-    consumer = yield from verbs.subscribe(f"reply-{uuid.uuid4().hex}", reply_to, **how)
-    try:
-        yield from publish_prepared(verbs, bus, [(asked, request)])
-        deadline = time.monotonic() + wait_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            found = yield from consumer.take(REPLIES_FETCHED, left_s)
-            for message in (claimed.message for claimed in found):
-                if message.correlation_id == correlation_id:
-                    cls = class_of(replies, message)
-                    if cls is None:
-                        raise unknown_type(replies, message)
-                    return read_event(cls, message)
-    finally:
-        yield from consumer.close()
-    raise NoReplyError(
-        f"no reply within {wait_s:g} s",
-        where=f"{type(asked).__headwater__.type} on {request.topic}",
-        next="See that a handler of it runs and returns its reply, or give it more time with timeout=…",
-    )

@@ -14,9 +14,9 @@ from served import RunningServer
 from websockets.asyncio.server import ServerConnection, serve
 
 from headwater.replication.names import Remote, place_of
-from headwater.replication.outcome import Outcome
-from headwater.replication.pull import PullOptions, pull
-from headwater.replication.push import PushOptions, push
+from headwater.replication.outcome import Outcome, TransferOptions
+from headwater.replication.pull import pull
+from headwater.replication.push import push
 from headwater.replication.sync import copy
 
 CLIENT = "here:1"
@@ -59,11 +59,13 @@ class Client:
 
     def push(self, database: Database, name: str = "ns/app.db", **options: Any) -> Outcome:
         progress = options.pop("progress", None)
-        return asyncio.run(push(database.path, self.remote(name), PushOptions(client_id=CLIENT, **options), progress))
+        return asyncio.run(
+            push(database.path, self.remote(name), TransferOptions(client_id=CLIENT, **options), progress)
+        )
 
     def pull(self, name: str, path: str, **options: Any) -> Outcome:
         target = str(self._directory / path)
-        return asyncio.run(pull(self.remote(name), target, PullOptions(client_id=CLIENT, **options)))
+        return asyncio.run(pull(self.remote(name), target, TransferOptions(client_id=CLIENT, **options)))
 
     def copy(self, source: str, target: str, **options: Any) -> Outcome:
         places = (str(self._directory / source), str(self._directory / target))

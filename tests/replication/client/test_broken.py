@@ -30,12 +30,13 @@ from headwater.replication import connection as client_connection
 from headwater.replication import snapshot
 from headwater.replication.connection import WHY_CHARS_MAX, ReplicaConnection, is_partial
 from headwater.replication.names import place_of
-from headwater.replication.pull import PullOptions, pull
-from headwater.replication.push import PushOptions, push
+from headwater.replication.outcome import TransferOptions
+from headwater.replication.pull import pull
+from headwater.replication.push import push
 from headwater.replication.rsync import RsyncProcess
 from headwater.replication.sync_state import SyncRecord, SyncState
 
-PUSH, PULL = PushOptions(client_id="here:1", key="hwpush_x"), PullOptions(client_id="here:1")
+PUSH, PULL = TransferOptions(client_id="here:1", key="hwpush_x"), TransferOptions(client_id="here:1")
 READY = 'CONFIG={"replicaID":"r","replicaPath":"ns/app.db","base":0,"ready":true}'
 OFFER = 'CONFIG={"replicaID":"r","version":1,"size":409600,"pageSize":4096,"pages":100,"dbhash":null}'
 CUT_OFF_BYTES = 500_000
@@ -220,7 +221,7 @@ def test_a_pull_cut_off_leaves_no_new_file_and_an_old_one_as_it_was(
     async def session(path: str) -> None:
         async with misbehaving(answer) as remote:
             with pytest.raises(ReplicationFailedError) as raised:
-                await asyncio.wait_for(pull(remote, path, PullOptions(client_id="here:1", overwrite=True)), 20)
+                await asyncio.wait_for(pull(remote, path, TransferOptions(client_id="here:1", overwrite=True)), 20)
             assert is_partial(raised.value)
 
     before = Path(old.path).read_bytes()
@@ -327,9 +328,11 @@ def test_what_a_server_sent_before_it_closed_is_reported_though_sending_failed_f
     client.push(database)
     database.write("more")
     is_cut = asyncio.Event()
-    real = ReplicaConnection.next
+    real, really_send = ReplicaConnection.next, ReplicaConnection.send
 
-    async def send(link: ReplicaConnection, data: bytes) -> None:
+    async def send(link: ReplicaConnection, data: str | bytes) -> None:
+        if isinstance(data, str):
+            return await really_send(link, data)
         is_cut.set()
         raise UnreachableError("the server closed the connection: 1000", where=link.shown)
 
@@ -351,7 +354,7 @@ def test_what_a_server_sent_before_it_closed_is_reported_though_sending_failed_f
 
 async def test_a_connection_that_closes_while_a_frame_is_sent_is_a_broken_one() -> None:
     """asyncio's transport then fails with an AttributeError inside `websockets`."""
-    session = ReplicaConnection("ws://127.0.0.1:1/sapi/push/ns/app.db", key=None, ca=None, client_id="here:1")
+    session = ReplicaConnection("ws://127.0.0.1:1/sapi/push/ns/app.db", TransferOptions(client_id="here:1"))
     transport = Mock(is_closing=Mock(return_value=True), abort=Mock(side_effect=AttributeError("call_soon")))
     session._socket = Mock(send=AsyncMock(side_effect=AttributeError("call_soon")), transport=transport)
     with pytest.raises(UnreachableError, match="the connection broke"):

@@ -18,13 +18,14 @@ from headwater.replication import pull as pulling
 from headwater.replication.connection import ReplicaConnection
 from headwater.replication.integrity import dbhash
 from headwater.replication.names import Remote
-from headwater.replication.pull import PullOptions, pull
-from headwater.replication.push import PushOptions, push
+from headwater.replication.outcome import TransferOptions
+from headwater.replication.pull import pull
+from headwater.replication.push import push
 from headwater.replication.rsync import RsyncProcess
 from headwater.replication.sync import new_client_id
 from headwater.replication.sync_state import SyncRecord, SyncState
 
-PUSH, PULL = PushOptions(client_id="here:1", key="hwpush_x"), PullOptions(client_id="here:1")
+PUSH, PULL = TransferOptions(client_id="here:1", key="hwpush_x"), TransferOptions(client_id="here:1")
 READY = {"replicaID": "r", "base": 0, "ready": True}
 OFFER = {"replicaID": "r", "version": 1, "size": 409_600, "pageSize": 4096, "pages": 100, "dbhash": None}
 PATIENCE_S = 20.0
@@ -153,7 +154,7 @@ async def test_a_server_that_does_not_listen_is_left(misbehaving: Any, monkeypat
         await connection.wait_closed()
 
     async def say(remote: Remote) -> None:
-        async with ReplicaConnection(remote.endpoint("push"), key=None, ca=None, client_id="here:1") as opened:
+        async with ReplicaConnection(remote.endpoint("push"), TransferOptions(client_id="here:1")) as opened:
             sending = asyncio.create_task(opened.send(bytes(50_000_000)))
             await asyncio.sleep(0)
             try:

@@ -16,12 +16,13 @@ from headwater.replication import local_database as shell_module
 from headwater.replication.integrity import dbhash
 from headwater.replication.local_database import Shell
 from headwater.replication.names import Remote, place_of
-from headwater.replication.pull import PullOptions, pull
+from headwater.replication.outcome import TransferOptions
+from headwater.replication.pull import pull
 from headwater.replication.rsync import RsyncProcess
 from headwater.replication.sync import copy
 from headwater.replication.sync_state import SyncRecord, SyncState
 
-PULL = PullOptions(client_id="here:1")
+PULL = TransferOptions(client_id="here:1")
 
 
 class Replicating:

@@ -7,6 +7,7 @@ from typing import Any
 
 import apsw
 import pytest
+from child_processes import children_of
 
 from headwater.errors import ReplicationFailedError
 from headwater.replication.rsync import ERROR, REPLICA_ERROR, OriginStream, RsyncProcess, error_at_the_end, transfer
@@ -15,7 +16,7 @@ from headwater.replication.sync import copy
 
 async def joined(origin: str, replica: str) -> int:
     stream = OriginStream()
-    await transfer(await RsyncProcess.origin(origin), await RsyncProcess.replica(replica), stream)
+    await transfer(origin, replica, stream)
     return stream.bytes
 
 
@@ -144,16 +145,19 @@ def test_a_replica_killed_in_the_middle_is_as_it_was(make: Any, look: Any, tmp_p
 
 def test_a_cancelled_join_leaves_no_process(make: Any, tmp_path: Any) -> None:
     async def cancelled() -> list[int]:
-        one, other = await RsyncProcess.origin(make(rows=20_000)), await RsyncProcess.replica(str(tmp_path / "copy.db"))
-        joining = asyncio.create_task(transfer(one, other, OriginStream()))
-        while not (tmp_path / "copy.db").stat().st_size:
+        path, copy = make(rows=20_000), tmp_path / "copy.db"
+        joining = asyncio.create_task(transfer(path, str(copy), OriginStream()))
+        while not copy.exists() or not copy.stat().st_size:
             await asyncio.sleep(0)
+        running = [child.pid for child in children_of(os.getpid(), "sqlite3_rsync")]
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)
         assert joining.cancelled()
-        return [one.pid, other.pid]
+        return running
 
-    for pid in asyncio.run(cancelled()):
+    pids = asyncio.run(cancelled())
+    assert len(pids) == 2
+    for pid in pids:
         assert not os.path.exists(f"/proc/{pid}")
 
 

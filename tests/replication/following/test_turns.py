@@ -15,28 +15,25 @@ from served import RunningServer
 import headwater
 from headwater.errors import VersionConflictError
 from headwater.replication import schedule
-from headwater.replication.connection import ReplicaConnection, SubscribeInfo, SubscriptionConnection
 from headwater.replication.names import Remote, place_of
-from headwater.replication.subscription import PushSubscription
+from headwater.replication.outcome import Callbacks, TransferOptions
+from headwater.replication.protocol import SubscribeInfo
+from headwater.replication.subscription import PushSubscription, Subscription
 from headwater.replication.timers import Timers
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "claims.json").read_text())
 
 
-class Overheard:
+class Overheard(Subscription):
     """What a client that coordinates hears of the claims of others."""
 
-    def __init__(self) -> None:
+    def __init__(self, remote: Remote) -> None:
+        options = TransferOptions(client_id="listener")
+        super().__init__("", remote, options, {"coordinate": True}, Callbacks(lambda outcome: None))
         self.words: asyncio.Queue[str] = asyncio.Queue()
 
-    def on_connected(self, reported: SubscribeInfo) -> None:
+    def on_connected(self, info: SubscribeInfo) -> None:
         self.words.put_nowait("connected")
-
-    def on_disconnected(self) -> None: ...
-
-    def on_version(self, number: int) -> None: ...
-
-    def on_granted(self) -> None: ...
 
     def on_claimed(self, span_ms: int) -> None:
         self.words.put_nowait("claimed")
@@ -53,15 +50,10 @@ def claims_follow_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def overhearing(remote: str) -> AsyncIterator[Overheard]:
-    place, overheard = place_of(remote), Overheard()
+    place = place_of(remote)
     assert isinstance(place, Remote)
-    line = SubscriptionConnection(
-        place,
-        {"coordinate": True},
-        overheard,
-        lambda url: ReplicaConnection(url, key=None, ca=None, client_id="listener"),
-    )
-    listening = asyncio.create_task(line.run())
+    overheard = Overheard(place)
+    listening = asyncio.create_task(overheard.keep_connected())
     try:
         async with asyncio.timeout(PATIENCE_S):
             assert await overheard.words.get() == "connected"

@@ -18,7 +18,7 @@ from followed import PATIENCE_S, Database, Follow, Running
 from served import RunningServer
 
 from headwater.delivery.retry import RetryPolicy
-from headwater.replication import connection, schedule, subscription, timers
+from headwater.replication import schedule, subscription, timers
 from headwater.replication.timers import Timers
 
 ROUNDS = [pytest.param(15), pytest.param(400, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
@@ -34,7 +34,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Timers:
     """No pauses worth the name, and no log: pytest would keep all of it."""
     monkeypatch.setattr(logging.getLogger("headwater"), "disabled", True)
     monkeypatch.setattr(timers, "WAIT_IDLE_MS_MIN", 1)
-    for module in (subscription, connection, schedule):
+    for module in (subscription, schedule):
         monkeypatch.setattr(module, "BACKOFF", RetryPolicy(base_ms=10, factor=1.0, cap_ms=10))
     return Timers(1, 1, 1_000)
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from headwater import ManualClock
-from headwater.replication.host.accept import Scratch
 from headwater.replication.host.catalogue import Accepted, PushFacts
-from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.store import ReplicaStore, Scratch
 from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 
@@ -37,13 +36,13 @@ class Pusher:
 
     def begin(self, store: ReplicaStore, base: object = "latest", **options: object) -> Scratch:
         given = {"push_id": uuid.uuid4().hex, "client": "laptop:1", "page_size": 512} | options
-        return store.pushes.begin(self.name, base=base, **given)  # type: ignore[arg-type]
+        return store.begin_push(self.name, base=base, **given)  # type: ignore[arg-type]
 
     def push(self, store: ReplicaStore, number: int, rows: int = 20, **facts: object) -> Accepted:
         """A version in which row `number` says so; the first has some rows besides."""
         scratch = self.begin(store)
         self.write(scratch.path, self.edit(number, rows))
-        return store.pushes.accept(scratch, PushFacts(**facts))  # type: ignore[arg-type]
+        return store.accept_push(scratch, PushFacts(**facts))  # type: ignore[arg-type]
 
     def edit(self, number: int, rows: int = 20) -> Edit:
         def apply(connection: sqlite3.Connection) -> None:

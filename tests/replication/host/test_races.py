@@ -11,7 +11,6 @@ import pytest
 from headwater import ManualClock
 from headwater.errors import CorruptError, LockedError, UnknownReplicaError, VersionConflictError
 from headwater.replication.host import disk, verify
-from headwater.replication.host.accept import PushAcceptor
 from headwater.replication.host.catalogue import Catalogue, PushFacts
 from headwater.replication.host.store import ReplicaStore
 from headwater.replication.host.versions import VersionRetention
@@ -23,14 +22,14 @@ def accepted_before_the_copy(store: ReplicaStore, pusher, number: int, monkeypat
     """Another push is accepted when the next one has looked at the catalogue, and not yet at the file."""
     other = pusher.begin(store)
     pusher.write(other.path, pusher.edit(number))
-    prepare = PushAcceptor._prepare
+    prepare = ReplicaStore._prepare
 
     def late(*given: object) -> None:
-        monkeypatch.setattr(PushAcceptor, "_prepare", prepare)
-        store.pushes.accept(other, PushFacts())
+        monkeypatch.setattr(ReplicaStore, "_prepare", prepare)
+        store.accept_push(other, PushFacts())
         prepare(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PushAcceptor, "_prepare", late)
+    monkeypatch.setattr(ReplicaStore, "_prepare", late)
 
 
 def test_a_push_that_begins_while_another_is_accepted(
@@ -54,7 +53,7 @@ def test_a_replica_removed_at_any_step_of_a_push_is_a_conflict(open_shelf: Open,
     pusher.write(begun.path, pusher.edit(2))
     command.append(open_shelf(serve=False))
     with pytest.raises(VersionConflictError) as caught:
-        store.pushes.accept(begun, PushFacts())
+        store.accept_push(begun, PushFacts())
     assert caught.value.newest == 0
     assert [each for each in os.scandir(store.directory) if each.is_dir()] == []
 
@@ -65,7 +64,7 @@ def test_versions_are_reported_in_their_order_when_the_clock_went_back(
     pusher.push(store, 1)
     clock.advance(-60)
     pusher.push(store, 2)
-    assert [each.version.number for each in store.catalogue.unannounced()] == [1, 2]
+    assert [version.number for _, version in store.catalogue.unannounced()] == [1, 2]
 
 
 def test_a_file_that_is_longer_than_its_header_says_is_no_version(store: ReplicaStore, pusher) -> None:
@@ -74,7 +73,7 @@ def test_a_file_that_is_longer_than_its_header_says_is_no_version(store: Replica
     with open(begun.path, "ab") as file:
         file.write(bytes(512 * 3))
     with pytest.raises(CorruptError, match="its header says"):
-        store.pushes.accept(begun, PushFacts())
+        store.accept_push(begun, PushFacts())
 
 
 def test_a_version_that_went_while_others_were_verified_is_not_bad_but_gone(open_shelf: Open, pusher) -> None:
@@ -112,7 +111,7 @@ def test_a_removal_that_dies_halfway_is_finished_at_the_next_start(
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "rename", dies)
+        patched.setattr(os, "replace", dies)
         with pytest.raises(SystemExit):
             store.remove(pusher.name)
     assert store.catalogue.find(pusher.name) is None
@@ -140,11 +139,11 @@ def test_a_replica_removed_when_a_push_begins_or_a_restore_runs_leaves_nothing_a
     store: ReplicaStore, open_shelf: Open, pusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = open_shelf(serve=False)
-    prepare, copy = PushAcceptor._prepare, disk.copy
+    prepare, copy = ReplicaStore._prepare, disk.copy
 
     def before(work: Callable[..., None]) -> Callable[..., None]:
         def late(*given: object) -> None:
-            monkeypatch.setattr(PushAcceptor, "_prepare", prepare)
+            monkeypatch.setattr(ReplicaStore, "_prepare", prepare)
             monkeypatch.setattr(disk, "copy", copy)
             command.remove(pusher.name)
             work(*given)
@@ -152,7 +151,7 @@ def test_a_replica_removed_when_a_push_begins_or_a_restore_runs_leaves_nothing_a
         return late
 
     pusher.push(store, 1)
-    monkeypatch.setattr(PushAcceptor, "_prepare", before(prepare))
+    monkeypatch.setattr(ReplicaStore, "_prepare", before(prepare))
     with pytest.raises(VersionConflictError) as caught:
         pusher.begin(store, 1)
     assert caught.value.newest == 0

@@ -244,7 +244,7 @@ def test_a_reader_that_gets_no_lock_leaves_nothing(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "lock", no_more_files)
+        patched.setattr(versions, "lock_file", no_more_files)
         with pytest.raises(InputOutputError):
             store.open_version(pusher.name, 1)
     assert pusher.files(store) == ["1.db"]

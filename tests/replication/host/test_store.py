@@ -25,9 +25,8 @@ from headwater.errors import (
     VersionConflictError,
 )
 from headwater.replication.host import catalogue
-from headwater.replication.host.accept import agreed_base
 from headwater.replication.host.catalogue import PushFacts
-from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.store import ReplicaStore, agreed_base
 from headwater.replication.host.versions import VersionRetention
 from headwater.replication.names import ReplicaName
 from headwater.replication.protocol import MESSAGE_CHARS_MAX
@@ -59,7 +58,7 @@ def test_each_version_stays_readable_byte_for_byte_as_it_was_pushed(store: Repli
         scratch = pusher.begin(store)
         pusher.write(scratch.path, pusher.edit(number, rows=10 + 15 * (number % 3)))
         pushed.append(Path(scratch.path).read_bytes())
-        store.pushes.accept(scratch, PushFacts())
+        store.accept_push(scratch, PushFacts())
     assert [pusher.bytes_of(store, number) for number in range(1, 6)] == pushed
     assert pusher.files(store) == ["1.pages", "2.pages", "3.pages", "4.pages", "5.db"]
 
@@ -73,7 +72,7 @@ def test_a_stale_base_is_refused_with_the_newest(store: ReplicaStore, pusher) ->
         assert caught.value.newest == 2
     unknown = ReplicaName("shop", "other.db")
     with pytest.raises(VersionConflictError) as caught:
-        store.pushes.begin(unknown, base=3, push_id="p")
+        store.begin_push(unknown, base=3, push_id="p")
     assert caught.value.newest == 0
     assert pusher.files(store) == ["1.pages", "2.db"]
 
@@ -93,7 +92,7 @@ def test_of_two_pushes_from_one_base_one_is_accepted(open_shelf: Open, pusher) -
 
     def accept(which: int) -> None:
         try:
-            outcomes[which] = store.pushes.accept(scratches[which], PushFacts())
+            outcomes[which] = store.accept_push(scratches[which], PushFacts())
         except VersionConflictError as exc:
             outcomes[which] = exc.newest
 
@@ -123,9 +122,9 @@ def test_of_two_first_pushes_one_makes_the_replica(store: ReplicaStore, pusher) 
     for number, scratch in enumerate(scratches, 1):
         pusher.write(scratch.path, pusher.edit(number))
     assert store.catalogue.find(pusher.name) is None
-    assert store.pushes.accept(scratches[1], PushFacts()).is_new
+    assert store.accept_push(scratches[1], PushFacts()).is_new
     with pytest.raises(VersionConflictError) as caught:
-        store.pushes.accept(scratches[0], PushFacts())
+        store.accept_push(scratches[0], PushFacts())
     assert caught.value.newest == 1
     assert store.catalogue.get(pusher.name).id == scratches[1].replica.id
     assert len([each for each in os.scandir(store.directory) if each.is_dir()]) == 1
@@ -134,14 +133,14 @@ def test_of_two_first_pushes_one_makes_the_replica(store: ReplicaStore, pusher) 
 def test_a_push_whose_answer_was_lost_goes_on_from_what_it_made(store: ReplicaStore, pusher) -> None:
     scratch = pusher.begin(store, 0, push_id="lost")
     pusher.write(scratch.path, pusher.edit(1))
-    store.pushes.accept(scratch, PushFacts())
+    store.accept_push(scratch, PushFacts())
     with pytest.raises(VersionConflictError):
         pusher.begin(store, 0, last_push_id="another")
     with pytest.raises(VersionConflictError):
         pusher.begin(store, 0)
     again = pusher.begin(store, 0, last_push_id="lost")
     assert again.base == 1
-    accepted = store.pushes.accept(again, PushFacts())
+    accepted = store.accept_push(again, PushFacts())
     assert (accepted.version.number, accepted.is_new) == (1, False)
 
 
@@ -177,7 +176,7 @@ def test_what_is_identical_makes_no_version(store: ReplicaStore, pusher) -> None
     with open(scratch.path, "r+b") as file:  # as the replica end does, which counts changes for itself
         file.seek(24)
         file.write(b"\0\0\0\x63")
-    accepted = store.pushes.accept(scratch, PushFacts())
+    accepted = store.accept_push(scratch, PushFacts())
     assert (accepted.is_new, accepted.version.number) == (False, 1)
     assert store.catalogue.numbers(pusher.name) == [1]
     assert pusher.files(store) == ["1.db"]
@@ -189,7 +188,7 @@ def test_another_page_size_starts_from_nothing_and_older_versions_stay(store: Re
     scratch = pusher.begin(store, 1, page_size=4096)
     assert not os.path.exists(scratch.path)
     pusher.write(scratch.path, pusher.edit(2), page_size=4096)
-    accepted = store.pushes.accept(scratch, PushFacts())
+    accepted = store.accept_push(scratch, PushFacts())
     assert (accepted.version.page_size, accepted.version.changed_pages) == (4096, accepted.version.pages)
     pusher.push(store, 3)
     assert pusher.bytes_of(store, 1) == before
@@ -199,13 +198,13 @@ def test_another_page_size_starts_from_nothing_and_older_versions_stay(store: Re
 def test_a_scratch_begins_as_the_newest_version(store: ReplicaStore, pusher) -> None:
     first = pusher.begin(store, 0)
     assert not os.path.exists(first.path)
-    store.pushes.discard(first)
+    store.discard_push(first)
     assert pusher.files(store) == []
     assert [each.name for each in os.scandir(store.directory) if each.is_dir()] == []
     pusher.push(store, 1)
     scratch = pusher.begin(store, 1)
     assert Path(scratch.path).read_bytes() == pusher.bytes_of(store, 1)
-    store.pushes.discard(scratch)
+    store.discard_push(scratch)
     assert pusher.files(store) == ["1.db"]
 
 
@@ -237,7 +236,7 @@ def test_what_is_not_a_whole_database_is_not_accepted(store: ReplicaStore, pushe
     pusher.write(scratch.path, pusher.edit(2))
     spoil(scratch.path)
     with pytest.raises(error):
-        store.pushes.accept(scratch, PushFacts())
+        store.accept_push(scratch, PushFacts())
     assert (pusher.bytes_of(store, 1), pusher.files(store)) == (before, ["1.db"])
     assert pusher.push(store, 2).version.number == 2
 
@@ -250,7 +249,7 @@ def test_limits_are_held(open_shelf: Open, pusher) -> None:
     with pytest.raises(TooLargeError, match="4,096"):
         pusher.push(store, 2, message="x" * (MESSAGE_CHARS_MAX + 1))
     with pytest.raises(TooLargeError, match="1 replicas"):
-        store.pushes.begin(ReplicaName("shop", "more.db"), base=0, push_id="p")
+        store.begin_push(ReplicaName("shop", "more.db"), base=0, push_id="p")
     with pytest.raises(TooLargeError, match="1 replicas"):
         store.create(ReplicaName("shop", "more.db"))
     for words in ({"push_id": ""}, {"push_id": "x" * 129}, {"client": "x" * 301}):
@@ -274,7 +273,7 @@ def test_old_versions_go_after_a_push_once_they_are_announced(open_shelf: Open, 
         pusher.push(store, number)
     assert store.catalogue.numbers(pusher.name) == [1, 2, 3]
     waiting = store.catalogue.unannounced()
-    assert [(each.replica.name, each.version.number) for each in waiting] == [(pusher.name, n) for n in (1, 2, 3)]
+    assert [(replica.name, version.number) for replica, version in waiting] == [(pusher.name, n) for n in (1, 2, 3)]
     for replica, version in waiting:
         store.catalogue.announced(replica.id, version.number)
     assert store.catalogue.unannounced() == []
@@ -331,7 +330,7 @@ def test_a_replica_removed_in_the_middle_of_a_push_does_not_come_back(
     scratch = pusher.begin(store)
     pusher.write(scratch.path, pusher.edit(2))
     with pytest.raises(VersionConflictError):
-        store.pushes.accept(scratch, PushFacts())
+        store.accept_push(scratch, PushFacts())
     assert store.catalogue.find(pusher.name) is None
     assert store.recover().damaged == []
     assert [each for each in os.scandir(store.directory) if each.is_dir()] == []

@@ -422,10 +422,10 @@ def test_failed_pushes_back_off_to_five_minutes_and_recover() -> None:
         waits.append((wake_ms - now) // 1000)
         now = wake_ms
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
-    assert schedule.failures == 11
+    assert schedule._failures == 11
     assert schedule.step(now) == [Push()]
     schedule.push_ended(now, ok=True)
-    assert (schedule.step(now), schedule.wake_ms(), schedule.failures) == ([], None, 0)
+    assert (schedule.step(now), schedule.wake_ms(), schedule._failures) == ([], None, 0)
 
 
 def test_a_turn_is_given_up_while_it_backs_off() -> None:

@@ -20,7 +20,7 @@ from headwater.replication import snapshot as snapshots
 from headwater.replication import watch
 from headwater.replication import watch as watcher_module
 from headwater.replication.local_database import identity_of
-from headwater.replication.rsync import OriginStream, RsyncProcess, transfer
+from headwater.replication.rsync import OriginStream, transfer
 from headwater.replication.watch import FALLBACK_POLL_S, DatabaseWatcher
 
 WAIT_S = 60.0
@@ -143,9 +143,7 @@ def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     def begin(place: Path = path) -> tuple[DatabaseWatcher, Ear]:
         ear = Ear()
-        watcher = DatabaseWatcher(
-            str(place), lambda: ear.hear("write"), lambda why: ear.hear(why), lambda: ear.hear("back")
-        )
+        watcher = DatabaseWatcher(str(place), lambda: ear.hear("write"))
         watchers.append(watcher)
         watcher.start()
         return watcher, ear
@@ -164,6 +162,14 @@ def settle(watcher: DatabaseWatcher, looks_before: int) -> None:
         watcher.settled.wait(0.01)
         os.sched_yield()
     assert watcher.settled.wait(WAIT_S)
+
+
+def wait_until_gone(watcher: DatabaseWatcher) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while watcher.is_watching:
+        assert time.monotonic() < deadline, "it still watches"
+        watcher.settled.wait(0.01)
+        os.sched_yield()
 
 
 def prepared(writer: Writer, mode: str = "wal") -> None:
@@ -327,11 +333,7 @@ def test_our_own_push_wakes_no_watcher(
     async def push() -> None:
         taken = snapshots.snapshot(str(path), str(elsewhere / "snapshot.db"))
         assert taken.is_copy == has_room
-        await transfer(
-            await RsyncProcess.origin(taken.path),
-            await RsyncProcess.replica(str(elsewhere / "replica.db")),
-            OriginStream(),
-        )
+        await transfer(taken.path, str(elsewhere / "replica.db"), OriginStream())
 
     looks = watcher.looks
     asyncio.run(push())
@@ -378,12 +380,11 @@ def test_a_database_deleted_and_made_again_is_reported_and_watched(
     writer("close")
     for file in path.parent.glob("app.db*"):
         file.unlink(missing_ok=True)  # the watcher empties the -wal file at the same time
-    ear.wait_for("the database is not there")
-    assert watcher.state == "missing"
+    wait_until_gone(watcher)
     writer("open")
     prepared(writer, mode)
-    ear.wait_for("back", "write")
-    assert watcher.state == "watching"
+    ear.wait_for("write")
+    assert watcher.is_watching
     looks = watcher.looks
     writer("INSERT INTO t VALUES (1)")
     settle(watcher, looks)
@@ -394,12 +395,12 @@ def test_a_database_deleted_and_made_again_is_reported_and_watched(
 
 def test_a_database_that_is_not_there_yet_is_waited_for(path: Path, start: Start) -> None:
     watcher, ear = start()
-    ear.wait_for("the database is not there")
+    wait_until_gone(watcher)
     writer = Writer(path)
     prepared(writer)
-    ear.wait_for("back", "write")
+    ear.wait_for("write")
     writer.end()
-    assert watcher.state == "watching"
+    assert watcher.is_watching
 
 
 def test_a_directory_that_goes_away_is_reported_and_waited_for(tmp_path: Path, start: Start) -> None:
@@ -410,12 +411,11 @@ def test_a_directory_that_goes_away_is_reported_and_waited_for(tmp_path: Path, s
     watcher, ear = start(directory / "app.db")
     writer.end()
     directory.rename(tmp_path / "elsewhere")
-    ear.wait_for("the directory of the database is not there")
-    assert watcher.state == "no directory"
+    wait_until_gone(watcher)
     directory.mkdir()
     writer = Writer(directory / "app.db")
     prepared(writer)
-    ear.wait_for("back", "write")
+    ear.wait_for("write")
     looks = watcher.looks
     writer("INSERT INTO t VALUES (1)")
     settle(watcher, looks)

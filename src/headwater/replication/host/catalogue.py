@@ -119,11 +119,6 @@ class Totals(NamedTuple):
     stored_bytes: int
 
 
-class Unannounced(NamedTuple):
-    replica: Replica
-    version: Version
-
-
 class Key(msgspec.Struct, frozen=True):
     """A key without its secret."""
 
@@ -351,13 +346,9 @@ class Catalogue:
     def remove_versions(self, replica_id: str, upto: int) -> None:
         self._query("remove_versions", (replica_id, upto))
 
-    def unannounced(self) -> list[Unannounced]:
-        found = []
-        for replica_id, number in self._query("unannounced"):
-            replica, version = self.find_id(replica_id), self.version(replica_id, number)
-            if replica is not None and version is not None:
-                found.append(Unannounced(replica, version))
-        return found
+    def unannounced(self) -> list[tuple[Replica, Version]]:
+        rows = self._query("unannounced")
+        return [(_replica(row[:_REPLICA_COLUMNS]), _version(row[_REPLICA_COLUMNS:])) for row in rows]
 
     def announced(self, replica_id: str, number: int) -> None:
         self._query("announced", (replica_id, number))

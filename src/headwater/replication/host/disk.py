@@ -24,9 +24,9 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
 
 from headwater.errors import DiskFullError, HeadwaterError, InputOutputError, InvalidOptionError, ReadOnlyError
+from headwater.files import sync_file
 from headwater.replication.local_database import SIDECARS, private
 
 CATALOGUE = "catalogue.db"
@@ -36,6 +36,7 @@ REMOVED = "removed-"
 NEW = "new"
 
 COPY_BYTES = 1024 * 1024
+COPIED_AT_ONCE_MAX = 1 << 30  # by the kernel
 FREE_BYTES_MIN = 256 * 1024 * 1024  # that pushes and pulls leave to others; the log is often on the same disk
 FREE_PART_MIN = 50  # but on a small disk not more than a fiftieth of it
 
@@ -130,35 +131,16 @@ def translated(where: str) -> Iterator[None]:
 
 def copy(source: str, target: str) -> None:
     """Copy a file as fast as the file system can: by shared blocks, otherwise inside the kernel."""
-    with open(source, "rb", buffering=0) as reading, open(target, "wb", buffering=0, opener=private) as writing:
-        if not _copied_by_kernel(reading, writing):
-            while block := reading.read(COPY_BYTES):
-                write_all(writing, block)
-
-
-def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """A nearly full disk accepts only the first part of a write, without an error."""
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-
-
-def _copied_by_kernel(reading: BinaryIO, writing: BinaryIO) -> bool:
-    if not hasattr(os, "copy_file_range"):
-        return False
-    left = os.fstat(reading.fileno()).st_size
-    try:
-        while left > 0:
-            copied = os.copy_file_range(reading.fileno(), writing.fileno(), left)
-            if copied == 0:
-                break
-            left -= copied
-    except OSError as exc:
-        # A file system that cannot do this refuses the first piece; both files are at their beginning then.
-        if exc.errno in _NO_FAST_COPY and writing.tell() == 0:
-            return False
-        raise
-    return True
+    with open(source, "rb", buffering=0) as reading, open(target, "wb", opener=private) as writing:
+        try:
+            while hasattr(os, "copy_file_range") and os.copy_file_range(
+                reading.fileno(), writing.fileno(), COPIED_AT_ONCE_MAX
+            ):
+                pass
+        except OSError as exc:
+            if exc.errno not in _NO_FAST_COPY:
+                raise
+        shutil.copyfileobj(reading, writing, COPY_BYTES)  # what is left
 
 
 def link_or_copy(source: str, target: str) -> None:
@@ -168,15 +150,6 @@ def link_or_copy(source: str, target: str) -> None:
         raise
     except OSError:  # a file system without hard links
         copy(source, target)
-
-
-def sync_file(path: str) -> None:
-    """Flush a file or a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def touch(path: str) -> None:
@@ -192,10 +165,6 @@ def make_directory(path: str) -> None:
     for each in reversed(missing):
         os.makedirs(each, 0o700, exist_ok=True)
         sync_file(os.path.dirname(each))
-
-
-def rename(source: str, target: str) -> None:
-    os.replace(source, target)
 
 
 def remove(path: str) -> None:
@@ -220,22 +189,6 @@ def _is_idle(beside: str) -> bool:
 def remove_tree(path: str) -> None:
     """Remove as much as possible; the next recovery removes the rest."""
     shutil.rmtree(path, ignore_errors=True)
-
-
-def lock(path: str) -> int | None:
-    """A descriptor that holds an exclusive lock on this file until it is closed; None if another process holds it."""
-    import fcntl  # here, because Windows has none, and other commands should start there
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 # --- free space -----------------------------------------------------------------------------------------------------

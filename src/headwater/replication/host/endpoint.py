@@ -25,7 +25,6 @@ from headwater.formats import iso
 from headwater.ports.clock import Clock
 from headwater.protocol.websocket import GOING_AWAY, NORMAL
 from headwater.replication.claims import ClientIdentity
-from headwater.replication.host.accept import CLIENT_CHARS_MAX
 from headwater.replication.host.catalogue import (
     REPORT_BYTES_MAX,
     Catalogue,
@@ -47,7 +46,7 @@ from headwater.replication.host.session import (
     ReplicaSession,
     abort_of,
 )
-from headwater.replication.host.store import ReplicaStore
+from headwater.replication.host.store import CLIENT_CHARS_MAX, ReplicaStore
 from headwater.replication.host.subscribe import Claim, SubscriberRegistry, SubscribeSession, rights_revoked
 from headwater.replication.names import ReplicaName, VersionName, split_version
 from headwater.replication.protocol import PREFIX, ReportBody, SessionKind
@@ -204,7 +203,7 @@ class ReplicaEndpoint:
         client = client_of(request.headers, request.address)
         session = ReplicaSession(transport, client, metrics.count_received, metrics.count_sent)
         session.identity = client_identity(request.headers, bearer)
-        look_up = partial(self._look_up, context.store.catalogue, asked.name, bearer, rights)
+        look_up = partial(Requester(context.store.catalogue, bearer, rights, self._needs_token).look_up, asked.name)
         prepared = await self._prepare(context, session, asked, look_up)
         refusal: Refusal | None
         if isinstance(prepared, Refusal):
@@ -245,10 +244,6 @@ class ReplicaEndpoint:
             logger.warning("a client could not be admitted: %s", exc)
             return Refusal(503, f"{exc.why}\n")
 
-    def _look_up(self, catalogue: Catalogue, name: ReplicaName, bearer: str | None, rights: Rights | None) -> Access:
-        """Blocks."""
-        return access_to(catalogue, name, catalogue.find(name), bearer, rights, needs_token=self._needs_token)
-
     async def _run(self, kind: SessionKind, session: ReplicaSession, work: _Work, metrics: ReplicaMetrics) -> None:
         outcome: SessionOutcome = "failed"
         try:
@@ -279,7 +274,8 @@ class ReplicaEndpoint:
             return text_response(503, GOING_AWAY_TEXT)
         try:
             claims = context.subscribers.claims()
-            return await context.threads.do(self._answer, context.store, claims, request, bearer, rights)
+            requester = Requester(context.store.catalogue, bearer, rights, self._needs_token)
+            return await context.threads.do(_answer, context.store, claims, request, requester)
         except InvalidInputError as exc:
             return text_response(400, str(exc))
         except ClosedError:
@@ -287,105 +283,6 @@ class ReplicaEndpoint:
         except HeadwaterError as exc:
             logger.warning("%s was not answered: %s", urlsplit(request.target).path, exc)
             return text_response(503, exc.why)
-
-    def _answer(
-        self,
-        store: ReplicaStore,
-        claims: Claims,
-        request: HttpRequest,
-        bearer: str | None,
-        rights: Rights | None,
-    ) -> HttpResponse:
-        catalogue = store.catalogue
-        target = urlsplit(request.target)
-        segments = _segments(target.path)
-        method = request.method
-        if len(segments) == 3 and segments[0] in SESSIONS:
-            return text_response(426, "this is a WebSocket", ("Upgrade", "websocket"))
-        if len(segments) == 3 and segments[0] == "versions":
-            if method not in ("GET", "HEAD"):
-                return text_response(405, "GET", ("Allow", "GET, HEAD"))
-            last, upto = split_version(segments[2])
-            name = ReplicaName(segments[1], last)
-            found = self._found(catalogue, catalogue.find(name), name, "pull", bearer, rights)
-            return found if isinstance(found, HttpResponse) else _list_versions(catalogue, found, upto or VersionName())
-        if segments[0] == "replicas" and len(segments) < 3 and method in ("GET", "HEAD"):
-            namespace = segments[1] if len(segments) > 1 else None
-            return self._list_replicas(catalogue, claims, namespace, _after(target.query), bearer, rights)
-        if len(segments) not in (1, 2) or not all(segments):
-            return text_response(404, f"there is nothing here; {PREFIX}versions/ns/name has the versions of a replica")
-        if method != "POST":
-            return text_response(405, "POST", ("Allow", "POST"))
-        name_or_none = ReplicaName(*segments) if len(segments) == 2 else None
-        replica = catalogue.find_id(segments[0]) if name_or_none is None else catalogue.find(name_or_none)
-        # The right to push or to pull, as for a subscription: a client reports what kept it from pushing.
-        found = self._found(catalogue, replica, name_or_none, "subscribe", bearer, rights)
-        if isinstance(found, HttpResponse):
-            return found
-        return _store_report(store, found, client_of(request.headers, request.address), request.body)
-
-    def _found(
-        self,
-        catalogue: Catalogue,
-        replica: Replica | None,
-        name: ReplicaName | None,
-        needed: SessionKind,
-        bearer: str | None,
-        rights: Rights | None,
-    ) -> Replica | HttpResponse:
-        """The replica, if it exists and the client has the right to such a session."""
-        name = name if replica is None else replica.name
-        if name is not None:
-            access = access_to(catalogue, name, replica, bearer, rights, needs_token=self._needs_token)
-            refusal = refusal_of(access, needed)
-            if refusal is not None:
-                return _refused(refusal.status, refusal.text.strip())
-        elif self._needs_token and rights is None:
-            return _refused(401, "a token or key is needed")
-        return text_response(404, "there is no such replica") if replica is None else replica
-
-    def _list_replicas(
-        self,
-        catalogue: Catalogue,
-        claims: Claims,
-        namespace: str | None,
-        after: ReplicaName | None,
-        bearer: str | None,
-        rights: Rights | None,
-    ) -> HttpResponse:
-        """The replicas that the client may pull, by name, after `after`; `isCut` in the answer: there are more."""
-        if namespace is not None:
-            ReplicaName(namespace, "any")  # refuses an invalid one
-        is_first, found = after is None, list[ReplicaListing]()
-        while len(found) <= LISTED_MAX:
-            page = catalogue.listing(namespace=namespace, after=after, limit=LISTING_PAGE)
-            for each in page:
-                replica = each.replica
-                access = access_to(catalogue, replica.name, replica, bearer, rights, needs_token=self._needs_token)
-                if access.may_pull:
-                    found.append(each)
-            if len(page) < LISTING_PAGE:
-                break
-            after = page[-1].replica.name
-        if not found and is_first:
-            refusal = self._listing_refusal(namespace, bearer, rights)
-            if refusal is not None:
-                return refusal
-        shown = [_listing_document(each, claims.get(each.replica.name)) for each in found[:LISTED_MAX]]
-        return HttpResponse(200, JSON, msgspec.json.encode({"replicas": shown, "isCut": len(found) > LISTED_MAX}))
-
-    def _listing_refusal(self, namespace: str | None, bearer: str | None, rights: Rights | None) -> HttpResponse | None:
-        """The answer to a client that sees no replica. The text does not depend on the replicas of others."""
-        if rights is not None:
-            everything = "replica.>" if namespace is None else f"replica.{namespace}.>"
-            if rights.may_read(everything):
-                return None
-            return text_response(403, "this token allows to pull no replica here")
-        if bearer is not None:
-            return _refused(401, "this key or token opens no replica here: it is wrong, or was revoked")
-        if self._needs_token:
-            return _refused(401, "to list replicas needs a token of the server, or a key of one")
-        return None
 
 
 _Work = PushSession | PullSession | SubscribeSession
@@ -471,7 +368,7 @@ def _apply_policies(store: ReplicaStore) -> None:
     """Blocks."""
     for replica in store.catalogue.replicas():
         try:
-            store.pushes.apply_policy(replica.id)
+            store.apply_policy(replica.id)
         except HeadwaterError as exc:
             logger.warning("old versions of %s were not removed: %s", replica.name.path, exc)
 
@@ -544,25 +441,30 @@ def client_identity(headers: dict[str, str], bearer: str | None) -> ClientIdenti
     return (bearer, name) if name else object()
 
 
-def access_to(
-    catalogue: Catalogue,
-    name: ReplicaName,
-    replica: Replica | None,
-    bearer: str | None,
-    rights: Rights | None,
-    *,
-    needs_token: bool,
-) -> Access:
-    """Blocks."""
-    if replica is not None and bearer is not None and (kind := catalogue.key_kind(replica.id, bearer)) is not None:
-        return Access(replica, kind, may_push=kind == "push", may_pull=True)
-    if rights is not None:
-        return Access(replica, "token", rights.may_publish(name.topic), rights.may_read(name.topic))
-    # An unknown key is refused even where none is needed: it would give a false sense of safety.
-    has_key = bearer is not None and is_key(bearer)
-    if not needs_token and not has_key and (replica is None or not catalogue.needs_key(replica.id)):
-        return Access(replica, "none", may_push=True, may_pull=True)
-    return Access(replica, "none", may_push=False, may_pull=False, is_unknown=True, has_bearer=bearer is not None)
+class Requester(NamedTuple):
+    """A client that asks for something, by the key or token that it shows. `rights`: of its token."""
+
+    catalogue: Catalogue
+    bearer: str | None
+    rights: Rights | None
+    needs_token: bool
+
+    def look_up(self, name: ReplicaName) -> Access:
+        """Blocks."""
+        return self.access_to(name, self.catalogue.find(name))
+
+    def access_to(self, name: ReplicaName, replica: Replica | None) -> Access:
+        """`replica` is the one of that name. Blocks."""
+        catalogue, bearer, rights, needs_token = self
+        if replica is not None and bearer is not None and (kind := catalogue.key_kind(replica.id, bearer)) is not None:
+            return Access(replica, kind, may_push=kind == "push", may_pull=True)
+        if rights is not None:
+            return Access(replica, "token", rights.may_publish(name.topic), rights.may_read(name.topic))
+        # An unknown key is refused even where none is needed: it would give a false sense of safety.
+        has_key = bearer is not None and is_key(bearer)
+        if not needs_token and not has_key and (replica is None or not catalogue.needs_key(replica.id)):
+            return Access(replica, "none", may_push=True, may_pull=True)
+        return Access(replica, "none", may_push=False, may_pull=False, is_unknown=True, has_bearer=bearer is not None)
 
 
 def refusal_of(access: Access, kind: SessionKind) -> Refusal | None:
@@ -584,6 +486,84 @@ def refuse_revoked(access: Access, kind: SessionKind) -> None:
 
 
 # --- answers --------------------------------------------------------------------------------------------------------
+
+
+def _answer(store: ReplicaStore, claims: Claims, request: HttpRequest, requester: Requester) -> HttpResponse:
+    """Blocks."""
+    catalogue = store.catalogue
+    target = urlsplit(request.target)
+    segments = _segments(target.path)
+    method = request.method
+    if len(segments) == 3 and segments[0] in SESSIONS:
+        return text_response(426, "this is a WebSocket", ("Upgrade", "websocket"))
+    if len(segments) == 3 and segments[0] == "versions":
+        if method not in ("GET", "HEAD"):
+            return text_response(405, "GET", ("Allow", "GET, HEAD"))
+        last, upto = split_version(segments[2])
+        name = ReplicaName(segments[1], last)
+        found = _found(requester, catalogue.find(name), name, "pull")
+        return found if isinstance(found, HttpResponse) else _list_versions(catalogue, found, upto or VersionName())
+    if segments[0] == "replicas" and len(segments) < 3 and method in ("GET", "HEAD"):
+        namespace = segments[1] if len(segments) > 1 else None
+        return _list_replicas(requester, claims, namespace, _after(target.query))
+    if len(segments) not in (1, 2) or not all(segments):
+        return text_response(404, f"there is nothing here; {PREFIX}versions/ns/name has the versions of a replica")
+    if method != "POST":
+        return text_response(405, "POST", ("Allow", "POST"))
+    name_or_none = ReplicaName(*segments) if len(segments) == 2 else None
+    replica = catalogue.find_id(segments[0]) if name_or_none is None else catalogue.find(name_or_none)
+    # The right to push or to pull, as for a subscription: a client reports what kept it from pushing.
+    found = _found(requester, replica, name_or_none, "subscribe")
+    if isinstance(found, HttpResponse):
+        return found
+    return _store_report(store, found, client_of(request.headers, request.address), request.body)
+
+
+def _found(
+    requester: Requester, replica: Replica | None, name: ReplicaName | None, needed: SessionKind
+) -> Replica | HttpResponse:
+    """The replica, if it exists and the client has the right to such a session."""
+    name = name if replica is None else replica.name
+    if name is not None:
+        refusal = refusal_of(requester.access_to(name, replica), needed)
+        if refusal is not None:
+            return _refused(refusal.status, refusal.text.strip())
+    elif requester.needs_token and requester.rights is None:
+        return _refused(401, "a token or key is needed")
+    return text_response(404, "there is no such replica") if replica is None else replica
+
+
+def _list_replicas(
+    requester: Requester, claims: Claims, namespace: str | None, after: ReplicaName | None
+) -> HttpResponse:
+    """The replicas that the client may pull, by name, after `after`; `isCut` in the answer: there are more."""
+    if namespace is not None:
+        ReplicaName(namespace, "any")  # refuses an invalid one
+    is_first, found = after is None, list[ReplicaListing]()
+    while len(found) <= LISTED_MAX:
+        page = requester.catalogue.listing(namespace=namespace, after=after, limit=LISTING_PAGE)
+        found += [each for each in page if requester.access_to(each.replica.name, each.replica).may_pull]
+        if len(page) < LISTING_PAGE:
+            break
+        after = page[-1].replica.name
+    if not found and is_first and (refusal := _listing_refusal(requester, namespace)) is not None:
+        return refusal
+    shown = [_listing_document(each, claims.get(each.replica.name)) for each in found[:LISTED_MAX]]
+    return HttpResponse(200, JSON, msgspec.json.encode({"replicas": shown, "isCut": len(found) > LISTED_MAX}))
+
+
+def _listing_refusal(requester: Requester, namespace: str | None) -> HttpResponse | None:
+    """The answer to a client that sees no replica. The text does not depend on the replicas of others."""
+    if requester.rights is not None:
+        everything = "replica.>" if namespace is None else f"replica.{namespace}.>"
+        if requester.rights.may_read(everything):
+            return None
+        return text_response(403, "this token allows to pull no replica here")
+    if requester.bearer is not None:
+        return _refused(401, "this key or token opens no replica here: it is wrong, or was revoked")
+    if requester.needs_token:
+        return _refused(401, "to list replicas needs a token of the server, or a key of one")
+    return None
 
 
 def _refused(status: int, why: str) -> HttpResponse:

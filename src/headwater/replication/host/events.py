@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headwater.delivery.retry import RetryPolicy, backoff_ms
 from headwater.errors import HeadwaterError
-from headwater.replication.host.catalogue import Catalogue, Replica, Totals, Unannounced, Version, version_document
+from headwater.replication.host.catalogue import Catalogue, Replica, Totals, Version, version_document
 from headwater.replication.host.session import Abort
 from headwater.replication.protocol import SessionKind
-from headwater.server.mount import Meter, Publish
+from headwater.server.mount import Publish
+
+if TYPE_CHECKING:
+    from headwater.server.pages import Metrics
 
 PUBLISH_S_MAX = 10.0  # that a push waits for its message; the version stands, and the message comes later
 
@@ -42,44 +45,42 @@ class VersionAnnouncer:
     async def announce(self, replica: Replica, version: Version) -> None:
         """Announce it, after older versions of its replica: the log has them in order. Never raises: `run` tries again
         what cannot be published now."""
-        try:
-            async with asyncio.timeout(PUBLISH_S_MAX):
-                await self._announce_all()
-        except (HeadwaterError, TimeoutError) as exc:
-            details = {"replica": replica.name.path, "version": version.number, "why": str(exc) or "it took too long"}
-            logger.warning("version %(version)d of %(replica)s is not announced yet: %(why)s", details)
-            self._wake.set()
-        except Exception:
-            logger.exception("announcing versions failed, and will be tried again")
+        details = {"replica": replica.name.path, "version": version.number}
+        late = "version %(version)d of %(replica)s is not announced yet: %(why)s"
+        if not await self._try_to_announce(logging.WARNING, late, details, within_s=PUBLISH_S_MAX):
             self._wake.set()
 
     async def run(self) -> None:
         """Announce, until cancelled, what the last run of the server left, and what failed since."""
         failures = 0
         while True:
-            if await self._announce_the_rest():
+            if await self._try_to_announce(logging.DEBUG, "announcing will be tried again: %(why)s", {}):
                 failures = 0
                 await self._wake.wait()
             self._wake.clear()
             failures += 1
             await asyncio.sleep(backoff_ms(BACKOFF, failures, 0.0) / 1000)
 
-    async def _announce_the_rest(self) -> bool:
+    async def _try_to_announce(
+        self, level: int, text: str, details: dict[str, object], *, within_s: float | None = None
+    ) -> bool:
+        """`text`, with `details` and `why`, is logged at the level if it fails in a way that passes by itself."""
         try:
-            await self._announce_all()
+            async with asyncio.timeout(within_s):
+                await self._announce_all()
         except (HeadwaterError, TimeoutError) as exc:
-            logger.debug("announcing will be tried again: %s", exc)
-            return False
+            logger.log(level, text, {**details, "why": str(exc) or "it took too long"})
         except Exception:
             logger.exception("announcing versions failed, and will be tried again")
-            return False
-        return True
+        else:
+            return True
+        return False
 
     async def _announce_all(self) -> None:
         """Raises the first error after all replicas were tried."""
         failed: dict[str, HeadwaterError] = {}
         async with self._turn:
-            left: list[Unannounced] = []
+            left: list[tuple[Replica, Version]] = []
             await self._on_thread(lambda: left.extend(self._catalogue.unannounced()))
             for replica, version in left:
                 if replica.id in failed:
@@ -103,7 +104,7 @@ class ReplicaMetrics:
 
     `running`: the number of sessions of a kind; `pushes_max`: at once."""
 
-    def __init__(self, meter: Meter, running: Callable[[SessionKind], int], pushes_max: int) -> None:
+    def __init__(self, meter: Metrics, running: Callable[[SessionKind], int], pushes_max: int) -> None:
         self._totals = Totals(0, 0, 0)
         self._stale = asyncio.Event()
         self.refresh = self._stale.set

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from headwater.errors import ReplicationFailedError
 from headwater.formats import iso
@@ -27,22 +28,22 @@ HASHES_PART = 4  # a replica's hashes are far less than a quarter of the pages
 SLACK_BYTES = 16 * 1024 * 1024
 
 
+@dataclass(eq=False)
 class PullSession:
-    def __init__(self, context: HostContext, session: ReplicaSession, name: ReplicaName, number: int) -> None:
-        self._context = context
-        self._session = session
-        self._name = name
-        self._number = number
-        self._is_complete = False
-        self.outcome: SessionOutcome | None = None
+    context: HostContext
+    session: ReplicaSession
+    name: ReplicaName
+    number: int
+    outcome: SessionOutcome | None = None
+    _is_complete: bool = False
 
     async def run(self) -> None:
-        first = await self._session.next(self._context.idle_s)
+        first = await self.session.next(self.context.idle_s)
         if first is None:
             raise Gone
         if config_of(first, PullConfig).dry:
             raise Abort("FAILED", "a dry run is made by the client: it pulls into a private file")
-        threads = self._context.threads
+        threads = self.context.threads
         opened = await threads.do_or_undo(OpenedVersion.close, self._open)
         try:
             await self._send_all(opened)
@@ -52,22 +53,22 @@ class PullSession:
 
     def _open(self) -> OpenedVersion:
         """Blocks."""
-        store = self._context.store
-        version = store.catalogue.get_version(self._name, self._number)
-        is_newest = version.number == store.catalogue.get(self._name).newest  # older ones are rebuilt, in a new file
-        with nullcontext() if is_newest else self._context.space.reserved(version.size):
-            return store.open_version(self._name, self._number)
+        store = self.context.store
+        version = store.catalogue.get_version(self.name, self.number)
+        is_newest = version.number == store.catalogue.get(self.name).newest  # older ones are rebuilt, in a new file
+        with nullcontext() if is_newest else self.context.space.reserved(version.size):
+            return store.open_version(self.name, self.number)
 
     async def _send_all(self, opened: OpenedVersion) -> None:
         version = opened.version
         directory, url = opened.url
         origin = RsyncProcess("--origin", url, cwd=directory, cpu_s=cpu_s_for(version.size))
         try:
-            self._session.expect_pages(patience_s(self._context.idle_s, version.size))
-            await self._session.send_text(
+            self.session.expect_pages(patience_s(self.context.idle_s, version.size))
+            await self.session.send_text(
                 config(
                     replicaID=opened.replica.id,
-                    replicaPath=self._name.path,
+                    replicaPath=self.name.path,
                     version=version.number,
                     size=version.size,
                     pageSize=version.page_size,
@@ -89,7 +90,7 @@ class PullSession:
         """Receive until the client's process has succeeded."""
         received = 0
         while True:
-            frame = await self._session.next()
+            frame = await self.session.next()
             if frame is None:
                 raise Gone
             if isinstance(frame, str):
@@ -107,4 +108,4 @@ class PullSession:
     async def _send(self, origin: RsyncProcess) -> None:
         while data := await origin.read():
             if not self._is_complete:
-                await self._session.send_binary(data)
+                await self.session.send_binary(data)

@@ -11,9 +11,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from headwater.errors import HeadwaterError, ReplicationFailedError, UnknownReplicaError
-from headwater.replication.host.accept import Scratch
 from headwater.replication.host.catalogue import PushFacts
 from headwater.replication.host.disk import refuse_to_fill
 from headwater.replication.host.events import SessionOutcome
@@ -26,6 +26,7 @@ from headwater.replication.host.session import (
     config_of,
     patience_s,
 )
+from headwater.replication.host.store import Scratch
 from headwater.replication.local_database import make_private
 from headwater.replication.names import ReplicaName
 from headwater.replication.protocol import MESSAGE, MESSAGE_CHARS_MAX, PushComplete, PushConfig
@@ -41,70 +42,69 @@ STOP_S = 3.0  # for a push that is being checked when the server stops
 logger = logging.getLogger("headwater")
 
 
+@dataclass(eq=False)
 class PushSession:
     """`check_rights` raises Abort when the client may not push any more: pages may move for hours, and be checked for
     minutes. Blocks."""
 
-    def __init__(
-        self, context: HostContext, session: ReplicaSession, name: ReplicaName, check_rights: Callable[[], None]
-    ) -> None:
-        self._context = context
-        self._session = session
-        self._name = name
-        self._check_rights = check_rights
+    context: HostContext
+    session: ReplicaSession
+    name: ReplicaName
+    check_rights: Callable[[], None]
+    outcome: SessionOutcome | None = None
+
+    def __post_init__(self) -> None:
         self._received = OriginStream()
         self._sent = 0
         self._complete: PushComplete | None = None
         self._size = 0
         self._stop = threading.Event()
-        self.outcome: SessionOutcome | None = None
 
     async def run(self) -> None:
         message, asked = await self._first_frames()
-        if (size := asked.pages * asked.page_size) > self._context.bytes_max:
-            raise Abort("TOO_LARGE", f"the database has {size:,} bytes and the limit is {self._context.bytes_max:,}")
-        pushes, threads = self._context.store.pushes, self._context.threads
-        scratch = await threads.do_or_undo(pushes.discard, self._begin, asked, size)
-        self._context.subscribers.push_began(self._name, self._session.identity)
+        if (size := asked.pages * asked.page_size) > self.context.bytes_max:
+            raise Abort("TOO_LARGE", f"the database has {size:,} bytes and the limit is {self.context.bytes_max:,}")
+        store, threads = self.context.store, self.context.threads
+        scratch = await threads.do_or_undo(store.discard_push, self._begin, asked, size)
         try:
-            complete = await self._receive_all(scratch, asked)
-            if complete is None:
-                self.outcome = "dry"
-            else:
-                await threads.do(self._check_rights)
-                wire_bytes = self._received.bytes + self._sent
-                await self._accept(scratch, PushFacts(message, complete.dbhash, wire_bytes))
+            with self.context.subscribers.pushing(self.name, self.session.identity):
+                complete = await self._receive_all(scratch, asked)
+                if complete is None:
+                    self.outcome = "dry"
+                else:
+                    await threads.do(self.check_rights)
+                    wire_bytes = self._received.bytes + self._sent
+                    await self._accept(scratch, PushFacts(message, complete.dbhash, wire_bytes))
         finally:
-            self._context.subscribers.push_ended(self._name, self._session.identity)
-            await threads.do(pushes.discard, scratch)
+            await threads.do(store.discard_push, scratch)
 
     def _begin(self, asked: PushConfig, size: int) -> Scratch:
         """Blocks."""
-        store = self._context.store
-        replica, copied = store.catalogue.find(self._name), 0
+        store = self.context.store
+        replica, copied = store.catalogue.find(self.name), 0
         if replica is not None and replica.newest:
             with contextlib.suppress(UnknownReplicaError):  # replaced just now, or removed
-                copied = store.catalogue.get_version(self._name, replica.newest).size
+                copied = store.catalogue.get_version(self.name, replica.newest).size
         self._size = max(size, copied)
-        with self._context.space.reserved(self._size):
-            return store.pushes.begin(
-                self._name,
+        with self.context.space.reserved(self._size):
+            return store.begin_push(
+                self.name,
                 base=asked.base,
                 push_id=asked.push_id,
                 last_push_id=asked.last_push_id,
                 base_hash=asked.base_hash,
-                client=self._session.client,
+                client=self.session.client,
                 page_size=asked.page_size,
             )
 
     async def _first_frames(self) -> tuple[str, PushConfig]:
-        first = await self._session.next(self._context.idle_s)
+        first = await self.session.next(self.context.idle_s)
         message = ""
         if isinstance(first, str) and first.startswith(MESSAGE):
             message = first.removeprefix(MESSAGE)
             if len(message) > MESSAGE_CHARS_MAX:
                 raise Abort("FAILED", f"the message has more than {MESSAGE_CHARS_MAX:,} characters")
-            first = await self._session.next(self._context.idle_s)
+            first = await self.session.next(self.context.idle_s)
         if first is None:
             raise Gone
         return message, config_of(first, PushConfig)
@@ -122,12 +122,12 @@ class PushSession:
             f"./{name}",
             cwd=directory,
             cpu_s=cpu_s_for(self._size),
-            file_bytes=_with_heads(self._context.bytes_max),
+            file_bytes=_with_heads(self.context.bytes_max),
         )
         try:
-            self._session.expect_pages(patience_s(self._context.idle_s, self._size))
-            await self._session.send_text(
-                config(replicaID=scratch.replica.id, replicaPath=self._name.path, base=scratch.base, ready=True)
+            self.session.expect_pages(patience_s(self.context.idle_s, self._size))
+            await self.session.send_text(
+                config(replicaID=scratch.replica.id, replicaPath=self.name.path, base=scratch.base, ready=True)
             )
             await together(self._receive(replica), self._send(replica))
             complete = self._complete
@@ -147,20 +147,20 @@ class PushSession:
 
     async def _receive(self, replica: RsyncProcess) -> None:
         """Receive until the client has sent everything."""
-        limit = _with_heads(self._context.bytes_max)
+        limit = _with_heads(self.context.bytes_max)
         space_checked_at = 0
         while True:
-            frame = await self._session.next()
+            frame = await self.session.next()
             if frame is None:
                 raise Gone
             if isinstance(frame, str):
                 break
             self._received.feed(frame)
             if self._received.bytes > limit:
-                raise Abort("TOO_LARGE", f"more came than a database of {self._context.bytes_max:,} bytes needs")
+                raise Abort("TOO_LARGE", f"more came than a database of {self.context.bytes_max:,} bytes needs")
             if self._received.bytes - space_checked_at > SPACE_CHECK_BYTES:
                 space_checked_at = self._received.bytes
-                await self._context.threads.do(refuse_to_fill, self._context.store.directory, 0)
+                await self.context.threads.do(refuse_to_fill, self.context.store.directory, 0)
             replica.refuse_error_output()
             await replica.write(frame)
         complete = config_of(frame, PushComplete)
@@ -175,7 +175,7 @@ class PushSession:
         while data := await replica.read():
             self._sent += len(data)
             if self._complete is None:  # afterwards the client's process has exited
-                await self._session.send_binary(data)
+                await self.session.send_binary(data)
         if self._complete is None:
             # The replica process has exited first. It sent the reason to the client's process; the session ends with
             # it.
@@ -188,8 +188,8 @@ class PushSession:
     async def _accept(self, scratch: Scratch, facts: PushFacts) -> None:
         """During the check, a disconnected client or a stopping server ends it. After the check it becomes a version in
         any case."""
-        self._session.on_end = self._stop.set
-        if self._session.is_over:
+        self.session.on_end = self._stop.set
+        if self.session.is_over:
             raise Gone
         finishing = asyncio.ensure_future(self._accept_and_answer(scratch, facts))
         try:
@@ -201,27 +201,27 @@ class PushSession:
             raise
 
     async def _accept_and_answer(self, scratch: Scratch, facts: PushFacts) -> None:
-        context = self._context
+        context = self.context
         began_s = asyncio.get_running_loop().time()
         try:
             version, is_new = await context.threads.do(
-                context.store.pushes.accept, scratch, facts, self._check_rights, self._stop
+                context.store.accept_push, scratch, facts, self.check_rights, self._stop
             )
         except HeadwaterError as exc:
-            logger.info("a push of %s was refused: %s", self._name.path, exc.why)
+            logger.info("a push of %s was refused: %s", self.name.path, exc.why)
             raise
         finally:
             context.metrics.observe_acceptance(asyncio.get_running_loop().time() - began_s)
         self.outcome = "accepted" if is_new else "unchanged"
         if is_new:
             context.metrics.refresh()
-            details = {"version": version.number, "replica": self._name.path, "size": version.size}
+            details = {"version": version.number, "replica": self.name.path, "size": version.size}
             logger.info("version %(version)d of %(replica)s: %(size)d bytes", details, extra={"client": scratch.client})
             await context.announcer.announce(scratch.replica, version)
             context.subscribers.announce_version(scratch.replica, version.number)
-        if self._session.is_over:
+        if self.session.is_over:
             return
-        await self._session.send_text(
+        await self.session.send_text(
             config(
                 committedVersionID=version.number,
                 isNew=is_new,

@@ -71,7 +71,7 @@ INSERT INTO versions (
 DELETE FROM versions WHERE replica = ?1 AND number <= ?2 AND number < (SELECT newest FROM replicas WHERE id = ?1)
 
 -- :unannounced: versions without a message in the log yet, those of each replica in order
-SELECT r.id, v.number FROM versions AS v JOIN replicas AS r ON r.id = v.replica
+SELECT {replica}, {version} FROM versions AS v JOIN replicas AS r ON r.id = v.replica
 WHERE v.announced = 0 ORDER BY r.id, v.number
 
 -- :announced: a version has its message in the log

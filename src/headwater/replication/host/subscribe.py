@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError
@@ -36,54 +38,46 @@ CLEANUP_S_MIN = 1.0  # between two looks at a claim without subscribers
 logger = logging.getLogger("headwater")
 
 
+@dataclass(eq=False)
 class SubscribeSession:
-    """A `Subscriber`."""
+    """A `Subscriber`. `may_push`: at the beginning; `check_may_push`: now. The latter blocks."""
 
-    def __init__(
-        self,
-        context: HostContext,
-        session: ReplicaSession,
-        name: ReplicaName,
-        *,
-        key_type: str,
-        may_push: bool,
-        check_may_push: Callable[[], bool],
-    ) -> None:
-        """`may_push`: at the beginning; `check_may_push`: now. The latter blocks."""
-        self.identity = session.identity
+    context: HostContext
+    session: ReplicaSession
+    name: ReplicaName
+    key_type: str
+    may_push: bool
+    check_may_push: Callable[[], bool]
+    outcome: SessionOutcome | None = None
+
+    def __post_init__(self) -> None:
+        self.identity = self.session.identity
         self.coordinates = False
-        self.outcome: SessionOutcome | None = None
-        self._context = context
-        self._session = session
-        self._name = name
-        self._key_type = key_type
-        self._may_push = may_push
-        self._check_may_push = check_may_push
         self._next_change_s = 0.0
         self._waiting: list[str] | None = []
         """Texts that come before the first CONFIG is sent; None afterwards."""
 
     async def run(self) -> None:
-        first = await self._session.next(self._context.idle_s)
+        first = await self.session.next(self.context.idle_s)
         if first is None:
             raise Gone
         asked = config_of(first, SubscribeConfig)
-        self.coordinates = asked.coordinate and self._may_push
+        self.coordinates = asked.coordinate and self.may_push
         # Joined before the newest version is read, so that no version is missed in between.
-        subscribers = self._context.subscribers.join(self._name, self)
+        subscribers = self.context.subscribers.join(self.name, self)
         try:
             await self._begin(asked)
             await self._listen(subscribers)
         finally:
-            self._context.subscribers.leave(self._name, self)
+            self.context.subscribers.leave(self.name, self)
 
     async def _begin(self, asked: SubscribeConfig) -> None:
-        replica = await self._context.threads.do(self._context.store.catalogue.find, self._name)
+        replica = await self.context.threads.do(self.context.store.catalogue.find, self.name)
         fields: dict[str, object] = {
             "replicaID": None if replica is None else replica.id,
-            "keyType": self._key_type,
+            "keyType": self.key_type,
         }
-        if not self._may_push and (asked.has_timers or asked.coordinate):
+        if not self.may_push and (asked.has_timers or asked.coordinate):
             fields["warning"] = PULL_ONLY
         waiting, self._waiting = self._waiting or [], None
         newest = 0 if replica is None else replica.newest
@@ -95,14 +89,14 @@ class SubscribeSession:
 
     def send(self, text: str) -> None:
         if self._waiting is None:
-            self._session.queue_text(text)
+            self.session.queue_text(text)
         else:
             self._waiting.append(text)
 
     async def _listen(self, subscribers: Subscribers) -> None:
         loop = asyncio.get_running_loop()
         second, frames = 0, 0
-        while (frame := await self._session.next(None)) is not None:
+        while (frame := await self.session.next(None)) is not None:
             if isinstance(frame, bytes):
                 raise Abort("FAILED", "there are no pages in a subscription")
             await self._handle(subscribers, frame)
@@ -117,7 +111,7 @@ class SubscribeSession:
         if word == CLAIM:
             span_ms = _span_ms(rest)
             if self.coordinates:
-                if not await self._context.threads.do(self._check_may_push):
+                if not await self.context.threads.do(self.check_may_push):
                     raise rights_revoked("push")
                 subscribers.claim(self, span_ms)
         elif word == RELEASE and not rest:
@@ -131,12 +125,12 @@ class SubscribeSession:
 
     async def _record_change(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        if self._may_push and now_s >= self._next_change_s:
+        if self.may_push and now_s >= self._next_change_s:
             self._next_change_s = now_s + CHANGES_S
             try:
-                await self._context.threads.do(self._context.store.record_change, self._name)
+                await self.context.threads.do(self.context.store.record_change, self.name)
             except HeadwaterError as exc:  # the subscription goes on
-                logger.warning("a change of %s was not recorded: %s", self._name.path, exc)
+                logger.warning("a change of %s was not recorded: %s", self.name.path, exc)
 
 
 def rights_revoked(session: SessionKind) -> Abort:
@@ -251,16 +245,18 @@ class SubscriberRegistry:
         self._of(name).leave(subscriber)
         self._remove_if_unused(name)
 
-    def push_began(self, name: ReplicaName, identity: ClientIdentity) -> None:
+    @contextmanager
+    def pushing(self, name: ReplicaName, identity: ClientIdentity) -> Iterator[None]:
+        """While a push runs, its client keeps its claim."""
         subscribers = self._of(name)
         subscribers.pushes += 1
         subscribers.claims.push_began(identity, self._clock.now_ms())
-
-    def push_ended(self, name: ReplicaName, identity: ClientIdentity) -> None:
-        subscribers = self._of(name)
-        subscribers.pushes -= 1
-        subscribers.claims.push_ended(identity, self._clock.now_ms())
-        self._remove_if_unused(name)
+        try:
+            yield
+        finally:
+            subscribers.pushes -= 1
+            subscribers.claims.push_ended(identity, self._clock.now_ms())
+            self._remove_if_unused(name)
 
     def claims(self) -> dict[ReplicaName, Claim]:
         """Those that are held now. A client that gave no name has the name ""."""

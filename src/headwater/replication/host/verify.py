@@ -23,6 +23,7 @@ from headwater.errors import (
     ReadOnlyError,
     UnknownReplicaError,
 )
+from headwater.files import sync_file
 from headwater.replication import local_database
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue, Replica
@@ -211,10 +212,10 @@ def restore(made: OpenedVersion, target: str, *, overwrite: bool = False) -> Non
             if overwrite and _is_database(target):
                 _write_into(draft, target)
                 return
-            disk.sync_file(draft)
+            sync_file(draft)
             _copy_mode(draft, target)
             _give_name(draft, target, overwrite=overwrite)
-            disk.sync_file(os.path.dirname(target))
+            sync_file(os.path.dirname(target))
         finally:
             remove_database(draft)
 
@@ -245,7 +246,7 @@ def _copy_mode(draft: str, target: str) -> None:
 
 def _give_name(draft: str, target: str, *, overwrite: bool) -> None:
     if overwrite:
-        disk.rename(draft, target)
+        os.replace(draft, target)
         return
     try:
         os.link(draft, target)  # unlike a rename, never replaces a file
@@ -253,4 +254,4 @@ def _give_name(draft: str, target: str, *, overwrite: bool) -> None:
         raise InvalidOptionError("there is such a file by now", where=target, next="Name another one") from exc
     except OSError:  # a file system without hard links
         with contextlib.suppress(FileNotFoundError):
-            disk.rename(draft, target)
+            os.replace(draft, target)

@@ -13,12 +13,12 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from headwater.errors import CorruptError, HeadwaterError, InvalidOptionError, UnknownReplicaError
+from headwater.files import lock_file
 from headwater.replication.host import disk
 from headwater.replication.host.catalogue import Catalogue, Replica, Version
 from headwater.replication.host.disk import Layout
@@ -161,12 +161,6 @@ def _read_into(file: BinaryIO, buffer: bytearray) -> None:
         filled += read
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
 class _DeltaWriter:
     def __init__(self, file: BinaryIO, shape: Shape, before_more: Callable[[], None], *, whole: bool) -> None:
         self._file = file
@@ -175,7 +169,7 @@ class _DeltaWriter:
         self._group_max = max(1, GROUP_BYTES_MAX // shape.page_size)
         self._numbers: list[int] = []
         self._group = bytearray()
-        self._hash: _Hash = hashlib.sha256()
+        self._hash = hashlib.sha256()
         self._put(_HEAD.pack(MAGIC, shape.page_size, shape.pages, whole))
 
     def add(self, number: int, page: bytes | bytearray) -> None:
@@ -222,7 +216,7 @@ def rebuild(head: str, deltas: Sequence[StoredDelta], into: str) -> None:
     else:
         deltas = deltas[whole:]
     try:
-        with open(into, "r+b" if whole is None else "x+b", buffering=0, opener=private) as file:
+        with open(into, "r+b" if whole is None else "x+b", opener=private) as file:
             for delta in deltas:
                 _apply(delta, file)
     except BaseException:
@@ -244,7 +238,7 @@ def _apply(delta: StoredDelta, target: BinaryIO) -> None:
         for numbers, pages in reading.groups():
             for start, end in _runs(numbers):
                 target.seek(numbers[start] * page_size)
-                disk.write_all(target, pages[start * page_size : end * page_size])
+                target.write(pages[start * page_size : end * page_size])
         target.truncate(delta.shape.size)
         reading.check_end()
 
@@ -264,7 +258,7 @@ class _DeltaReader:
     def __init__(self, file: BinaryIO, delta: StoredDelta) -> None:
         self._file = file
         self._delta = delta
-        self._hash: _Hash = hashlib.sha256()
+        self._hash = hashlib.sha256()
         magic, page_size, pages, whole = _HEAD.unpack(self._take(_HEAD.size))
         if magic != MAGIC or (page_size, pages) != delta.shape or whole not in (0, 1):
             raise self._damage("its head is not as it was written")
@@ -357,9 +351,7 @@ class OpenedVersion:
     def __enter__(self) -> OpenedVersion:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self.close()
 
 
@@ -413,7 +405,7 @@ def _private_copy(layout: Layout, replica: Replica, chain: list[Version]) -> Ope
     directory = layout.new_reading(replica.id)
     os.mkdir(directory, 0o700)
     try:
-        lock = disk.lock(os.path.join(directory, LOCK))
+        lock = lock_file(os.path.join(directory, LOCK))
     except OSError:
         disk.remove_tree(directory)
         raise
