@@ -134,7 +134,7 @@ def test_an_old_sqlite3_module_is_noted(run, log, path: Path, monkeypatch: pytes
     result = run("doctor", path, "--json")
     found = findings(result)["sqlite3 module"]
     assert (result.code, found["level"]) == (0, "note")
-    assert "programs that use the sqlite3 module on this file can lose commits in WAL mode" in found["what"]
+    assert "Headwater does not use it. A program that writes to this file through it can lose a commit" in found["what"]
     monkeypatch.setattr("sqlite3.sqlite_version", "3.51.3")
     assert "sqlite3 module" not in findings(run("doctor", path, "--json"))
 

@@ -30,6 +30,7 @@ def test_create_prints_the_token_and_nothing_else(run, tokens: Path):
     assert result.code == 0
     assert re.fullmatch(TEXT + "\n", result.out)
     assert result.err == f"it will not be shown again; {tokens} keeps only a hash of it\n"
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +never$", run("token", "ls", "--tokens", tokens).out)
     grant = TokenFile(tokens).check(result.out.strip(), FAR_MS)
     assert grant
     assert (grant.label, grant.scopes, grant.expires_ms) == ("shop", Scopes(publish=("orders.>",)), None)

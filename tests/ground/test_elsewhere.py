@@ -42,9 +42,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
     with headwater.open("events.db") as log:
         log.publish_many([("orders.new", {"order": number}, {"from_": "shop"}) for number in range(3)])
         log.publish("events", {"order": 17})
-        for idle in ("old", "idle"):
-            log.subscribe(idle, "orders.>").close()
-        with log.subscribe("first", "orders.>") as subscription:
+        for idle, mode in (("old", "exclusive"), ("stock", "exclusive"), ("resizers", "shared")):
+            log.subscribe(idle, "images.resize" if mode == "shared" else "orders.>", mode=mode).close()
+        with log.subscribe("billing", "orders.>") as subscription:
             [message] = subscription.fetch(1)
             log.live.subscribe("subscriber-001", "orders.#", print, dialect="amqp")
             yield {
@@ -67,6 +67,8 @@ def test_every_system_has_its_table() -> None:
 
 @pytest.mark.parametrize(("system", "call"), PYTHON, ids=lambda value: value[:60])
 def test_our_call_runs(system: str, call: str, prepared: dict[str, Any]) -> None:
+    if call.startswith('log.subscribe("billing"'):  # how the page's `subscription` is made
+        prepared["subscription"].close()
     made = eval(call, prepared)
     if hasattr(made, "close") and made is not prepared["subscription"]:
         made.close()

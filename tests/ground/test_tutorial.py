@@ -25,12 +25,7 @@ def as_shell(folder: Path, port: str) -> str:
     """One script for one bash, because background processes stay from step to step. The server gets a free port."""
     lines = ["set -m", "trap 'kill $(jobs -p)' EXIT"]
     for number, (kind, shown, _) in enumerate(steps()):
-        content = re.sub(
-            r"^(headwater serve .*&)$",  # a reader goes on when the server says that it serves
-            r"\1\nfor _ in {1..600}; do : < /dev/tcp/127.0.0.1/8765 && break; sleep 0.05; done 2> /dev/null",
-            shown,
-            flags=re.MULTILINE,
-        ).replace("8765", port)
+        content = shown.replace("8765", port)
         if kind == "python":
             name = re.match(r"# (\w+\.py)\n", content)
             assert name is not None, content

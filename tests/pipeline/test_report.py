@@ -340,7 +340,9 @@ def test_empty_sections_say_why_and_the_page_how_to_audit() -> None:
     page = render_report(report_of({}, messages=0, bytes=0, lake_seq=0, lake="./my lake"))
     assert page.count('class="empty"') == len(SECTIONS)
     assert page.count('class="chart"') == 0
+    assert 'class="panel half"' not in page
     assert "headwater pipeline audit events.db --lake './my lake'" in text_of(page)
+    assert "redriven or purged before the next run is not counted" in text_of(page)
 
 
 def test_a_chart_of_one_point_is_a_sentence() -> None:
@@ -350,7 +352,7 @@ def test_a_chart_of_one_point_is_a_sentence() -> None:
     assert page.count('class="chart"') == 1  # a storm is as long as it was
     assert "1 message, all published in the hour from 14 Nov 09:00 on." in text
     assert "1 message, all from orders.created to orders.created." in text
-    assert "All times are of one hour" in text
+    assert "No subscription was measured in more than one hour yet" in text
     assert "One snapshot so far" in text
 
 

@@ -359,6 +359,7 @@ def test_what_cannot_be_run_ends_with_2_and_says_why(
     worker = start(target=target)
     assert worker.end() == 2, worker.text()
     assert why in worker.text()
+    assert "finish their messages" not in worker.text()
 
 
 def make_other_tables(path: Path) -> None:

@@ -460,7 +460,7 @@ class AsyncLog(AsyncOnly, Hinting):
 
     @property
     def live(self) -> LiveVerbs:
-        """Plain callbacks for messages as they are published: subscribe, unsubscribe, unsubscribe_all."""
+        """Plain callbacks for messages as they are published: subscribe, unsubscribe, unsubscribe_all. Not awaited."""
         return self._core.live
 
     @property

@@ -6,6 +6,7 @@ assigned to it until they are acked or dead-lettered. `_Sender` is its end at th
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -448,7 +449,7 @@ class Forwarder:
         self._current_batch = made.rest
         self._settle(made)
         if made.error is not None:
-            self._report(made.error)
+            self._report(made.error, is_raised=gives_up and not made.sent)
         if made.sent:
             self._rounds_in_vain = 0
             self._become("running")
@@ -473,9 +474,11 @@ class Forwarder:
             self._refused[claimed.message.seq] = _RefusedMessage(claimed, suspect, error)
         self._current_batch.sort(key=lambda claimed: claimed.message.seq)
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: Exception, *, is_raised: bool = False) -> None:
+        """`is_raised`: if the target stays away, the caller gets the error."""
         if not self._rounds_in_vain:  # later ones show as changes of the circuit
-            logger.warning("forwarder %s: %s", self.id, _shown(error))
+            level = logging.INFO if is_raised else logging.WARNING
+            logger.log(level, "forwarder %s: %s", self.id, _shown(error))
         self._retried += 1
         self._last_error = _shown(error)
         if self._on_error is not None:

@@ -66,7 +66,7 @@ class Listener:
 
 
 class LiveVerbs(Protocol):
-    """Plain callbacks for messages as they come."""
+    """Plain callbacks for messages as they come. These methods do not wait, so with asyncio they are not awaited."""
 
     loop: asyncio.AbstractEventLoop | None
 

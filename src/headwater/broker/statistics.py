@@ -57,7 +57,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     """Messages that wait for another attempt."""
     oldest_unacked_ms: int | None
     acked: int
-    """Messages acked since the subscription was created."""
+    """Messages acked since the subscription was created; without those of `ack(tx=…)` in a transaction of your own."""
     redelivered: int
     """Deliveries that were not the first of their message."""
     dead: int

@@ -132,8 +132,9 @@ def _sqlite3_module(version: str) -> Iterator[Finding]:
         yield Finding(
             "sqlite3 module",
             "note",
-            f"{version} in this Python: programs that use the sqlite3 module on this file can lose commits in WAL mode",
-            "Let them use apsw, or a Python with SQLite 3.51.3 or newer",
+            f"{version} in this Python; Headwater does not use it. A program that writes to this file through it can "
+            "lose a commit, if another process writes or checkpoints at the same instant",
+            "Only for such a program: use apsw, or a Python with SQLite 3.51.3 or newer",
         )
 
 

@@ -159,11 +159,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def clock(ms: int) -> str:
-    """The local time; with the date if that is not today."""
+def clock(ms: int, *, has_date: bool = False) -> str:
+    """The local time; with the date if that is not today, or asked for."""
     moment = datetime.fromtimestamp(ms / 1000, UTC).astimezone()
     today = moment.date() == datetime.now().astimezone().date()
-    return moment.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+    return moment.strftime("%H:%M:%S" if today and not has_date else "%Y-%m-%d %H:%M:%S")
 
 
 # --- lines and documents ----------------------------------------------------------------------------------------------

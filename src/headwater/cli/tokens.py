@@ -58,7 +58,7 @@ def create(
     [dim]Prometheus:[/]              headwater token create --label prometheus --admin
     [dim]One that calls:[/]          headwater token create --label till --call 'orders.*'
 
-    No right implies another. A durable subscription belongs to the label that
+    No right includes another. A durable subscription belongs to the label that
     made it; a token of another label needs --manage for its topics. To replace
     a token, make a new one of the same label, then revoke the old one.
     """
@@ -103,7 +103,7 @@ def list_tokens(tokens: TokensPath = DEFAULT_FILE, as_json: AsJson = False) -> N
         "~label": lambda each: each.label or "-",
         **{f"~{name}": partial(_patterns, name) for name in LISTED},
         "admin": lambda each: "yes" if each.scopes.admin else "-",
-        "created": lambda each: clock(each.created_ms),
+        "created": lambda each: clock(each.created_ms, has_date=True),
         "expires": lambda each: _expiry(each, now_ms),
     }
     empty = "no tokens: no client may connect"
@@ -136,7 +136,7 @@ def _patterns(right: Right, each: Token) -> Text:
 def _expiry(each: Token, now_ms: int) -> str | Text:
     if each.expires_ms is None:
         return "never"
-    return Text("expired", "red") if each.is_expired(now_ms) else clock(each.expires_ms)
+    return Text("expired", "red") if each.is_expired(now_ms) else clock(each.expires_ms, has_date=True)
 
 
 def _token_json(each: Token, now_ms: int) -> dict[str, Any]:

@@ -204,14 +204,14 @@ class ReplicaSettings(SettingsTable):
 
 
 class CliSettings(SettingsTable):
-    """What commands use where their LOG or --lake is left out."""
+    """Defaults of commands that are given no LOG or no --lake."""
 
     log: OptionalText = Field(default=None, repr=False)  # there may be a password in it
     lake: OptionalText = None
 
 
 class TopicSettings(SettingsTable):
-    """How much history of the topics under a pattern stays; None is unlimited, 0 keeps nothing."""
+    """Retention limits for the topics that match a pattern. None is no limit, 0 keeps nothing."""
 
     pattern: Text
     max_age: Duration | None = None
@@ -246,8 +246,7 @@ Topics = Annotated[
 
 
 class TransportSettings(SettingsTable):
-    """`url` says where and how; it is missing only where a profile changes something else of a transport. A batch_size
-    of 1 sends each message at once, breaker_failures of 0 never stops asking."""
+    """A target for copies. Only the table of a profile may lack the `url`, to change other settings of a transport."""
 
     url: OptionalText = Field(default=None, repr=False)  # there may be a password in it
     batch_size: Count = 1
@@ -264,7 +263,7 @@ def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class MessageSettings(SettingsTable):
-    """What holds for messages of a type, before what their class says."""
+    """Settings of a message type, which override those of its class."""
 
     transports: Annotated[
         tuple[str, ...], BeforeValidator(_read_list), AfterValidator(_check_names), Field(max_length=NAMES_MAX)

@@ -304,7 +304,8 @@ class Supervisor:
     def _stop(self) -> None:
         if self._stopping.is_set():
             return
-        logger.info("stopping: the processes finish their messages")
+        if any(slot.state == "running" for slot in self._slots):
+            logger.info("stopping: the processes finish their messages")
         self._stopping.set()
         self._on_stopping()
         for slot in self._slots:

@@ -33,23 +33,25 @@ Facts = dict[str, Any]  # of a section
 
 
 def sections_of(report: Report) -> list[Section]:
+    letters = "No run found a dead letter. One that was redriven or purged before the next run is not counted."
+    storms = "Between two runs, no subscription had as many redeliveries as acks."
     sections = (
         ("volume", "Volume", "volume", _volume, "The lake has no messages yet."),
         ("topics", "Topics", "volume", _topics, "No topics yet."),
         ("traffic", "Traffic", "traffic", _traffic, "No message names a sender or a receiver (from and to)."),
         ("latency", "Latency", "latency", _latency, "No subscription has received a message yet."),
         ("lag", "Lag", "lag", _lag, "No run has seen a subscription of this log yet."),
-        ("letters", "Dead letters", "dead_letters", _dead_letters, "No message failed too often or was rejected."),
-        ("storms", "Retry storms", "retry_storms", _storms, "No subscription had more redeliveries than acks."),
+        ("letters", "Dead letters", "dead_letters", _dead_letters, letters),
+        ("storms", "Retry storms", "retry_storms", _storms, storms),
         ("forecast", "Size and retention", "forecast", _forecast, "No run has taken a snapshot of the log yet."),
         ("replication", "Replication", "replication", _replication, "No replica has pushed a version to this log."),
     )  # fmt: skip
-    made = []
-    for anchor, heading, table, facts_of, empty in sections:
-        rows = report.rows(table)
-        facts = facts_of(rows, report) if rows else {}
-        made.append(Section(anchor, heading, anchor in ("topics", "traffic"), empty=empty, **facts))
-    return made
+    facts = {anchor: of(rows, report) if (rows := report.rows(table)) else {} for anchor, _, table, of, _ in sections}
+    halves = ("topics", "traffic") if facts["traffic"] else ()  # beside a list of topics, one sentence is an empty box
+    return [
+        Section(anchor, heading, anchor in halves, empty=empty, **facts[anchor])
+        for anchor, heading, _, _, empty in sections
+    ]
 
 
 def _volume(rows: Sequence[Row], report: Report) -> Facts:
@@ -127,7 +129,11 @@ def _latency(rows: Sequence[Row], report: Report) -> Facts:
             p50, p99, slowest = ([row[column] for row in found] for column in ("p50_ms", "p99_ms", "max_ms"))
             spans = [format_seconds(ms / 1000) for ms in (statistics.median(p50), max(p99), max(slowest))]
             cells.append([cut(key[0]), STAGES[key[1]], f"{sum(row['count'] for row in found):,}", *spans])
-    columns = ["~Subscription", " Stage", ">Messages", ">Usual p50", ">Worst p99", ">Slowest"]
+    columns = ["~Subscription", " Stage", ">Messages", ">Half within", ">99% within", ">All within"]
+    read = (
+        "Half within is of the median hour, 99% and all within are of the worst. The times are bounds of a histogram, "
+        "at most 19% above the exact ones; few messages often share one bound."
+    )
     table, drawn = PageTable(columns, cells, len(stages), "rows, by messages"), []
     # A subscription that was measured in one column only would be a panel with a dot.
     has_line = {key for key, found in m.grouped(rows, "subscription").items() if len(_columns(found, step)) > 1}
@@ -148,13 +154,14 @@ def _latency(rows: Sequence[Row], report: Report) -> Facts:
             point = {"panel": panel, "at": at, "value": worst[at]}
             drawn.append(point | {"colour": charts.SERIES[colour], "run": run})
     if not drawn:
-        return {"text": f"All times are of one {m.unit(step)}; the chart begins with the next.", "table": table}
+        text = f"No subscription was measured in more than one {m.unit(step)} yet; a chart needs two."
+        return {"text": text, "caption": read, "table": table}
     most = f" Drawn: {len(shown)} of {len(weights)} subscriptions, those with the most messages over time."
     return {
         "note": f"worst hour of each {m.unit(step)}, UTC" if step > m.HOUR else "by hour, UTC",
         "legend": {label: charts.SERIES[colour] for _, label, colour in PERCENTILES},
         "chart": charts.latency_panels("Latency by subscription and time", drawn, [*panels.values()]),
-        "caption": f"All charts have the same logarithmic scale.{most if len(weights) > len(shown) else ''}",
+        "caption": f"All charts have the same logarithmic scale.{most if len(weights) > len(shown) else ''} {read}",
         "table": table,
     }
 

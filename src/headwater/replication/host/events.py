@@ -113,18 +113,18 @@ class ReplicaMetrics:
             "push": meter.counter_by("replica_pushes", "Pushes by outcome.", "outcome", PUSHED),
             "pull": meter.counter_by("replica_pulls", "Pulls by outcome.", "outcome", PULLED),
         }
-        self.count_received = meter.counter("replica_received_bytes", "Bytes of pages and hashes that came.")
-        self.count_sent = meter.counter("replica_sent_bytes", "Bytes of pages and hashes that went out.")
+        self.count_received = meter.counter("replica_received_bytes", "Bytes of pages and hashes received.")
+        self.count_sent = meter.counter("replica_sent_bytes", "Bytes of pages and hashes sent.")
         self.observe_acceptance = meter.duration(
-            "replica_acceptance_duration", "From the last page of a push to its version."
+            "replica_acceptance_duration", "Time from the last page of a push to its version."
         )
         meter.gauge("replica_pushes_active", "Pushes under way.", lambda: running("push"))
-        meter.gauge("replica_pushes_limit", "Pushes that may be under way at once.", lambda: pushes_max)
+        meter.gauge("replica_pushes_limit", "Pushes that may run at the same time.", lambda: pushes_max)
         meter.gauge("replica_pulls_active", "Pulls under way.", lambda: running("pull"))
         meter.gauge("replica_subscriptions_active", "Clients that follow a replica.", lambda: running("subscribe"))
         meter.gauge("replicas", "Replicas kept.", lambda: self._last_totals().replicas)
-        meter.gauge("replica_versions", "Their versions.", lambda: self._last_totals().versions)
-        meter.gauge("replica_stored_bytes", "What these take on disk.", lambda: self._last_totals().stored_bytes)
+        meter.gauge("replica_versions", "Versions of the replicas.", lambda: self._last_totals().versions)
+        meter.gauge("replica_stored_bytes", "Disk space of these versions.", lambda: self._last_totals().stored_bytes)
 
     def ended(self, session: SessionKind, outcome: SessionOutcome) -> None:
         if session in self._ended:
