@@ -186,7 +186,6 @@ def test_retry_after_must_be_a_number() -> None:
 
 def test_an_active_subscription_is_refused_in_the_words_of_the_seed() -> None:
     with headwater.open("memory:") as log:
-        log._core.engine.announce()  # as a server does
         with log.subscribe("billing", "orders.>"), pytest.raises(errors.SubscriptionActiveError) as caught:
             log.subscribe("billing", "orders.>")
         wire = sent(caught.value)

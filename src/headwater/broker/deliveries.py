@@ -46,7 +46,6 @@ from headwater.ports.store import Reader, Writer
 PRIORITY_ROWS_MAX = 10_000  # how many messages are looked through for the highest priority
 KEYED_ROWS_MAX = 1_000  # how many messages may be parked behind others of their key
 RECOVERY_PAGE = 1_000
-THIS_PROCESS = "this process"
 PUBLISHED_BYTES_MAX = 16 * 1024  # claimed by the transaction that publishes, before a server has reserved room for it
 ERROR_CHARS_MAX = 2_000  # of a dead letter
 STACK_CHARS_MAX = 8_000
@@ -189,11 +188,8 @@ def left_in_flight(reader: Reader, record: SubscriptionRecord) -> Iterator[int]:
 
 
 def already_active(record: SubscriptionRecord, next: str) -> SubscriptionActiveError:
-    holder = _holder(record.lease.owner)
-    place = "in this process" if holder == THIS_PROCESS else "on another connection"  # JROW's text
-    return SubscriptionActiveError(
-        f"Subscription '{record.id}' is already active {place}", where=f"held by {holder}", next=next
-    )
+    why = f"Subscription '{record.id}' is already active on another connection"  # JROW's text
+    return SubscriptionActiveError(why, where=f"held by {_holder(record.lease.owner)}", next=next)
 
 
 def _holder(owner: str) -> str:
@@ -205,7 +201,7 @@ def _holder(owner: str) -> str:
         return "a client of the server"
     if name.startswith(SERVED):
         return "a client of this server" if is_here else f"a client of the server in process {pid} on {host}"
-    return THIS_PROCESS if is_here else f"process {pid} on {host}"
+    return "this process" if is_here else f"process {pid} on {host}"
 
 
 def resume(
