@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import os
 import signal
 import subprocess
@@ -15,12 +16,13 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
+from py4j import java_gateway
 from rich.console import Console
 from s3_server import S3Server
 
 import headwater
 from headwater.cli.output import Bars
-from headwater.cli.pipeline import SAME_SIGNAL_S, StopAtOnce, plain_value
+from headwater.cli.pipeline import SAME_SIGNAL_S, StopAtOnce, is_not_py4j, plain_value
 from headwater.pipeline.columns import MESSAGE_SCHEMA
 from headwater.pipeline.delta import AFTER, JOB, UPTO
 from headwater.pipeline.lake import BRONZE, Lake
@@ -351,6 +353,18 @@ def test_a_later_second_signal_ends_it_at_once(handlers: None):
     seconds = iter([1.0, 1.0 + SAME_SIGNAL_S])
     with pytest.raises(KeyboardInterrupt), StopAtOnce(is_fine=True, monotonic=lambda: next(seconds)):
         interrupted(signal.SIGINT, signal.SIGINT)
+
+
+def test_what_py4j_meets_when_the_jvm_ends_is_not_shown(caplog: pytest.LogCaptureFixture):
+    """Its thread for garbage logs a traceback by the root logger, at the end of one run in a few."""
+    speak = "import logging; logging.error('Exception while sending command.')"
+    logging.getLogger().addFilter(is_not_py4j)
+    try:
+        exec(compile(speak, java_gateway.__file__, "exec"))
+        exec(compile(speak, __file__, "exec"))
+    finally:
+        logging.getLogger().removeFilter(is_not_py4j)
+    assert [record.pathname for record in caplog.records] == [__file__]
 
 
 def test_without_a_signal_errors_are_errors(handlers: None):

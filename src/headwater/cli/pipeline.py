@@ -698,8 +698,8 @@ def require_extra() -> None:
 def running_spark(options: SparkOptions, stop: StopAtOnce | None = None, *, short: bool = False) -> Iterator[Spark]:
     """A Spark that is starting. Signals end it at once: as `stop` says, otherwise as an interruption."""
     if not is_debugged():
-        # Py4J logs Ctrl-C as an error with a traceback, and raises it too.
-        logging.getLogger().addFilter(lambda record: not str(record.msg).startswith("KeyboardInterrupt"))
+        # Py4J logs what it raises too, and what its thread for garbage meets when the JVM ends, in part by the root logger.
+        logging.getLogger().addFilter(is_not_py4j)
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
     unwarned = warnings.catch_warnings(action=None if is_debugged() else "ignore")  # PySpark's are for programmers
     with StopAtOnce() if stop is None else nullcontext(stop) as stopping, unwarned, suppress_jvm_output():
@@ -720,6 +720,10 @@ def running_spark(options: SparkOptions, stop: StopAtOnce | None = None, *, shor
             else:  # interrupted in a conversation with the JVM, PySpark's threads complain about each other
                 with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), suppress(Exception):
                     spark.close()
+
+
+def is_not_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
