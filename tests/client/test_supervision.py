@@ -232,6 +232,7 @@ async def test_a_connection_whose_end_fails_has_ended(serve: Any) -> None:
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 transports.append(self)
                 self._socket.receive_eof = fail  # type: ignore[method-assign]
+                self._has_received = True
                 super().connection_made(transport)
                 self.abort()  # before it is open
 
