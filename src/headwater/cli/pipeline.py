@@ -698,8 +698,8 @@ def require_extra() -> None:
 def running_spark(options: SparkOptions, stop: StopAtOnce | None = None, *, short: bool = False) -> Iterator[Spark]:
     """A Spark that is starting. Signals end it at once: as `stop` says, otherwise as an interruption."""
     if not is_debugged():
-        # Py4J logs what it raises, too, and what its thread for garbage meets when the JVM ends: by loggers of its own and
-        # by the root logger.
+        # Py4J logs what it raises, too, and what its thread for garbage meets when the JVM ends; in part as the root
+        # logger.
         logging.getLogger().addFilter(is_not_py4j)
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
     unwarned = warnings.catch_warnings(action=None if is_debugged() else "ignore")  # PySpark's are for programmers
