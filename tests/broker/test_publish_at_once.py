@@ -17,12 +17,15 @@ import pytest
 
 import headwater
 from headwater.api._sync import Log
+from headwater.broker.committer import TransactionHooks, _wake_readers
+from headwater.message import Draft
 from headwater.stores.sqlite import SqliteStore
 from headwater.stores.sqlite import store as sqlite_store
 
 STORMS = 1_500
 EVERY_S = 0.000_5  # of processor time
 TIME_LIMIT_S = 30
+NO_WRITER: Any = None
 
 
 class Interrupted(BaseException):
@@ -296,3 +299,13 @@ def test_threads_that_publish_at_the_same_time_share_commits(tmp_path: Path) -> 
             thread.join(TIME_LIMIT_S)
         assert len(stored(log)) == 600
         assert commits + counted.stored < 300
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["the others before", "the others behind"])
+def test_readers_are_woken_for_the_others_of_the_group_too(is_last: bool) -> None:
+    """The thread wakes readers for a message that is stored, in a group in which others are published."""
+    hooks = TransactionHooks()
+    steps = [lambda: hooks.note_published([Draft("b", "1", 1)], [6]), lambda: _wake_readers("a", 5, NO_WRITER, hooks)]
+    for step in steps if is_last else reversed(steps):
+        step()
+    assert hooks.published == ({"a", "b"}, 5, 6)

@@ -105,7 +105,7 @@ def test_a_removed_waiter_is_not_woken() -> None:
     wakeups.settled()
     wakeups.wake_all()
     assert not completion.done
-    assert len(wakeups) == 0
+    assert not wakeups.has_waiters
 
 
 def test_what_others_published_below_ours_stays_unannounced() -> None:

@@ -12,8 +12,8 @@ import pytest
 import headwater
 from headwater import Log, ManualClock
 from headwater.errors import LeaseLostError
+from headwater.stores.postgres.known import AHEAD_BYTES_MAX, AHEAD_MESSAGES_MAX, ReadAhead
 from headwater.stores.postgres.pipelined import PipelinedConnection
-from headwater.stores.postgres.writer import AHEAD_BYTES_MAX, AHEAD_MESSAGES_MAX, ReadAhead
 
 MODES = ("exclusive", "shared")
 WARM = 4  # fetches and acks until the store knows the subscription and has read ahead

@@ -18,10 +18,11 @@ from headwater.message import Draft, Message
 from headwater.ports.records import DeliveryRow, Selection, SubscriptionRecord, SubscriptionSpec
 from headwater.stores.postgres import PostgresStore
 from headwater.stores.postgres.connection import SQL
+from headwater.stores.postgres.known import KnownSubscriptions
 from headwater.stores.postgres.pipelined import PipelinedConnection
 from headwater.stores.postgres.pipelined import Statement as Asked
 from headwater.stores.postgres.reader import SCAN_SEQS_MAX
-from headwater.stores.postgres.writer import KnownSubscriptions, PostgresWriter
+from headwater.stores.postgres.writer import PostgresWriter
 from headwater.stores.sql import TopicTail
 from headwater.topics import parse_pattern
 

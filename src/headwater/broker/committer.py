@@ -79,11 +79,11 @@ class TransactionHooks(list[Callable[[], None]]):
         self.timed: dict[tuple[str, str], list[Any]] = {}
 
     def note_published(self, drafts: Iterable[Draft], new_seqs: Sequence[int]) -> None:
-        topics = {draft.topic for draft in drafts}
-        if self.published is None:
-            self.published = Published(topics, new_seqs[0], new_seqs[-1])
-        else:
-            self.published = Published(topics | self.published.topics, self.published.first_seq, new_seqs[-1])
+        self.add_published(Published({draft.topic for draft in drafts}, new_seqs[0], new_seqs[-1]))
+
+    def add_published(self, more: Published) -> None:
+        there = self.published
+        self.published = more if there is None else there.joined(more)
 
     def take_back(self) -> None:
         while self:
@@ -96,6 +96,11 @@ class Published(NamedTuple):
     topics: set[str]
     first_seq: int
     last_seq: int
+
+    def joined(self, more: Published) -> Published:
+        return Published(
+            self.topics | more.topics, min(self.first_seq, more.first_seq), max(self.last_seq, more.last_seq)
+        )
 
 
 Work = Callable[[Writer, TransactionHooks], T]
@@ -221,7 +226,7 @@ class Committer:
         """Store a message. A caller without an event loop waits for it anyway: if nothing else is being written, and no
         consumer of this process waits for messages, it stores a plain one itself, without the way to the thread."""
         if (
-            not (self._is_shared or self._queue or self._wakeups)
+            not (self._is_shared or self._queue or self._wakeups.has_waiters)
             and draft.id is None
             and draft.extras is None
             and self._keeps_real_time
@@ -230,7 +235,7 @@ class Committer:
             seq = self._store.publish_at_once(draft)
             if seq is not None:
                 if self._wakeups.note_stored(seq):
-                    self.submit(partial(_announce, draft.topic, seq), touching=PUBLISHING, synced=False)
+                    self.submit(partial(_wake_readers, draft.topic, seq), touching=PUBLISHING, synced=False)
                 return finished(seq)
         return self.submit(draft, bytes=draft.size, touching=PUBLISHING)
 
@@ -447,10 +452,10 @@ class Committer:
         return outcomes
 
 
-def _announce(topic: str, seq: int, writer: Writer, hooks: TransactionHooks) -> None:
-    """A consumer has begun to wait while the message was stored. The thread wakes it: a signal handler that interrupts
-    a lock of the wake-ups, and waits for the thread, would wait for ever."""
-    hooks.published = Published({topic}, seq, seq)
+def _wake_readers(topic: str, seq: int, writer: Writer, hooks: TransactionHooks) -> None:
+    """For a consumer that has begun to wait while `publish` stored a message. The writer thread does it: a signal
+    handler may have interrupted the holder of the wake-ups' lock."""
+    hooks.add_published(Published({topic}, seq, seq))
 
 
 def _is_small(queued: Collection[_Queued]) -> bool:

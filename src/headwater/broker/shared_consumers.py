@@ -1,4 +1,4 @@
-"""The consumers of a shared subscription, for people who ask how many there are. Nothing is decided by them.
+"""The consumers of a shared subscription, for people who ask which there are. No delivery depends on the list.
 
 They stand in one lease for each subscription, as its owner: names, and until when each counts as alive. Consumers renew
 theirs with their heartbeat, in the transaction that it has anyway.
@@ -18,7 +18,7 @@ from headwater.delivery.lease import Lease
 from headwater.ports.store import Reader, Writer
 
 CONSUMERS_LISTED_MAX = 1_000  # of one subscription
-MARKS = 1 << 20  # two of 100 random names share a mark once in 200 times; a fence lasts for 2**43 claims
+MARKS = 1 << 20  # two of 100 random names share a mark once in 200 times; a 64-bit fence lasts for 2**43 claims
 
 _decode = msgspec.json.Decoder(dict[str, int]).decode
 

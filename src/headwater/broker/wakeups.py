@@ -104,7 +104,7 @@ class Wakeups:
         self.last_known = max(self.last_known, seq)
         if seq == self.announced + 1:
             self.announced = seq
-        return bool(self._waiters)
+        return self.has_waiters
 
     def stand_by(self, waiter: Waiter, claim: ClaimPublished) -> None:
         """From now on transactions that publish call `claim`, until it has claimed something or `stand_down`."""
@@ -147,5 +147,6 @@ class Wakeups:
         for waiter in awake:
             waiter.wake()
 
-    def __len__(self) -> int:
-        return len(self._waiters)
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._waiters)

@@ -46,10 +46,11 @@ from headwater.stores.postgres.connection import (
     translated,
 )
 from headwater.stores.postgres.external_tx import PostgresExternalTx
+from headwater.stores.postgres.known import KnownSubscriptions
 from headwater.stores.postgres.migrations import prepare
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.postgres.reader import PostgresReader
-from headwater.stores.postgres.writer import KnownSubscriptions, PostgresWriter
+from headwater.stores.postgres.writer import PostgresWriter
 from headwater.stores.sql import TopicTail
 
 READERS_MAX = 8  # connections that read, at most
@@ -219,7 +220,7 @@ class PostgresStore:
             try:
                 with self._whole_or_conflict(writer):
                     yield writer
-                    writer.check_assumed()
+                    writer.queue_checks()
                 self._commit(writer, begun)
             except BaseException:
                 try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,7 @@ from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import DedupeWindow, Receipt
 from headwater.delivery.retention import Kept, merged, runs_of
 from headwater.errors import InvalidDataError, InvalidOptionError
-from headwater.message import EXTRA_FIELDS, Draft, Extras, Message, to_document
+from headwater.message import EXTRA_FIELDS, Draft, Extras, to_document
 from headwater.ports.records import (
     Appended,
     DeadLetter,
@@ -32,6 +32,7 @@ from headwater.ports.records import (
 from headwater.ports.store import SEQ_MAX
 from headwater.stores.postgres.connection import SQL, array_of
 from headwater.stores.postgres.external_tx import run_users_sql
+from headwater.stores.postgres.known import Assumed, KnownSubscriptions, ReadAhead
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.postgres.reader import LOOK_AHEAD, SEQS, PostgresReader
 from headwater.stores.sql import RUNS, UNORDERED_FACTS, TopicTail, assign_seqs, record_of, scoped_ids, unordered_by
@@ -39,11 +40,6 @@ from headwater.topics import Dialect
 
 COPY_BYTES = 4 * 1024 * 1024
 COPY_ROWS = 500  # how many rows are written down before they are sent: the server reads them while we write the next
-KNOWN_MAX = 10_000  # subscriptions whose state is remembered
-AHEAD_MAX = 100  # subscriptions that messages are read ahead for
-AHEAD_CLAIMS = 7  # so many claims find their messages read
-AHEAD_MESSAGES_MAX = 100
-AHEAD_BYTES_MAX = 64 * 1024  # by the size of those read before
 ALIKE_MAX = 4  # into how many statements delivery rows are split at most, by what they have in common
 
 _MOVING = frozenset(["move_subscription", "move_unchanged", "move_as_assumed"])
@@ -52,111 +48,6 @@ _NO_EXTRAS = Extras()
 _topic, _data_json, _extras, _id, _size = map(attrgetter, ("topic", "data_json", "extras", "id", "size"))
 _all_but_seq = attrgetter("attempts", "due_ms", "token", "priority", "key", "dead_letter")
 _TEXTS = tuple(field.attribute for field in EXTRA_FIELDS if field.kind == "text")
-
-
-class ReadAhead(NamedTuple):
-    """Messages behind those that a claim has taken: the next claim takes them from here. Also what else a claim asks
-    for: nothing was due before `quiet_to_ms`, and no gaps were to be reported."""
-
-    selection: Selection
-    after: int
-    messages: list[Message]
-    mean_bytes: int
-    quiet_to_ms: int = -1
-
-    def next(self, selection: Selection, after: int, limit: int, bytes_max: int | None) -> list[Message]:
-        """The first `limit` messages above a seq; [] if not so many are here."""
-        if after < self.after or selection != self.selection:
-            return []
-        found = [message for message in self.messages if message.seq > after][:limit]
-        fits = bytes_max is None or sum(message.size for message in found) <= bytes_max
-        return found if fits and len(found) == limit else []
-
-    def behind(self, seq: int) -> ReadAhead:
-        return self._replace(after=seq, messages=[message for message in self.messages if message.seq > seq])
-
-    def how_many_more(self, limit: int) -> int:
-        """To read besides: for whole claims of the same size, and not too much."""
-        most = min(AHEAD_CLAIMS * limit, AHEAD_MESSAGES_MAX, AHEAD_BYTES_MAX // self.mean_bytes)
-        return most - most % limit
-
-
-class Assumed:
-    """What a transaction takes for true of a subscription until a statement checks it that travels with the others."""
-
-    __slots__ = ("due_ms", "messages", "rows")
-
-    def __init__(self) -> None:
-        self.due_ms = -1  # nothing is due up to then, and there are no gaps to report
-        self.messages: set[int] = set()  # are still in the log
-        self.rows: set[int] = set()  # are still there, and locked by no other transaction
-
-
-class KnownSubscriptions:
-    """Subscriptions as the last transaction of this store has left them, and their versions. As long as no other host
-    changes one, a transaction need not ask for it before it goes on; whether it is unchanged is checked by a statement
-    that travels with the others. A version is the id of the transaction that wrote the row, and as good as the
-    connection: a server that crashed gives ids out again. The rows of deliveries in flight are known as long as the
-    subscription is unchanged: a host that claims them changes it."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, tuple[SubscriptionRecord, str]] = {}
-        self._written: dict[str, str] = {}  # the versions that were written here
-        self._rows: dict[str, dict[int, DeliveryRow]] = {}
-        self._ahead: dict[str, ReadAhead] = {}
-
-    def get(self, id: str) -> tuple[SubscriptionRecord, str] | None:
-        return self._records.get(id)
-
-    def seen(self, id: str, version: str) -> None:
-        """A subscription was read. One that another host has written since is asked for again the next time."""
-        if self._written.get(id) != version:
-            self._written.pop(id, None)
-            self._rows.pop(id, None)
-
-    def rows(self, id: str) -> Mapping[int, DeliveryRow]:
-        return self._rows.get(id, {})
-
-    def take_ahead(self, id: str) -> ReadAhead | None:
-        """At most once: a transaction that fails reads again."""
-        return self._ahead.pop(id, None)
-
-    def committed(self, writer: PostgresWriter, xid: str) -> None:
-        """The second transaction in a row that no other host comes between makes a subscription known."""
-        version = str(int(xid) & 0xFFFFFFFF)
-        for id, record in writer.saved.items():
-            if id in self._written:
-                self._records[id] = record, version
-            elif len(self._written) >= KNOWN_MAX:
-                self.clear()
-            self._written[id] = version
-        for id, rows in writer.rows_changed.items():
-            known = self._rows.setdefault(id, {})
-            known.update((seq, row) for seq, row in rows.items() if row is not None)
-            for seq, row in rows.items():
-                if row is None:
-                    known.pop(seq, None)
-            if not known:
-                del self._rows[id]
-        for id, ahead in writer.read_ahead():
-            self._ahead[id] = ahead
-            if len(self._ahead) > AHEAD_MAX:
-                del self._ahead[next(iter(self._ahead))]
-
-    def forget_rows(self, id: str | None = None) -> None:
-        if id is None:
-            self._rows.clear()
-        else:
-            self._rows.pop(id, None)
-
-    def forget(self, ids: Iterable[str]) -> None:
-        for id in ids:
-            for known in (self._records, self._written, self._rows, self._ahead):
-                known.pop(id, None)
-
-    def clear(self) -> None:
-        for known in (self._records, self._written, self._rows, self._ahead):
-            known.clear()
 
 
 class PostgresWriter(PostgresReader):
@@ -198,18 +89,18 @@ class PostgresWriter(PostgresReader):
 
     def _later(self, name: str, bindings: Sequence[Any]) -> Statement:
         """A statement whose outcome decides nothing here travels with the next one, or with the commit."""
-        self.check_assumed()
+        self.queue_checks()
         self._has_moved_deliveries |= name not in _MOVING
         self._has_added_gaps |= name == "add_gap"
         return self.connection.queue(SQL[name], bindings)
 
     def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
-        self.check_assumed()
+        self.queue_checks()
         return super()._execute(sql, bindings)
 
     @contextmanager
     def _savepoint(self) -> Iterator[None]:
-        self.check_assumed()
+        self.queue_checks()
         self.connection.send_queued()  # what was queued before may fail, and is none of the savepoint's business
         current, self._current = self._current, ""  # nothing that may fail is asked ahead
         try:
@@ -218,17 +109,18 @@ class PostgresWriter(PostgresReader):
         finally:
             self._current = current
 
-    def check_assumed(self) -> None:
-        """Before anything else is read or written. Subscriptions that are taken for unchanged are locked with it."""
+    def queue_checks(self) -> None:
+        """Queue the checks of what is assumed, before anything else is sent. One that fails divides by zero, which the
+        store turns into a conflict. They lock the subscriptions that are taken for unchanged."""
         for id, version in self._unchecked.items():
             assumed = self._assumed.pop(id, None)
             if assumed is None:
                 self.connection.queue(SQL["lock_unchanged"], (id, version))
             else:
-                self.connection.queue(SQL["lock_as_assumed"], (id, version, *_assumed_values(id, assumed)))
+                self.connection.queue(SQL["lock_as_assumed"], (id, version, *assumed.values(id)))
         self._unchecked.clear()
         for id, assumed in self._assumed.items():
-            self.connection.queue(SQL["check_assumed"], _assumed_values(id, assumed))
+            self.connection.queue(SQL["check_assumed"], assumed.values(id))
         self._assumed.clear()
 
     def _assume(self, id: str) -> Assumed:
@@ -363,7 +255,7 @@ class PostgresWriter(PostgresReader):
             elif assumed is None:
                 self._later("move_unchanged", (*moved, record.id, version))
             else:
-                checked = (version, *_assumed_values(record.id, assumed))
+                checked = (version, *assumed.values(record.id))
                 self._later("move_as_assumed", (*moved, record.id, *checked))
         else:
             self._later(
@@ -388,7 +280,7 @@ class PostgresWriter(PostgresReader):
         id = self._current
         ahead = self._ahead_of(id) if upto is None else None
         if ahead is not None and (found := ahead.next(selection, after, limit, bytes_max)):
-            self._ahead[id] = ahead.behind(found[-1].seq)
+            self._ahead[id] = ahead.rest_after(found[-1].seq)
             self._assume(id).messages.update(message.seq for message in found)
             return Scan(found, found[-1].seq)
         self._look_ahead(id)
@@ -400,7 +292,7 @@ class PostgresWriter(PostgresReader):
             mean_bytes = 1 + sum(message.size for message in found) // len(found)
             quiet_to_ms = ahead.quiet_to_ms if ahead is not None and id in self._assumed_quiet else -1
             read = ReadAhead(selection, after, found, mean_bytes, quiet_to_ms)
-            self._ahead[id] = read.behind(found[:limit][-1].seq)
+            self._ahead[id] = read.rest_after(found[:limit][-1].seq)
         return Scan(found[:limit], found[limit - 1].seq) if len(found) > limit else Scan(found, scanned_to)
 
     def _ahead_of(self, id: str) -> ReadAhead | None:
@@ -433,7 +325,7 @@ class PostgresWriter(PostgresReader):
         """A transaction that looks for something to deliver asks next what is due later and whether there are gaps:
         both travel with its first look."""
         if id in self._locked and id not in self._looks and id not in self._assumed_quiet:
-            self.check_assumed()
+            self.queue_checks()
             self._looks[id] = self.connection.queue(LOOK_AHEAD, (id, id))
 
     def next_due_ms(self, subscription: str, *, suspects: bool = True) -> int | None:
@@ -632,7 +524,7 @@ class PostgresWriter(PostgresReader):
         self._later("delete_lease", (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        self.check_assumed()
+        self.queue_checks()
         self._known.forget_rows()
         self.rows_changed.clear()
         self._has_moved_deliveries = True
@@ -697,12 +589,6 @@ def _letter_values(letter: DeadLetter) -> tuple[Any, ...]:
         _storable(letter.redrive_error),
         _json(to_document(message)),
     )
-
-
-def _assumed_values(id: str, assumed: Assumed) -> tuple[Any, ...]:
-    messages, rows = array_of(assumed.messages), array_of(assumed.rows)
-    quiet = (assumed.due_ms, id, assumed.due_ms, id)
-    return (*quiet, len(assumed.messages), messages, len(assumed.rows), id, rows)
 
 
 def _json(value: Any) -> str:
