@@ -127,7 +127,7 @@ def measure_batches(log: Any, pids: list[int], size: int, count: int) -> dict[st
         timed("publish", publish)
         done = 0
         while done < size * count:
-            found = timed("deliver", lambda: subscription.fetch(size, timeout=5))
+            found = timed("deliver", lambda: subscription.fetch(size, 5))
             timed("ack", lambda found=found: subscription.ack_many(found))  # type: ignore[misc]
             done += len(found)
     return {
