@@ -425,7 +425,9 @@ async def _connect_remote(url: str, options: AllOptions) -> LogVerbs:
 
 def _local(options: AllOptions) -> OpenOptions:
     for name in options.keys() - OpenOptions.__annotations__.keys():
-        raise InvalidOptionError(f"{name} is an option of a log behind a server", next="Leave it out, or open ws://…")
+        raise InvalidOptionError(
+            f"{name} is an option of a log behind a server", next="Leave it out, or open ws://… or wss://…"
+        )
     return cast(OpenOptions, options)
 
 

@@ -61,7 +61,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True):
     redelivered: int
     """Deliveries that were not the first of their message."""
     dead: int
-    """Messages that became dead letters."""
+    """How often a message became a dead letter since the subscription was created. Redriving does not lower it."""
     gaps: int
     """Messages that were deleted before the subscription settled them."""
     holder: str | None
