@@ -21,6 +21,7 @@ def test_ls_and_rm(run, log, path: Path):
     assert shown.out.splitlines()[0].split() == ["schedule", "timetable", "topic", "missed", "last", "next"]
     assert "nightly" in shown.out
     assert "0 3 * * * Europe/Berlin" in shown.out
+    assert f"{datetime(2023, 11, 15, 2, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S %Z}\n" in shown.out
     assert "2 schedules overdue" in shown.err, "the clock of 2023 has stopped"
     hourly, nightly = run("schedules", "ls", path, "--json").items
     assert hourly.pop("publisher").count(":") == 2

@@ -64,7 +64,8 @@ def remove_schedule(
 
 
 def _moment(at: datetime | None) -> str:
-    return "-" if at is None else clock(time_ms(at))
+    """With the zone, because a timetable may have another one."""
+    return "-" if at is None else f"{clock(time_ms(at))} {at.astimezone():%Z}"
 
 
 def _overdue_s(info: ScheduleInfo) -> float:
