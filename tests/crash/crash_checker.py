@@ -262,8 +262,7 @@ def _first_given_back_unseen(history: History) -> dict[str, int]:
 
 
 def one_holder_at_a_time(history: History, ending: Ending) -> Iterable[str]:
-    """From the return of subscribe to the call of the last ack or fetch that worked, a holder was alone. One that froze
-    in subscribe may return from it after another has taken over: that proves nothing, until an ack or a fetch works."""
+    """From the return of subscribe to the call of the last ack or fetch that worked, a holder was alone."""
     spans: dict[tuple[str, str], tuple[int, int]] = {}
     for event in history.events:
         if isinstance(event, Held) and SUBSCRIPTIONS[event.subscription][0] == "exclusive":
@@ -272,8 +271,7 @@ def one_holder_at_a_time(history: History, ending: Ending) -> Iterable[str]:
             begin, end = spans[event.subscription, event.holder]
             spans[event.subscription, event.holder] = (begin, max(end, event.began))
     for id in SUBSCRIPTIONS:
-        worked = ((span, holder) for (subscription, holder), span in spans.items() if subscription == id)
-        mine = sorted((span, holder) for span, holder in worked if span[0] < span[1])
+        mine = sorted((span, holder) for (subscription, holder), span in spans.items() if subscription == id)
         for ((_, end), first), ((begin, _), second) in itertools.pairwise(mine):
             if begin < end:
                 yield f"{first} and {second} held {id} at the same time, for {(end - begin) / 1e6:.1f} ms"
