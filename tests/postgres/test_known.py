@@ -130,6 +130,22 @@ def test_a_message_that_is_due_again_comes_before_what_was_read_ahead(
     assert [message.seq for message in subscription.fetch(2)] == [third.seq + 1, third.seq + 2]
 
 
+def test_a_late_ack_is_refused_also_after_a_transaction_of_this_host_that_excluded_all_others(
+    log: Log, postgres_url: str, clock: ManualClock
+) -> None:
+    subscription = log.subscribe("s", "work", mode="shared", ack_wait=5.0)
+    [late] = subscription.fetch(1)
+    clock.advance(6.0)
+    with headwater.open(postgres_url, clock=clock, heartbeats=False) as host:
+        other = host.subscribe("s", "work", mode="shared", ack_wait=5.0)
+        [again] = other.fetch(1)
+        assert (again.seq, again.attempt) == (late.seq, 2)
+        log.subscribe("s", "work", mode="shared", ack_wait=5.0).close()  # saves what the other host has written
+        with pytest.raises(LeaseLostError):
+            late.ack()
+        again.ack()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_delayed_message_that_was_read_ahead_waits(log: Log, clock: ManualClock, mode: str) -> None:
     log.publish("work", {"n": 60}, deliver_at=clock.now_ms() / 1_000 + 5)

@@ -95,7 +95,11 @@ class KnownSubscriptions:
         return self._ahead.pop(id, None)
 
     def committed(self, writer: PostgresWriter, xid: str) -> None:
-        """The second transaction in a row that no other host comes between makes a subscription known."""
+        """The second transaction in a row that no other host comes between makes a subscription known. A transaction
+        that excludes all others reads no versions, so what another host wrote before it would go unnoticed."""
+        if writer.alone:
+            self.forget({*writer.saved, *writer.rows_changed})
+            return
         version = str(int(xid) & 0xFFFFFFFF)
         for id, record in writer.saved.items():
             if id in self._written:

@@ -67,7 +67,7 @@ class PostgresWriter(PostgresReader):
     ) -> None:
         """`news`: the channel and the payload of a notification."""
         super().__init__(connection, salt, topics)
-        self._alone = alone
+        self.alone = alone
         self._news = news
         self._known = known
         self._unchecked: dict[str, str] = {}  # subscriptions that are taken for unchanged, and their versions
@@ -215,7 +215,7 @@ class PostgresWriter(PostgresReader):
         self._current = id
         if id in self._locked:
             return self._locked[id]
-        if self._alone:
+        if self.alone:
             row = self._row("subscription", id)
         elif (known := self._known.get(id)) is not None:
             self._locked[id], self._unchecked[id] = known
@@ -509,7 +509,7 @@ class PostgresWriter(PostgresReader):
         self._later("save_sample", (step_ms, slot, sample.at_ms, msgspec.json.encode(sample).decode()))
 
     def lease(self, resource: str) -> Lease:
-        if self._alone:
+        if self.alone:
             return super().lease(resource)
         row = self._row("lease_to_change", resource)
         if row is None:
