@@ -57,7 +57,7 @@ READERS_MAX = 8  # connections that read, at most
 OPENINGS_MAX = 5  # how often a log is opened whose connection breaks meanwhile
 
 PATIENCE_S_MIN = 1.0  # for connections, which take a while to make
-DEAD_DELIVERIES_MAX = 50_000  # above this, maintenance leaves them to autovacuum
+DEAD_DELIVERIES_MAX = 50_000  # above this, maintenance does not wait for autovacuum
 VACUUM_MS_MAX = 2_000  # limits how long close() waits for it; autovacuum does the rest
 CANCEL_AGAIN_S = 0.1
 _LOCK_ORDER = {COUNTERS: 1, PUBLISHING: 2}  # after all subscriptions
