@@ -302,13 +302,14 @@ def api_page() -> str:
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Every command with its full name; a group comes before its commands."""
+    """Every command with its full name; a group comes before its commands. Former names are hidden."""
     from headwater.cli.commands import TARGETS, load_command
 
     def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield name, command
         for each, found in getattr(command, "commands", {}).items():
-            yield from walk(f"{name} {each}", found)
+            if not found.hidden:
+                yield from walk(f"{name} {each}", found)
 
     for name in TARGETS:
         yield from walk(name, load_command(name))

@@ -89,21 +89,21 @@ def open(
     reconnect_attempts: int | None = None,
     ping: Span = 10.0,
 ) -> Log:
-    """Open a log, and create it if it does not exist: a file path, `sqlite:path`, `postgres://user@host/database` or
-    `memory:`. Or a log behind a server: `ws://host:port`, `wss://host:port`.
+    """Open a log: a file path, `sqlite:path`, `postgres://user@host/database`, `memory:`, or a server's `ws://host:port`
+    or `wss://host:port`. A log in a file or a database is created if it does not exist.
 
-    Of a log in this process: `durability` is "full", and what was published survives power loss, or "relaxed", and it
-    survives a crash of the process. `dedupe` and `dedupe_count` limit for how long, and for how many messages, an
-    explicit id is remembered. `maintenance_interval` is the time between rounds of maintenance, None for none.
-    `busy_timeout` limits the wait for another process's lock. `adopt` adds the log's tables to an existing database.
-    `notify="poll"` does without LISTEN, for a pooler of PostgreSQL connections. With `create=False` a log that does
-    not exist is an error. `clock` and `heartbeats` are for tests. `tracing`: OpenTelemetry spans, here and remote.
+    Options of a log in this process: with `durability="full"` messages survive power loss, with "relaxed" a crash of
+    the process. `dedupe` and `dedupe_count` limit for how long, and for how many later messages, an id is remembered.
+    `maintenance_interval` is the time between rounds of maintenance; None: no rounds. `busy_timeout` limits the wait
+    for another process's lock. `adopt` adds the log's tables to a database with other tables. `notify="poll"` works
+    without LISTEN, behind a pooler of PostgreSQL connections. With `create=False` a log that does not exist is an
+    error. `clock` and `heartbeats` are for tests. `tracing` records OpenTelemetry spans, also behind a server.
 
-    Of a log behind a server: `token` is that of the environment's HEADWATER_TOKEN by default, `ca` a file with the
-    certificates to trust for wss://, `certificate` a file with a certificate and its key, for servers that ask for one
-    (by default the environment's HEADWATER_CERTIFICATE). `timeout` limits the wait for an answer, `connect_timeout`
-    that for the first connection. `reconnect…` say what happens when the connection breaks; `ping` is how long a
-    silent connection is trusted.
+    Options of a log behind a server: `token`, by default HEADWATER_TOKEN; `ca`, a file with the certificates to trust
+    for wss://; `certificate`, a file with a client certificate and its key, by default HEADWATER_CERTIFICATE.
+    `timeout` limits the wait for an answer, `connect_timeout` that for the first connection. `reconnect`,
+    `reconnect_min`, `reconnect_max` and `reconnect_attempts` set how a broken connection is made again. A connection
+    that is silent for twice `ping` is dropped.
     """
     options = given(AllOptions, open, locals())
     spans = _tracing(tracing)
@@ -190,9 +190,9 @@ def serve(
 ) -> Server:
     """A server for a log: `async with headwater.serve("events.db", port=0) as server`, or `headwater.serve(…).run()`.
 
-    Settings are those of `headwater.toml`, by name; what is None comes from the environment, the file, or the defaults,
-    which `headwater config show` prints with their sources. Durations may be texts like "30s", sizes like "4MB". The
-    last ten are options of `open`; where they are given, they go before `log_…`.
+    The settings are those of `headwater.toml`, by name. A setting that is None comes from the environment, the file or
+    the defaults; `headwater config show` prints each with its source. Durations may be texts like "30s", sizes like
+    "4MB". The last ten are options of `open` and override `log_…`.
     """
     from headwater.settings import load_settings  # not before a server is wanted: it costs a third of a second
 
@@ -323,9 +323,9 @@ def open_transport(
     batch: Mapping[str, Any] | str | bool | None = None,
     **options: Any,
 ) -> BaseTransport:
-    """What carries copies to another system: `redis://…`, `s3://bucket/prefix`, `file:///path.jsonl`, another log, …;
-    `docs/reference/transports.md` has them all. `breaker` and `batch` go with any of them; the other options are the
-    keyword arguments of the transport's class. All may stand in the url's query too."""
+    """Open a transport, which copies messages to another system: `redis://…`, `s3://bucket/prefix`,
+    `file:///path.jsonl`, another log, …; `docs/reference/transports.md` lists them. All take `breaker` and `batch`; the
+    other options are keyword arguments of the transport's class. Options may be in the url's query too."""
     from headwater.transports.open import open_transport as open_by_url
 
     return open_by_url(url, clock=SystemClock(), opener=open, breaker=breaker, batch=batch, **options)
@@ -335,8 +335,8 @@ def open_transport(
 def open_bus(
     url: str | os.PathLike[str] | None = None, *, config: str | None = None, profile: str | None = None
 ) -> Iterator[Bus]:
-    """A log and the transports that `[transports.…]` and `[messages.…]` of headwater.toml give to its typed messages,
-    in the profile that holds; `url` goes before the log that the file names."""
+    """Open a log with the transports that `[transports.…]` and `[messages.…]` of headwater.toml set for its typed
+    messages, in the selected profile. `url` overrides the log that the file names."""
     from headwater.settings import load_settings
     from headwater.typed import make_bus
 

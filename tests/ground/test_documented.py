@@ -103,7 +103,8 @@ def test_every_error_is_in_the_reference() -> None:
 def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     yield name, command
     for word, each in getattr(command, "commands", {}).items():
-        yield from commands(f"{name} {word}", each)
+        if not each.hidden:  # a former name
+            yield from commands(f"{name} {word}", each)
 
 
 def undocumented_commands(text: str) -> Iterator[str]:

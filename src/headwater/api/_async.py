@@ -346,8 +346,8 @@ class AsyncDeadLetters(Hinting):
         reason: str | None = None,
         error: str | None = None,
     ) -> RedriveResult:
-        """Deliver them again to the subscription they died in, or publish them on another topic. Without ids or a
-        filter: all of them. `dry_run`: only tell what would be redriven."""
+        """Deliver dead letters again to their subscription, or publish them on another topic; without ids or a
+        filter all of them. `dry_run` only reports what would be redriven."""
         chosen = _with_ids(letters, given(LetterFilter, AsyncDeadLetters.redrive, locals()))
         return await run_async(self._inner.redrive(to_topic, dry_run, **chosen))
 
@@ -363,7 +363,7 @@ class AsyncDeadLetters(Hinting):
         reason: str | None = None,
         error: str | None = None,
     ) -> int:
-        """Delete them. Without ids or a filter: all of them. `dry_run`: only tell how many there are."""
+        """Delete dead letters; without ids or a filter all of them. `dry_run` only reports how many."""
         chosen = _with_ids(letters, given(LetterFilter, AsyncDeadLetters.purge, locals()))
         return await run_async(self._inner.purge(dry_run, **chosen))
 

@@ -91,7 +91,7 @@ def serve(
     context: typer.Context,
     log: Annotated[
         str | None,
-        argument("LOG", "A file, created if it does not exist, or memory:. Else HEADWATER_LOG, or events.db."),
+        argument("LOG", "A file, postgres://… or memory:, created if missing. Else HEADWATER_LOG, or events.db."),
     ] = None,
     host: Annotated[str | None, option("HOST", "The address to listen on; 127.0.0.1 by default.", **_RUNNING)] = None,
     port: Annotated[str | None, option("PORT", "The port; 8765 by default. 0 picks a free one.", **_RUNNING)] = None,

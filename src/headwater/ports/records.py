@@ -179,11 +179,11 @@ class DeadLetter(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     id: int
     """Its number in the log."""
     subscription: str
-    """The id of the subscription that gave the message up."""
+    """The id of the subscription that dead-lettered the message."""
     message: Message
     """The whole message. Retention does not delete it here."""
     reason: Reason
-    """Why it was given up: `max_attempts`, `rejected`, `expired`, …"""
+    """Why it was dead-lettered: `max_attempts`, `rejected`, `expired`, …"""
     attempts: int
     """How often it was delivered."""
     died_ms: int
