@@ -7,22 +7,23 @@ from pathlib import Path
 
 from headwater.server.auth import RIGHTS
 from headwater.server.methods import METHODS
-from headwater.server.registry import APPLICATION, Needs
+from headwater.server.registry import APPLICATION
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "server.md"
 BLOCK = re.compile(r"(?<=<!-- rights -->\n).*?(?=<!-- end of rights -->)", re.DOTALL)
 
 
 def rights_table() -> str:
-    rows = [(f"`{name}`", method.needs) for name, method in METHODS.items()]
-    rows.append(("methods of the application", APPLICATION))
-    head = f"| method | {' | '.join(RIGHTS)} | for |\n|{'---|' * (len(RIGHTS) + 2)}\n"
-    return head + "".join(_row(name, needs) for name, needs in rows)
-
-
-def _row(name: str, needs: Needs) -> str:
-    marks = ["yes" if right in needs.rights else "" for right in RIGHTS]
-    return f"| {name} | {' | '.join(marks)} | {needs.of if needs.rights else 'also before authentication'} |\n"
+    """Methods that need the same are one row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, needs in [(f"`{name}`", method.needs) for name, method in METHODS.items()] + [
+        ("own methods", APPLICATION)
+    ]:
+        rights = [f"`{right}`" for right in RIGHTS if right in needs.rights]
+        key = (" or ".join(rights), needs.of) if rights else ("none", "also before authentication")
+        rows.setdefault(key, []).append(name)
+    head = "| right | for | methods |\n|---|---|---|\n"
+    return head + "".join(f"| {right} | {of} | {', '.join(names)} |\n" for (right, of), names in rows.items())
 
 
 if __name__ == "__main__":

@@ -563,8 +563,8 @@ LISTEN = Needs(("read",), "each pattern")
 HELD = Needs(("read",), "what the connection holds")
 DURABLE = Needs(("read",), "the pattern; and `consume` of the name, unless the mode is ephemeral")
 OWN = Needs(("consume", "manage"), "`consume` of the name of its own subscription, else `manage` of its pattern")
-LOOK = Needs(("read", "manage"), "what is shown: nothing else is")
-LIST_OWN = Needs(("consume", "manage"), "what is shown: nothing else is")
+LOOK = Needs(("read", "manage"), "each item; others are left out")
+LIST_OWN = Needs(("consume", "manage"), "each item; others are left out")
 MANAGE = Needs(("manage",), "the pattern")
 DEAD = Needs(("manage",), "the topic filter, or every topic without one")
 SCHEDULE = Needs(("publish",), "the topic")
@@ -617,9 +617,9 @@ def _methods() -> dict[str, Method]:
         "rpc.maintenance.run": Method(rpc.Nothing, run_maintenance, ADMIN),
         "rpc.retain": Method(rpc.Retain, retain, MANAGE, audited=True),
         "rpc.retention.remove": Method(rpc.RemoveRetention, remove_retention, MANAGE, audited=True),
-        "rpc.retention": Method(rpc.Nothing, retention, Needs(("manage",), "what is shown: nothing else is")),
+        "rpc.retention": Method(rpc.Nothing, retention, Needs(("manage",), "each item; others are left out")),
         "rpc.schedules": Method(
-            rpc.Nothing, schedules, Needs(("publish", "read", "manage"), "what is shown: nothing else is")
+            rpc.Nothing, schedules, Needs(("publish", "read", "manage"), "each item; others are left out")
         ),
         "rpc.schedule.declare": Method(rpc.DeclareSchedule, declare_schedule, SCHEDULE, audited=True),
         "rpc.schedule.take": Method(rpc.TakeSchedule, take_schedule, SCHEDULE),
