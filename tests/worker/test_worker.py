@@ -195,6 +195,29 @@ def test_a_process_that_crashes_is_started_again(module: Module, start: Start, t
     assert worker.end() == 0, worker.text()
 
 
+def test_the_stack_of_a_failed_handler_begins_with_it(module: Module, start: Start, tmp_path: Path) -> None:
+    module("""
+        import headwater
+
+        log = headwater.open("jobs.db")
+
+        @log.on("jobs", id="workers", mode="shared", max_attempts=1)
+        def work(message):
+            raise ValueError(message.data)
+    """)
+    publish(tmp_path, "no")
+    worker = start()
+    worker.wait_for("is dead-lettered in subscription workers")
+    worker.signal()
+    assert worker.end() == 0, worker.text()
+    with headwater.open(tmp_path / "jobs.db") as log:
+        [letter] = log.dead_letters.list()
+    for text in (letter.stack or "", worker.text()):
+        frames = [line for line in text.splitlines() if line.lstrip().startswith("File ")]
+        assert len(frames) == 1, text
+        assert frames[0].endswith("in work")
+
+
 def test_a_process_that_is_killed_is_started_again_while_the_others_work(
     module: Module, start: Start, tmp_path: Path
 ) -> None:
@@ -345,7 +368,13 @@ def test_a_change_of_a_file_starts_the_processes_anew(module: Module, start: Sta
             "tasks:log",
             "log returns headwater.open_async(…) without await: there is no log yet that could have handlers",
         ),
-        ("import io\nlog = io.StringIO", "tasks:log", "the factory returned StringIO, not a log"),
+        ("import io\nlog = io.StringIO", "tasks:log", "the factory returned StringIO, not a log of headwater.open()"),
+        (
+            "import headwater\nasync def log(): return headwater.open('jobs.db')",
+            "tasks:log",
+            "the factory returned Log, not a log of headwater.open_async()",
+        ),
+        ("async def log(): pass", "tasks:log", "the factory returned NoneType, not a log of headwater.open_async()"),
         ("import headwater\nlog = headwater.open('jobs.db')", "tasks:log", "no handlers and no schedules"),
         ("log = oops", "tasks:log", "NameError: name 'oops' is not defined (tasks.py:1)"),
         ("", "tasks.py:log", "next: write tasks:log, not tasks.py:log"),

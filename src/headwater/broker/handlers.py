@@ -508,10 +508,16 @@ class RunningHandler(Running):
 
 
 def _from_the_handler_on(frames: TracebackType | None) -> TracebackType | None:
-    """Without the frames of Headwater that called the handler: they say nothing about its error."""
-    while frames and frames.tb_next and frames.tb_frame.f_globals.get("__name__", "").startswith("headwater."):
+    """Without the frames of Headwater that called the handler: they say nothing about its error. Their package tells
+    them, because the module of a worker's process is called `__main__`."""
+    while frames and frames.tb_next and _is_of_headwater(frames.tb_frame.f_globals):
         frames = frames.tb_next
     return frames
+
+
+def _is_of_headwater(module: dict[str, Any]) -> bool:
+    package = module.get("__package__")
+    return isinstance(package, str) and f"{package}.".startswith("headwater.")
 
 
 # --- handling once ----------------------------------------------------------------------------------------------------

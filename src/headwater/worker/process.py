@@ -86,6 +86,7 @@ LASTING_ERRORS = (
 REPORT_S = 1.0
 ORPHAN_S = 10.0  # that a process which does not end has beyond its shutdown timeout, if its supervisor is gone
 FILES_MAX = 10_000
+OPENED_BY = {Log: "headwater.open()", AsyncLog: "headwater.open_async()"}
 ASYNC_HELP = "Name an async function that opens the log, declares its handlers and returns it"
 TARGET_HELP = "Name a module and a log or a factory in it, like shop.tasks:log"
 
@@ -199,9 +200,9 @@ def _refuse_arguments(target: str, name: str, factory: Callable[..., Any]) -> No
 def _checked(target: str, log: Any, kind: type[Opened]) -> Opened:
     if not isinstance(log, kind):
         raise InvalidOptionError(
-            f"the factory returned {type(log).__name__}, not a log",
+            f"the factory returned {type(log).__name__}, not a log of {OPENED_BY[kind]}",
             where=target,
-            next="Return what headwater.open() or headwater.open_async() gives",
+            next="An async factory returns that of headwater.open_async(), any other that of headwater.open()",
         )
     if not log._handlers.has_declared:
         raise InvalidOptionError(
@@ -302,6 +303,8 @@ class WorkerProcess:
     async def _run_async(self, context: Any) -> None:
         if inspect.iscoroutine(context) and not hasattr(context, "__aenter__"):
             context = await context
+            if isinstance(context, Log) or not hasattr(context, "__aenter__"):
+                _checked(self._options.target, context, AsyncLog)
         async with context as opened:
             log: AsyncLog = _checked(self._options.target, opened, AsyncLog)
             loop, ask_to_stop = asyncio.get_running_loop(), log._handlers.ask_to_stop
