@@ -37,6 +37,16 @@ def test_ls(run, dead_lettered, path: Path):
     assert run("dlq", "ls", path, "--error", "(").code == 2
 
 
+@pytest.mark.parametrize("command", [["ls"], ["stats"], ["redrive"], ["purge"], ["export"]])
+def test_a_subscription_that_is_not_there_is_noted(run, dead_lettered, path: Path, command: list[str]):
+    done = run("dlq", *command, path, "--subscription", "biling")
+    assert (done.code, done.err) == (0, "there is no subscription 'biling'; headwater subscriptions lists them\n")
+    dead_lettered.subscribe("empty", "orders.>").close()
+    assert run("dlq", *command, path, "--subscription", "empty").err == ""
+    dead_lettered.delete_subscription("billing")  # its dead letters stay
+    assert "no subscription" not in run("dlq", *command, path, "--subscription", "billing").err
+
+
 def test_show(run, dead_lettered, path: Path):
     shown = run("dlq", "show", path, 2).out
     assert "max_attempts" in shown

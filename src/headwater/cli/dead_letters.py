@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -26,7 +26,7 @@ from headwater.cli.output import (
     write_document,
 )
 from headwater.cli.parameters import Shared, argument, flag, option
-from headwater.errors import InvalidOptionError
+from headwater.errors import InvalidOptionError, UnauthorizedError, UnknownSubscriptionError
 from headwater.formats import plural
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def list_letters(
 ) -> None:
     """List dead letters, oldest first."""
     with existing_log(path) as log:
+        _note_unknown(log, conditions)
         letters = log.dead_letters.list(after=after, limit=limit, **conditions.filter())
     from headwater.broker.dead_letters import to_json
 
@@ -144,6 +145,7 @@ def _details(letter: DeadLetter) -> list[tuple[str, str | Text]]:
 def statistics(path: LogName, conditions: Conditions, as_json: AsJson = False) -> None:
     """Count dead letters by reason, subscription, topic, type and error."""
     with existing_log(path) as log:
+        _note_unknown(log, conditions)
         found = log.dead_letters.statistics(**conditions.filter())
     if as_json:
         write_document(found)
@@ -159,7 +161,13 @@ def statistics(path: LogName, conditions: Conditions, as_json: AsJson = False) -
             show_table(shown)
 
 
-def _note_unknown(log: headwater.Log, ids: list[int] | None) -> None:
+def _note_unknown(log: headwater.Log, conditions: Conditions, ids: list[int] | None = None) -> None:
+    if (name := conditions.subscription) is not None and not log.dead_letters.list(subscription=name, limit=1):
+        with suppress(UnauthorizedError):  # a right for dead letters is none for subscriptions
+            try:
+                log.subscription(name)
+            except UnknownSubscriptionError:
+                note(f"there is no subscription {name!r}; headwater subscriptions lists them")
     known = {letter.id for letter in log.dead_letters.list(ids=ids, limit=len(ids))} if ids else set()
     for id in sorted(set(ids or ()) - known):
         note(f"there is no dead letter {id}; headwater dlq ls lists them")
@@ -183,7 +191,7 @@ def redrive(
     """
     chosen = conditions.choice(ids, all_of_them)
     with existing_log(path) as log:
-        _note_unknown(log, ids)
+        _note_unknown(log, conditions, ids)
         done = log.dead_letters.redrive(to_topic=to_topic, dry_run=dry_run, **chosen)
     if as_json:
         write_document(done)
@@ -213,7 +221,7 @@ def purge(
             total = log.dead_letters.purge(dry_run=True, **chosen)
             if not typer.confirm(f"Delete {plural(total, 'dead letter')} for good?", err=True):
                 raise typer.Exit(1)
-        _note_unknown(log, ids)
+        _note_unknown(log, conditions, ids)
         purged = log.dead_letters.purge(dry_run=dry_run, **chosen)
     text = f"{'would delete' if dry_run else 'deleted'} {plural(purged, 'dead letter')}"
     show_result({"purged": purged}, text, as_json=as_json)
@@ -229,6 +237,7 @@ def export(
     """Write dead letters as JSON lines; they stay in the log. `dlq import` reads them."""
     written = 0
     with existing_log(path) as log:
+        _note_unknown(log, conditions)
         lines = log.dead_letters.export(**conditions.filter())
         if out is None:
             sys.stdout.writelines(f"{line}\n" for line in lines)
