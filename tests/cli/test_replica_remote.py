@@ -78,6 +78,7 @@ def test_ls(run: Any, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run("replica", "ls", f"{server}/none", "--key", "wrong").code == 3
     wrong = run("replica", "ls", server, "--key", key[:-1] + ("0" if key[-1] == "1" else "1"))
     assert (wrong.code, "opens no replica here" in wrong.err) == (3, True)
+    assert wrong.err.startswith(f"error: {server}: ")  # as it was named, and not the path of the request
     for place in (remote, f"{server}/a/b/c", f"{server}/shop@3", f"{server}/sh.op", f"{server}?x=1"):
         assert run("replica", "ls", place).code == 2, place
 

@@ -93,8 +93,7 @@ class ReplicaConnection:
 
     def __init__(self, url: str, options: TransferOptions, *, pong_s_max: float = PONG_S_MAX) -> None:
         self.url = url
-        self.shown = re.sub(f"{PREFIX}(push|pull|subscribe)/", "/", url)
-        """As the user named it."""
+        self.shown = shown_url(url)
         self._headers = {
             "X-ClientID": options.client_id,
             "X-ClientVersion": VERSION,
@@ -222,6 +221,12 @@ def is_cut(sending: asyncio.Task[T]) -> bool:
     return sending.done() and not sending.cancelled() and isinstance(sending.exception(), UnreachableError)
 
 
+def shown_url(url: str) -> str:
+    """Of an endpoint, as the user named the replica or the server."""
+    named = re.sub(f"{PREFIX}((push|pull|subscribe|versions|replicas)(/|$))?", "/", url.partition("?")[0], count=1)
+    return re.sub("^http", "ws", named).rstrip("/")
+
+
 # --- plain HTTP -----------------------------------------------------------------------------------------------------
 
 
@@ -256,16 +261,16 @@ def http_request(url: str, *, key: str | None, ca: str | None, body: bytes | Non
                 connection.request("POST" if body else "GET", target, body, headers)
                 response = connection.getresponse()
                 if not 200 <= response.status < 300:
-                    raise refusal_of(response.status, _refusal_body(response), url)
+                    raise refusal_of(response.status, _refusal_body(response), shown_url(url))
                 answer = response.read(HTTP_BYTES_MAX + 1)
                 if response.length and len(answer) <= HTTP_BYTES_MAX:
                     raise http.client.IncompleteRead(answer, response.length)
     except HeadwaterError:
         raise
     except (OSError, http.client.HTTPException, UnicodeError) as exc:  # the last one: no valid host name
-        raise unreachable(exc, url) from exc
+        raise unreachable(exc, shown_url(url)) from exc
     if len(answer) > HTTP_BYTES_MAX:
-        raise UnreachableError(f"the answer has more than {HTTP_BYTES_MAX} bytes", where=url)
+        raise UnreachableError(f"the answer has more than {HTTP_BYTES_MAX} bytes", where=shown_url(url))
     return answer
 
 
@@ -367,7 +372,7 @@ _ABORTS: dict[str, tuple[type[HeadwaterError], str]] = {
 _REFUSALS: dict[int, tuple[type[HeadwaterError], str]] = {
     400: (InvalidOptionError, ""),
     401: (UnauthorizedError, "Give a key of the replica, or a token of the server"),
-    403: (UnauthorizedError, "This key does not allow it; give another one"),
+    403: (UnauthorizedError, "Give one with this right: a key of the replica, or a token of the server"),
     404: (
         UnknownReplicaError,
         "Check the name and the version: `headwater replica ls ws://HOST` and `headwater replica log URL` list them",

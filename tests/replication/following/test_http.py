@@ -48,8 +48,9 @@ def test_what_is_no_answer_is_an_error_of_ours(
 ) -> None:
     monkeypatch.setattr(Misbehaving, "answer", answer)
     monkeypatch.setattr(Misbehaving, "asked", [])
-    with pytest.raises(error):
+    with pytest.raises(error) as shown:
         http_request(f"{url}?after=3", key="secret", ca=None)
+    assert str(shown.value).startswith(f"ws{url.removeprefix('http').replace('/sapi/versions', '')}: ")
     assert Misbehaving.asked == [b"GET /sapi/versions/shop/app.db?after=3 HTTP/1.1\r\n"]  # and nowhere else
 
 
