@@ -43,6 +43,8 @@ from headwater.ports.clock import ManualClock
 from headwater.ports.records import selection_of
 from headwater.wiring import open, open_async
 
+__tracebackhide__ = True  # pytest leaves the frames of this module out: the mistake is in the test
+
 STEPS_MAX = 10_000  # calls of handlers and moves of the clock in one drain
 CLOCK_S_MAX = 366 * 86_400  # how far a drain moves the clock unless `within` says so
 PUBLISHED_PAGE = 1_000
@@ -115,6 +117,12 @@ def clock_of(log: Log | AsyncLog) -> ManualClock:
 
 
 def _local(log: Log | AsyncLog) -> LocalLog:
+    if isinstance(log, Opening):
+        log.close()
+        raise InvalidOptionError(
+            "the log is not awaited",
+            next="Write `async with open_log_async() as log`, or `log = await open_log_async()`",
+        )
     if not isinstance(log, Log | AsyncLog):
         raise InvalidOptionError(
             f"expected a log, not {log!r:.80}", next="Pass that of headwater.testing.open_log(), or of the fixture log"
@@ -157,7 +165,6 @@ def _run(log: AsyncLog, flow: Flow[T]) -> Awaitable[T]: ...
 @overload
 def _run(log: Log | AsyncLog, flow: Flow[T]) -> T | Awaitable[T]: ...
 def _run(log: Log | AsyncLog, flow: Flow[T]) -> T | Awaitable[T]:
-    __tracebackhide__ = True
     return run_async(flow) if isinstance(log, AsyncLog) else run_blocking(flow)
 
 
@@ -416,7 +423,6 @@ def assert_published(
     """Raise an AssertionError unless a message on `pattern` has this data and meets this condition; with `count`,
     unless exactly so many do. Returns those messages. `data` is compared as the JSON that it becomes; it may hold
     objects with a comparison of their own, such as `unittest.mock.ANY`. `where` is the language of subscriptions."""
-    __tracebackhide__ = True
     if count is not None:
         check_whole("count", count, 0, 2**31)
     return _run(log, _assert_published(_local(log), pattern, data, where, count))
@@ -425,7 +431,6 @@ def assert_published(
 def _assert_published(
     core: LocalLog, pattern: str, data: Any, where: str | None, count: int | None
 ) -> Flow[list[Message]]:
-    __tracebackhide__ = True
     candidates = yield from _published(core, pattern, where)
     expected = _as_json(data)
     matching = candidates if data is ANYTHING else [message for message in candidates if message.data == expected]

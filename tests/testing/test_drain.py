@@ -11,7 +11,7 @@ import pytest
 
 import headwater
 from headwater import Log, ManualClock, Reject, testing
-from headwater.errors import InvalidStateError, SubscriptionActiveError
+from headwater.errors import InvalidOptionError, InvalidStateError, SubscriptionActiveError
 from headwater.testing import NotDrainedError, clock_of, drain
 
 
@@ -347,4 +347,11 @@ def test_a_schedule_of_asyncio_runs_in_a_drain() -> None:
 
 def test_a_log_without_handlers_is_refused(log: Log) -> None:
     with pytest.raises(InvalidStateError, match="no handler is declared on this log"):
+        drain(log)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_log_that_is_not_awaited_is_refused() -> None:
+    log: Any = testing.open_log_async()
+    with pytest.raises(InvalidOptionError, match="the log is not awaited"):
         drain(log)

@@ -27,6 +27,13 @@ def test_nothing_is_imported():
     assert "apsw" not in sys.modules
 """
 
+FAILS = """
+from headwater.testing import drain
+
+def test_no_handler(log):
+    drain(log)
+"""
+
 OWN_FIXTURES = """
 import pytest
 
@@ -79,3 +86,11 @@ def test_fixtures_of_the_same_name_go_first(tmp_path: Path) -> None:
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, FIXTURES_USED, "-p", "no:headwater")
     assert "fixture 'log' not found" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_a_failure_shows_the_line_of_the_test_and_none_of_headwater(tmp_path: Path) -> None:
+    ran = run_pytest(tmp_path, FAILS)
+    assert (
+        ">       drain(log)\nE       headwater.errors.InvalidStateError: memory: no handler is declared" in ran.stdout
+    )
+    assert "testing.py" not in ran.stdout
