@@ -271,7 +271,10 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "log.dead_letters.list(…)": "all find read",
         "log.dead_letters.statistics()": "count stats",
     },
-    "module": {'headwater.open("events.db")': "connect Client App Queue Broker NATS Celery"},
+    "module": {
+        'headwater.open("events.db")': "connect Client App Queue Broker NATS Celery",
+        "headwater.HeadwaterError": "Error HeadwaterException exceptions",
+    },
 }
 
 

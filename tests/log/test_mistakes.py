@@ -82,6 +82,11 @@ MISTAKES: list[tuple[str, Callable[[Any, Any, Any], Any], str]] = [
     ("poll", lambda log, s, m: s.poll(), "no attribute 'poll'. Write subscription.fetch(n, timeout)"),
     ("dead letters", lambda log, s, m: log.dead_letters.requeue(1), "Write log.dead_letters.redrive(…)"),
     (
+        "Error",
+        lambda log, s, m: headwater.Error,  # type: ignore[attr-defined]
+        "no attribute 'Error'. Write headwater.HeadwaterError",
+    ),
+    (
         "connect",
         lambda log, s, m: headwater.connect("x"),
         """no attribute 'connect'. Write headwater.open("events.db")""",

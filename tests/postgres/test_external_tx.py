@@ -259,7 +259,9 @@ async def test_each_api_wants_a_connection_of_its_kind(log: Log, postgres_url: s
 
 
 def test_it_is_reported_what_tx_can_be(log: Log, postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.raises(InvalidOptionError, match="psycopg"):
+    with pytest.raises(
+        InvalidOptionError, match=r"psycopg 3.*, not a str\. .* SQLAlchemy session, session\.connection\(\)"
+    ):
         log.publish("a", 1, tx="conn")
     with psycopg.connect(postgres_url, autocommit=True) as mine:
         with pytest.raises(InvalidStateError, match="in no transaction"):

@@ -97,7 +97,7 @@ class Lake:
             return max(times[at], times[at + 1] - dt.timedelta(milliseconds=1))
         if at < oldest:
             raise InvalidOptionError(
-                f"the lake was not there at {_time_text(at)}, or no longer knows",
+                f"the lake has no state of {_time_text(at)}",
                 where="--at",
                 next=f"The oldest it can show is {_time_text(oldest)}",
             )

@@ -92,8 +92,8 @@ def _psycopg_connection(tx: Any) -> Any:
         tx.begin()
     if not isinstance(found, psycopg.Connection | psycopg.AsyncConnection):
         raise InvalidOptionError(
-            f"tx is a connection of psycopg 3, not a {type(tx).__name__}",
-            next="Pass the connection that your own statements run on",
+            f"tx is a connection of psycopg 3, or one of SQLAlchemy over it, not a {type(tx).__name__}",
+            next="Pass the connection that your own statements run on; of a SQLAlchemy session, session.connection()",
         )
     if found.autocommit and found.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
         raise InvalidStateError(
