@@ -1,6 +1,7 @@
 """Which Headwater this is, and how to install more of it."""
 
 VERSION = "0.1.0"  # as in pyproject.toml
+UPGRADE = "Upgrade Headwater here: pip install . in a newer checkout"
 
 
 def missing_for_spark() -> str | None:

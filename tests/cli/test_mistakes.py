@@ -234,9 +234,10 @@ def test_a_subscription_that_is_not_there_is_looked_for_in_the_list(run: Any, lo
                 "concurrency; 1 by default.",
             ],
         ),
+        (["subscriptions", "ls"], ["dead and gaps count since", "a redrive does not lower them"]),
         (["lag"], ["in flight are delivered and not acked", "wait for their next attempt", "oldest is the age"]),
     ],
-    ids=["headwater", "worker", "lag"],
+    ids=["headwater", "worker", "subscriptions", "lag"],
 )
 def test_help_explains(run: Any, command: list[str], words: list[str]) -> None:
     shown = " ".join(run(*command, "--help").out.replace("│", " ").split())

@@ -62,13 +62,16 @@ def test_the_outbox_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
     program = "\n".join(block for block in blocks("outbox.md") if block.startswith("# postgres"))
     psycopg_url = postgres_url.replace("postgres://", "postgresql://", 1)
     program = program.replace("postgresql://app@db.example.org/shop", psycopg_url)
+    program = program.replace(
+        "postgresql+psycopg://app@db.example.org/shop", psycopg_url.replace("postgresql://", "postgresql+psycopg://", 1)
+    )
     run(program.replace("postgres://app@db.example.org/shop", postgres_url), tmp_path)
     with psycopg.connect(psycopg_url) as connection:
-        assert connection.execute("SELECT order_id FROM invoices").fetchall() == [(17,)]
+        assert connection.execute("SELECT order_id FROM invoices").fetchall() == [(17,), (18,)]
         for statement in "".join(blocks("outbox.md", "sql")).splitlines():
             connection.execute(statement.encode())
         connection.commit()
-        assert connection.execute("SELECT count(*) FROM headwater.history").fetchone() == (3,)
+        assert connection.execute("SELECT count(*) FROM headwater.history").fetchone() == (4,)
 
 
 @pytest.mark.parametrize("page", ["backup.md", "serve.md"])

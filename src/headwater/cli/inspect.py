@@ -151,7 +151,11 @@ Id = Annotated[str, argument("ID", "The subscription.", offers="subscription")]
 
 @subscriptions.command("ls")
 def list_subscriptions(path: LogName, as_json: AsJson = False) -> None:
-    """List the subscriptions of a log."""
+    """List the subscriptions of a log.
+
+    dead and gaps count since a subscription was made: a redrive does not lower
+    them. The dead letters that are there now: headwater dlq events.db
+    """
     with existing_log(path) as log:
         infos = log.subscriptions()
     empty = f"no subscriptions yet; begin one: headwater subscribe {path} ID PATTERN"

@@ -33,7 +33,7 @@ from headwater.ports.clock import Clock
 from headwater.ports.store import Reader, Store, Writer
 from headwater.stores.sqlite.conditions import Param, topic_condition
 from headwater.topics import Pattern
-from headwater.version import install_hint
+from headwater.version import UPGRADE, install_hint
 
 if TYPE_CHECKING:
     from headwater.pipeline.logs_postgres import PostgresLog
@@ -211,7 +211,7 @@ def identity_of(query: Query, schema_version: int, name: str, address: str) -> I
     version = facts["schema_version"]
     if version > schema_version:
         why = f"the log has schema {version}, this Headwater knows up to {schema_version}"
-        raise NewerSchemaError(why, where=name, next="Upgrade: pip install -U headwater")
+        raise NewerSchemaError(why, where=name, next=UPGRADE)
     if version < schema_version:
         why = f"the log has schema {version}, which is older than {schema_version}"
         raise StoreError(why, where=name, next=f"Open it once to bring it up to date: headwater doctor {address}")

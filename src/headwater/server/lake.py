@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import CorruptError, InvalidStateError, TransportFailedError
+from headwater.version import install_hint
 
 STATUS_FILE = "status.json"  # as the pipeline names it
 VERSION = 1
@@ -65,7 +66,7 @@ def _read_object(url: str) -> bytes | None:
     try:
         from headwater.transports.object_client import open_objects
     except ImportError as exc:
-        raise InvalidStateError("a lake on S3 needs an extra", where=url, next="pip install 'headwater[s3]'") from exc
+        raise InvalidStateError("a lake on S3 needs an extra", where=url, next=install_hint("s3")) from exc
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     bucket = open_objects("s3://" + url.partition("://")[2], endpoint=endpoint, timeout=REQUEST_S, retries=0)
     try:

@@ -32,6 +32,7 @@ from headwater.replication.host.disk import CATALOGUE
 from headwater.replication.names import ReplicaName
 from headwater.stores.sql import load, text_of
 from headwater.stores.sqlite.connection import connect, keep_journal, refuse_unsafe_sqlite, translated
+from headwater.version import UPGRADE
 
 APPLICATION_ID = 0x48575250  # "HWRP"
 SCHEMA_VERSION = 1
@@ -203,7 +204,7 @@ class Catalogue:
             raise NewerSchemaError(
                 f"the catalogue has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
                 where=self._path,
-                next="Upgrade: pip install -U headwater",
+                next=UPGRADE,
             )
 
     def _nothing_here(self) -> InvalidOptionError:

@@ -15,6 +15,7 @@ from headwater.errors import NewerSchemaError, NotALogError, ReadOnlyError, Stor
 from headwater.message import SALT_BITS
 from headwater.stores.postgres.connection import FUNCTIONS, SCHEMA, SQL
 from headwater.stores.sql import OWN_TABLES
+from headwater.version import UPGRADE
 
 # An id whose message is gone has no topic any more and is forgotten: to know it on every topic could swallow a message
 # of another publisher, to forget it can at worst store one twice that is sent again.
@@ -160,7 +161,7 @@ def _bring_up_to_date(connection: psycopg.Connection, schema: str, name: str) ->
                 raise NewerSchemaError(
                     f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
                     where=name,
-                    next="Upgrade: pip install -U headwater",
+                    next=UPGRADE,
                 )
             else:
                 _migrate(connection, schema, version, name)

@@ -10,6 +10,7 @@ import apsw
 from headwater.errors import NewerSchemaError, NotALogError, ReadOnlyError
 from headwater.message import SALT_BITS
 from headwater.stores.sqlite.connection import SCHEMA, SQL, use_wal
+from headwater.version import UPGRADE
 
 # The statements that lead from version N to N + 1 stand at index N - 1. A release never changes one that was shipped.
 MIGRATIONS: list[str] = [
@@ -136,7 +137,7 @@ def _newer(version: int, path: str) -> NewerSchemaError:
     return NewerSchemaError(
         f"the log has schema {version}, this Headwater knows up to {SCHEMA_VERSION}",
         where=path,
-        next="Upgrade: pip install -U headwater",
+        next=UPGRADE,
     )
 
 
