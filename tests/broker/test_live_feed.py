@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import traceback
 from typing import Any
 
 import pytest
@@ -89,7 +90,9 @@ def test_one_at_a_time_and_in_order(log: Log, callback: Callback) -> None:
     assert callback.get(300) == list(range(300))
 
 
-def test_a_callback_that_raises_goes_on_with_the_next_and_harms_no_other(log: Log, callback: Callback) -> None:
+def test_a_callback_that_raises_goes_on_with_the_next_and_harms_no_other(
+    log: Log, callback: Callback, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(message: Any) -> None:
         raise RuntimeError("mine alone")
 
@@ -107,6 +110,11 @@ def test_a_callback_that_raises_goes_on_with_the_next_and_harms_no_other(log: Lo
             break
         log.last_seq()
     assert log.live.counts("broken").failed == 3
+    logged = [record for record in caplog.records if record.exc_info]
+    assert len(logged) == 3
+    for record in logged:
+        assert record.exc_info is not None
+        assert [frame.name for frame in traceback.extract_tb(record.exc_info[2])] == ["broken"]
 
 
 def test_a_slow_callback_does_not_hold_up_the_others(log: Log, callback: Callback) -> None:

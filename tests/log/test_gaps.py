@@ -1,6 +1,9 @@
 """Retention is never silent: what a subscription loses is counted and reported; what is being handled is spared."""
 
+import traceback
 from typing import Any
+
+import pytest
 
 from headwater import Gap, Log, ManualClock
 
@@ -31,6 +34,20 @@ def test_what_was_not_delivered_yet_is_reported_as_a_gap(log: Log, mode: Any, cl
     assert log.subscription("s").gaps == 3
     assert subscription.fetch() == []
     assert len(gaps) == 1, "reported once"
+
+
+def test_an_error_of_the_callback_is_logged_from_it_on(log: Log, mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(gap: Gap) -> None:
+        raise RuntimeError("no")
+
+    subscription = log.subscribe("s", "a", mode=mode)
+    subscription.on_gap(broken)
+    log.publish_many([("a", n) for n in range(5)])
+    prune(log, max_count=2)
+    assert [message.seq for message in subscription.fetch()] == [4, 5]
+    [logged] = [record for record in caplog.records if record.exc_info]
+    assert logged.exc_info is not None
+    assert [frame.name for frame in traceback.extract_tb(logged.exc_info[2])] == ["broken"]
 
 
 def test_only_what_matches_is_a_loss(log: Log, mode: Any) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from headwater.arguments import check_whole
 from headwater.broker.deliveries import Claimed, Failure, taken_over
 from headwater.broker.flow import Completion, Flow, WaitFor, complete
-from headwater.broker.logger import logger
+from headwater.broker.logger import from_the_function_on, logger
 from headwater.broker.wakeups import Waiter
 from headwater.errors import ClosedError, HeadwaterError, LeaseLostError
 from headwater.ports.records import Gap, SubscriptionSpec
@@ -263,8 +263,9 @@ class Consumer(ABC):
             if self.on_gap is not None:
                 try:
                     self.on_gap(gap)
-                except Exception:
-                    logger.exception("the on_gap callback of subscription %s failed", self.id)
+                except Exception as exc:
+                    what = "the on_gap callback of subscription %s failed"
+                    logger.error(what, self.id, exc_info=from_the_function_on(exc))
 
     @abstractmethod
     def claim(self, limit: int) -> Flow[int | None]:

@@ -23,13 +23,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from headwater.broker.consumer import Consumer
 from headwater.broker.deliveries import STACK_CHARS_MAX, Claimed, Failure
 from headwater.broker.flow import Attempt, Blocking, Completion, Flow, WaitFor, complete
-from headwater.broker.logger import logger
+from headwater.broker.logger import from_the_function_on, logger
 from headwater.broker.subscribe import SubscribeOptions
 from headwater.broker.verbs import LogVerbs
 from headwater.delivery.retry import Reason
@@ -477,7 +477,7 @@ class RunningHandler(Running):
         error: BaseException | None = yield Attempt(self._registration.handler, message)
         failure, again = None, False
         if error is not None:
-            error.__traceback__ = _from_the_handler_on(error.__traceback__)
+            from_the_function_on(error)
             failure = self._failure(error)
             again = not isinstance(error, Reject | InvalidDataError)  # an undecodable payload stays so
         if again:
@@ -505,19 +505,6 @@ class RunningHandler(Running):
         stack = "".join(traceback.format_exception(exc))[-STACK_CHARS_MAX:]
         reason: Reason = "rejected" if isinstance(exc, Reject) else "processing_error"
         return Failure(reason, error_text(exc), stack, self._name)
-
-
-def _from_the_handler_on(frames: TracebackType | None) -> TracebackType | None:
-    """Without the frames of Headwater that called the handler: they say nothing about its error. Their package tells
-    them, because the module of a worker's process is called `__main__`."""
-    while frames and frames.tb_next and _is_of_headwater(frames.tb_frame.f_globals):
-        frames = frames.tb_next
-    return frames
-
-
-def _is_of_headwater(module: dict[str, Any]) -> bool:
-    package = module.get("__package__")
-    return isinstance(package, str) and f"{package}.".startswith("headwater.")
 
 
 # --- handling once ----------------------------------------------------------------------------------------------------

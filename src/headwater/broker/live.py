@@ -21,7 +21,7 @@ import msgspec
 from headwater.arguments import INT64_MAX, check_callable, check_whole, hinted
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Call, Completion, Flow, WaitFor, complete, run_async, run_blocking
-from headwater.broker.logger import logger
+from headwater.broker.logger import from_the_function_on, logger
 from headwater.broker.tail_consumer import TailConsumer
 from headwater.errors import ClosedError, InvalidOptionError
 from headwater.message import Message
@@ -248,7 +248,7 @@ class Listeners(ABC):
             if _ends_its_task(exc):
                 raise
             what = f"message {argument.seq}" if isinstance(argument, Message) else f"{argument} lost messages"
-            logger.exception("live callback %s failed on %s", listener.id, what)
+            logger.error("live callback %s failed on %s", listener.id, what, exc_info=from_the_function_on(exc))
             return False
 
     def _rest(self, listener: Listener) -> None:

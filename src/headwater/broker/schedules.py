@@ -22,7 +22,7 @@ from headwater.broker.committer import TransactionHooks, append
 from headwater.broker.engine import Engine
 from headwater.broker.flow import Call, Completion, Flow, WaitFor, complete
 from headwater.broker.handlers import PASSING_ERRORS, RETRY_S, Running, Spawn
-from headwater.broker.logger import logger
+from headwater.broker.logger import from_the_function_on, logger
 from headwater.delivery.lease import Lease, release, renew, take
 from headwater.delivery.schedule import Schedule, local_time, next_after, plan
 from headwater.errors import HeadwaterError, InvalidOptionError
@@ -356,6 +356,13 @@ class RunningSchedule(Running):
             except HeadwaterError as exc:
                 logger.warning("the lease of schedule %s could not be renewed: %s", self._schedule.id, exc)
 
+    def _failed(self, exc: Exception) -> float:
+        """Returns how long to wait."""
+        self._failures += 1
+        wait_s = min(FAILED_S * 2.0 ** (self._failures - 1), FAILED_S_MAX)
+        logger.error("schedule %s failed; the next try is in %g s", self._schedule.id, wait_s, exc_info=exc)
+        return wait_s
+
     def _publish(self, last_ms: int, fence: int) -> Flow[tuple[int, float]]:
         """Publish all that is due. Returns the last occurrence that is done, and how long to wait after a failure."""
         schedule = self._schedule
@@ -366,15 +373,17 @@ class RunningSchedule(Running):
         for at_ms in due.publish:
             try:
                 data = yield from self._call(at_ms)
+            except PASSING_ERRORS:
+                raise
+            except Exception as exc:
+                return last_ms, self._failed(from_the_function_on(exc))
+            try:
                 ends = at_ms == upto_ms or self._stopped.done
                 done = yield from self._log.publish_occurrence(schedule, fence, at_ms, data, ends)
             except PASSING_ERRORS:
                 raise
-            except Exception:
-                self._failures += 1
-                wait_s = min(FAILED_S * 2.0 ** (self._failures - 1), FAILED_S_MAX)
-                logger.exception("schedule %s failed; the next try is in %g s", schedule.id, wait_s)
-                return last_ms, wait_s
+            except Exception as exc:
+                return last_ms, self._failed(exc)
             self._failures = 0
             if not done:
                 logger.warning("schedule %s took too long; another process has published it", schedule.id)
