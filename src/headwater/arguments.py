@@ -271,6 +271,12 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "log.dead_letters.list(…)": "all find read",
         "log.dead_letters.statistics()": "count stats",
     },
+    "transaction": {
+        "The block commits at its end": "commit",
+        "An exception that leaves the block rolls it back": "rollback abort",
+        "tx.execute(sql, bindings), which returns the rows": "cursor executemany executescript fetchall fetchone query",
+        "message.transaction(), whose block acks at its end": "ack",
+    },
     "module": {
         'headwater.open("events.db")': "connect Client App Queue Broker NATS Celery",
         "headwater.HeadwaterError": "Error HeadwaterException exceptions",

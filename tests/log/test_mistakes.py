@@ -16,11 +16,13 @@ import pytest
 
 import headwater
 from headwater import testing
-from headwater.api._async import AsyncDeadLetters, AsyncLog, AsyncReceivedMessage, AsyncSubscription
+from headwater.api._async import AsyncDeadLetters, AsyncLog, AsyncReceivedMessage, AsyncSubscription, AsyncTransaction
+from headwater.api._sync import Transaction
 from headwater.arguments import ATTRIBUTES, OPTIONS
 from headwater.errors import HeadwaterError
 
 NOON = 1_700_000_000_000
+TX: Any = Transaction(None)  # type: ignore[arg-type]
 Given = tuple[Any, Any, Any]  # a log, a subscription of it and a message
 
 
@@ -78,6 +80,9 @@ MISTAKES: list[tuple[str, Callable[[Any, Any, Any], Any], str]] = [
     ("flush", lambda log, s, m: log.flush(), "no attribute 'flush'. When publish returns, the message is on disk"),
     ("log.drain", lambda log, s, m: log.drain(), "Write headwater.testing.drain(log)"),
     ("body", lambda log, s, m: m.body, "no attribute 'body'. Write message.data"),
+    ("subscripted", lambda log, s, m: m["order"], "attempt 1> is no mapping. Write message.data['order']"),
+    ("commit", lambda log, s, m: TX.commit(), "no attribute 'commit'. The block commits at its end"),
+    ("executemany", lambda log, s, m: TX.executemany("", []), "Write tx.execute(sql, bindings)"),
     ("nak", lambda log, s, m: m.nak(), "no attribute 'nak'. Write message.nack(delay)"),
     ("poll", lambda log, s, m: s.poll(), "no attribute 'poll'. Write subscription.fetch(n, timeout)"),
     ("dead letters", lambda log, s, m: log.dead_letters.requeue(1), "Write log.dead_letters.redrive(…)"),
@@ -300,6 +305,7 @@ KINDS = {
     "log": AsyncLog,
     "message": AsyncReceivedMessage,
     "subscription": AsyncSubscription,
+    "transaction": AsyncTransaction,
     "dead letters": AsyncDeadLetters,
     "module": headwater,
 }

@@ -137,9 +137,11 @@ class AsyncReceivedMessage(Received, gc=False, eq=False):
         self.settled = True
 
 
-class AsyncTransaction:
+class AsyncTransaction(Hinting):
     """Inside `async with message.transaction() as tx` or `async with log.transaction() as tx`. It blocks all other
     writers of the log: keep it short."""
+
+    _kind = "transaction"
 
     def __init__(self, inner: OwnTransaction) -> None:
         self._inner = inner

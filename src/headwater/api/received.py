@@ -27,6 +27,9 @@ class Received(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
         def __getattr__(self, name: str) -> NoReturn:
             no_attribute(self, "message", name)
 
+        def __getitem__(self, key: object) -> NoReturn:
+            raise TypeError(f"{self!r} is no mapping. Write message.data[{key!r}]")
+
     def __repr__(self) -> str:
         return f"<message {self.seq} on {self.topic}, attempt {self.attempt}>"
 
