@@ -1,4 +1,4 @@
-"""Shared by all measurements: the message, fresh files, medians, and the description of the machine."""
+"""Shared by all measurements: the message, fresh files, filled logs, medians, and the description of the machine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pathlib import Path
 import apsw
 import msgspec
 
+import headwater
+
 MESSAGE = {
     "order_id": "o-1234567",
     "customer": "c-98765",
@@ -28,6 +30,7 @@ MESSAGE = {
 }
 MESSAGE_JSON = msgspec.json.encode(MESSAGE).decode()
 TOPIC = "orders.new"
+CHILD_END_S = 20.0
 SERVER = "import headwater, sys; headwater.serve(sys.argv[1], port=0).run(lambda server: print(server.url, flush=True))"
 
 
@@ -39,16 +42,53 @@ def fresh_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """Start a server process for a log in this directory; yields its url."""
+def served(directory: Path) -> Iterator[tuple[str, list[int]]]:
+    """Start a server process for a log in this directory; yields its url, and its pid."""
     command = [sys.executable, "-c", SERVER, str(directory / "log.db")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield process.stdout.readline().strip(), [process.pid]
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(CHILD_END_S)
+
+
+def fill(url: str | Path, count: int, batch: int = 10_000) -> None:
+    """A log with this many messages. Filling it is not durable; the later measurements on it are."""
+    messages = [(TOPIC, MESSAGE)] * batch
+    with headwater.open(url, durability="relaxed") as log:
+        while (missing := count - log.last_seq()) > 0:
+            log.publish_many(messages[:missing])
+
+
+class Child:
+    """A measurement in its own process, which prints "ready", waits for its share, and answers."""
+
+    def __init__(self, file: str, *arguments: str) -> None:
+        command = [sys.executable, file, *arguments]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go(self, share: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{share}\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(CHILD_END_S)
+
+
+def wait_for_go() -> int:
+    """The child's side: returns its share once it arrives."""
+    print("ready", flush=True)
+    return int(sys.stdin.readline())
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import headwater
-from common import MESSAGE, SERVER, TOPIC, fresh_directory
+from common import MESSAGE, TOPIC, fresh_directory, served
+from processes import used_ns
 from report import Line
 
 BATCHES = {1: 400, 10: 200, 100: 100, 1_000: 30}  # how many of each size
@@ -32,31 +32,6 @@ REPEATS = 3
 PLOT = Path(__file__).parents[1] / "docs" / "images" / "costs.svg"
 
 Costs = dict[str, dict[str, float]]  # by "place verb batch": client and server µs per message
-
-
-def used_ns(pids: list[int]) -> int:
-    """Processor time of processes with all their threads."""
-    total = 0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            try:
-                total += int(task.read_text().split()[0])
-            except OSError:  # it has ended
-                continue
-    return total
-
-
-@contextmanager
-def served_process() -> Iterator[tuple[str, list[int]]]:
-    with fresh_directory() as directory:
-        command = [sys.executable, "-c", SERVER, str(directory / "log.db")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip(), [process.pid]
-        finally:
-            process.terminate()
-            process.wait(20)
 
 
 @contextmanager
@@ -87,7 +62,7 @@ def place(name: str) -> Iterator[tuple[str, Callable[[], list[int]]]]:
         with fresh_directory() as directory:
             yield str(directory / "log.db"), list
     elif name == "server":
-        with served_process() as (url, pids):
+        with fresh_directory() as directory, served(directory) as (url, pids):
             yield url, lambda: pids
     else:
         with postgres_database() as (url, pids_of):

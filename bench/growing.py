@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import headwater
-from common import MESSAGE, TOPIC, fresh_directory, seconds
-from costs import served_process, used_ns
+from common import MESSAGE, TOPIC, fill, fresh_directory, seconds, served
+from processes import used_ns
 from report import Line
 
 SUBSCRIPTIONS = 1_000
@@ -38,9 +38,8 @@ def with_subscriptions(directory: Path) -> tuple[float, float]:
 
 
 def grow(path: Path, to: int) -> None:
+    fill(path, to)
     with headwater.open(path, durability="relaxed") as log:
-        while log.last_seq() < to:
-            log.publish_many([(TOPIC, MESSAGE)] * 10_000)
         log.run_maintenance()
 
 
@@ -54,7 +53,7 @@ def measure(large: int = LARGE) -> list[Line]:
         with headwater.open(small) as small_log, headwater.open(big) as large_log:
             costs = [(publish_cost_us(small_log, 20), publish_cost_us(large_log, 20)) for _ in range(5)]
             small_us, large_us = (statistics.median(column) for column in zip(*costs, strict=True))
-            resumes = [resume_ms(large_log, large) for _ in range(5)]
+            resumes = [resume_ms(large_log, large // 2) for _ in range(5)]
     return [
         Line(
             f"publish_many with {SUBSCRIPTIONS:,} subscriptions",
@@ -116,17 +115,17 @@ def over_connections(count: int) -> tuple[float, float]:
             took_s = time.perf_counter() - began
             return (used_ns(pids) - before) / 1_000 / MESSAGES_OVER_CONNECTIONS, MESSAGES_OVER_CONNECTIONS / took_s
 
-    with served_process() as (url, pids):
+    with fresh_directory() as directory, served(directory) as (url, pids):
         return asyncio.run(work(url, pids))
 
 
-def resume_ms(log: headwater.Log, large: int) -> float:
+def resume_ms(log: headwater.Log, after: int) -> float:
     """Close and resume a subscription in the middle of the log."""
-    with log.subscribe("resumed", "orders.>", start=large // 2 + 1) as subscription:
+    with log.subscribe("resumed", "orders.>", start=after + 1) as subscription:
         subscription.ack_many(subscription.fetch(10))
 
     def work() -> None:
-        with log.subscribe("resumed", "orders.>", start=large // 2 + 1) as subscription:
+        with log.subscribe("resumed", "orders.>", start=after + 1) as subscription:
             (message,) = subscription.fetch(1)
             message.ack()
 

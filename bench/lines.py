@@ -14,16 +14,15 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import headwater
-from common import MESSAGE, SERVER, TOPIC
+from common import MESSAGE, TOPIC, fill, fresh_directory, served
+from processes import cpu_s
 
 open_async: Any = getattr(headwater, "open_async", None) or headwater.connect  # type: ignore[attr-defined]
 PACE_PER_S, PACED, WAKES, PAUSE_S = 1_000, 2_000, 200, 0.005
@@ -31,33 +30,35 @@ WAIT_S = 60.0
 Measured = tuple[float, float]  # messages per second and µs of processor time per message, or ms p50 and p99
 
 
-def used_s(pids: list[int]) -> float:
-    """Processor time of these processes and of this one."""
-    ticks = sum(sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13])) for pid in pids)
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+class Stopwatch:
+    """Measures from now on: this process and others."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+        self._began_s, self._cpu_s = time.perf_counter(), self._used_s()
+
+    def _used_s(self) -> float:
+        return time.process_time() + cpu_s(self._pids)
+
+    def measured(self, count: int) -> Measured:
+        return count / (time.perf_counter() - self._began_s), (self._used_s() - self._cpu_s) / count * 1e6
 
 
 def rate(count: int, work: Callable[[], object], pids: list[int]) -> Measured:
-    began, cpu_s = time.perf_counter(), used_s(pids)
+    watch = Stopwatch(pids)
     work()
-    return count / (time.perf_counter() - began), (used_s(pids) - cpu_s) / count * 1e6
+    return watch.measured(count)
 
 
 async def rate_async(count: int, work: Coroutine[Any, Any, object], pids: list[int]) -> Measured:
-    began, cpu_s = time.perf_counter(), used_s(pids)
+    watch = Stopwatch(pids)
     await work
-    return count / (time.perf_counter() - began), (used_s(pids) - cpu_s) / count * 1e6
+    return watch.measured(count)
 
 
 def percentiles(delays_s: list[float]) -> Measured:
     ordered = sorted(delays_s)
     return ordered[len(ordered) // 2] * 1e3, ordered[int(len(ordered) * 0.99)] * 1e3
-
-
-def fill(url: str, count: int) -> None:
-    with headwater.open(url, durability="relaxed") as log:
-        for _ in range(count // 10_000):
-            log.publish_many([(TOPIC, MESSAGE)] * 10_000)
 
 
 # Synchronous: on a file or on PostgreSQL
@@ -178,6 +179,13 @@ async def delivered(count: int, confirmed: bool, url: str, pids: list[int]) -> M
         return await rate_async(count, work(), pids)
 
 
+async def paced() -> AsyncIterator[int]:
+    began = time.perf_counter()
+    for number in range(PACED):
+        await asyncio.sleep(max(0.0, began + number / PACE_PER_S - time.perf_counter()))
+        yield number
+
+
 async def to_handler(url: str, pids: list[int]) -> Measured:
     async with open_async(url) as log:
         delays_s: list[float] = []
@@ -190,9 +198,8 @@ async def to_handler(url: str, pids: list[int]) -> Measured:
                 done.set()
 
         await log.start()
-        began, publishes = time.perf_counter(), []
-        for number in range(PACED):
-            await asyncio.sleep(max(0.0, began + number / PACE_PER_S - time.perf_counter()))
+        publishes = []
+        async for _ in paced():
             publishes.append(asyncio.ensure_future(log.publish("pace.tick", time.perf_counter())))
         await asyncio.gather(*publishes)
         await asyncio.wait_for(done.wait(), WAIT_S)
@@ -245,28 +252,18 @@ def measure(name: str, url: str, pids: list[int]) -> Measured:
 
 
 def main(name: str, url: str) -> None:
-    if not name.startswith("postgres"):
-        with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as directory:
-            path = str(Path(directory) / "log.db")
-            if name.startswith("file"):
-                found = measure(name, path, [])
-            else:
-                with subprocess.Popen(
-                    [sys.executable, "-c", SERVER, path], stdout=subprocess.PIPE, text=True
-                ) as server:
-                    assert server.stdout is not None
-                    try:
-                        found = measure(name, server.stdout.readline().strip(), [server.pid])
-                    finally:
-                        server.terminate()
-    else:
-        found = measure(name, url, [])
+    with fresh_directory() as directory:
+        if name.startswith("server"):
+            with served(directory) as (url, pids):
+                found = measure(name, url, pids)
+        else:
+            found = measure(name, url if name.startswith("postgres") else str(directory / "log.db"), [])
     print(json.dumps(found))
 
 
-def run(python: str | Path, name: str, url: str = "", **environment: str) -> Measured:
+def run(python: str, name: str, url: str = "", **environment: str) -> Measured:
     """A line as the Headwater of this interpreter measures it, in a process of its own."""
-    command = [str(python), __file__, name, url]
+    command = [python, __file__, name, url]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=180)
     if done.returncode:
         raise RuntimeError(f"{name} by {python} failed: {done.stderr.strip().splitlines()[-1:]}")

@@ -12,16 +12,17 @@ from collections.abc import Callable
 import uvloop
 
 import headwater
+import lines
 import postgres_rivals as rivals
-from common import MESSAGE, TOPIC, medians, seconds
+from common import MESSAGE, TOPIC, Child, fill, medians, wait_for_go
 from headwater.ports.records import Mode
-from postgres_ground import Child, Ground, fill, wait_for_go
+from postgres_ground import Ground
 from report import Line, against
 
 REPEATS = 5
 PUBLISHED, PUBLISHED_BY_TASKS = 40_000, 10_000
 TAKEN = {500: 40_000, 10: 4_000, 1: 500}  # batch size: number of messages
-FILLED = 50_000
+FILLED_MIN = 10_000  # in the log and in the queue table
 QUEUED, QUEUED_BY_TASKS, QUEUE_REPEATS = 5_000, 1_000, 3
 SPLIT_PUBLISHED, SPLIT_TAKEN, SPLIT_REPEATS = 40_000, 60_000, 3
 
@@ -39,23 +40,12 @@ def fresh(ground: Ground, measure: Callable[[str], float]) -> Callable[[], float
 # Publishing
 
 
-def many(url: str, count: int, batch: int = 1_000) -> float:
-    messages = [(TOPIC, MESSAGE)] * batch
-    with headwater.open(url) as log:
-
-        def work() -> None:
-            for _ in range(count // batch):
-                log.publish_many(messages)
-
-        return count / seconds(work)
+def many(url: str, count: int) -> float:
+    return lines.publish(1_000, count // 1_000, url, [])[0]
 
 
 def by_tasks(url: str, count: int) -> float:
-    async def work() -> float:
-        async with headwater.open_async(url) as log:
-            return await rivals.in_tasks(lambda: log.publish(TOPIC, MESSAGE), count)
-
-    return uvloop.run(work())
+    return uvloop.run(lines.by_tasks(rivals.TASKS, count, url, []))[0]
 
 
 def publishing(ground: Ground) -> list[Line]:
@@ -80,38 +70,26 @@ def publishing(ground: Ground) -> list[Line]:
 # Claiming
 
 
-def taken(log: headwater.Log, id: str, mode: Mode, batch: int, count: int) -> float:
-    with log.subscribe(id, "orders.>", mode=mode) as subscription:
-
-        def work() -> None:
-            for _ in range(count // batch):
-                messages = subscription.fetch(batch)
-                assert len(messages) == batch
-                subscription.ack_many(messages)
-
-        return count / seconds(work)
+def taken(mode: Mode, batch: int, count: int) -> Callable[[str], float]:
+    return lambda url: lines.fetch_and_ack(mode, batch, count, url, [])[0]
 
 
 def claiming(ground: Ground) -> list[Line]:
-    lines = []
-    ids = map("s{}".format, itertools.count())
-    with ground.database() as url:
-        fill(url, FILLED)
-        with headwater.open(url) as log:
-            for batch, count in TAKEN.items():
-                # Each lambda is called before the next iteration.
-                shared, exclusive, plain = medians(
-                    REPEATS,
-                    lambda: taken(log, next(ids), "shared", batch, count),  # noqa: B023
-                    lambda: taken(log, next(ids), "exclusive", batch, count),  # noqa: B023
-                    fresh(ground, lambda url: rivals.queue_takes(url, batch, count, FILLED)),  # noqa: B023
-                )
-                name = f"SKIP LOCKED table, {batch}s"
-                lines += [
-                    against(f"shared, fetch and ack {batch}s", shared, name, plain, 1),
-                    against(f"exclusive, fetch and ack {batch}s", exclusive, name, plain, 1.5 if batch == 1 else 1),
-                ]
-    return lines
+    found = []
+    for batch, count in TAKEN.items():
+        shared, exclusive, plain = medians(
+            REPEATS,
+            fresh(ground, taken("shared", batch, count)),
+            fresh(ground, taken("exclusive", batch, count)),
+            # Each is called before the next iteration.
+            fresh(ground, lambda url: rivals.queue_takes(url, batch, count, max(count, FILLED_MIN))),  # noqa: B023
+        )
+        name = f"SKIP LOCKED table, {batch}s"
+        found += [
+            against(f"shared, fetch and ack {batch}s", shared, name, plain, 1),
+            against(f"exclusive, fetch and ack {batch}s", exclusive, name, plain, 1.5 if batch == 1 else 1),
+        ]
+    return found
 
 
 # Other queues

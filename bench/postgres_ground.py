@@ -12,15 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import headwater
-from common import MESSAGE, TOPIC, seconds
+from common import seconds
 
 if TYPE_CHECKING:
     from postgres_server import PostgresServer
 
 LARGE = 5_000_000  # messages in the large log
 COMMITS = 200  # to measure the cost of a commit
-CHILD_END_S = 20.0
 SAID = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "autovacuum_naptime")
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 
@@ -69,43 +67,6 @@ class Ground:
 def prepared(large: int) -> Iterator[Ground]:
     with ExitStack() as stack:
         yield Ground(large, stack)
-
-
-def fill(url: str, count: int, batch: int = 10_000) -> None:
-    """A log with this many messages. Filling it is not durable; the later measurements on it are."""
-    messages = [(TOPIC, MESSAGE)] * batch
-    with headwater.open(url, durability="relaxed") as log:
-        while (missing := count - log.last_seq()) > 0:
-            log.publish_many(messages[:missing])
-
-
-class Child:
-    """A measurement in its own process, which prints "ready", waits for its share, and answers."""
-
-    def __init__(self, file: str, *arguments: str) -> None:
-        command = [sys.executable, file, *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.line() == "ready"
-
-    def line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def go(self, share: int) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{share}\n")
-        self._process.stdin.flush()
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(CHILD_END_S)
-
-
-def wait_for_go() -> int:
-    """The child's side: returns its share once it arrives."""
-    print("ready", flush=True)
-    return int(sys.stdin.readline())
 
 
 def _only(connection: Any, query: str) -> str:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import psycopg
 
 import headwater
-from common import MESSAGE, TOPIC, seconds
-from postgres_ground import Ground, fill
+from common import MESSAGE, TOPIC, fill, seconds
+from growing import publish_cost_us, resume_ms
+from postgres_ground import Ground
 from report import Line
 
 SMALL = 10_000
@@ -26,23 +27,6 @@ SIZES_SQL = """
 """
 
 
-def publish_cost_us(log: headwater.Log) -> float:
-    """Microseconds per message, in batches of 1,000; the median batch."""
-    messages = [(TOPIC, MESSAGE)] * 1_000
-    return statistics.median(seconds(lambda: log.publish_many(messages)) for _ in range(BATCHES)) * 1_000
-
-
-def resume_ms(log: headwater.Log, start: int) -> float:
-    """Resume a subscription in the middle of the log, fetch and ack one message, and close it."""
-
-    def work() -> None:
-        with log.subscribe("resumed", "orders.>", start=start) as subscription:
-            (message,) = subscription.fetch(1)
-            message.ack()
-
-    return seconds(work) * 1_000
-
-
 def growing(ground: Ground) -> list[Line]:
     with ground.database() as small_url, ground.database() as large_url:
         fill(small_url, SMALL)
@@ -51,8 +35,8 @@ def growing(ground: Ground) -> list[Line]:
             large.run_maintenance()  # counts the topics
             rounds = [
                 (
-                    publish_cost_us(small),
-                    publish_cost_us(large),
+                    publish_cost_us(small, BATCHES),
+                    publish_cost_us(large, BATCHES),
                     resume_ms(small, SMALL // 2),
                     resume_ms(large, ground.large // 2),
                     seconds(large.topics) * 1_000,

@@ -9,46 +9,10 @@ from pathlib import Path
 import headwater
 import rivals
 from common import MESSAGE, TOPIC, fresh_directory, medians, seconds
+from lines import by_tasks, publish
 from report import Line, against
 
 REPEATS = 7
-
-
-def many(path: Path, batch: int, batches: int) -> float:
-    with headwater.open(path) as log:
-        messages = [(TOPIC, MESSAGE)] * batch
-
-        def work() -> None:
-            for _ in range(batches):
-                log.publish_many(messages)
-
-        return batch * batches / seconds(work)
-
-
-def one_by_one(path: Path, count: int) -> float:
-    with headwater.open(path) as log:
-
-        def work() -> None:
-            for _ in range(count):
-                log.publish(TOPIC, MESSAGE)
-
-        return count / seconds(work)
-
-
-def tasks(path: Path, publishers: int, each: int) -> float:
-    async def work() -> float:
-        async with headwater.open_async(path) as log:
-
-            async def publisher() -> None:
-                for _ in range(each):
-                    await log.publish(TOPIC, MESSAGE)
-
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await asyncio.gather(*(publisher() for _ in range(publishers)))
-            return publishers * each / (loop.time() - began)
-
-    return asyncio.run(work())
 
 
 def threads(path: Path, publishers: int, each: int) -> float:
@@ -78,15 +42,15 @@ def measure() -> list[Line]:
 
         many_ours, many_bare, many_bare_large_pages = medians(
             REPEATS,
-            lambda: many(new(), 1_000, 100),
+            lambda: publish(1_000, 100, str(new()), [])[0],
             lambda: rivals.bare_inserts(new(), 1_000, 100),
             lambda: rivals.bare_inserts(new(), 1_000, 100, page_bytes=8192),
         )
         concurrent, in_threads, single, bare, lite, persist = medians(
             REPEATS,
-            lambda: tasks(new(), 100, 300),
+            lambda: asyncio.run(by_tasks(100, 30_000, str(new()), []))[0],
             lambda: threads(new(), 100, 50),
-            lambda: one_by_one(new(), 1_000),
+            lambda: publish(1, 1_000, str(new()), [])[0],
             lambda: rivals.bare_inserts(new(), 1, 1_000),
             lambda: rivals.litequeue_puts(new(), 1_000),
             lambda: rivals.persist_queue_puts(new(), 500),

@@ -7,7 +7,6 @@ before it is a version; `sqlite3_rsync` makes the copy and does not sync it.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
 import statistics
@@ -23,6 +22,7 @@ import apsw.sqlite_extra
 
 import headwater
 from common import fresh_directory, seconds, served
+from processes import cpu_s
 from report import Line
 
 COMMAND = [sys.executable, "-c", "import sys; from headwater.cli import main; sys.exit(main())", "sync"]
@@ -105,12 +105,6 @@ def _times(what: str, ours_s: float, plain_s: float, at_most: float) -> Line:
     return Line(what, f"{ours_s:.2f} s", f"sqlite3_rsync {plain_s:.2f} s", ratio, f"≤ {at_most:g} ×", ratio <= at_most)
 
 
-def used_s(process: subprocess.Popen[str]) -> float:
-    """CPU seconds of a process and the children it has waited for."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 @contextmanager
 def pushing(origin: Path, remote: str, wait_idle: str) -> Iterator[subprocess.Popen[str]]:
     """A push subscription whose first push is done."""
@@ -128,9 +122,9 @@ def pushing(origin: Path, remote: str, wait_idle: str) -> Iterator[subprocess.Po
 def idling(directory: Path, url: str) -> list[Line]:
     with pushing(directory / "origin.db", f"{url}/bench/idle", "1h") as process:
         time.sleep(2)  # for the work after the first push
-        before_s = used_s(process)
+        before_s = cpu_s([process.pid])
         time.sleep(IDLE_S)
-        percent = (used_s(process) - before_s) / IDLE_S * 100
+        percent = (cpu_s([process.pid]) - before_s) / IDLE_S * 100
     return [Line("idle watcher", f"{percent:.3f} % CPU", "", None, "< 0.1 %", percent < 0.1)]
 
 
@@ -152,5 +146,5 @@ async def visible(directory: Path, url: str) -> list[Line]:
 
 
 def measure() -> list[Line]:
-    with fresh_directory() as directory, served(directory) as url:
+    with fresh_directory() as directory, served(directory) as (url, _):
         return [*moving(directory, url), *idling(directory, url), *asyncio.run(visible(directory, url))]

@@ -23,7 +23,7 @@ MEASURES = {  # imported on demand, as the others: one that cannot be imported d
     "publishing": ("Publish", "publishing", "measure"),
     "consuming": ("Consume and ack", "consuming", "measure"),
     "growing": ("Growth", "growing", "measure"),
-    "waking": ("Wake-up", "waking", "measure"),
+    "waking": ("Wake-up", "waking", "on_a_file"),
     "serving": ("Through a server", "serving", "measure"),
     "replicating": ("A SQLite database on a server", "replicating", "measure"),
     "starting": ("The command line", "starting", "measure"),
@@ -43,7 +43,7 @@ POSTGRES_MEASURES = {  # the same: the others run without PostgreSQL
     "postgres-claiming": ("PostgreSQL: claim and ack", "postgres", "claiming"),
     "postgres-queues": ("PostgreSQL: other queues in it", "postgres", "queues"),
     "postgres-processes": ("PostgreSQL: several processes", "postgres", "several"),
-    "postgres-waking": ("PostgreSQL: wake-up", "postgres_waking", "measure"),
+    "postgres-waking": ("PostgreSQL: wake-up", "waking", "on_postgres"),
     "postgres-growing": ("PostgreSQL: growth", "postgres_growing", "growing"),
     "postgres-churning": ("PostgreSQL: rows that come and go", "postgres_growing", "churning"),
 }

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common import MESSAGE_JSON, describe_machine, fresh_directory, medians
+from lines import PACED, Measured, paced, percentiles
 
 HOST = "127.0.0.1"
 DATA = MESSAGE_JSON.encode()
@@ -45,10 +46,8 @@ FETCH_COUNT = 1_000
 JETSTREAM_FILLED, REDIS_FILLED = 60_000, 400_000
 ACKS_PENDING_MAX = 10_000
 REDIS_BATCHES, REDIS_CONNECTIONS_MAX = (100, 1_000), 50
-LATENCY_RATE_PER_S, LATENCY_COUNT = 1_000, 2_000
 
 Measure = Callable[[int], Coroutine[Any, Any, float]]
-Percentiles = tuple[float, float]
 Result = TypeVar("Result")
 
 
@@ -194,7 +193,7 @@ async def check_settled(consumer: JetStreamContext.PullSubscription, count: int)
                 return
 
 
-async def jetstream_latency(port: int) -> Percentiles:
+async def jetstream_latency(port: int) -> Measured:
     """A push consumer, which saves the round trip of a fetch; one connection in each direction; order is kept."""
     sent_s: list[float] = []
     delays_s: list[float] = []
@@ -203,7 +202,7 @@ async def jetstream_latency(port: int) -> Percentiles:
     async def arrived(message: Msg) -> None:
         delays_s.append(time.perf_counter() - sent_s[len(delays_s)])
         await message.ack()
-        if len(delays_s) == LATENCY_COUNT:
+        if len(delays_s) == PACED:
             all_here.set()
 
     async with nats_client(port) as sender, nats_client(port) as receiver, fresh_stream(sender) as stream:
@@ -212,7 +211,7 @@ async def jetstream_latency(port: int) -> Percentiles:
             sent_s.append(time.perf_counter())
             await stream.publish_async("fresh.new", DATA)
         await asyncio.wait_for(all_here.wait(), SETTLE_S_MAX)
-    return percentiles_ms(delays_s)
+    return percentiles(delays_s)
 
 
 # Redis
@@ -279,13 +278,13 @@ async def redis_delivered(port: int, count: int) -> float:
         return count / took_s
 
 
-async def redis_latency(port: int) -> Percentiles:
+async def redis_latency(port: int) -> Measured:
     """A blocking XREADGROUP on its own connection; entries carry their number, as concurrent XADDs may overtake."""
-    sent_s = [0.0] * LATENCY_COUNT
+    sent_s = [0.0] * PACED
     delays_s: list[float] = []
 
     async def receive(client: redis.asyncio.Redis) -> None:
-        while len(delays_s) < LATENCY_COUNT:
+        while len(delays_s) < PACED:
             answer = await client.xreadgroup("readers", "reader", {"fresh": ">"}, count=FETCH_COUNT, block=1_000)
             now_s = time.perf_counter()
             entries = entries_of(answer)
@@ -303,7 +302,7 @@ async def redis_latency(port: int) -> Percentiles:
         await asyncio.gather(*sending)
         await asyncio.wait_for(receiving, SETTLE_S_MAX)
         await sender.delete("fresh")
-    return percentiles_ms(delays_s)
+    return percentiles(delays_s)
 
 
 def entries_of(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
@@ -318,20 +317,8 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
     return uvloop.run(asyncio.wait_for(work, WORK_S_MAX))
 
 
-async def paced() -> AsyncIterator[int]:
-    began = time.perf_counter()
-    for number in range(LATENCY_COUNT):
-        await asyncio.sleep(max(0.0, began + number / LATENCY_RATE_PER_S - time.perf_counter()))
-        yield number
-
-
-def percentiles_ms(delays_s: list[float]) -> Percentiles:
-    ordered = sorted(delays_s)
-    return statistics.median(ordered) * 1e3, ordered[int(len(ordered) * 0.99)] * 1e3
-
-
 def figures_of(
-    pipelined: dict[str, Measure], others: dict[str, Measure], latency: Callable[[], Coroutine[Any, Any, Percentiles]]
+    pipelined: dict[str, Measure], others: dict[str, Measure], latency: Callable[[], Coroutine[Any, Any, Measured]]
 ) -> dict[str, float]:
     """A short trial of each determines how many messages make a run long enough; it also warms up the server. One that
     fails leaves its figure out."""

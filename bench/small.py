@@ -16,7 +16,7 @@ import rivals
 import serving
 import serving_rivals
 import starting
-from common import fresh_directory
+from common import fill, fresh_directory
 from postgres_ground import Ground
 from report import Line, against
 from serving_rivals import jetstream_server, redis_server, run
@@ -102,7 +102,7 @@ def on_a_file() -> Iterator[Line]:
         bare = partial(rivals.bare_inserts, batch=1, batches=FLOOR_COUNT)
         yield compared("file: publish one by one", "bare APSW", lambda: bare(next(paths)), 0.85)
         filled = directory / "filled.db"
-        lines.fill(str(filled), RIVAL_COUNT)
+        fill(filled, RIVAL_COUNT)
         read = partial(rivals.bare_reads, filled)
         yield compared("file: fetch and ack in 100s", "bare APSW, reading the rows", read, 0.15)
     p50, p99, _ = in_turn("file: wake-up")

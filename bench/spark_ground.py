@@ -20,8 +20,8 @@ import msgspec
 
 import headwater
 from common import MESSAGE, fresh_directory
+from processes import Peak
 from spark_jdbc import MASTER, find_driver
-from spark_processes import Peak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headwater
-from common import MESSAGE, TOPIC
+from common import MESSAGE, TOPIC, Child, wait_for_go
+from processes import cpu_s, tree
 from report import Line
 from spark_ground import Ground
-from spark_processes import cpu_s, tree
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -126,16 +125,12 @@ def _publish_round(ground: Ground, log: Path, trigger: str | None) -> tuple[floa
     with ExitStack() as stack:
         if trigger is not None:
             stack.enter_context(reading(ground, log, trigger))
-        command = [sys.executable, __file__, str(log)]
-        child = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdout.readline()  # it is ready
-        spark = [pid for pid in tree(os.getpid()) if pid != child.pid]
+        child = Child(__file__, str(log))
+        stack.callback(child.end)
+        spark = [pid for pid in tree(os.getpid()) if pid != child.process.pid]
         began, cpu = time.perf_counter(), cpu_s(spark)
-        child.stdin.write("go\n")
-        child.stdin.flush()
-        rate = float(child.stdout.readline())
+        child.go(1)
+        rate = float(child.line())
         return rate, (cpu_s(spark) - cpu) / (time.perf_counter() - began) / (os.cpu_count() or 1)
 
 
@@ -143,8 +138,7 @@ def publisher(path: str) -> None:
     with headwater.open(path) as log:
         batch = [(TOPIC, MESSAGE)] * PUBLISH_BATCH
         log.publish_many(batch)
-        print("ready", flush=True)
-        sys.stdin.readline()
+        wait_for_go()
         began, done = time.perf_counter(), 0
         while (took := time.perf_counter() - began) < PUBLISH_S:
             log.publish_many(batch)

@@ -1,4 +1,4 @@
-"""The memory and processor time of a Spark: driver, JVM and Python workers, read from /proc."""
+"""The memory and processor time of processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def pss_bytes(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def used_ns(pids: list[int]) -> int:
+    """Processor time of processes with all their threads."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # it has ended
+                total += int(task.read_text().split()[0])
+    return total
 
 
 def cpu_s(pids: list[int]) -> float:
