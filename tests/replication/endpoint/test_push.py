@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -92,38 +91,6 @@ async def test_a_push_from_another_base_is_refused_before_a_page_moves(hosted: S
             assert await session.begin(database, base=7, pushID="push-2") == "ABORT=VERSION_CONFLICT:1"
             assert await session.closed() == 1000
         await nothing_left(server, "1.db")
-
-
-async def test_of_two_pushes_from_one_base_the_second_is_refused_at_its_end(
-    hosted: StartHost, database: Path, tmp_path: Path
-) -> None:
-    other = make_database(tmp_path / "other.db", 7)
-    async with hosted() as server:
-        async with server.session(f"push/{NAME}") as slow, server.session(f"push/{NAME}", client="hand:2") as fast:
-            await slow.begin(database, pushID="slow")
-            assert (await fast.push(other, pushID="fast"))["committedVersionID"] == 1
-            await slow.move("--origin", str(database), "x")
-            assert await slow.complete() == "ABORT=VERSION_CONFLICT:1"
-        await server.pull(tmp_path / "back.db")
-        assert rows_of(tmp_path / "back.db") == rows_of(other)
-        await nothing_left(server, "1.db")
-
-
-async def test_when_the_answer_was_lost_the_next_push_goes_on_from_there(hosted: StartHost, database: Path) -> None:
-    checked = threading.Event()
-    async with hosted(checkpoint=lambda step: step == "checked" and checked.set()) as server:
-        async with server.session(f"push/{NAME}") as session:
-            await session.begin(database, pushID="lost")
-            await session.move("--origin", str(database), "x")
-            await session.send({"complete": True})
-            await until(checked.is_set)
-            session.vanish()
-        await until(lambda: server.store.catalogue.find(REPLICA) is not None)
-        write(database, 3)
-        assert await server.push(database, base=0, pushID="next") == "ABORT=VERSION_CONFLICT:1"
-        reported = await server.push(database, base=0, pushID="next", lastPushID="lost")
-        assert (reported["committedVersionID"], reported["isNew"]) == (2, True)
-        await until(lambda: len(server.messages()) == 2)
 
 
 async def test_a_dry_push_leaves_nothing(hosted: StartHost, database: Path) -> None:
@@ -249,29 +216,6 @@ async def test_a_server_that_stops_finishes_a_push_that_is_complete(hosted: Star
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_full_disk_is_reported_and_leaves_the_newest_version_whole(
-    hosted: StartHost, database: Path, tmp_path: Path
-) -> None:
-    """At one step; host/test_crashes.py has them all."""
-    full: list[str] = []
-
-    def checkpoint(reached: str) -> None:
-        if reached in full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    async with hosted(checkpoint=checkpoint) as server:
-        await server.push(database)
-        before = rows_of(database)
-        write(database, 50)
-        full.append("checked")
-        assert (await server.push(database, base=1, pushID="push-2")).startswith("ABORT=DISK_FULL:")
-        full.clear()
-        await nothing_left(server, "1.db")
-        await server.pull(tmp_path / "back.db")
-        assert rows_of(tmp_path / "back.db") == before
-        assert (await server.push(database, base=1, pushID="push-3"))["committedVersionID"] == 2
 
 
 async def test_a_database_larger_than_allowed_is_refused_by_what_it_says_and_by_what_it_sends(
