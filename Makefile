@@ -8,6 +8,8 @@ WORKERS ?= 3
 CLOCKED := $(addprefix tests/,abuse broker client console consumers crash dedupe faults faulty_network postgres processes server transports worker)
 # Use the certificates of the system, as pip does.
 export UV_SYSTEM_CERTS := 1
+# With it each of a thousand short processes would compile anew what it imports, which takes longer than its work.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check lint types abuse crash powerloss replicas cluster lake-kills bench docs lock clean
 
