@@ -264,21 +264,17 @@ class Lake:
 
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
         """Versions of a table, newest first: when, by which operation and job, with how many new rows of which seqs."""
-        found = []
-        for each in self.table(name).history(limit):
-            number = {key: int(each[key]) if key in each else None for key in (ROWS, AFTER, UPTO)}
-            found.append(
-                {
-                    "version": each["version"],
-                    "at": iso(each["timestamp"]),
-                    "operation": each["operation"],
-                    "job": each.get(JOB),
-                    "rows": number[ROWS],
-                    "after": number[AFTER],
-                    "upto": number[UPTO],
-                }
-            )
-        return found
+        numbers = {"rows": ROWS, "after": AFTER, "upto": UPTO}
+        return [
+            {
+                "version": each["version"],
+                "at": iso(each["timestamp"]),
+                "operation": each["operation"],
+                "job": each.get(JOB),
+                **{word: int(each[key]) if key in each else None for word, key in numbers.items()},
+            }
+            for each in self.table(name).history(limit)
+        ]
 
     @property
     def last_seq(self) -> int:
@@ -287,18 +283,7 @@ class Lake:
 
     def status(self) -> dict[str, Any]:
         bronze = self.table(BRONZE)
-        tables = []
-        for name in self.tables():
-            table = self.table(name)
-            tables.append(
-                {
-                    "table": name,
-                    "rows": table.rows,
-                    "files": len(table.files),
-                    "bytes": table.bytes,
-                    "version": table.version,
-                }
-            )
+        tables = [self.table(name) for name in self.tables()]
         return {
             "lake": self.name,
             "log": self.log_name,
@@ -306,7 +291,16 @@ class Lake:
             "derived_to": self.table(SILVER).transaction(),
             "last_commit": _last_commit(bronze),
             "audit": self.last_audit(),
-            "tables": tables,
+            "tables": [
+                {
+                    "table": table.name,
+                    "rows": table.rows,
+                    "files": len(table.files),
+                    "bytes": table.bytes,
+                    "version": table.version,
+                }
+                for table in tables
+            ],
         }
 
     def gold(self) -> dict[str, list[dict[str, Any]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -85,34 +84,34 @@ def _audit(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _volume(lake: Lake) -> dict[str, Any] | None:
-    rows = _gold(lake, "volume", "hour", ["topic"], "messages", "sum")
+    rows = _grouped(_gold(lake, "volume"), "hour", "topic", "messages", "sum")
     return _chart("Messages per {step}", "count", rows, 0)
 
 
 def _latency(lake: Lake) -> dict[str, Any] | None:
-    table = lake.table("gold/latency").read(GOLD_SCHEMAS["latency"]).filter(pc.field("stage") == "ack")
-    rows = _grouped(table, "hour", ["subscription"], "p99_ms", "max")
+    acked = _gold(lake, "latency").filter(pc.field("stage") == "ack")
+    rows = _grouped(acked, "hour", "subscription", "p99_ms", "max")
     return _chart("Published to acked, 99% within", "ms", rows, None)
 
 
 def _letters(lake: Lake) -> dict[str, Any] | None:
-    rows = _gold(lake, "dead_letters", "day", ["subscription"], "letters", "sum")
+    rows = _grouped(_gold(lake, "dead_letters"), "day", "subscription", "letters", "sum")
     return _chart("Dead letters per {step}", "count", rows, 0, step_ms=DAY_MS)
 
 
-def _gold(lake: Lake, name: str, at: str, by: Sequence[str], column: str, how: str) -> list[dict[str, Any]]:
-    return _grouped(lake.table(f"gold/{name}").read(GOLD_SCHEMAS[name]), at, by, column, how)
+def _gold(lake: Lake, name: str) -> pa.Table:
+    return lake.table(f"gold/{name}").read(GOLD_SCHEMAS[name])
 
 
-def _grouped(table: pa.Table, at: str, by: Sequence[str], column: str, how: str) -> list[dict[str, Any]]:
+def _grouped(table: pa.Table, at: str, by: str, column: str, how: str) -> list[dict[str, Any]]:
     """Rows of `at`, `name` and `value`, of the last days alone."""
     table = table.filter(pc.field(at).is_valid() & pc.field(column).is_valid())
     if not table.num_rows:
         return []
     since = pc.max(table[at]).as_py() - dt.timedelta(days=DAYS_MAX)
     table = table.filter(pc.field(at) > pa.scalar(since, table.schema.field(at).type))
-    sums = table.group_by([at, *by]).aggregate([(column, how)]).to_pylist()
-    return [{"at": _ms(row[at]), "name": row[by[0]] or "–", "value": row[f"{column}_{how}"]} for row in sums]
+    sums = table.group_by([at, by]).aggregate([(column, how)]).to_pylist()
+    return [{"at": _ms(row[at]), "name": row[by] or "–", "value": row[f"{column}_{how}"]} for row in sums]
 
 
 def _ms(at: dt.date | dt.datetime) -> int:

@@ -157,10 +157,15 @@ def make_message(topic: str, data: Any, now_ms: int, **options: Unpack[PublishOp
         raw=msgspec.Raw(draft.data_json.encode()),
         published_ms=now_ms if draft.published_ms is None else draft.published_ms,
         size=draft.size,
-        identity=draft.id or derived_id(now_ms, secrets.randbits(SALT_BITS), secrets.randbits(_RANDOM_TAIL_BITS)),
+        identity=draft.id or new_id(now_ms),
         raw_headers=NO_HEADERS if headers is None else msgspec.Raw(headers.encode()),
         **{each.attribute: getattr(extras, each.attribute) for each in EXTRA_FIELDS if each.kind != "json"},
     )
+
+
+def new_id(now_ms: int) -> str:
+    """As a log derives one, but of nothing: random where that has its salt and the seq."""
+    return derived_id(now_ms, secrets.randbits(SALT_BITS), secrets.randbits(_RANDOM_TAIL_BITS))
 
 
 # --- options -------------------------------------------------------------------------------------------

@@ -77,14 +77,8 @@ def translated(name: str, doing: str) -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, OSError) as exc:
-        raise TransportFailedError(f"{doing} failed: {str(exc).rstrip('.')}", where=name, next=_next_step(exc)) from exc
-
-
-def _next_step(exc: Exception) -> str:
-    for kind, step in _NEXT_STEPS:
-        if isinstance(exc, kind):
-            return step
-    return "See the server's log"
+        next_step = next((step for kind, step in _NEXT_STEPS if isinstance(exc, kind)), "See the server's log")
+        raise TransportFailedError(f"{doing} failed: {str(exc).rstrip('.')}", where=name, next=next_step) from exc
 
 
 _NEXT_STEPS: tuple[tuple[type[Exception], str], ...] = (

@@ -8,7 +8,6 @@ goes to its transports alone, and fails only if all of them do.
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,20 +29,18 @@ from headwater.errors import (
     UnsentError,
 )
 from headwater.formats import redact_url
-from headwater.message import SALT_BITS, Message, derived_id
+from headwater.message import Message
 from headwater.ports.clock import Clock, SystemClock
 from headwater.ports.transport import Transport
 from headwater.settings import Settings, TransportSettings
 from headwater.topics.topic import quoted
-from headwater.transports.base import make_message
+from headwater.transports.base import make_message, new_id
 from headwater.typed.codec import Prepared
 
 if TYPE_CHECKING:
     from headwater.typed.event import Event
 
 logger = logging.getLogger("headwater.typed")
-
-RANDOM_BITS = 48  # of an id, where that of a message in a log has its seq
 
 T = TypeVar("T")
 AnyLog = TypeVar("AnyLog", Log, AsyncLog)
@@ -280,8 +277,7 @@ def _with_id(prepared: Prepared, now_ms: int) -> Prepared:
     """The message and its copies have the same id."""
     if "id" in prepared.options:
         return prepared
-    new = derived_id(now_ms, secrets.randbits(SALT_BITS), secrets.randbits(RANDOM_BITS))
-    return prepared._replace(options={**prepared.options, "id": new})
+    return prepared._replace(options={**prepared.options, "id": new_id(now_ms)})
 
 
 def copy_of(prepared: Prepared, seq: int, now_ms: int) -> Message:

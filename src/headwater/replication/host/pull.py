@@ -38,10 +38,7 @@ class PullSession:
     _is_complete: bool = False
 
     async def run(self) -> None:
-        first = await self.session.next(self.context.idle_s)
-        if first is None:
-            raise Gone
-        if config_of(first, PullConfig).dry:
+        if config_of(await self.session.first(self.context.idle_s), PullConfig).dry:
             raise Abort("FAILED", "a dry run is made by the client: it pulls into a private file")
         threads = self.context.threads
         opened = await threads.do_or_undo(OpenedVersion.close, self._open)

@@ -98,15 +98,12 @@ class PushSession:
             )
 
     async def _first_frames(self) -> tuple[str, PushConfig]:
-        first = await self.session.next(self.context.idle_s)
-        message = ""
+        first, message = await self.session.first(self.context.idle_s), ""
         if isinstance(first, str) and first.startswith(MESSAGE):
             message = first.removeprefix(MESSAGE)
             if len(message) > MESSAGE_CHARS_MAX:
                 raise Abort("FAILED", f"the message has more than {MESSAGE_CHARS_MAX:,} characters")
-            first = await self.session.next(self.context.idle_s)
-        if first is None:
-            raise Gone
+            first = await self.session.first(self.context.idle_s)
         return message, config_of(first, PushConfig)
 
     # --- the pages ----------------------------------------------------------------------------------------------

@@ -205,6 +205,12 @@ class ReplicaSession:
             self._transport.resume_reading()
         return _text_of(data) if is_text else data
 
+    async def first(self, within_s: float) -> str | bytes:
+        """The next frame, without which the session ends."""
+        if (frame := await self.next(within_s)) is None:
+            raise Gone
+        return frame
+
     async def send_text(self, text: str) -> None:
         self.queue_text(text)
         await self._wait_until_drained()

@@ -18,7 +18,6 @@ from headwater.replication.host.events import SessionOutcome
 from headwater.replication.host.session import (
     UNAUTHORIZED,
     Abort,
-    Gone,
     HostContext,
     ReplicaSession,
     config,
@@ -58,10 +57,7 @@ class SubscribeSession:
         """Texts that come before the first CONFIG is sent; None afterwards."""
 
     async def run(self) -> None:
-        first = await self.session.next(self.context.idle_s)
-        if first is None:
-            raise Gone
-        asked = config_of(first, SubscribeConfig)
+        asked = config_of(await self.session.first(self.context.idle_s), SubscribeConfig)
         self.coordinates = asked.coordinate and self.may_push
         # Joined before the newest version is read, so that no version is missed in between.
         subscribers = self.context.subscribers.join(self.name, self)
