@@ -7,7 +7,6 @@ from typing import Any
 
 import apsw
 import pytest
-from child_processes import children_of
 
 from headwater.errors import ReplicationFailedError
 from headwater.replication.rsync import ERROR, REPLICA_ERROR, OriginStream, RsyncProcess, error_at_the_end, transfer
@@ -18,33 +17,6 @@ async def joined(origin: str, replica: str) -> int:
     stream = OriginStream()
     await transfer(origin, replica, stream)
     return stream.bytes
-
-
-@pytest.mark.parametrize("mode", ["wal", "delete"])
-def test_joined_ends_move_the_pages_and_then_only_what_changed(make: Any, look: Any, tmp_path: Any, mode: str) -> None:
-    path, copy = make(mode=mode), str(tmp_path / "copy.db")
-    assert asyncio.run(joined(path, copy)) > os.path.getsize(path)
-    assert look.content(copy) == look.content(look.plain(path, str(tmp_path / "plain.db")))
-    with closing(apsw.Connection(path)) as connection:
-        connection.execute(
-            "update account set balance = 1 where id = 77; update account set balance = -1 where id = 78"
-        )
-    assert 4096 < asyncio.run(joined(path, copy)) < os.path.getsize(path) / 4
-    assert look.moves(copy) == 0
-    assert look.content(copy) == look.content(look.plain(path, str(tmp_path / "plain.db")))
-
-
-def test_an_origin_under_a_hammering_writer_sends_whole_transactions(
-    make: Any, hammer: Any, look: Any, tmp_path: Any
-) -> None:
-    path, copy = make(), str(tmp_path / "copy.db")
-    stop = hammer(path)
-    seen: list[int] = []
-    while len(seen) < 10 or len(set(seen)) < 3:  # the writer gets to write, sooner or later
-        asyncio.run(joined(path, copy))
-        seen.append(look.moves(copy))
-    stop()
-    assert seen == sorted(seen)
 
 
 def test_a_local_copy_of_a_hammered_rollback_database_is_whole_too(
@@ -141,24 +113,6 @@ def test_a_replica_killed_in_the_middle_is_as_it_was(make: Any, look: Any, tmp_p
     with closing(apsw.Connection(replica)) as connection:
         assert connection.pragma("integrity_check") == "ok"
     assert look.content(replica) == before
-
-
-def test_a_cancelled_join_leaves_no_process(make: Any, tmp_path: Any) -> None:
-    async def cancelled() -> list[int]:
-        path, copy = make(rows=20_000), tmp_path / "copy.db"
-        joining = asyncio.create_task(transfer(path, str(copy), OriginStream()))
-        while not copy.exists() or not copy.stat().st_size:
-            await asyncio.sleep(0)
-        running = [child.pid for child in children_of(os.getpid(), "sqlite3_rsync")]
-        joining.cancel()
-        await asyncio.gather(joining, return_exceptions=True)
-        assert joining.cancelled()
-        return running
-
-    pids = asyncio.run(cancelled())
-    assert len(pids) == 2
-    for pid in pids:
-        assert not os.path.exists(f"/proc/{pid}")
 
 
 async def test_an_end_that_exits_releases_its_own_waiters_only(make: Any, tmp_path: Any) -> None:

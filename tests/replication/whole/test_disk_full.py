@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from eventually import eventually
 from hammered import make_books, read_books, write_books
 from replica_host import ReplicaHost
 from small_disk import small_file_system
 
 import headwater
-from headwater.errors import DiskFullError, ReplicationFailedError, TooLargeError
+from headwater.errors import DiskFullError, ReplicationFailedError
 from headwater.replication.names import ReplicaName
 
 NAME, OTHER = ReplicaName("shop", "books.db"), ReplicaName("shop", "other.db")
@@ -79,27 +77,3 @@ def _fill(path: Path, leave: int) -> None:
 def _free_bytes(directory: Path) -> int:
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
-
-
-@pytest.mark.parametrize("mode", ["wal", "delete"])
-def test_where_no_file_may_grow_so_large(host: ReplicaHost, tmp_path: Path, mode: str) -> None:
-    path, remote = make_books(tmp_path / "books.db", mode, 1), host.remote(NAME)
-    headwater.sync(path, remote)
-    before = read_books(path)
-    limit = 4_000_000
-    resource.prlimit(host.pid, resource.RLIMIT_FSIZE, (limit, limit))
-
-    large = make_books(tmp_path / "large.db", mode, 10)
-    for target in (host.remote(OTHER), f"{remote}@latest"):
-        with pytest.raises((DiskFullError, ReplicationFailedError, TooLargeError)) as raised:
-            headwater.sync(large, target)
-        assert str(host.directory) not in str(raised.value)
-    eventually(lambda: [*host.files().values()], [["1.db"]])
-    host.check(NAME)
-    headwater.sync(remote, tmp_path / "pulled.db")
-    assert read_books(tmp_path / "pulled.db") == before
-
-    write_books(path, 0.5)
-    outcome = headwater.sync(path, remote)
-    assert (outcome.version, outcome.is_new) == (2, True)
-    host.check(NAME)
