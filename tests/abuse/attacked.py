@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -234,12 +233,6 @@ def call(connection: ClientConnection, method: str, params: Any = None, id: int 
         answer = json.loads(connection.recv(PATIENCE_S))
         if isinstance(answer, dict) and answer.get("id") == id:
             return answer
-
-
-def untrusting() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 def line_of(process: subprocess.Popen[bytes]) -> str:

@@ -15,7 +15,6 @@ import pytest
 from client_states import States
 from eventually import eventually
 from fault_proxy import FaultProxy
-from frame_tap import FrameTap
 from served import RunningServer
 
 import headwater
@@ -23,11 +22,6 @@ from headwater.broker.flow import Blocking, run_blocking
 from headwater.errors import ClosedError, LeaseLostError
 
 QUICKLY_S = 8.0  # a close that waits for what cannot come takes 10 s
-
-
-@pytest.fixture
-def tap(monkeypatch: pytest.MonkeyPatch) -> FrameTap:
-    return FrameTap(monkeypatch)
 
 
 # --- in good order --------------------------------------------------------------------------------------------------
