@@ -185,6 +185,107 @@ def test_a_storm_of_signals_whose_handlers_raise(log: Log) -> None:
     assert log.statistics().messages == len(found)
 
 
+class HeldFile(apsw.VFSFile):
+    """Waits before each sync in the thread that is to be held in the midst of its commit."""
+
+    holds: threading.Thread | None = None
+    arrived, goes_on = threading.Event(), threading.Event()
+
+    def __init__(self, name: Any, flags: list[int]) -> None:
+        super().__init__("", name, flags)
+
+    def xSync(self, flags: int) -> None:
+        if threading.current_thread() is HeldFile.holds:
+            HeldFile.arrived.set()
+            HeldFile.goes_on.wait(TIME_LIMIT_S)
+        super().xSync(flags)
+
+
+class HeldVfs(apsw.VFS):
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "")
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+        return HeldFile(name, flags)
+
+
+@pytest.mark.timeout(60)
+def test_a_commit_of_another_thread_before_any_instruction_does_not_hide_that_it_is_stored(tmp_path: Path) -> None:
+    """A signal handler publishes too, so that the other thread takes nobody to be publishing."""
+    vfs = HeldVfs("held")
+    store = SqliteStore(tmp_path / "log.db", vfs="held")
+    drafts = (Draft("a.b", str(number), 1) for number in itertools.count())
+    seqs: list[int | None] = []
+
+    def publish() -> None:
+        seqs.append(store.publish_at_once(next(drafts)))
+
+    def publish_beside() -> None:
+        publish()
+        HeldFile.arrived.set()
+
+    try:
+        publish()
+        for number in itertools.count():
+            store._unseen_pages = 0
+            threads: list[threading.Thread] = []
+
+            def interrupt(threads: list[threading.Thread] = threads) -> None:
+                publish()
+                HeldFile.arrived.clear()
+                HeldFile.goes_on.clear()
+                HeldFile.holds = threading.Thread(target=publish_beside)
+                threads.append(HeldFile.holds)
+                HeldFile.holds.start()
+                assert HeldFile.arrived.wait(TIME_LIMIT_S)
+
+            before = sys.gettrace()
+            sys.settrace(at_instruction(number, interrupt))
+            try:
+                publish()
+            finally:
+                sys.settrace(before)
+                HeldFile.goes_on.set()
+            for thread in threads:
+                thread.join(TIME_LIMIT_S)
+            if not threads:
+                break
+        assert number > 50
+        with store.read() as reader:
+            assert sorted(filter(None, seqs)) == list(range(1, reader.last_seq() + 1))
+    finally:
+        store.close()
+        vfs.unregister()
+
+
+def test_a_store_that_is_closed_before_any_instruction_has_what_it_returned(tmp_path: Path) -> None:
+    for number in itertools.count():
+        path = tmp_path / f"{number}.db"
+        store = SqliteStore(path, durability="relaxed")
+        store.publish_at_once(Draft("a.b", "1", 1))
+        closers: list[threading.Thread] = []
+
+        def close(store: SqliteStore = store, closers: list[threading.Thread] = closers) -> None:
+            closers.append(threading.Thread(target=store.close))
+            closers[0].start()
+            closers[0].join(TIME_LIMIT_S)
+
+        before = sys.gettrace()
+        sys.settrace(at_instruction(number, close))
+        try:
+            seq = store.publish_at_once(Draft("a.b", "2", 1))
+        finally:
+            sys.settrace(before)
+        store.close()
+        assert not Path(f"{path}-wal").exists()
+        connection = apsw.Connection(str(path))
+        assert connection.execute("SELECT count(*) FROM messages").get == (1 if seq is None else 2)
+        connection.close()
+        if not closers:
+            break
+    assert number > 50
+
+
 def test_it_stores_a_plain_message_and_leaves_others_to_the_writer(log: Log) -> None:
     counted = Counted(store_of(log))
     seqs = [log.publish("a.b", 1)]
@@ -213,6 +314,17 @@ def test_a_consumer_of_this_process_has_its_messages_claimed_by_the_writer(log: 
         assert [message.data for message in reader.fetch(10)] == [1, 2]
     while counted.stored == 1:  # the close may have shared a commit: then the next publish is left to the writer, too
         log.publish("a.b", 3)
+
+
+def test_the_log_is_closed_before_the_consumer_that_has_begun_to_wait_is_woken(log: Log) -> None:
+    wakeups = log._core.engine.wakeups  # type: ignore[attr-defined]
+
+    def close_and_wake(seq: int) -> bool:
+        log.close()
+        return True
+
+    wakeups.note_stored = close_and_wake
+    assert log.publish("a.b", 1) == 1
 
 
 def test_an_event_loop_is_never_blocked(log: Log) -> None:

@@ -235,7 +235,8 @@ class Committer:
             seq = self._store.publish_at_once(draft)
             if seq is not None:
                 if self._wakeups.note_stored(seq):
-                    self.submit(partial(_wake_readers, draft.topic, seq), touching=PUBLISHING, synced=False)
+                    with contextlib.suppress(ClosedError):  # closed meanwhile, and the message is stored
+                        self.submit(partial(_wake_readers, draft.topic, seq), touching=PUBLISHING, synced=False)
                 return finished(seq)
         return self.submit(draft, bytes=draft.size, touching=PUBLISHING)
 

@@ -84,7 +84,7 @@ class SqliteStore:
         self._syncs = durability == "full"  # the writing connection, as it is set now
         self._topics = TopicTail()
         self._idle_readers: list[apsw.Connection] = []
-        self._publisher: apsw.Connection | None = None  # see `publish_at_once`
+        self._publishers: list[apsw.Connection] = []  # idle, one as a rule; see `publish_at_once`
         self._publishing = 0  # the thread that does so, as far as is known
         self._unseen_pages = 0
         self._reading: dict[int, tuple[float, str]] = {}  # thread names and since when they read, for `health`
@@ -165,38 +165,50 @@ class SqliteStore:
             raise
 
     def publish_at_once(self, draft: Draft) -> int | None:
-        """One call of APSW, on a connection that calls no Python code back and waits for nothing. No lock of this
-        process is held, so a signal handler may raise or publish wherever it interrupts. `_publishing` is a hint for
-        other threads; APSW keeps them apart."""
+        """The message is committed in one call of APSW, on a connection that calls no Python code back and waits for
+        nothing. No lock of this process is held, so a signal handler may raise or publish wherever it interrupts.
+        `_publishing` is a hint for other threads. The connection belongs to one caller at a time: the seq is read by a
+        second call, which must find it neither busy nor closed, or what is stored would count as not stored."""
         me = threading.get_ident()
-        if self._publishing not in (0, me) or self._turn.locked() or self._unseen_pages >= UNSEEN_PAGES_MAX:
+        if (
+            self._publishing not in (0, me)
+            or self._turn.locked()
+            or self._unseen_pages >= UNSEEN_PAGES_MAX
+            or self._closed
+        ):
             self._unseen_pages = 0  # the transaction that follows looks
             return None
         self._publishing = me
+        connection: apsw.Connection | None = None
         try:
-            connection = self._publisher or self._open_publisher()
+            try:
+                connection = self._publishers.pop()
+            except IndexError:
+                connection = self._open_publisher()
             self._unseen_pages += PAGES_PER_MESSAGE + draft.size // PAGE_BYTES
             seq: int = connection.execute(SQL["publish_at_once"], (draft.topic, draft.data_json)).get
             return seq
-        except (apsw.BusyError, apsw.CantOpenError, apsw.ConnectionClosedError, apsw.ThreadingViolationError):
+        except (apsw.BusyError, apsw.CantOpenError):
             return None
         except apsw.Error as exc:
             raise translate(exc, self.path) from exc
         finally:
             self._publishing = 0
-            if self._closed:
-                self._close_publisher()
+            if connection is not None:
+                self._publishers.append(connection)
+            if self._closed or len(self._publishers) > 1:
+                self._close_publishers()
 
     def _open_publisher(self) -> apsw.Connection:
         connection = self.connect()
         connection.set_busy_timeout(0)
-        self._publisher = connection
         return connection
 
-    def _close_publisher(self) -> None:
-        if self._publisher is not None:
-            with contextlib.suppress(apsw.ThreadingViolationError):  # the thread that uses it closes it
-                self._publisher.close()
+    def _close_publishers(self) -> None:
+        """All of them in a closed log, else all but one. The one of a running call is closed by its thread."""
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            while len(self._publishers) > (not self._closed):
+                self._publishers.pop().close()
 
     def order(self, group: list[GroupedWorkT]) -> bool:
         """Any order will do: SQLite locks the whole file."""
@@ -349,7 +361,7 @@ class SqliteStore:
                 return
             self._closed = True
             try:
-                self._close_publisher()
+                self._close_publishers()
                 while self._idle_readers:
                     self._idle_readers.pop().close()
                 self._connection.close()
