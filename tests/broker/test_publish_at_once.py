@@ -18,9 +18,11 @@ import pytest
 import headwater
 from headwater.api._sync import Log
 from headwater.broker.committer import TransactionHooks, _wake_readers
+from headwater.broker.flow import Completion
 from headwater.message import Draft
 from headwater.stores.sqlite import SqliteStore
 from headwater.stores.sqlite import store as sqlite_store
+from headwater.topics import parse_pattern
 
 STORMS = 1_500
 EVERY_S = 0.000_5  # of processor time
@@ -314,6 +316,21 @@ def test_a_consumer_of_this_process_has_its_messages_claimed_by_the_writer(log: 
         assert [message.data for message in reader.fetch(10)] == [1, 2]
     while counted.stored == 1:  # the close may have shared a commit: then the next publish is left to the writer, too
         log.publish("a.b", 3)
+
+
+def test_a_consumer_that_begins_to_wait_meanwhile_is_woken(log: Log) -> None:
+    store, wakeups = store_of(log), log._core.engine.wakeups  # type: ignore[attr-defined]
+    publish_at_once = store.publish_at_once
+    news: list[Completion[None]] = []
+
+    def beside_a_consumer(draft: Draft) -> int | None:
+        seq = publish_at_once(draft)
+        news.append(wakeups.add(parse_pattern("a.*"), "reader", wake_on_settle=False).arm())
+        return seq
+
+    store.publish_at_once = beside_a_consumer  # type: ignore[method-assign]
+    assert log.publish("a.b", 1) == 1
+    assert news[0].wait(TIME_LIMIT_S)
 
 
 def test_the_log_is_closed_before_the_consumer_that_has_begun_to_wait_is_woken(log: Log) -> None:

@@ -119,6 +119,36 @@ def test_a_claim_does_not_wait_for_the_disk_and_an_ack_does(log: Log, transactio
         assert transactions.synced == [False, True]
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_an_ack_whose_answer_names_the_late_ones_waits_for_the_disk(
+    log: Log, transactions: Transactions, lazy: bool
+) -> None:
+    """Of a handler if it is lazy, else of a client behind a server."""
+    log.publish("a", 1)
+    subscription = log.subscribe("s", "a")
+    [message] = subscription.fetch()
+    transactions.clear()
+    acking = subscription._consumer.submit_ack([message._claimed], lazy=lazy)
+    assert acking.wait(TIME_LIMIT_S)
+    assert transactions.synced == [True]
+
+
+def test_a_claim_that_shares_its_commit_with_an_ack_waits_for_the_disk(log: Log, transactions: Transactions) -> None:
+    log.publish("a", 1)
+    one, two = log.subscribe("one", "a"), log.subscribe("two", "a")
+    [message] = one.fetch()
+    transactions.clear()
+    committer = log._core.engine.committer  # type: ignore[attr-defined]
+    with committer._committing:  # so that both become one group
+        acking = one._consumer.submit_ack([message._claimed])
+        claim = partial(two._consumer._claim_at_once, 1)  # type: ignore[attr-defined]
+        claiming = committer.submit(claim, touching="two", synced=False)
+    assert acking.wait(TIME_LIMIT_S)
+    assert claiming.wait(TIME_LIMIT_S)
+    assert acking.error is claiming.error is None
+    assert transactions.synced == [True]
+
+
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_the_transaction_that_publishes_claims_for_a_consumer_that_waits(
     log: Log, transactions: Transactions, mode: Any
