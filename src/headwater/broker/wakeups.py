@@ -99,12 +99,15 @@ class Wakeups:
                 waiter.wake_for_messages()
 
     def note_stored(self, seq: int) -> bool:
-        """A message was stored without `published`; returns whether a waiter is to be woken for it. Takes no lock: two
-        threads may leave `announced` too low, which the first consumer's watcher mends."""
+        """A message was stored without `published`; returns whether a waiter is to be woken for it. Then it is not
+        announced yet: if the caller is interrupted, a watcher wakes the waiter. Takes no lock: two threads may leave
+        `announced` too low, which the first consumer's watcher mends."""
         self.last_known = max(self.last_known, seq)
+        if self._waiters:
+            return True
         if seq == self.announced + 1:
             self.announced = seq
-        return self.has_waiters
+        return False
 
     def stand_by(self, waiter: Waiter, claim: ClaimPublished) -> None:
         """From now on transactions that publish call `claim`, until it has claimed something or `stand_down`."""
