@@ -13,6 +13,7 @@ from headwater.api._sync import Log
 from headwater.broker.engine import Engine
 from headwater.broker.log import LocalLog
 from headwater.delivery.publishing import DedupeWindow
+from headwater.ports.clock import Clock
 from headwater.stores.sqlite import SqliteStore, SqliteWatcher
 
 _numbers = itertools.count()
@@ -27,9 +28,16 @@ class Desk:
         self.clock = headwater.ManualClock()
         self._logs: list[Log] = []
 
-    def open(self, *, busy_timeout_ms: int = 10_000, watching: bool = False, heartbeats: bool = False) -> Log:
+    def open(
+        self,
+        *,
+        busy_timeout_ms: int = 10_000,
+        watching: bool = False,
+        heartbeats: bool = False,
+        clock: Clock | None = None,
+    ) -> Log:
         store = SqliteStore(self.path, busy_timeout_ms=busy_timeout_ms, vfs=self.vfs.name)
-        engine = Engine(store, self.clock, dedupe=DedupeWindow())
+        engine = Engine(store, clock or self.clock, dedupe=DedupeWindow())
         if watching:
             engine.watch_with(lambda on_change: SqliteWatcher(store, on_change))
         return self._kept(Log(LocalLog(engine, maintenance_s=None, heartbeats=heartbeats)))

@@ -11,6 +11,7 @@ from fault_desk import Desk
 
 import headwater
 from headwater.errors import DiskFullError
+from headwater.ports.clock import Clock, SystemClock
 
 MODES = pytest.mark.parametrize("mode", ["exclusive", "shared"])
 PATIENCE_S = 30.0
@@ -27,8 +28,9 @@ def left_for_the_next(desk: Desk, mode: str, id: str = "s") -> list[int]:
     return sorted(seqs)
 
 
-def test_publish_says_so_and_works_again(desk: Desk) -> None:
-    log = desk.open()
+@pytest.mark.parametrize("clock", [None, SystemClock()], ids=["by the writer", "at once"])
+def test_publish_says_so_and_works_again(desk: Desk, clock: Clock | None) -> None:
+    log = desk.open(clock=clock)
     assert log.publish("a", 1) == 1
     desk.vfs.full = True
     for publish in (lambda: log.publish("a", 2), lambda: log.publish_many([("a", 3), ("a", 4)])):

@@ -15,6 +15,7 @@ from faulty_vfs import Operation
 import headwater
 from headwater.broker import consumer as consumers
 from headwater.errors import InputOutputError, StoreError
+from headwater.ports.clock import Clock, SystemClock
 
 T = TypeVar("T")
 TRIES = 4
@@ -149,8 +150,9 @@ def test_a_log_can_be_made_after_its_making_failed(tmp_path: Path, operation: Op
     assert nth > 1
 
 
-def test_a_failed_sync_is_never_taken_for_a_commit(desk: Desk) -> None:
-    log = desk.open()
+@pytest.mark.parametrize("clock", [None, SystemClock()], ids=["by the writer", "at once"])
+def test_a_failed_sync_is_never_taken_for_a_commit(desk: Desk, clock: Clock | None) -> None:
+    log = desk.open(clock=clock)
     log.publish("a", 1)
     desk.vfs.fail_at("sync", 1, times=1_000)
     with pytest.raises(InputOutputError):
