@@ -21,9 +21,8 @@ from headwater.stores.postgres.connection import SQL
 from headwater.stores.postgres.known import KnownSubscriptions
 from headwater.stores.postgres.pipelined import PipelinedConnection
 from headwater.stores.postgres.pipelined import Statement as Asked
-from headwater.stores.postgres.reader import SCAN_SEQS_MAX
 from headwater.stores.postgres.writer import PostgresWriter
-from headwater.stores.sql import TopicTail
+from headwater.stores.sql import SCAN_SEQS_MAX, TopicTail
 from headwater.topics import parse_pattern
 
 NOW = 1_700_000_000_000

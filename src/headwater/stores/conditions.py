@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from headwater.delivery.filters import And, Compare, EntityFilter, Matcher, Not, OneOf, Or, Term
-from headwater.stores.sql import first_text_after
+from headwater.ports.records import DeadLetterQuery
 from headwater.topics import Pattern
 
 
@@ -15,6 +15,9 @@ class Condition(NamedTuple):
 
     sql: str
     params: tuple[Any, ...] = ()
+
+    def into(self, query: str) -> str:
+        return query.replace("{condition}", self.sql)
 
 
 EVERYTHING = Condition("TRUE")
@@ -52,10 +55,19 @@ def topics_condition(pattern: Pattern, mark: str) -> tuple[Condition, bool]:
     if pattern.is_exact:
         return Condition(f"topic = {mark}", (pattern.text,)), True
     prefix, exact = pattern.literal_prefix, pattern.exact_prefix_only
-    after = first_text_after(prefix)
+    after = _first_text_after(prefix)
     if after is None:
         return Condition(f"topic >= {mark}", (prefix,)), exact
     return Condition(f"(topic >= {mark} AND topic < {mark})", (prefix, after)), exact
+
+
+def _first_text_after(prefix: str) -> str | None:
+    """The least text above all that start with `prefix`; None if there is none."""
+    stem = prefix.rstrip("\U0010ffff")
+    if not stem:
+        return None
+    after = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if after == 0xD800 else after)  # surrogates are not characters
 
 
 def entities_condition(
@@ -73,3 +85,21 @@ def entities_condition(
     to_all = [Condition('"to" IS NULL')] if filter.broadcast else []
     receivers = to_all if filter.to is None else [matches('"to"', filter.to), *to_all]
     return all_of(senders, joined(" OR ", receivers) if receivers else EVERYTHING), not filter.has_regex
+
+
+def letters_condition(query: DeadLetterQuery, mark: str, is_in: Callable[[str, Iterable[int]], Condition]) -> Condition:
+    """Leaves out `error` and `error_kind`, and may be wider than `topic`: the caller checks them. `is_in` compares a
+    column with numbers."""
+    topics = EVERYTHING if query.topic is None else topics_condition(query.topic, mark)[0]
+    numbers = (("id", query.ids), ("seq", query.seqs))
+    texts = {
+        "subscription": query.subscription,
+        "type": query.type,
+        "reason": query.reason,
+        "coalesce(handler, '')": query.handler,
+    }
+    return all_of(
+        topics,
+        *(is_in(column, wanted) for column, wanted in numbers if wanted is not None),
+        *(Condition(f"{column} = {mark}", (text,)) for column, text in texts.items() if text is not None),
+    )

@@ -9,29 +9,39 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
 from headwater.delivery.filters import Where
 from headwater.delivery.lease import Lease
-from headwater.delivery.retention import Run
+from headwater.delivery.publishing import DedupeWindow
+from headwater.delivery.retention import Kept, Limits, Run, merged, runs_of
 from headwater.delivery.window import WindowState
 from headwater.errors import InvalidDataError
-from headwater.message import EXTRA_FIELDS, Draft, Message, MessageDocument, from_document, scoped_id
+from headwater.message import EXTRA_FIELDS, Draft, Message, MessageDocument, from_document, scoped_id, to_document
 from headwater.ports.records import (
+    Appended,
     DeadLetter,
     DeadLetterQuery,
     DeliveryCounts,
     Found,
+    Gap,
+    LetterColumn,
     LetterGroup,
+    RetentionPolicy,
+    Sample,
     Selection,
     SubscriptionRecord,
     SubscriptionSpec,
     Times,
+    Timing,
     TopicCount,
 )
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Reader
+from headwater.stores.conditions import Condition, letters_condition, topics_condition
+from headwater.topics import Dialect, Pattern
 
 OWN_TABLES = frozenset(
     [
@@ -64,13 +74,21 @@ _topic_counts = msgspec.json.Decoder(list[TopicCount])
 _TimedCandidate = tuple[int, int, str, str | None, str | None]  # seq, time of publishing, topic, from, to
 TIMES = msgspec.json.Decoder(list[tuple[int, int]])
 CANDIDATES = msgspec.json.Decoder(list[_TimedCandidate])
-LETTER_COUNTS = msgspec.json.Decoder(list[tuple[str | int, int]])
-LETTER_GROUPS = msgspec.json.Decoder(list[LetterGroup])
+SEQS = msgspec.json.Decoder(list[int])
+_letter_counts = msgspec.json.Decoder(list[tuple[str, int]])
+_letter_groups = msgspec.json.Decoder(list[LetterGroup])
+_texts = msgspec.json.Decoder(list[str])
+_kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
+_limits = msgspec.json.Decoder(Limits)
+_timings = msgspec.json.Decoder(list[Timing])
+_samples = msgspec.json.Decoder(list[Sample])
+_extras, _id = map(attrgetter, ("extras", "id"))
 
 SMALL_BYTES_MAX = 4_096  # of data; up to here the database is asked whether a condition holds
 SIFT_BYTES_MAX = 1024 * 1024  # of messages that were found or looked into
 SIFT_S_MAX = 0.05
 CANDIDATES_MAX = 10_000
+SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
 DECODED_BYTES_MAX = 3 * 1024 * 1024  # of payloads that are kept decoded; in Python's objects up to 25 times as much
 
 _HEADING = re.compile(r"^-- :(\w+): .*\n", re.MULTILINE)
@@ -139,6 +157,32 @@ def letter_of(row: tuple[Any, ...]) -> DeadLetter:
         bool(redriving),
         redrive_error,
     )
+
+
+def letter_values(letter: DeadLetter, storable: Callable[[str | None], Any] = lambda text: text) -> tuple[Any, ...]:
+    """A dead letter as a row. `storable` is applied to texts that came from outside."""
+    message = letter.message
+    return (
+        letter.id,
+        letter.subscription,
+        message.seq,
+        message.topic,
+        message.type,
+        letter.reason,
+        letter.attempts,
+        letter.died_ms,
+        storable(letter.error),
+        storable(letter.stack),
+        storable(letter.handler),
+        letter.redrives,
+        letter.redriving,
+        storable(letter.redrive_error),
+        to_json(to_document(message)),
+    )
+
+
+def to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def letters_page(letters: Iterable[DeadLetter], query: DeadLetterQuery, limit: int) -> list[DeadLetter]:
@@ -348,15 +392,6 @@ def _search(first: int, high: int, at_ms: int, at_or_after: Callable[[int], tupl
     return low - 1 if low > first else max(first - 1, 0)
 
 
-def first_text_after(prefix: str) -> str | None:
-    """The least text above all that start with `prefix`; None if there is none."""
-    stem = prefix.rstrip("\U0010ffff")
-    if not stem:
-        return None
-    after = ord(stem[-1]) + 1
-    return stem[:-1] + chr(0xE000 if after == 0xD800 else after)  # surrogates are not characters
-
-
 # --- sifting: what the database leaves to Python ---------------------------------------------------------------------
 
 
@@ -378,10 +413,12 @@ class Candidate(NamedTuple):
 
 
 class Sifted(NamedTuple):
-    """`stopped_at`: the seq behind which to go on; None if all candidates were looked at."""
+    """`stopped_at`: the seq behind which to go on; None if all candidates were looked at. `is_empty`: there were
+    none."""
 
     seqs: list[int]
     stopped_at: int | None
+    is_empty: bool = False
 
 
 def sift(
@@ -405,21 +442,6 @@ def sift(
         if len(found) >= limit or weight >= SIFT_BYTES_MAX or time.monotonic() > until_s:
             return Sifted(found, each.seq)
     return Sifted(found, None)
-
-
-def search_bounds(after: int, upto: int, seqs_max: int, newest_first: bool) -> tuple[int, int, int]:
-    """The part (low, high] of a range that one search looks at, and the end of it where the next one goes on."""
-    if newest_first:
-        low = max(after, upto - seqs_max)
-        return low, upto, low
-    high = min(upto, after + seqs_max)
-    return after, high, high
-
-
-def found_of(sifted: Sifted, end: int, newest_first: bool) -> Found:
-    """Downwards, the message at which the sifting stopped is the last one that was looked at."""
-    seqs, stopped_at = sifted
-    return Found(seqs, end if stopped_at is None else stopped_at - 1 if newest_first else stopped_at)
 
 
 def _holds(where: Where, candidate: Candidate, log: object, load: Callable[[int], Message | None]) -> bool:
@@ -483,16 +505,72 @@ _decoded_cache = _DecodedCache()
 class SqlReader:
     """The part of `ports.store.Reader` whose statements have the same names and rows in each store."""
 
+    _sql: Mapping[str, str]
+    _mark: str
+    """The placeholder of a parameter."""
+    _error_line: str
+    """The first line of an error, in SQL."""
     _topics: TopicTail
     _keeps_counts = True
 
-    def _value(self, name: str, *bindings: Any) -> Any:
-        """The only column of the first row."""
+    def _rows(self, name: str, *bindings: Any) -> Iterable[tuple[Any, ...]]:
         raise NotImplementedError
 
     def _row(self, name: str, *bindings: Any) -> Any:
         """The first row, or None."""
         raise NotImplementedError
+
+    def _value(self, name: str, *bindings: Any) -> Any:
+        """The only column of the first row."""
+        raise NotImplementedError
+
+    def _text(self, sql: str, bindings: Sequence[Any]) -> Any:
+        """The same of a statement that is given itself, as JSON."""
+        raise NotImplementedError
+
+    def _is_in(self, column: str, numbers: Iterable[int]) -> Condition:
+        raise NotImplementedError
+
+    def _candidates(self, selection: Selection, after: int, end: int, limit: int, direction: str) -> list[Candidate]:
+        raise NotImplementedError
+
+    def last_seq(self) -> int:
+        raise NotImplementedError
+
+    def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
+        raise NotImplementedError
+
+    def find(self, selection: Selection, after: int, upto: int, limit: int, *, newest_first: bool = False) -> Found:
+        upto = min(upto, self.last_seq())
+        if upto <= after or limit < 1:
+            return Found([], upto if newest_first else after)
+        low, high = max(after, upto - SCAN_SEQS_MAX), min(upto, after + SCAN_SEQS_MAX)
+        if newest_first:  # the message at which the sifting stopped is the last one that was looked at
+            seqs, stopped_at, _ = self._sifted(selection, low, upto, limit, newest_first=True)
+            return Found(seqs, low if stopped_at is None else stopped_at - 1)
+        seqs, stopped_at, _ = self._sifted(selection, after, high, limit)
+        return Found(seqs, high if stopped_at is None else stopped_at)
+
+    def _sifted(self, selection: Selection, after: int, end: int, limit: int, *, newest_first: bool = False) -> Sifted:
+        most = min(CANDIDATES_MAX, max(limit, 100))
+        rows = self._candidates(selection, after, end, most, "DESC" if newest_first else "")
+        seqs, stopped_at, _ = sift(selection, rows, limit, self._topics, lambda seq: self.messages([seq]).get(seq))
+        if stopped_at is None and len(rows) == most:
+            stopped_at = rows[-1].seq
+        return Sifted(seqs, stopped_at, is_empty=not rows)
+
+    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
+        condition, exact = topics_condition(pattern, self._mark)
+        sql = condition.into(self._sql["oldest"])
+        found: list[Kept] = []
+        while len(found) < limit:
+            text = self._text(sql, (after, upto, *condition.params, limit))
+            page = [Kept(*kept) for kept in _kept.decode(text)] if text else []
+            found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
+            if len(page) < limit:
+                break
+            after = page[-1].seq
+        return found[:limit]
 
     def seq_before(self, at_ms: int) -> int:
         first, high = self._row("bounds")
@@ -509,6 +587,9 @@ class SqlReader:
         facts = [self._row("fact", name) for name in UNORDERED_FACTS]
         return None if None in facts else (int(facts[0][0]), int(facts[1][0]))
 
+    def topics_between(self, after: int, upto: int) -> list[str]:
+        return _texts.decode(self._value("distinct_topics", after, upto))
+
     def topic_counts(self) -> list[TopicCount]:
         return self._topics.topic_counts(self._row, keep=self._keeps_counts)
 
@@ -519,11 +600,34 @@ class SqlReader:
         row = self._row("subscription", id)
         return None if row is None else record_of(row)
 
+    def subscriptions(self) -> list[SubscriptionRecord]:
+        return [record_of(row) for row in self._rows("subscriptions")]
+
     def owned_subscriptions(self, owner: str) -> int:
         return int(self._value("owned_subscriptions", owner))
 
     def delivery_counts(self, subscription: str, upto: int = SEQ_MAX) -> DeliveryCounts:
         return DeliveryCounts(*self._row("delivery_counts", subscription, upto))
+
+    def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
+        return set(SEQS.decode(self._value("leased_seqs", low, high, now_ms)))
+
+    def _letters(self, query: DeadLetterQuery) -> Condition:
+        return letters_condition(query, self._mark, self._is_in)
+
+    def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
+        condition = self._letters(query)
+        column = {"error": self._error_line, "redriving": "CAST(redriving AS integer)"}.get(by, by)
+        sql = self._sql["count_dead_letters"].replace("{column}", f"coalesce(CAST({column} AS text), '')")
+        return dict(_letter_counts.decode(self._text(condition.into(sql), (*condition.params, limit))))
+
+    def group_dead_letters(self, query: DeadLetterQuery, limit: int) -> list[LetterGroup]:
+        condition = self._letters(query)
+        sql = self._sql["group_dead_letters"].replace("{line}", self._error_line)
+        return _letter_groups.decode(self._text(condition.into(sql), (*condition.params, limit)))
+
+    def gaps(self, subscription: str) -> list[Gap]:
+        return [Gap(*row) for row in self._rows("gaps", subscription)]
 
     def gap_total(self, subscription: str) -> int:
         return int(self._value("gap_total", subscription))
@@ -535,9 +639,171 @@ class SqlReader:
         found = self._value("sink_batch", sink)
         return None if found is None else int(found)
 
+    def timings(self, since_ms: int = 0) -> list[Timing]:
+        return _timings.decode(self._value("timings", since_ms))
+
+    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
+        return _samples.decode(self._value("samples", step_ms, since_ms))
+
     def file_bytes(self) -> int:
         return int(self._value("file_bytes"))
+
+    def retention(self) -> list[RetentionPolicy]:
+        return [
+            RetentionPolicy(pattern, _limits.decode(limits), dialect)
+            for pattern, dialect, limits in self._rows("retention")
+        ]
 
     def lease(self, resource: str) -> Lease:
         row = self._row("lease", resource)
         return Lease() if row is None else Lease(*row)
+
+    def leases(self, prefix: str) -> dict[str, Lease]:
+        return {resource: Lease(*lease) for resource, *lease in self._rows("leases", prefix, prefix)}
+
+
+class SqlWriter(SqlReader):
+    """The same of `ports.store.Writer`."""
+
+    _keeps_counts = False  # it may yet be rolled back
+
+    def _later(self, name: str, bindings: Sequence[Any]) -> object:
+        """A statement whose outcome decides nothing."""
+        raise NotImplementedError
+
+    def _changed(self, name: str, *bindings: Any) -> int:
+        """How many rows a statement has changed."""
+        raise NotImplementedError
+
+    def _numbers(self, numbers: Iterable[int]) -> str:
+        """As one binding."""
+        raise NotImplementedError
+
+    def _last_to_publish_after(self) -> int:
+        raise NotImplementedError
+
+    def _refuse_unstorable(self, drafts: Sequence[Draft]) -> None:
+        raise NotImplementedError
+
+    def _store(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, plain: bool) -> None:
+        raise NotImplementedError
+
+    def _known_ids(self, scoped: list[str]) -> Iterable[tuple[str, int, int]]:
+        """Those that are remembered, with their seqs and times."""
+        raise NotImplementedError
+
+    def _remember(self, new: dict[str, int], now_ms: int) -> None:
+        raise NotImplementedError
+
+    def _add_pruned(self, runs: Sequence[Run]) -> None:
+        raise NotImplementedError
+
+    def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
+        if not drafts:
+            return Appended([], frozenset())
+        last = self._last_to_publish_after()
+        plain = {*map(_extras, drafts), *map(_id, drafts)} == {None}
+        if plain or not any(draft.id is not None for draft in drafts):
+            seqs = list(range(last + 1, last + 1 + len(drafts)))
+            self._store(drafts, seqs, now_ms, plain)
+            return Appended(seqs, frozenset())
+        self._refuse_unstorable(drafts)
+        scoped = scoped_ids(drafts)
+        assigned = assign_seqs(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
+        if assigned.fresh:
+            self._store(assigned.fresh, assigned.fresh_seqs, now_ms, plain=False)
+        if assigned.to_remember:
+            self._remember(assigned.to_remember, now_ms)
+        return Appended(assigned.seqs, assigned.duplicates)
+
+    def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
+        known = self._known_ids([id for id in scoped if id is not None])
+        return {id: seq for id, seq, published_ms in known if window.remembers(seq, published_ms, last, now_ms)}
+
+    def _note_unordered(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> None:
+        """Where some have times of their own."""
+        known = self.unordered()
+        seq, published_ms = self._row("last_published") or (0, 0)
+        found = unordered_by(drafts, seqs, now_ms, (seq, published_ms), known)
+        if found is not None and found != known:
+            for name, value in zip(UNORDERED_FACTS, found, strict=True):
+                self._later("set_fact", (name, value))
+
+    def forget_receipts(self, publisher: str, below: int) -> None:
+        self._later("forget_receipts", (publisher, below))
+
+    def forget_old_receipts(self, before_ms: int, limit: int) -> int:
+        return self._changed("forget_old_receipts", before_ms, limit)
+
+    def delete_subscription(self, id: str) -> None:
+        for statement in ("delete_subscription", "clear_deliveries", "delete_gaps", "delete_timings"):
+            self._later(statement, (id,))
+
+    def clear_deliveries(self, subscription: str) -> None:
+        self._later("clear_deliveries", (subscription,))
+
+    def remove_dead_letters(self, ids: Sequence[int]) -> None:
+        self._later("remove_dead_letters", (self._numbers(ids),))
+
+    def end_redrives(self, subscription: str, why: str) -> None:
+        self._later("end_redrives", (why, subscription))
+
+    def add_gap(self, gap: Gap) -> None:
+        self._later("add_gap", (gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why, gap.at_ms))
+
+    def mark_gaps_reported(self, subscription: str) -> None:
+        self._later("mark_gaps_reported", (subscription,))
+
+    def set_retention(self, policy: RetentionPolicy) -> None:
+        self._later("set_retention", (policy.pattern, policy.dialect, to_json(policy.limits)))
+
+    def remove_retention(self, pattern: str, dialect: Dialect) -> bool:
+        return self._changed("remove_retention", pattern, dialect) > 0
+
+    def _note_pruned(self, seqs: Sequence[int]) -> None:
+        """Only the runs right beside are looked at, so that it costs the same however many there are."""
+        if not seqs:
+            return
+        runs = runs_of(seqs)
+        nearest_end = self._value("last_pruned", seqs[-1] + 1)
+        if nearest_end is not None and nearest_end >= seqs[0] - 1:  # else all that are stored lie below
+            ends, starts = [first - 1 for first, _ in runs], [last + 1 for _, last in runs]
+            beside = RUNS.decode(self._value("pruned_beside", self._numbers(ends), self._numbers(starts)))
+            runs = merged([*runs, *beside])
+            self._later("forget_pruned", (self._numbers(first for first, _ in beside),))
+        self._add_pruned(runs)
+
+    def fold_topic_counts(self, limit: int) -> int:
+        counted_to = self._counted_to()
+        upto = min(self.last_seq(), counted_to + limit)
+        if upto > counted_to:
+            self._fold(counted_to, upto)
+        return max(0, upto - counted_to)
+
+    def _counted_to(self) -> int:
+        return int(self._value("fact", "counted_to"))
+
+    def _fold(self, counted_to: int, upto: int) -> None:
+        self._later("fold_topic_counts", (counted_to, upto))
+        self._later("set_fact", ("counted_to", upto))
+
+    def forget_ids(self, window: DedupeWindow, now_ms: int, limit: int) -> int:
+        return self._changed("forget_ids", window.oldest_seq(self.last_seq()), window.oldest_ms(now_ms), limit)
+
+    def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
+        self._later("save_sink_batch", (sink, batch, now_ms))
+
+    def delete_sink(self, sink: str) -> None:
+        self._later("delete_sink", (sink,))
+
+    def forget_old_timings(self, before_ms: int, limit: int) -> int:
+        return self._changed("forget_old_timings", before_ms, limit)
+
+    def save_sample(self, step_ms: int, slot: int, sample: Sample) -> None:
+        self._later("save_sample", (step_ms, slot, sample.at_ms, to_json(sample)))
+
+    def save_lease(self, resource: str, lease: Lease) -> None:
+        self._later("save_lease", (resource, lease.owner, lease.fence, lease.until_ms))
+
+    def delete_lease(self, resource: str) -> None:
+        self._later("delete_lease", (resource,))

@@ -29,7 +29,7 @@ from headwater.delivery.filters import (
     Term,
     Where,
 )
-from headwater.ports.records import DeadLetterQuery, Selection
+from headwater.ports.records import Selection
 from headwater.stores.conditions import (
     EVERYTHING,
     Condition,
@@ -39,11 +39,9 @@ from headwater.stores.conditions import (
     term_condition,
     topics_condition,
 )
-from headwater.stores.postgres.connection import SQL, array_of
+from headwater.stores.postgres.connection import SQL
 from headwater.stores.sql import SMALL_BYTES_MAX
 from headwater.topics import Pattern
-
-__all__ = ["EVERYTHING", "Condition"]
 
 NOTHING = Condition("FALSE")
 
@@ -289,22 +287,3 @@ def wanted_by(selection: Selection) -> Wanted:
         all_of(topics, entities, small),
         judged,
     )
-
-
-def letters_wanted(query: DeadLetterQuery) -> Condition:
-    """What it says of errors is not in it, and of topics perhaps not all."""
-    parts = [EVERYTHING if query.topic is None else topic_condition(query.topic)[0]]
-    if query.ids is not None:
-        parts.append(Condition("id = ANY(%s::bigint[])", (array_of(query.ids),)))
-    if query.seqs is not None:
-        parts.append(Condition("seq = ANY(%s::bigint[])", (array_of(query.seqs),)))
-    for column, value in (
-        ("subscription", query.subscription),
-        ("type", query.type),
-        ("reason", query.reason),
-    ):
-        if value is not None:
-            parts.append(Condition(f"{column} = %s", (value,)))
-    if query.handler is not None:
-        parts.append(Condition("coalesce(handler, '') = %s", (query.handler,)))
-    return all_of(*parts)

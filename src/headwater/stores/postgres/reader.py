@@ -10,9 +10,8 @@ import msgspec
 import psycopg
 from psycopg import errors
 
-from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import Receipt
-from headwater.delivery.retention import Kept, Limits
+from headwater.delivery.retention import Kept
 from headwater.message import HEADERS_AT, NO_HEADERS, Message
 from headwater.ports.records import (
     ERROR_LINE_CHARS,
@@ -20,66 +19,38 @@ from headwater.ports.records import (
     DeadLetterQuery,
     DeliveryRow,
     Due,
-    Found,
-    Gap,
-    LetterColumn,
-    LetterGroup,
     Order,
-    RetentionPolicy,
-    Sample,
     Scan,
     Selection,
-    SubscriptionRecord,
     Times,
-    Timing,
 )
 from headwater.ports.store import LETTERS_BYTES_MAX, SEQ_MAX, Interruption
-from headwater.stores.postgres.conditions import (
-    EVERYTHING,
-    Condition,
-    Wanted,
-    letters_wanted,
-    topic_condition,
-    wanted_by,
-)
+from headwater.stores.conditions import EVERYTHING, Condition
+from headwater.stores.postgres.conditions import Wanted, topic_condition, wanted_by
 from headwater.stores.postgres.connection import SQL, array_of
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
 from headwater.stores.sql import (
     CANDIDATES,
-    CANDIDATES_MAX,
-    LETTER_COUNTS,
-    LETTER_GROUPS,
+    SCAN_SEQS_MAX,
     TIMES,
     Candidate,
-    Sifted,
     SqlReader,
     TopicTail,
     count_by_scanning,
-    found_of,
     kept_times,
     letter_of,
     letters_page,
-    record_of,
-    search_bounds,
-    sift,
     times_by_scanning,
 )
 from headwater.topics import Pattern
 
-SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
 TEXT_MESSAGES_MAX = 500  # how many messages travel as one text, which may have 1 GB
 UNKNOWN_MESSAGES_MAX = 32  # how many are read before it is known how large they are, where that matters
 LETTERS_AT_ONCE = 100  # the most dead letters whose sizes are looked at to find out how many make a page
 
 MESSAGES = msgspec.json.Decoder(list[Message])
 DELIVERIES = msgspec.json.Decoder(list[DeliveryRow])
-KEPT = msgspec.json.Decoder(list[tuple[int, str, int, int]])
-LIMITS = msgspec.json.Decoder(Limits)
 RECEIPTS = msgspec.json.Decoder(list[Receipt])
-SEQS = msgspec.json.Decoder(list[int])
-TEXTS = msgspec.json.Decoder(list[str])
-TIMINGS = msgspec.json.Decoder(list[Timing])
-SAMPLES = msgspec.json.Decoder(list[Sample])
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
@@ -87,11 +58,14 @@ _WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token
 LOOK_AHEAD = SQL["look_ahead"].replace("{which}", _WHICH[None])
 _NOT_FOR_SQL = (psycopg.DataError, errors.StatementTooComplex, errors.ProgramLimitExceeded)
 _Answer = TypeVar("_Answer")
-_LETTER_COLUMNS = {"error": f"left(split_part(error, E'\\n', 1), {ERROR_LINE_CHARS})", "redriving": "redriving::int"}
 
 
 class PostgresReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
+
+    _sql, _mark = SQL, "%s"
+    _error_line = f"left(split_part(error, E'\\n', 1), {ERROR_LINE_CHARS})"
+    _locking = ""  # behind a statement that reads delivery rows
 
     def __init__(
         self,
@@ -133,7 +107,7 @@ class PostgresReader(SqlReader):
     def _sift(self, selection: Selection, wanted: Wanted, after: int, end: int, limit: int, upto: int | None) -> Scan:
         last = self.last_seq()  # what is there by now is seen by the next statement, too
         self._seen_last, end = last, max(after, min(end, last))
-        (seqs, stopped_at), is_empty = self._sifted(selection, wanted, after, end, limit)
+        seqs, stopped_at, is_empty = self._sifted(selection, after, end, limit)
         if stopped_at is None:
             stopped_at = end
             if is_empty and stopped_at < last:
@@ -141,35 +115,18 @@ class PostgresReader(SqlReader):
         messages = self.messages(seqs)
         return Scan([messages[seq] for seq in seqs if seq in messages], stopped_at)
 
-    def find(self, selection: Selection, after: int, upto: int, limit: int, *, newest_first: bool = False) -> Found:
-        upto = min(upto, self.last_seq())
-        if upto <= after or limit < 1:
-            return Found([], upto if newest_first else after)
-        low, high, end = search_bounds(after, upto, SCAN_SEQS_MAX, newest_first)
-        sifted, _ = self._sifted(selection, wanted_by(selection), low, high, limit, newest_first)
-        return found_of(sifted, end, newest_first)
+    def _candidates(self, selection: Selection, after: int, end: int, limit: int, direction: str) -> list[Candidate]:
+        wanted = wanted_by(selection)
 
-    def _sifted(
-        self, selection: Selection, wanted: Wanted, after: int, end: int, limit: int, newest_first: bool = False
-    ) -> tuple[Sifted, bool]:
-        """And whether there was nothing to sift."""
-        most = min(CANDIDATES_MAX, max(limit, 100))
+        def ask(condition: Condition, judged: str) -> list[Candidate]:
+            sql = condition.into(SQL["candidates"]).replace("{judged}", judged).replace("{direction}", direction)
+            return [Candidate(*row) for row in self._execute(sql, (after, end, *condition.params, limit)).rows()]
 
-        def ask(condition: Condition) -> list[Candidate]:
-            sql = _with(SQL["candidates"], condition).replace("{judged}", judged)
-            sql = sql.replace("{direction}", "DESC" if newest_first else "")
-            statement = self._execute(sql, (after, end, *condition.params, most))
-            return [Candidate(*row) for row in statement.rows()]
-
-        judged = wanted.judged
         try:
             with self._savepoint() if wanted.may_fail else nullcontext():
-                rows = ask(wanted.sieve)
+                return ask(wanted.sieve, wanted.judged)
         except _NOT_FOR_SQL:
-            judged = "FALSE"
-            rows = ask(wanted.without_where)
-        seqs, stopped_at = sift(selection, rows, limit, self._topics, lambda seq: self.messages([seq]).get(seq))
-        return Sifted(seqs, rows[-1].seq if stopped_at is None and len(rows) == most else stopped_at), not rows
+            return ask(wanted.without_where, "FALSE")
 
     def _quiet_to(self, wanted: Wanted, after: int, scanned_to: int, most: int) -> int:
         """Far behind, and nothing here: perhaps nothing for long."""
@@ -179,7 +136,7 @@ class PostgresReader(SqlReader):
         """Up to where it is known from the counts of topics that there is nothing above `after` with such a topic."""
         if topics == EVERYTHING:
             return after
-        found = self._execute(_with(SQL["quiet_upto"], topics), (after, *topics.params)).value()
+        found = self._execute(topics.into(SQL["quiet_upto"]), (after, *topics.params)).value()
         return after if found is None else max(after, int(found))
 
     def _tried(self, wanted: Wanted, ask: Callable[[Condition], _Answer]) -> tuple[_Answer, bool]:
@@ -225,12 +182,12 @@ class PostgresReader(SqlReader):
         messages, last = self._decoded(*self._page_statement(condition, after, end, limit))
         if messages is None:
             bindings = (after, min(end, last), *condition.params, limit)
-            rows = self._execute(_with(SQL["scan_seqs"], condition), bindings).rows()
+            rows = self._execute(condition.into(SQL["scan_seqs"]), bindings).rows()
             messages = self._one_by_one(seq for (seq,) in rows)
         return messages, last
 
     def _page_statement(self, condition: Condition, after: int, end: int, limit: int) -> tuple[str, tuple[Any, ...]]:
-        return _with(SQL["scan"], condition), (self._salt, self._salt, after, end, *condition.params, limit)
+        return condition.into(SQL["scan"]), (self._salt, self._salt, after, end, *condition.params, limit)
 
     def scan_times(self, selection: Selection, after: int, limit: int, upto: int) -> Times:
         end = min(upto, self.last_seq(), after + SCAN_SEQS_MAX)
@@ -242,7 +199,7 @@ class PostgresReader(SqlReader):
         name = "scan_times" if wanted.exact else "scan_candidates"
 
         def ask(condition: Condition) -> bytes:
-            return self._execute(_with(SQL[name], condition), (after, end, *condition.params, limit)).text() or b"[]"
+            return self._execute(condition.into(SQL[name]), (after, end, *condition.params, limit)).text() or b"[]"
 
         text, exact = self._tried(wanted, ask)
         if wanted.exact and not exact:
@@ -293,18 +250,8 @@ class PostgresReader(SqlReader):
         return found
 
     def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
-        condition, exact = topic_condition(pattern)
-        after = self._quiet_upto(condition, after)
-        sql = _with(SQL["oldest"], condition)
-        found: list[Kept] = []
-        while len(found) < limit:
-            text = self._execute(sql, (after, upto, *condition.params, limit)).text()
-            page = [Kept(*kept) for kept in KEPT.decode(text)] if text else []
-            found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
-            if len(page) < limit:
-                break
-            after = page[-1].seq
-        return found[:limit]
+        topics, _ = topic_condition(pattern)
+        return super().oldest(pattern, self._quiet_upto(topics, after), limit, upto)
 
     def count(self, selection: Selection, after: int, upto: int) -> int:
         wanted = wanted_by(selection)
@@ -315,13 +262,7 @@ class PostgresReader(SqlReader):
         return count_by_scanning(self, selection, after, upto)
 
     def _count(self, condition: Condition, after: int, upto: int) -> int:
-        return int(self._execute(_with(SQL["count"], condition), (after, upto, *condition.params)).value())
-
-    def topics_between(self, after: int, upto: int) -> list[str]:
-        return TEXTS.decode(self._value("distinct_topics", after, upto))
-
-    def subscriptions(self) -> list[SubscriptionRecord]:
-        return [record_of(row) for row in self._execute(SQL["subscriptions"]).rows()]
+        return int(self._execute(condition.into(SQL["count"]), (after, upto, *condition.params)).value())
 
     def due(
         self,
@@ -333,22 +274,9 @@ class PostgresReader(SqlReader):
         suspects: bool | None = None,
         bytes_max: int | None = None,
     ) -> list[Due]:
-        return self._due(subscription, now_ms, limit, order, suspects, bytes_max, locked="")
-
-    def _due(
-        self,
-        subscription: str,
-        now_ms: int,
-        limit: int,
-        order: Order,
-        suspects: bool | None,
-        bytes_max: int | None,
-        *,
-        locked: str,
-    ) -> list[Due]:
         columns = "due_at, seq" if suspects else _ORDER_BY[order]
-        sql = SQL["due"].replace("{which}", _WHICH[suspects]).replace("{order}", columns).replace("{locked}", locked)
-        text = self._execute(sql, (subscription, now_ms, limit)).text()
+        sql = SQL["due"].replace("{which}", _WHICH[suspects]).replace("{order}", columns)
+        text = self._execute(sql.replace("{locked}", self._locking), (subscription, now_ms, limit)).text()
         if not text:
             return []
         rows = DELIVERIES.decode(text)
@@ -369,83 +297,47 @@ class PostgresReader(SqlReader):
         return found
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
-        return self._deliveries(subscription, seqs, locked="")
-
-    def _deliveries(self, subscription: str, seqs: Iterable[int], *, locked: str) -> dict[int, DeliveryRow]:
         wanted = list(seqs)
-        sql = SQL["deliveries"].replace("{locked}", locked)
+        sql = SQL["deliveries"].replace("{locked}", self._locking)
         text = self._execute(sql, (subscription, array_of(wanted))).text() if wanted else None
         return {row.seq: row for row in DELIVERIES.decode(text)} if text else {}
 
     def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
-        return self._deliveries_by(subscription, token, locked="")
-
-    def _deliveries_by(self, subscription: str, token: int, *, locked: str) -> list[DeliveryRow]:
-        text = self._execute(SQL["deliveries_by"].replace("{locked}", locked), (subscription, token)).text()
+        text = self._execute(SQL["deliveries_by"].replace("{locked}", self._locking), (subscription, token)).text()
         return DELIVERIES.decode(text) if text else []
 
-    def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
-        return set(SEQS.decode(self._value("leased_seqs", low, high, now_ms)))
-
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
-        condition = letters_wanted(query)
-        return letters_page(self._letters(_with(SQL["dead_letters"], condition), condition, after), query, limit)
+        return letters_page(self._all_letters(self._letters(query), after), query, limit)
 
-    def _letters(self, sql: str, condition: Condition, after: int) -> Iterator[DeadLetter]:
+    def _all_letters(self, condition: Condition, after: int) -> Iterator[DeadLetter]:
+        sql = condition.into(SQL["dead_letters"])
         while page := self._execute(sql, (after, *condition.params, LETTERS_AT_ONCE, LETTERS_BYTES_MAX)).rows():
             yield from map(letter_of, page)
             after = page[-1][0]
 
-    def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
-        condition = letters_wanted(query)
-        column = f"coalesce(({_LETTER_COLUMNS.get(by, by)})::text, '')"
-        sql = _with(SQL["count_dead_letters"].replace("{column}", column), condition)
-        found = LETTER_COUNTS.decode(self._execute(sql, (*condition.params, limit)).text() or b"[]")
-        return {str(value): count for value, count in found}
-
-    def group_dead_letters(self, query: DeadLetterQuery, limit: int) -> list[LetterGroup]:
-        condition = letters_wanted(query)
-        sql = _with(SQL["group_dead_letters"].replace("{line}", _LETTER_COLUMNS["error"]), condition)
-        return LETTER_GROUPS.decode(self._execute(sql, (*condition.params, limit)).text() or b"[]")
-
-    def gaps(self, subscription: str) -> list[Gap]:
-        return [Gap(*row) for row in self._execute(SQL["gaps"], (subscription,)).rows()]
-
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         near = RECEIPTS.decode(self._value("receipts", publisher, first, publisher, first, first + count))
         return [each for each in near if each.number < first + count and each.number + each.length > first]
-
-    def timings(self, since_ms: int = 0) -> list[Timing]:
-        return TIMINGS.decode(self._value("timings", since_ms))
-
-    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
-        return SAMPLES.decode(self._value("samples", step_ms, since_ms))
-
-    def retention(self) -> list[RetentionPolicy]:
-        return [
-            RetentionPolicy(pattern, LIMITS.decode(limits), dialect)
-            for pattern, dialect, limits in self._execute(SQL["retention"]).rows()
-        ]
-
-    def leases(self, prefix: str) -> dict[str, Lease]:
-        rows = self._execute(SQL["leases"], (prefix, prefix)).rows()
-        return {resource: Lease(*lease) for resource, *lease in rows}
 
     def _execute(self, sql: str, bindings: Sequence[Any] = ()) -> Statement:
         if self._interruption is not None:  # between two statements there is nothing that could be cancelled
             self._interruption.check()
         return self.connection.ask(sql, bindings)
 
-    def _value(self, name: str, *bindings: Any) -> Any:
-        """The only column of the first row."""
-        return self._execute(SQL[name], bindings).value()
+    def _rows(self, name: str, *bindings: Any) -> Iterable[tuple[Any, ...]]:
+        return self._execute(SQL[name], bindings).rows()
 
     def _row(self, name: str, *bindings: Any) -> Any:
         return self._execute(SQL[name], bindings).row()
 
+    def _value(self, name: str, *bindings: Any) -> Any:
+        return self._execute(SQL[name], bindings).value()
 
-def _with(sql: str, condition: Condition) -> str:
-    return sql.replace("{condition}", condition.sql)
+    def _text(self, sql: str, bindings: Sequence[Any]) -> Any:
+        return self._execute(sql, bindings).text()
+
+    def _is_in(self, column: str, numbers: Iterable[int]) -> Condition:
+        return Condition(f"{column} = ANY(%s::bigint[])", (array_of(numbers),))
 
 
 def _fitting(found: Sequence[Message], bytes_max: int | None) -> int:

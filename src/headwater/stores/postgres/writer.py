@@ -11,19 +11,16 @@ from typing import Any
 import msgspec
 
 from headwater.delivery.lease import Lease
-from headwater.delivery.publishing import DedupeWindow, Receipt
-from headwater.delivery.retention import Kept, merged, runs_of
+from headwater.delivery.publishing import Receipt
+from headwater.delivery.retention import Kept, Run
 from headwater.errors import InvalidDataError, InvalidOptionError
-from headwater.message import EXTRA_FIELDS, Draft, Extras, to_document
+from headwater.message import EXTRA_FIELDS, Draft, Extras
 from headwater.ports.records import (
-    Appended,
     DeadLetter,
     DeliveryRow,
     Due,
     Gap,
     Order,
-    RetentionPolicy,
-    Sample,
     Scan,
     Selection,
     SubscriptionRecord,
@@ -34,27 +31,25 @@ from headwater.stores.postgres.connection import SQL, array_of
 from headwater.stores.postgres.external_tx import run_users_sql
 from headwater.stores.postgres.known import Assumed, KnownSubscriptions, ReadAhead
 from headwater.stores.postgres.pipelined import PipelinedConnection, Statement
-from headwater.stores.postgres.reader import LOOK_AHEAD, SEQS, PostgresReader
-from headwater.stores.sql import RUNS, UNORDERED_FACTS, TopicTail, assign_seqs, record_of, scoped_ids, unordered_by
-from headwater.topics import Dialect
+from headwater.stores.postgres.reader import LOOK_AHEAD, PostgresReader
+from headwater.stores.sql import SEQS, SqlWriter, TopicTail, letter_values, record_of, to_json
 
 COPY_BYTES = 4 * 1024 * 1024
 COPY_ROWS = 500  # how many rows are written down before they are sent: the server reads them while we write the next
 ALIKE_MAX = 4  # into how many statements delivery rows are split at most, by what they have in common
 
 _MOVING = frozenset(["move_subscription", "move_unchanged", "move_as_assumed"])
-_PASSING_BY = "FOR UPDATE SKIP LOCKED"
 _NO_EXTRAS = Extras()
-_topic, _data_json, _extras, _id, _size = map(attrgetter, ("topic", "data_json", "extras", "id", "size"))
+_topic, _data_json, _size = map(attrgetter, ("topic", "data_json", "size"))
 _all_but_seq = attrgetter("attempts", "due_ms", "token", "priority", "key", "dead_letter")
 _TEXTS = tuple(field.attribute for field in EXTRA_FIELDS if field.kind == "text")
 
 
-class PostgresWriter(PostgresReader):
+class PostgresWriter(PostgresReader, SqlWriter):
     """`ports.store.Writer` over a connection that is inside a transaction. Unless it is `alone`, it locks the rows that
     it reads in order to change them."""
 
-    _keeps_counts = False  # it may yet be rolled back
+    _locking = "FOR UPDATE SKIP LOCKED"
 
     def __init__(
         self,
@@ -131,6 +126,12 @@ class PostgresWriter(PostgresReader):
         self._has_moved_deliveries = True
         return self._execute(SQL[name], bindings)
 
+    def _changed(self, name: str, *bindings: Any) -> int:
+        return self._change(name, bindings).count
+
+    def _numbers(self, numbers: Iterable[int]) -> str:
+        return array_of(numbers)
+
     def last_seq(self) -> int:
         return super().last_seq() if self._last is None else self._last
 
@@ -139,35 +140,16 @@ class PostgresWriter(PostgresReader):
             self._last = int(self._change("lock_publishing").value())
         return self._last
 
-    def append(self, drafts: Sequence[Draft], now_ms: int, window: DedupeWindow) -> Appended:
-        if not drafts:
-            return Appended([], frozenset())
-        last = self._last_to_publish_after()
-        plain = {*map(_extras, drafts), *map(_id, drafts)} == {None}
-        if plain or not any(draft.id is not None for draft in drafts):
-            seqs = list(range(last + 1, last + 1 + len(drafts)))
-            self._copy(drafts, seqs, now_ms, plain)
-            return Appended(seqs, frozenset())
+    def _refuse_unstorable(self, drafts: Sequence[Draft]) -> None:
         _refuse_nul(drafts)
-        scoped = scoped_ids(drafts)
-        assigned = assign_seqs(drafts, scoped, last, self._remembered(scoped, last, now_ms, window))
-        self._copy(assigned.fresh, assigned.fresh_seqs, now_ms, plain=False)
-        new = assigned.to_remember
-        if new:
-            self._later("remember_ids", (now_ms, array_of(new.values()), list(new)))
-        return Appended(assigned.seqs, assigned.duplicates)
 
-    def _remembered(self, scoped: Sequence[str | None], last: int, now_ms: int, window: DedupeWindow) -> dict[str, int]:
-        asked = [id for id in scoped if id is not None]
-        return {
-            id: seq
-            for id, seq, published_ms in self._execute(SQL["known_ids"], (asked,)).rows()
-            if window.remembers(seq, published_ms, last, now_ms)
-        }
+    def _known_ids(self, scoped: list[str]) -> Iterable[tuple[Any, ...]]:
+        return self._rows("known_ids", scoped)
 
-    def _copy(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, plain: bool) -> None:
-        if not drafts:
-            return
+    def _remember(self, new: dict[str, int], now_ms: int) -> None:
+        self._later("remember_ids", (now_ms, array_of(new.values()), list(new)))
+
+    def _store(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int, plain: bool) -> None:
         if not plain:
             _refuse_nul(drafts)
             if any(draft.published_ms is not None for draft in drafts):
@@ -187,14 +169,6 @@ class PostgresWriter(PostgresReader):
         self._last = seqs[-1]
         self.has_news = self.has_published = True
 
-    def _note_unordered(self, drafts: Sequence[Draft], seqs: Sequence[int], now_ms: int) -> None:
-        known = self.unordered()
-        seq, published_ms = self._row("last_published") or (0, 0)
-        found = unordered_by(drafts, seqs, now_ms, (seq, published_ms), known)
-        if found is not None and found != known:
-            for name, value in zip(UNORDERED_FACTS, found, strict=True):
-                self._later("set_fact", (name, value))
-
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         self._last_to_publish_after()  # two servers may be given the same messages at once; one of them is first
         return super().receipts(publisher, first, count)
@@ -204,12 +178,6 @@ class PostgresWriter(PostgresReader):
             last_word = {receipt.number: receipt for receipt in receipts}
             columns = zip(*map(msgspec.structs.astuple, last_word.values()), strict=True)
             self._later("add_receipts", (publisher, now_ms, *map(array_of, columns)))
-
-    def forget_receipts(self, publisher: str, below: int) -> None:
-        self._later("forget_receipts", (publisher, below))
-
-    def forget_old_receipts(self, before_ms: int, limit: int) -> int:
-        return self._change("forget_old_receipts", (before_ms, limit)).count
 
     def subscription(self, id: str) -> SubscriptionRecord | None:
         self._current = id
@@ -238,7 +206,7 @@ class PostgresWriter(PostgresReader):
         moved = (
             window.floor,
             window.delivered,
-            _json(window.settled),
+            to_json(window.settled),
             _storable(lease.owner),
             lease.fence,
             lease.until_ms,
@@ -259,7 +227,7 @@ class PostgresWriter(PostgresReader):
                 self._later("move_as_assumed", (*moved, record.id, *checked))
         else:
             self._later(
-                "save_subscription", (record.id, spec.pattern, spec.mode, _json(spec), record.created_ms, *moved)
+                "save_subscription", (record.id, spec.pattern, spec.mode, to_json(spec), record.created_ms, *moved)
             )
             self.has_news = known is not None or self.has_news  # it may be paused, or resumed
         self._locked[record.id] = self.saved[record.id] = record
@@ -270,8 +238,7 @@ class PostgresWriter(PostgresReader):
         self._locked.pop(id, None)
         self.saved.pop(id, None)
         self._known.forget([id])
-        for statement in ("delete_subscription", "clear_deliveries", "delete_gaps", "delete_timings"):
-            self._later(statement, (id,))
+        super().delete_subscription(id)
         self.has_news = True
 
     def scan(
@@ -362,13 +329,13 @@ class PostgresWriter(PostgresReader):
         self._look_ahead(subscription)
         # A row that another transaction is just settling is skipped, not waited for. Also if we
         # are alone: such a transaction does not ask us. Written again after its commit, the row would be there anew.
-        return self._due(subscription, now_ms, limit, order, suspects, bytes_max, locked=_PASSING_BY)
+        return super().due(subscription, now_ms, limit, order, suspects=suspects, bytes_max=bytes_max)
 
     def deliveries(self, subscription: str, seqs: Iterable[int]) -> dict[int, DeliveryRow]:
         wanted = list(seqs)
         rows = self._known_rows(subscription, wanted)
         if rows is None:
-            return self._deliveries(subscription, wanted, locked=_PASSING_BY)
+            return super().deliveries(subscription, wanted)
         self._assume(subscription).rows.update(wanted)
         return rows
 
@@ -379,9 +346,6 @@ class PostgresWriter(PostgresReader):
         if not seqs or any(seq in changed or seq not in known for seq in seqs):
             return None
         return {seq: known[seq] for seq in seqs}
-
-    def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
-        return self._deliveries_by(subscription, token, locked=_PASSING_BY)
 
     def put_deliveries(self, subscription: str, rows: Sequence[DeliveryRow]) -> None:
         alike: dict[tuple[Any, ...], list[int]] = {}
@@ -406,7 +370,7 @@ class PostgresWriter(PostgresReader):
 
     def end_leases(self, subscription: str, now_ms: int) -> None:
         self._forget_rows(subscription)
-        if self._change("end_leases", (now_ms, subscription, subscription, now_ms)).count:
+        if self._changed("end_leases", now_ms, subscription, subscription, now_ms):
             self.has_news = True
 
     def remove_deliveries(self, subscription: str, seqs: Sequence[int]) -> None:
@@ -416,7 +380,7 @@ class PostgresWriter(PostgresReader):
 
     def clear_deliveries(self, subscription: str) -> None:
         self._forget_rows(subscription)
-        self._later("clear_deliveries", (subscription,))
+        super().clear_deliveries(subscription)
 
     def _forget_rows(self, id: str) -> None:
         self._known.forget_rows(id)
@@ -425,28 +389,13 @@ class PostgresWriter(PostgresReader):
     def save_dead_letters(self, letters: Sequence[DeadLetter]) -> list[int]:
         if not letters:
             return []
-        saved = [self._later("save_dead_letter", _letter_values(letter)) for letter in letters]
+        saved = [self._later("save_dead_letter", letter_values(letter, _storable)) for letter in letters]
         self.connection.send_queued()
         return [statement.value() for statement in saved]
 
-    def remove_dead_letters(self, ids: Sequence[int]) -> None:
-        self._later("remove_dead_letters", (array_of(ids),))
-
-    def end_redrives(self, subscription: str, why: str) -> None:
-        self._later("end_redrives", (why, subscription))
-
     def add_gap(self, gap: Gap) -> None:
-        self._later("add_gap", (gap.subscription, gap.from_seq, gap.to_seq, gap.count, gap.why, gap.at_ms))
+        super().add_gap(gap)
         self.has_news = True
-
-    def mark_gaps_reported(self, subscription: str) -> None:
-        self._later("mark_gaps_reported", (subscription,))
-
-    def set_retention(self, policy: RetentionPolicy) -> None:
-        self._later("set_retention", (policy.pattern, policy.dialect, _json(policy.limits)))
-
-    def remove_retention(self, pattern: str, dialect: Dialect) -> bool:
-        return self._change("remove_retention", (pattern, dialect)).count > 0
 
     def delete_messages(self, gone: Sequence[Kept]) -> None:
         if not gone:
@@ -457,56 +406,19 @@ class PostgresWriter(PostgresReader):
             self._fold(counted_to, min(seqs[-1], self.last_seq()))
         self._note_pruned(SEQS.decode(self._change("delete_messages", (array_of(seqs),)).text() or b"[]"))
 
-    def _note_pruned(self, seqs: Sequence[int]) -> None:
-        """Only the runs right beside are looked at, so that it costs the same however many there are."""
-        if not seqs:
-            return
-        runs = runs_of(seqs)
-        nearest_end = self._value("last_pruned", seqs[-1] + 1)
-        if nearest_end is not None and nearest_end >= seqs[0] - 1:  # else all that are stored lie below
-            ends, starts = [first - 1 for first, _ in runs], [last + 1 for _, last in runs]
-            beside = RUNS.decode(self._value("pruned_beside", array_of(ends), array_of(starts)))
-            runs = merged([*runs, *beside])
-            self._later("forget_pruned", (array_of(first for first, _ in beside),))
+    def _add_pruned(self, runs: Sequence[Run]) -> None:
         firsts, lasts = zip(*runs, strict=True)
         self._later("add_pruned", (array_of(firsts), array_of(lasts)))
-
-    def fold_topic_counts(self, limit: int) -> int:
-        counted_to = self._counted_to()
-        upto = min(self.last_seq(), counted_to + limit)
-        if upto > counted_to:
-            self._fold(counted_to, upto)
-        return max(0, upto - counted_to)
 
     def _counted_to(self) -> int:
         """Transactions that count or delete wait for each other."""
         return int(self._value("fact_to_change", "counted_to"))
-
-    def _fold(self, counted_to: int, upto: int) -> None:
-        self._later("fold_topic_counts", (counted_to, upto))
-        self._later("set_fact", ("counted_to", upto))
-
-    def forget_ids(self, window: DedupeWindow, now_ms: int, limit: int) -> int:
-        oldest_seq, oldest_ms = window.oldest_seq(self.last_seq()), window.oldest_ms(now_ms)
-        return self._change("forget_ids", (oldest_seq, oldest_ms, limit)).count
-
-    def save_sink_batch(self, sink: str, batch: int, now_ms: int) -> None:
-        self._later("save_sink_batch", (sink, batch, now_ms))
-
-    def delete_sink(self, sink: str) -> None:
-        self._later("delete_sink", (sink,))
 
     def add_timings(self, timings: Sequence[Timing]) -> None:
         if timings:
             ids, hours, stages, buckets, counts = zip(*map(msgspec.structs.astuple, timings), strict=True)
             columns = (list(ids), array_of(hours), list(stages), array_of(buckets), array_of(counts))
             self._later("add_timings", columns)
-
-    def forget_old_timings(self, before_ms: int, limit: int) -> int:
-        return self._change("forget_old_timings", (before_ms, limit)).count
-
-    def save_sample(self, step_ms: int, slot: int, sample: Sample) -> None:
-        self._later("save_sample", (step_ms, slot, sample.at_ms, msgspec.json.encode(sample).decode()))
 
     def lease(self, resource: str) -> Lease:
         if self.alone:
@@ -516,12 +428,6 @@ class PostgresWriter(PostgresReader):
             self._later("add_free_lease", (resource,))
             row = self._row("lease_to_change", resource)
         return Lease(*row)
-
-    def save_lease(self, resource: str, lease: Lease) -> None:
-        self._later("save_lease", (resource, lease.owner, lease.fence, lease.until_ms))
-
-    def delete_lease(self, resource: str) -> None:
-        self._later("delete_lease", (resource,))
 
     def execute(self, sql: str, bindings: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self.queue_checks()
@@ -568,28 +474,3 @@ def _storable(text: str | None) -> Any:
     if text is None or (text.isprintable() and text.isascii()):
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-
-
-def _letter_values(letter: DeadLetter) -> tuple[Any, ...]:
-    message = letter.message
-    return (
-        letter.id,
-        letter.subscription,
-        message.seq,
-        message.topic,
-        message.type,
-        letter.reason,
-        letter.attempts,
-        letter.died_ms,
-        _storable(letter.error),
-        _storable(letter.stack),
-        _storable(letter.handler),
-        letter.redrives,
-        letter.redriving,
-        _storable(letter.redrive_error),
-        _json(to_document(message)),
-    )
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

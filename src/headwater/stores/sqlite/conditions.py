@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from headwater.delivery.filters import JSON_FIELDS, Compare, EntityFilter, OneOf, Operator, Path, Scalar, Where
 from headwater.stores.conditions import (
-    EVERYTHING,
     Condition,
     entities_condition,
     joined,
@@ -23,8 +22,6 @@ from headwater.stores.conditions import (
     topics_condition,
 )
 from headwater.topics import Pattern
-
-__all__ = ["EVERYTHING", "Condition"]
 
 Param = str | int | float
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import apsw
 import msgspec
 
-from headwater.delivery.lease import Lease
 from headwater.delivery.publishing import Receipt
-from headwater.delivery.retention import Kept, Limits
 from headwater.message import HEADERS_AT, NO_HEADERS, Message
 from headwater.ports.records import (
     ERROR_LINE_CHARS,
@@ -20,62 +18,36 @@ from headwater.ports.records import (
     DeadLetterQuery,
     DeliveryRow,
     Due,
-    Found,
-    Gap,
-    LetterColumn,
-    LetterGroup,
     Order,
-    RetentionPolicy,
-    Sample,
     Scan,
     Selection,
-    SubscriptionRecord,
     Times,
-    Timing,
 )
-from headwater.ports.store import SEQ_MAX
+from headwater.stores.conditions import EVERYTHING, Condition, all_of
 from headwater.stores.sql import (
     CANDIDATES,
-    CANDIDATES_MAX,
-    LETTER_COUNTS,
-    LETTER_GROUPS,
+    SCAN_SEQS_MAX,
     SMALL_BYTES_MAX,
     TIMES,
     Candidate,
-    Sifted,
     SqlReader,
     TopicTail,
     count_by_scanning,
-    found_of,
     kept_times,
     letter_of,
     letters_page,
-    record_of,
-    search_bounds,
-    sift,
     times_by_scanning,
+    to_json,
 )
-from headwater.stores.sqlite.conditions import (
-    EVERYTHING,
-    Condition,
-    entity_condition,
-    topic_condition,
-    where_condition,
-)
+from headwater.stores.sqlite.conditions import entity_condition, topic_condition, where_condition
 from headwater.stores.sqlite.connection import SQL
-from headwater.topics import Pattern
 
 SCAN_BYTES_MAX = 8 * 1024 * 1024  # of messages read at a time
 ROW_BYTES = 1_024  # that a message may take besides its payload
-SCAN_SEQS_MAX = 50_000  # how many rows one scan may walk past, so that no read transaction lasts long
 
 _messages = msgspec.json.Decoder(list[Message])
 _due = msgspec.json.Decoder(list[tuple[DeliveryRow, Message | None]])
 _rows = msgspec.json.Decoder(list[DeliveryRow])
-_kept = msgspec.json.Decoder(list[tuple[int, str, int, int]])
-_limits = msgspec.json.Decoder(Limits)
-_timings = msgspec.json.Decoder(list[Timing])
-_samples = msgspec.json.Decoder(list[Sample])
 
 _ORDER_BY: dict[Order, str] = {"seq": "seq", "priority": "priority DESC, seq"}
 _WHICH: dict[bool | None, str] = {None: "TRUE", True: "token > 0", False: "token = 0"}  # suspects, or not
@@ -92,11 +64,13 @@ def _due_sql(name: str) -> dict[tuple[Order, bool | None], str]:
 _DUE, _DUE_SEQS = _due_sql("due"), _due_sql("due_seqs")
 _NEXT_DUE = {suspects: SQL["next_due_ms"].replace("{which}", _WHICH[suspects]) for suspects in (None, False)}
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_ERROR_LINE = f"substr(error || char(10), 1, min(instr(error || char(10), char(10)) - 1, {ERROR_LINE_CHARS}))"
 
 
 class SqliteReader(SqlReader):
     """`ports.store.Reader` over a connection that is inside a transaction."""
+
+    _sql, _mark = SQL, "?"
+    _error_line = f"substr(error || char(10), 1, min(instr(error || char(10), char(10)) - 1, {ERROR_LINE_CHARS}))"
 
     def __init__(self, connection: apsw.Connection, salt: int, topics: TopicTail | None = None) -> None:
         self._connection = connection
@@ -126,38 +100,26 @@ class SqliteReader(SqlReader):
         scanned_to = found[-1].seq if len(found) == limit else end
         return Scan(found if exact else [message for message in found if selection.keeps(message)], scanned_to)
 
-    def find(self, selection: Selection, after: int, upto: int, limit: int, *, newest_first: bool = False) -> Found:
-        upto = min(upto, self.last_seq())
-        if upto <= after or limit < 1:
-            return Found([], upto if newest_first else after)
-        low, high, end = search_bounds(after, upto, SCAN_SEQS_MAX, newest_first)
-        return found_of(self._sifted(selection, low, high, limit, newest_first), end, newest_first)
-
     def _sift(self, selection: Selection, after: int, end: int, limit: int) -> Scan:
-        seqs, stopped_at = self._sifted(selection, after, end, limit)
+        seqs, stopped_at, _ = self._sifted(selection, after, end, limit)
         messages = self.messages(seqs)
         return Scan([messages[seq] for seq in seqs], end if stopped_at is None else stopped_at)
 
-    def _sifted(self, selection: Selection, after: int, end: int, limit: int, newest_first: bool = False) -> Sifted:
+    def _candidates(self, selection: Selection, after: int, end: int, limit: int, direction: str) -> list[Candidate]:
         condition, is_small = _sieve_of(selection)
-        most = min(CANDIDATES_MAX, max(limit, 100))
-        direction = "DESC" if newest_first else ""
         try:
-            rows = self._candidates(condition, is_small, direction, after, end, most)
+            return self._sieve(condition, is_small, direction, (after, end), limit)
         except (
             apsw.SQLError
-        ):  # a payload that SQLite cannot read as JSON, put in by force: leave it to Python, which can
+        ):  # a payload put in by force that SQLite cannot read as JSON: leave it to Python, which can
             condition, _ = _sieve_of(Selection(selection.pattern, selection.entities))
-            rows = self._candidates(condition, "FALSE", direction, after, end, most)
-        seqs, stopped_at = sift(selection, rows, limit, self._topics, lambda seq: self.messages([seq]).get(seq))
-        return Sifted(seqs, rows[-1].seq if stopped_at is None and len(rows) == most else stopped_at)
+            return self._sieve(condition, "FALSE", direction, (after, end), limit)
 
-    def _candidates(
-        self, condition: Condition, is_judged: str, direction: str, after: int, end: int, limit: int
+    def _sieve(
+        self, condition: Condition, is_judged: str, direction: str, between: tuple[int, int], limit: int
     ) -> list[Candidate]:
         sql = SQL["candidates"].replace("{judged}", is_judged).replace("{direction}", direction)
-        sql = sql.replace("{condition}", condition.sql)
-        rows = self._connection.execute(sql, (after, end, *condition.params, limit))
+        rows = self._connection.execute(condition.into(sql), (*between, *condition.params, limit))
         return [
             Candidate(seq, _text(topic) or "", _text(from_), _text(to), size, published_ms, bool(is_judged))
             for seq, topic, from_, to, size, published_ms, is_judged in rows
@@ -199,7 +161,7 @@ class SqliteReader(SqlReader):
     def messages(self, seqs: Iterable[int]) -> dict[int, Message]:
         wanted = list(seqs)
         try:
-            text = self._value("messages", self._salt, _json(wanted))
+            text = self._value("messages", self._salt, to_json(wanted))
             found = _messages.decode(text) if text else []
         except (*_UNREADABLE, apsw.TooBigError):
             found = self._one_by_one(wanted)
@@ -208,7 +170,7 @@ class SqliteReader(SqlReader):
     def heads(self, seqs: Iterable[int]) -> dict[int, Message]:
         wanted = list(seqs)
         try:
-            found = _messages.decode(self._value("heads", self._salt, _json(wanted)))
+            found = _messages.decode(self._value("heads", self._salt, to_json(wanted)))
         except _UNREADABLE:
             found = self._one_by_one(wanted)
         return {message.seq: message for message in found}
@@ -228,19 +190,6 @@ class SqliteReader(SqlReader):
                 found.append(Message(*columns))
         return found
 
-    def oldest(self, pattern: Pattern, after: int, limit: int, upto: int = SEQ_MAX) -> list[Kept]:
-        condition, exact = topic_condition(pattern)
-        sql = SQL["oldest"].replace("{condition}", condition.sql)
-        found: list[Kept] = []
-        while len(found) < limit:
-            text = self._connection.execute(sql, (after, upto, *condition.params, limit)).get
-            page = [Kept(*kept) for kept in _kept.decode(text)]
-            found += page if exact else [kept for kept in page if pattern.matches(kept.topic)]
-            if len(page) < limit:
-                break
-            after = page[-1].seq
-        return found[:limit]
-
     def count(self, selection: Selection, after: int, upto: int) -> int:
         condition, exact = _condition_of(selection)
         if exact:
@@ -249,13 +198,6 @@ class SqliteReader(SqlReader):
             with contextlib.suppress(apsw.SQLError):
                 return int(self._connection.execute(sql, (after, upto, *condition.params)).get)
         return count_by_scanning(self, selection, after, upto)
-
-    def topics_between(self, after: int, upto: int) -> list[str]:
-        found: list[str] = msgspec.json.decode(self._value("distinct_topics", after, upto))
-        return found
-
-    def subscriptions(self) -> list[SubscriptionRecord]:
-        return [record_of(row) for row in self._connection.execute(SQL["subscriptions"])]
 
     def due(
         self,
@@ -295,35 +237,17 @@ class SqliteReader(SqlReader):
         wanted = list(seqs)
         if not wanted:
             return {}
-        text = self._value("deliveries", subscription, _json(wanted))
+        text = self._value("deliveries", subscription, to_json(wanted))
         return {row.seq: row for row in _rows.decode(text)}
 
     def deliveries_by(self, subscription: str, token: int) -> list[DeliveryRow]:
         return list(_rows.decode(self._value("deliveries_by", subscription, token)))
 
-    def leased_seqs(self, low: int, high: int, now_ms: int) -> set[int]:
-        return set(msgspec.json.decode(self._value("leased_seqs", low, high, now_ms)))
-
     def dead_letters(self, query: DeadLetterQuery, after: int, limit: int) -> list[DeadLetter]:
-        condition = _letters_condition(query)
-        sql = SQL["dead_letters"].replace("{condition}", condition.sql)
+        condition = self._letters(query)
+        sql = condition.into(SQL["dead_letters"])
         with contextlib.closing(self._connection.execute(sql, (after, *condition.params))) as rows:
             return letters_page(map(letter_of, rows), query, limit)
-
-    def count_dead_letters(self, query: DeadLetterQuery, by: LetterColumn, limit: int) -> dict[str, int]:
-        condition = _letters_condition(query)
-        column = f"coalesce({_ERROR_LINE if by == 'error' else by}, '')"
-        sql = SQL["count_dead_letters"].replace("{column}", column).replace("{condition}", condition.sql)
-        text = self._connection.execute(sql, (*condition.params, limit)).get
-        return {str(value): count for value, count in LETTER_COUNTS.decode(text)}
-
-    def group_dead_letters(self, query: DeadLetterQuery, limit: int) -> list[LetterGroup]:
-        condition = _letters_condition(query)
-        sql = SQL["group_dead_letters"].replace("{line}", _ERROR_LINE).replace("{condition}", condition.sql)
-        return LETTER_GROUPS.decode(self._connection.execute(sql, (*condition.params, limit)).get)
-
-    def gaps(self, subscription: str) -> list[Gap]:
-        return [Gap(*row) for row in self._connection.execute(SQL["gaps"], (subscription,))]
 
     def receipts(self, publisher: str, first: int, count: int) -> list[Receipt]:
         found: list[Receipt] = []
@@ -335,42 +259,32 @@ class SqliteReader(SqlReader):
                     break
         return found[::-1]
 
-    def timings(self, since_ms: int = 0) -> list[Timing]:
-        return _timings.decode(self._value("timings", since_ms))
-
-    def samples(self, step_ms: int, since_ms: int = 0) -> list[Sample]:
-        return _samples.decode(self._value("samples", step_ms, since_ms))
-
-    def retention(self) -> list[RetentionPolicy]:
-        return [
-            RetentionPolicy(pattern, _limits.decode(limits), dialect)
-            for pattern, dialect, limits in self._connection.execute(SQL["retention"])
-        ]
-
-    def leases(self, prefix: str) -> dict[str, Lease]:
-        rows: list[Any] = self._connection.execute(SQL["leases"], (prefix, prefix)).fetchall()
-        return {resource: Lease(*lease) for resource, *lease in rows}
+    def _is_in(self, column: str, numbers: Iterable[int]) -> Condition:
+        return Condition(f"{column} IN (SELECT value FROM json_each(?))", (to_json(list(numbers)),))
 
     def _seqs(self, sql: str, bindings: tuple[Any, ...]) -> list[int]:
         rows: list[Any] = self._connection.execute(sql, bindings).fetchall()
         return [row[0] for row in rows]
 
-    def _value(self, name: str, *bindings: Any) -> Any:
-        """The only column of the first row."""
-        return self._connection.execute(SQL[name], bindings).get
+    def _rows(self, name: str, *bindings: Any) -> Iterable[tuple[Any, ...]]:
+        return self._connection.execute(SQL[name], bindings)
 
     def _row(self, name: str, *bindings: Any) -> Any:
         return self._connection.execute(SQL[name], bindings).fetchone()
+
+    def _value(self, name: str, *bindings: Any) -> Any:
+        return self._connection.execute(SQL[name], bindings).get
+
+    def _text(self, sql: str, bindings: Sequence[Any]) -> Any:
+        return self._connection.execute(sql, bindings).get
 
 
 @lru_cache(maxsize=4096)
 def _condition_of(selection: Selection) -> tuple[Condition, bool]:
     topics, topics_exact = topic_condition(selection.pattern)
     entities, entities_exact = entity_condition(selection.entities)
-    parts = [topics, entities]
-    if selection.where is not None:
-        parts.append(where_condition(selection.where))
-    return _all_of(parts), topics_exact and entities_exact
+    content = EVERYTHING if selection.where is None else where_condition(selection.where)
+    return all_of(topics, entities, content), topics_exact and entities_exact
 
 
 @lru_cache(maxsize=4096)
@@ -379,45 +293,12 @@ def _sieve_of(selection: Selection) -> tuple[Condition, str]:
     topics, _ = topic_condition(selection.pattern)
     entities, _ = entity_condition(selection.entities)
     if selection.where is None:
-        return _all_of([topics, entities]), "TRUE"
+        return all_of(topics, entities), "TRUE"
     content = where_condition(selection.where)
     is_small = f"octet_length(data) <= {SMALL_BYTES_MAX}"
     content = Condition(f"CASE WHEN {is_small} THEN {content.sql} ELSE TRUE END", content.params)
-    return _all_of([topics, entities, content]), is_small
+    return all_of(topics, entities, content), is_small
 
 
 def _text(text: bytes | None) -> str | None:
     return None if text is None else text.decode(errors="replace")
-
-
-def _letters_condition(query: DeadLetterQuery) -> Condition:
-    """Leaves out `error` and `error_kind`, and may be wider than `topic`: the caller checks them."""
-    parts = [EVERYTHING if query.topic is None else topic_condition(query.topic)[0]]
-    if query.ids is not None:
-        parts.append(Condition("id IN (SELECT value FROM json_each(?))", (_json(list(query.ids)),)))
-    if query.seqs is not None:
-        parts.append(Condition("seq IN (SELECT value FROM json_each(?))", (_json(list(query.seqs)),)))
-    for column, value in (
-        ("subscription", query.subscription),
-        ("type", query.type),
-        ("reason", query.reason),
-    ):
-        if value is not None:
-            parts.append(Condition(f"{column} = ?", (value,)))
-    if query.handler is not None:
-        parts.append(Condition("coalesce(handler, '') = ?", (query.handler,)))
-    return _all_of(parts)
-
-
-def _all_of(parts: list[Condition]) -> Condition:
-    telling = [part for part in parts if part != EVERYTHING]
-    if not telling:
-        return EVERYTHING
-    return Condition(
-        " AND ".join(f"({part.sql})" for part in telling),
-        tuple(param for part in telling for param in part.params),
-    )
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
